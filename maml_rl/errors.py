@@ -58,7 +58,13 @@ class ChildLost(ChildEnvError):
 
 
 class NonFiniteError(MamlRLError, ArithmeticError):
-    """An observation, a reward or an action is NaN or infinite; the message names task, episode and step."""
+    """An observation, a reward or an action is NaN or infinite; the message names task, episode and step.
+
+    Attributes:
+        tasks: numbers of the tasks of a phase with such values at that step; empty outside of phases.
+    """
+
+    tasks: tuple[int, ...] = ()
 
 
 class CheckpointError(MamlRLError, RuntimeError):

@@ -10,9 +10,12 @@ from pathlib import Path
 
 from maml_rl.errors import ConfigError
 
-# Files in which Linux has the memory limit of a container.
-_LIMIT_OF_CONTAINER = Path("/sys/fs/cgroup/memory.max")
+# Where Linux has the control groups of this process, their limits, and the memory of the machine.
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
 _MEMORY_OF_MACHINE = Path("/proc/meminfo")
+# Of versions 2 and 1: the folder of memory below `_GROUPS`, and the files of limit and use.
+_GROUP_FILES = (("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))
 _GIB = 2**30
 
 
@@ -22,9 +25,7 @@ def total_memory() -> int | None:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
-    with suppress(OSError, ValueError):
-        total = min(total, int(_LIMIT_OF_CONTAINER.read_text()))
-    return total
+    return min([total, *(limit for limit, _ in _memory_of_groups())])
 
 
 def available_memory() -> int | None:
@@ -33,12 +34,30 @@ def available_memory() -> int | None:
     with suppress(OSError, ValueError, StopIteration):
         lines = _MEMORY_OF_MACHINE.read_text().splitlines()
         left = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
-    with suppress(OSError, ValueError):
-        limit, used = (
-            int((_LIMIT_OF_CONTAINER.parent / name).read_text()) for name in ("memory.max", "memory.current")
-        )
-        left = limit - used if left is None else min(left, limit - used)
-    return left
+    known = [] if left is None else [left]
+    return min([*known, *(limit - used for limit, used in _memory_of_groups())], default=None)
+
+
+def _memory_of_groups() -> list[tuple[int, int]]:
+    """Return limit and use in bytes of every control group that this process is in, up to the root.
+
+    Containers see their own group as the root; Slurm and systemd put a process into a group further down.
+    """
+    found = []
+    with suppress(OSError):
+        for line in _OWN_GROUPS.read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            is_first = "memory" in controllers.split(",")
+            if number != "0" and not is_first:
+                continue
+            folder, *names = _GROUP_FILES[is_first]
+            group = Path(path)
+            # A group of the host, whose folders a container does not see, leaves the root.
+            for each in (group, *group.parents):
+                with suppress(OSError, ValueError):
+                    limit, used = (int((_GROUPS / folder / each.relative_to("/") / name).read_text()) for name in names)
+                    found.append((limit, used))
+    return found
 
 
 def refuse_if_too_large(num_bytes: int, what: str, remedy: str) -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -10,15 +11,62 @@ from tests.envs.third_party import PixelEnv
 
 
 def test_memory_of_a_machine_is_that_reported_by_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "_LIMIT_OF_CONTAINER", tmp_path / "absent")
+    monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "absent")
     assert machine.total_memory() == pytest.approx(psutil.virtual_memory().total, rel=0.05)
 
 
-@pytest.mark.parametrize(("limit", "total"), [("1073741824\n", 2**30), ("max\n", None)])
-def test_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, total: int) -> None:
-    (tmp_path / "memory.max").write_text(limit)
-    monkeypatch.setattr(machine, "_LIMIT_OF_CONTAINER", tmp_path / "memory.max")
-    assert machine.total_memory() == total or (total is None and (machine.total_memory() or 0) > 2**30)
+# The groups of a container, of a job of Slurm or a slice of systemd (both versions), and of a container that sees the
+# path of the host.
+GROUPS = {
+    "container": ("0::/\n", {"memory.max": "{}", "memory.current": "400000"}),
+    "job": (
+        "0::/slurm/job_7/step_0\n",
+        {
+            "slurm/job_7/step_0/memory.max": "max",
+            "slurm/job_7/step_0/memory.current": "1",
+            "slurm/job_7/memory.max": "{}",
+            "slurm/job_7/memory.current": "400000",
+            "slurm/memory.max": "99999999999",
+            "slurm/memory.current": "5",
+        },
+    ),
+    "version 1": (
+        "4:memory:/slice/run\n3:cpu,cpuacct:/\n0::/\n",
+        {
+            "memory/slice/run/memory.limit_in_bytes": "9223372036854771712",
+            "memory/slice/run/memory.usage_in_bytes": "1",
+            "memory/slice/memory.limit_in_bytes": "{}",
+            "memory/slice/memory.usage_in_bytes": "400000",
+        },
+    ),
+    "path of the host": ("0::/docker/abc\n", {"memory.max": "{}", "memory.current": "400000"}),
+}
+
+
+@pytest.fixture(params=GROUPS)
+def limited_to(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[str], None]:
+    """Gives the group of this process a limit."""
+    lines, files = GROUPS[request.param]
+
+    def limit(value: str) -> None:
+        (tmp_path / "own").write_text(lines)
+        for name, content in files.items():
+            path = tmp_path / "groups" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content.format(value) + "\n")
+
+    monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "groups")
+    return limit
+
+
+def test_smallest_limit_of_the_groups_of_a_process_counts(limited_to: Callable[[str], None]) -> None:
+    limited_to("1073741824")
+    assert machine.total_memory() == 2**30
+    limited_to("max")
+    assert (machine.total_memory() or 0) > 2**30
 
 
 def test_allocation_that_does_not_fit_is_refused_with_both_sizes_and_the_remedy(
@@ -32,17 +80,15 @@ def test_allocation_that_does_not_fit_is_refused_with_both_sizes_and_the_remedy(
     machine.refuse_if_too_large(12 * 2**30, "this", "eat less")
 
 
-def test_available_memory_is_that_of_the_machine_or_of_the_container(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_available_memory_is_that_of_the_machine_or_of_the_groups(
+    limited_to: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(machine, "_LIMIT_OF_CONTAINER", tmp_path / "memory.max")
     assert machine.available_memory() == pytest.approx(psutil.virtual_memory().available, rel=0.2)
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("400000\n")
+    limited_to("1000000")
     assert machine.available_memory() == 600_000
     monkeypatch.setattr(machine, "_MEMORY_OF_MACHINE", tmp_path / "absent")
     assert machine.available_memory() == 600_000
-    (tmp_path / "memory.max").write_text("max\n")
+    monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "absent")
     assert machine.available_memory() is None
 
 

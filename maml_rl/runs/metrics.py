@@ -88,10 +88,11 @@ class EventLog:
     """
 
     def __init__(self, folder: Path, finished: int = 0) -> None:
+        has_begun = folder.is_dir() and any(folder.iterdir())
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            level = logging.WARNING if folder.is_dir() and any(folder.iterdir()) else logging.INFO
+            level = logging.WARNING if has_begun else logging.INFO
             remedy = "`pip install 'maml-rl[tensorboard]'` for them"
             logger.log(
                 level,
@@ -102,7 +103,7 @@ class EventLog:
             return
         self._folder = folder
         # Ctrl-C during a write can lose the wake-up of the writer's thread, so the thread checks every second.
-        self._writer = SummaryWriter(str(folder), purge_step=finished or None, flush_secs=1)
+        self._writer = SummaryWriter(str(folder), purge_step=finished if has_begun else None, flush_secs=1)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Add every number of an iteration.

@@ -28,6 +28,7 @@ class Failed:
         slot: slot that raised, counted over all workers; None if that is unknown.
         task: that slot's task as text, cut to a bound.
         in_slots: those of a `TaskError`, counted over all workers.
+        in_tasks: those of a `NonFiniteError`.
     """
 
     generation: int
@@ -38,6 +39,7 @@ class Failed:
     slot: int | None
     task: str | None
     in_slots: tuple[tuple[int, str], ...] = ()
+    in_tasks: tuple[int, ...] = ()
 
     def place(self, preposition: str) -> str:
         """Return its slot and its task in words, as far as they are known: " in slot 3 with the task ..."."""
@@ -67,6 +69,7 @@ def failed(generation: int, error: BaseException, slot: int | None, first_slot: 
             (first_slot + number, shorten(what, _MAX_MESSAGE_CHARACTERS))
             for number, what in (error.in_slots if isinstance(error, TaskError) else ())
         ),
+        in_tasks=error.tasks if isinstance(error, NonFiniteError) else (),
     )
 
 
@@ -87,7 +90,9 @@ def error_of(failed: Sequence[tuple[str, Failed]], env_name: str) -> ChildEnvErr
         malformed.in_slots = tuple(each for _, reply in failed for each in reply.in_slots)
         return malformed
     if all(reply.error == NonFiniteError.__name__ for _, reply in failed):
-        return NonFiniteError("; ".join(reply.message for _, reply in failed))
+        infinite = NonFiniteError("; ".join(reply.message for _, reply in failed))
+        infinite.tasks = tuple(task for _, reply in failed for task in reply.in_tasks)
+        return infinite
     if all(reply.error == CallHangsError.__name__ for _, reply in failed):
         # The stack of the call is in the message.
         hangs = [f"{worker} of {env_name} hangs{reply.place('of')}: {reply.message}" for worker, reply in failed]

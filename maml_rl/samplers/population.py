@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,10 +16,13 @@ from maml_rl.arguments import check_count
 from maml_rl.derivatives import ParameterLayout
 from maml_rl.envs.make_env import EnvMaker
 from maml_rl.envs.meta_env import Task
+from maml_rl.errors import NonFiniteError
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.multi_task_sampler import MultiTaskSampler
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed
+
+_log = logging.getLogger("maml_rl")
 
 
 class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
@@ -108,8 +112,15 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         return weights
 
     def set_policy_weights(self, weights: ArrayLike) -> None:
-        """Give the policy the parameters `weights` (D,)."""
-        params = self._as_parameters([weights])
+        """Give the policy the parameters `weights` (D,).
+
+        Raises:
+            ValueError: If they are not finite numbers of that shape.
+        """
+        flat = self._as_rows([weights])
+        if not bool(flat.isfinite().all()):
+            raise ValueError(f"the weights are not finite as {flat.dtype}")
+        params = self._layout.views(flat)
         with torch.no_grad():
             for name, param in self._policy.named_parameters():
                 param.copy_(params[name][0])
@@ -124,19 +135,22 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
     ) -> NDArray[np.float64]:
         """Return the mean return of each member, (P,): the larger, the better.
 
+        The return of a member whose weights, actions, observations or rewards are not finite is NaN, with a warning.
+        Such a member makes the generation be sampled again without it; the returns of the others stay the same.
+
         Args:
             weights: (P, D), or a list of P vectors, as strategies return them.
             tasks: one for each member; None for the evaluator's task.
 
         Raises:
-            ValueError: If the weights are not finite numbers of that shape, or there is not one task per member.
+            ValueError: If the weights are not numbers of that shape, or there is not one task per member.
             TaskError: If a task is malformed.
             ChildEnvError: If an environment raised, or a worker died more than `max_restarts` times.
             ChildEnvTimeout: If an environment hangs.
-            NonFiniteError: If an observation, an action or a reward is NaN or infinite.
+            NonFiniteError: If the policy's own weights do not lead to finite numbers either.
         """
-        params = self._as_parameters(weights)
-        num_members = len(next(iter(params.values())))
+        flat = self._as_rows(weights)
+        num_members = len(flat)
         if tasks is not None and len(tasks) != num_members:
             raise ValueError(f"expected one task for each of the {num_members} members, got {len(tasks)}")
         if tasks is None:
@@ -145,11 +159,31 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
                 self._sampler.prepare(num_members)
                 (self._task,) = self._draw_tasks(1, 0, 0)
             tasks = [self._task] * num_members
-        streams = PhaseStreams(self._seed, self._generation, 0, common=self._common_noise, population=True)
-        episodes = self._sampler.rollout(tasks, params, streams=streams)
-        returns: NDArray[np.float64] = episodes.episode_returns().double().mean(1).numpy()
+        returns, causes = self._returns(flat, tasks)
+        for member, cause in sorted(causes.items()):
+            _log.warning("the return of member %d of generation %d is NaN: %s", member, self._generation, cause)
+        returns[list(causes)] = np.nan
         self.generation += 1
         return returns
+
+    def _returns(self, flat: torch.Tensor, tasks: Sequence[Task]) -> tuple[NDArray[np.float64], dict[int, str]]:
+        """Return the mean return of each row of weights, and of members that are not finite, the causes."""
+        finite = flat.isfinite().all(1)
+        causes = dict.fromkeys(torch.nonzero(~finite).flatten().tolist(), f"its weights are not finite as {flat.dtype}")
+        streams = PhaseStreams(self._seed, self._generation, 0, common=self._common_noise, population=True)
+        own = self._layout.flatten(dict(self._policy.named_parameters())).detach()
+        while True:
+            # The policy's own weights act in the place of those that cannot.
+            flat[list(causes)] = own
+            try:
+                episodes = self._sampler.rollout(tasks, self._layout.views(flat), streams=streams)
+            except NonFiniteError as error:
+                new = set(error.tasks) - causes.keys()
+                if not new:
+                    raise
+                causes |= dict.fromkeys(new, str(error))
+            else:
+                return episodes.episode_returns().double().mean(1).numpy(), causes
 
     @property
     def generation(self) -> int:
@@ -177,18 +211,13 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         key = StreamKey(self._seed, Purpose.POPULATION_TASKS, generation, number)
         return self._sampler.draw_tasks(num_tasks, key)
 
-    def _as_parameters(self, weights: ArrayLike | Sequence[ArrayLike]) -> dict[str, torch.Tensor]:
-        """Return weights (P, D) as stacked parameters (P, ...)."""
+    def _as_rows(self, weights: ArrayLike | Sequence[ArrayLike]) -> torch.Tensor:
+        """Return weights as a tensor (P, D) of the policy's type."""
         expected = f"expected weights of the shape (P, {self.size}), one row of numbers for each of P members"
         try:
-            rows = np.ascontiguousarray(weights, np.float64)
+            rows = np.array(weights, np.float64, order="C")
         except (TypeError, ValueError) as error:
             raise ValueError(f"{expected}, got something else: {error}") from error
         if rows.ndim != 2 or rows.shape[1] != self.size or not len(rows):
             raise ValueError(f"{expected}, got the shape {rows.shape}")
-        flat = torch.from_numpy(rows).to(self._dtype)
-        finite = flat.isfinite().all(1)
-        if not bool(finite.all()):
-            member = int(torch.nonzero(~finite)[0])
-            raise ValueError(f"the weights of member {member} are not finite as {self._dtype}; take smaller steps")
-        return self._layout.views(flat)
+        return torch.from_numpy(rows).to(self._dtype)

@@ -169,6 +169,22 @@ def test_events_hold_the_numbers_and_a_resumed_run_replaces_repeated_ones(
     assert sorted(events.Tags()["scalars"]) == ["return/step_0", "train/kl"]
 
 
+def test_events_of_a_run_that_starts_again_from_its_beginning_are_not_there_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
+
+    for start in range(2):
+        monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda now=start: 1e9 + now))
+        log = EventLog(tmp_path, 0)
+        for iteration in range(3):
+            log.write({"iteration": iteration, "kl": float(start)})
+        log.close()
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("train/kl")
+    assert [(event.step, event.value) for event in events] == [(0, 1.0), (1, 1.0), (2, 1.0)]
+
+
 def test_without_tensorboard_one_message_names_the_extra_and_warns_where_events_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

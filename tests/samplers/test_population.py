@@ -319,6 +319,27 @@ def test_evolution_strategy_asks_and_tells() -> None:
         np.testing.assert_allclose(evaluator.policy_weights(), strategy.mean, atol=1e-6)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_members_that_are_not_finite_have_a_return_of_nan_and_the_others_their_own(
+    num_workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = np.random.default_rng(0).normal(size=(5, 11))
+    (undisturbed,) = generations(make_local(num_workers), weights, 1)
+    weights[1, 0], weights[[2, 4]] = np.nan, 1e6
+    (returns,) = generations(make_local(num_workers), weights, 1)
+    assert np.isnan(returns).tolist() == [False, True, True, False, True]
+    assert [returns[member] for member in (0, 3)] == [undisturbed[member] for member in (0, 3)]
+    told = [message for message in caplog.messages if "is NaN" in message]
+    assert [f"of member {member} of generation 0 is" in told[row] for row, member in enumerate((1, 2, 4))] == [True] * 3
+    assert told[0].endswith("its weights are not finite as torch.float32")
+    assert "the action of task" in told[1]
+
+
+def test_weights_that_are_not_finite_are_not_given_to_the_policy() -> None:
+    with make_evaluator() as evaluator, pytest.raises(ValueError, match="the weights are not finite as"):
+        evaluator.set_policy_weights(np.full(24, 1e300))
+
+
 # Environments and their faults.
 
 
@@ -418,8 +439,6 @@ def test_policy_that_cannot_be_pickled_is_refused_where_it_is_to_act_in_children
         (np.zeros((0, 24)), r"got the shape \(0, 24\)"),
         ([np.zeros(24), np.zeros(23)], r"expected weights of the shape \(P, 24\)"),
         ([["a"] * 24], r"expected weights of the shape \(P, 24\)"),
-        (np.where(np.eye(3, 24) * [[0], [1], [1]], np.nan, 0.0), "the weights of member 1 are not finite"),
-        (np.full((1, 24), 1e300), "the weights of member 0 are not finite as torch.float32"),
     ],
 )
 def test_weights_of_a_wrong_shape_are_refused_before_any_child_starts(weights: Any, message: str) -> None:

@@ -176,7 +176,8 @@ def run_child(ends: ChildEnds) -> NoReturn:
     status = 1
     try:
         enter_child(ends)
-        ChildEnv(Channel(socket.socket(fileno=ends.commands)), ends.memory).run()
+        with socket.socket(fileno=ends.commands) as commands:
+            ChildEnv(Channel(commands), ends.memory).run()
         status = 0
     # Every error: a forked child must not continue as a second parent.
     except BaseException:

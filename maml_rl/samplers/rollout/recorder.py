@@ -175,8 +175,10 @@ class EpisodeRecorder:
         slot = slots.start + row if isinstance(slots, slice) else int(slots[row])
         shown = values[row] if given is None else given[row]
         as_type = f" as {values.dtype}" if np.isfinite(shown).all() else ""
-        raise NonFiniteError(
+        error = NonFiniteError(
             f"the {what} of task {self._first_task + self._task_of[slot]}, episode {self._episode_of[slot]}, "
             f"step {self._steps[slot]} is not finite{as_type}: {shown}; look for a division by zero or an exploding "
             "state in the environment, or for a diverging policy (a smaller step size helps)"
         )
+        error.tasks = tuple((self._first_task + np.unique(self._task_of[slots][~finite])).tolist())
+        raise error

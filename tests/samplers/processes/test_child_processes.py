@@ -219,3 +219,16 @@ def test_fork_server_that_dies_again_and_again_ends_in_an_error_with_the_remedy(
         make_parallel(options={"start_method": "forkserver", "max_restarts": max_restarts})
     assert "\n" not in str(caught.value)
     assert len(starts) == max_restarts + 1
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_children_close_what_they_open(start_method: str, monkeypatch: pytest.MonkeyPatch, script: Run) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error::ResourceWarning")
+    running = script(
+        f"""
+        if __name__ == "__main__":
+            with ParallelVectorEnv(FaultyEnv, {{}}, 2, num_workers=2, start_method={start_method!r}) as envs:
+                envs.reset(seed=0)
+        """
+    )
+    assert finish(running) == (0, "", "")
