@@ -3,14 +3,22 @@
 import json
 from dataclasses import asdict
 
+from maml_rl.config.config import OF_LEARNERS
 from maml_rl.config.reference import CATALOG, describe_settings
 from maml_rl.metalearners import algorithms, find_metalearner
 
 
 def catalog() -> str:
-    """Return the settings of every registered algorithm as JSON."""
-    settings = {name: describe_settings(find_metalearner(name).Settings) for name in algorithms()}
-    return json.dumps({name: list(map(asdict, each)) for name, each in settings.items()}, indent=1) + "\n"
+    """Return as JSON, for every registered algorithm, the general settings that it uses, and its own."""
+    learners = {name: find_metalearner(name) for name in algorithms()}
+    entries = {
+        name: {
+            "uses": [key for key in OF_LEARNERS if key in learner.uses],
+            "settings": list(map(asdict, describe_settings(learner.Settings))),
+        }
+        for name, learner in learners.items()
+    }
+    return json.dumps(entries, indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 from latex2mathml.converter import convert
 
 from maml_rl.config import Config
+from maml_rl.config.config import OF_LEARNERS
 from maml_rl.config.reference import Setting, describe_settings
 from maml_rl.metalearners import find_metalearner
 from maml_rl.task_distributions import find_task_distribution
@@ -90,7 +91,10 @@ def with_settings(markdown: str) -> str:
         return table_of([known[key] for key in keys if key in known])
 
     def to_algorithm_table(match: re.Match[str]) -> str:
-        return table_of(describe_settings(find_metalearner(match[1]).Settings))
+        learner = find_metalearner(match[1])
+        of_all = ", ".join(f"`{key}`" for key in OF_LEARNERS if key in learner.uses)
+        used = f"Of the general settings that not all algorithms use, `{match[1]}` uses {of_all or 'none'}."
+        return f"{table_of(describe_settings(learner.Settings))}\n\n{used}"
 
     def to_task_table(match: re.Match[str]) -> str:
         return table_of(describe_settings(find_task_distribution(match[1]).Settings))

@@ -39,7 +39,9 @@ def run_record(arguments: Sequence[str], prog: str) -> int:
         help="ppo (the default), q-learning, or a classical algorithm: ucb1, thompson, psrl, random",
     )
     parser.add_argument(
-        "--learner-settings", default="{}", help="settings of ppo or q-learning, as YAML: '{learning-rate: 0.001}'"
+        "--learner-settings",
+        default="{}",
+        help="settings of ppo, q-learning or ucb1, as YAML: '{learning-rate: 0.001, gamma: 0.9}'",
     )
     parser.add_argument(
         "--iterations", type=positive, help="updates of each learner (default: the config's num-batches)"

@@ -18,8 +18,15 @@ from maml_rl.cli.run_options import (
     torch_device,
 )
 from maml_rl.config.catalog import SHIPPED, name_of
-from maml_rl.config.config import SECTION, Config, load_config
-from maml_rl.config.reference import FLAG, LIST, Setting, algorithm_settings, describe_settings
+from maml_rl.config.config import OF_LEARNERS, SECTION, Config, load_config
+from maml_rl.config.reference import (
+    FLAG,
+    LIST,
+    Setting,
+    algorithm_settings,
+    describe_settings,
+    settings_in_use,
+)
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
 from maml_rl.runs.atomic_files import check_creatable
@@ -102,7 +109,14 @@ def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
     except ValueError:
         # The command itself reports errors of its config.
         return
-    _add_settings(parser, f"settings of the algorithm {name}", settings, _ALGORITHM)
+    used = settings_in_use().get(name, OF_LEARNERS)
+    unused = ", ".join(key for key in OF_LEARNERS if key not in used)
+    _add_settings(
+        parser,
+        f"settings of the algorithm {name}{f', which does not use {unused}' * bool(unused)}",
+        settings,
+        _ALGORITHM,
+    )
     parser.set_defaults(algorithm_keys=[setting.key for setting in settings])
 
 

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as AbstractMapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -46,6 +47,18 @@ FLAT_KEYS = (
     "ls-max-steps",
     "ls-backtrack-ratio",
 )
+# Settings of what acts, which a policy of the user's own has instead.
+OF_POLICIES = ("hidden-sizes", "memory", "conv-layers", "image-scale", "nonlinearity", "output-scale")
+# Settings that some algorithms use and others do not; see `MetaLearner.uses`.
+OF_LEARNERS = (
+    *("gamma", "gae-lambda", "bootstrap", "baseline"),
+    *OF_POLICIES,
+    *("num-steps", "fast-lr", "meta-batch-size", "evaluation-steps", "halve-step-size"),
+)
+# Keys that decide which other settings are used.
+_DECIDING = ("algorithm", "policy", "memory")
+# The name of a config that a run has written.
+RECORDED = "config.json"
 
 
 def _lower(value: object) -> object:
@@ -291,6 +304,8 @@ class Config(SettingsModel):
     ] = 40
 
     _source: Mapping = PrivateAttr(default_factory=lambda: Mapping("the config", {}))
+    # Keys that nothing uses.
+    _unused: frozenset[str] = PrivateAttr(default=frozenset())
 
     @classmethod
     def from_mapping(cls, mapping: Mapping) -> Self:
@@ -366,6 +381,26 @@ class Config(SettingsModel):
         name = (self.tasks or {})["distribution"]
         return self.model_copy(update={"tasks": {"distribution": name, **values}})
 
+    def without(self, unused: AbstractMapping[str, str]) -> Self:
+        """Return this config without the settings that nothing uses: they have their defaults, and are not recorded.
+
+        Args:
+            unused: why, by hyphenated key.
+
+        Raises:
+            ConfigError: If one was given, in the file or by an override, and is neither null nor spare.
+        """
+        asked = [
+            key for key, value in self._source.values.items() if key not in self._source.spare and value is not None
+        ]
+        for key in asked:
+            if key in unused:
+                raise self.error(unused[key], key)
+        names = {str(field.alias): name for name, field in type(self).model_fields.items()}
+        config = self.model_copy(update={names[key]: type(self).model_fields[names[key]].default for key in unused})
+        config._unused |= unused.keys()
+        return config
+
     @property
     def training_steps(self) -> int:
         """Number of inner steps in training."""
@@ -376,10 +411,18 @@ class Config(SettingsModel):
         """Number of inner steps in an evaluation; zero for an oracle, which observes its task."""
         return 0 if self.method == "oracle" else self.evaluation_steps
 
-    def override(self, values: AbstractMapping[str, Any], origin: str = "the command line") -> Self:
+    def override(
+        self, values: AbstractMapping[str, Any], origin: str = "the command line", *, spare: bool = False
+    ) -> Self:
         """Return this config with some hyphenated keys replaced, those of `algorithm-settings` one by one.
 
-        Another algorithm starts with its own defaults: the settings of the previous one are dropped.
+        Another algorithm starts with its own defaults: the settings of the previous one are dropped, and so are those
+        of the other settings that the new one does not use.
+
+        Args:
+            values: by key.
+            origin: for errors, where they come from.
+            spare: drop those of them that the algorithm does not use, instead of refusing them; see `without`.
 
         Raises:
             ConfigError: As `from_mapping`; an error in a replaced key names `origin`.
@@ -396,12 +439,17 @@ class Config(SettingsModel):
             before.pop(SECTION, None)
         merged = {**before, **replaced.values}
         settings = replaced.values.get(SECTION) or {}
-        if settings:
+        if SECTION in replaced.values:
             merged[SECTION] = {**(before.get(SECTION) or {}), **settings}
+        droppable = self._source.spare - replaced.values.keys()
+        if any(merged.get(key) != before.get(key) for key in _DECIDING):
+            droppable |= before.keys() - replaced.values.keys()
+        if spare:
+            droppable |= replaced.values.keys()
         paths = {(key,) for key in replaced.values if key != SECTION} | {(SECTION, key) for key in settings}
         lines = {path: line for path, line in self._source.lines.items() if not {path[:1], path[:2]} & paths}
         origins = self._source.origins | dict.fromkeys(paths, origin)
-        return self.from_mapping(Mapping(self._source.origin, merged, lines, origins))
+        return self.from_mapping(Mapping(self._source.origin, merged, lines, origins, frozenset(droppable)))
 
     def error(self, message: str, *path: str) -> ConfigError:
         """Return an error about the value of a key, with its place: for checks that the config cannot make itself."""
@@ -423,8 +471,9 @@ class Config(SettingsModel):
         return {key: value for key, value in values.items() if isinstance(value, str) and ":" in value}
 
     def to_json(self) -> str:
-        """Write every setting, defaults included, as JSON that `load_config` reads."""
+        """Write every setting that is used, defaults included, as JSON that `load_config` reads."""
         values = self.model_dump(mode="json", by_alias=True)
+        values = {key: value for key, value in values.items() if key not in self._unused}
         text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         return _NOT_YAML.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
@@ -435,9 +484,9 @@ class Config(SettingsModel):
         return values | settings
 
     def differences(self, other: "Config") -> list[str]:
-        """Return the keys whose values differ; of the algorithm's settings, each by its own name."""
-        mine, theirs = self.flat(), other.flat()
-        return [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
+        """Return the keys that are used and whose values differ; of the algorithm's settings, each by its own name."""
+        mine, theirs, unused = self.flat(), other.flat(), self._unused | other._unused
+        return [key for key in mine | theirs if key not in unused and mine.get(key) != theirs.get(key)]
 
 
 # Keys for the Ray cluster and the place in it where a run samples.
@@ -447,14 +496,17 @@ OF_TRAINING_ALONE: dict[str, Any] = {"ray-placement-group": None, "ray-runtime-e
 
 
 def load_config(path: str | Path) -> Config:
-    """Read a config from YAML, or from a run's `config.json`.
+    """Read a config from YAML, or from a run's `config.json`, in which settings that nothing uses are ignored.
 
     Raises:
         ConfigError: If the file cannot be read, is not a valid config, or is not as its run wrote it; the message names
             file, line and key.
     """
     check_sum(Path(path))
-    return Config.from_mapping(read_mapping(path))
+    mapping = read_mapping(path)
+    # Earlier versions recorded all settings.
+    spare = mapping.values if Path(path).name == RECORDED else ()
+    return Config.from_mapping(replace(mapping, spare=frozenset(spare)))
 
 
 def _gathered(mapping: Mapping) -> Mapping:
@@ -472,7 +524,7 @@ def _gathered(mapping: Mapping) -> Mapping:
     def moved(places: dict[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
         return {(SECTION, *path) if path[0] in flat else path: place for path, place in places.items()}
 
-    return Mapping(mapping.origin, values, moved(mapping.lines), moved(mapping.origins))
+    return replace(mapping, values=values, lines=moved(mapping.lines), origins=moved(mapping.origins))
 
 
 def _explain_saved_option(key: str) -> str:

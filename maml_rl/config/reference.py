@@ -61,8 +61,17 @@ def algorithm_settings() -> dict[str, list[Setting]]:
 
     `python -m scripts.describe_algorithms` writes the catalog from the classes themselves.
     """
-    catalog = json.loads(CATALOG.read_text(encoding="utf-8"))
-    return {name: [Setting(**setting) for setting in settings] for name, settings in catalog.items()}
+    return {name: [Setting(**setting) for setting in entry["settings"]] for name, entry in _catalog().items()}
+
+
+def settings_in_use() -> dict[str, list[str]]:
+    """Return which of the settings in `OF_LEARNERS` the package's algorithms use, by name, from the same catalog."""
+    return {name: entry["uses"] for name, entry in _catalog().items()}
+
+
+def _catalog() -> dict[str, Any]:
+    catalog: dict[str, Any] = json.loads(CATALOG.read_text(encoding="utf-8"))
+    return catalog
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:

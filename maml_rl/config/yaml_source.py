@@ -26,12 +26,15 @@ class Mapping:
         values: the mapping itself.
         lines: line of every key, from 1; nested keys under the path of their parents, as in ("env-kwargs", "low").
         origins: sources of the values that are not from `origin`.
+        spare: keys whose values may be dropped where nothing uses them, because nobody asked for them here: those of a
+            run's recorded config, and those that were meant for what an override replaces.
     """
 
     origin: str
     values: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
+    spare: frozenset[str] = frozenset()
 
     def place(self, *path: str) -> str:
         """Return the place of a key, or of its nearest parent that has one: "configs/x.yaml, line 3"."""

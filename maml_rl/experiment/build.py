@@ -328,10 +328,6 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
     """
     device = torch.device(device)
     learner, settings, config = algorithm_of(config)
-    makes_its_own = config.policy is not None or "make_policy" in vars(learner)
-    if config.memory is not None and makes_its_own:
-        of = "'policy'" if config.policy is not None else f"the algorithm {config.algorithm!r}"
-        raise config.error(f"{of} makes a policy of its own; leave it out", "memory")
     if config.fast_batch_size % (config.slots_per_task or 1):
         raise config.error(f"must divide fast-batch-size, which is {config.fast_batch_size}", "slots-per-task")
     try:
@@ -348,6 +344,9 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         if env.max_episode_steps is None and config.max_episode_steps is None:
             raise config.error(f"{config.env_name} has no time limit of its own; add 'max-episode-steps'", "env-name")
         if config.policy is None:
+            if not is_image(env.single_observation_space):
+                why = f"it is for images, and {config.env_name} has none; leave it out"
+                config = config.without(dict.fromkeys(("conv-layers", "image-scale"), why))
             _check_policy_memory(config, env)
         own_policy = _make_own_policy(config, env)
         # Further networks of a learner also depend only on the config's seed.
@@ -360,7 +359,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
                 # A policy that the algorithm cannot train.
                 raise config.error(explain(error), "algorithm" if config.policy is None else "policy") from error
         baseline = make_baseline(config.baseline, env.single_observation_space)
-        distribution, config = _make_task_distribution(config, env)
+        distribution, config = _make_task_distribution(config, env, samples=learner.samples)
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
@@ -382,7 +381,9 @@ def _not_made(config: Config, error: BaseException) -> ConfigError:
     return config.error(f"{config.env_name} cannot be made: {explain(error)}{_remedy(config)}", key)
 
 
-def _make_task_distribution(config: Config, env: MetaVectorEnv) -> tuple[TaskDistribution | None, Config]:
+def _make_task_distribution(
+    config: Config, env: MetaVectorEnv, *, samples: bool
+) -> tuple[TaskDistribution | None, Config]:
     """Make the distribution of the section `tasks`, and return it with the config that has all its settings."""
     if config.tasks is None:
         return None, config
@@ -406,7 +407,8 @@ def _make_task_distribution(config: Config, env: MetaVectorEnv) -> tuple[TaskDis
     with UsersCode(lambda error: config.error(explain(error), "tasks")):
         distribution = found.from_settings(settings, config.env_name)
         try_tasks(distribution.check(family), env, "the distribution")
-        distribution.check_batch(config.meta_batch_size)
+        if samples:
+            distribution.check_batch(config.meta_batch_size)
     return distribution, config.with_task_settings(settings)
 
 

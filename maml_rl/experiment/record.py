@@ -4,10 +4,11 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from gymnasium import spaces
+from pydantic import Field
 
 from maml_rl.arguments import suggest
 from maml_rl.baseline import make_baseline
@@ -30,6 +31,7 @@ from maml_rl.metalearners.single_task import (
 )
 from maml_rl.policies import Policy
 from maml_rl.policies.classical import PSRL, UCB1, RandomPolicy, ThompsonSampling
+from maml_rl.policies.classical.counting import check_countable
 from maml_rl.runs.checkpoint import list_checkpoints
 from maml_rl.runs.run_folder import CHECKPOINTS, load_run_config
 from maml_rl.runs.trust import check_code
@@ -49,12 +51,16 @@ _PLAIN = {
     "policy": None,
 }
 _LEARNERS: dict[str, type[SingleTaskLearner]] = {"ppo": SingleTaskPPO, "q-learning": QLearning}
-_CLASSICAL: dict[str, Callable[[int, int, int], Policy]] = {
-    "ucb1": lambda states, actions, horizon: UCB1(actions),
-    "thompson": lambda states, actions, horizon: ThompsonSampling(actions),
-    "psrl": PSRL,
-    "random": lambda states, actions, horizon: RandomPolicy(actions),
-}
+
+
+class UCB1Settings(SettingsModel):
+    """Settings of `UCB1`."""
+
+    c: Annotated[float, Field(ge=0, description="width of the confidence bounds")] = 1.0
+
+
+_BANDIT_LEARNERS = ("ucb1", "thompson")
+_CLASSICAL = (*_BANDIT_LEARNERS, "psrl", "random")
 LEARNERS = (*_LEARNERS, *_CLASSICAL)
 
 
@@ -102,7 +108,8 @@ def record(
         output: folder of data sets; this one is in `maml_rl/FAMILY/LEARNER-v0` there.
         num_tasks: M, learners and histories.
         learner: one of `LEARNERS`: "ppo", "q-learning", or a classical algorithm for bandits or tabular processes.
-        settings: of the learner, by the names of its `Settings`.
+        settings: of the learner, by the names of its `Settings`; and those of the config that it uses, which these
+            replace.
         num_iterations: batches of each learner; None for the config's num-batches. A classical algorithm has one.
         num_workers: instead of the config's.
         resume: continue a recording that was interrupted.
@@ -122,13 +129,14 @@ def record(
         raise ConfigError(f"there is no learner {learner!r}{suggest(learner, list(LEARNERS))}")
     if minari:
         require_minari()
-    if learner in _CLASSICAL and (num_iterations or settings):
+    if learner in _CLASSICAL and num_iterations:
         raise ConfigError(
-            f"{learner} goes through one trial of fast-batch-size episodes in each task, without settings; leave "
-            f"{'--iterations' if num_iterations else '--learner-settings'} out"
+            f"{learner} goes through one trial of fast-batch-size episodes in each task; leave --iterations out"
         )
-    checked = _check_settings(learner, settings or {})
-    experiment = make_experiment(config.override(_PLAIN, "maml-rl record"), num_workers=num_workers)
+    of_config, own = _split_settings(learner, settings or {})
+    checked = _check_settings(learner, own)
+    config = config.override({**_PLAIN, **of_config}, "the settings of the learner")
+    experiment = make_experiment(config, num_workers=num_workers)
     config = experiment.config
     env = experiment.make_env()
     described = EnvDescription.of(env)
@@ -143,7 +151,7 @@ def record(
         lambda error: ConfigError(f"{learner} cannot learn {config.env_name}: {explain(error)}"), ConfigError
     ):
         learners = _make_learners(learner, described, config, seeds, checked)
-        policy = learners.policy if learners is not None else _make_classical(learner, described, horizon)
+        policy = learners.policy if learners is not None else _make_classical(learner, described, horizon, checked)
         policy.check_spaces(*_shown(described, last_step=learners is None))
     with _make_sampler(config, policy, learners is None, experiment.task_distribution, num_workers) as sampler:
         tasks = _draw_tasks(experiment, sampler, num_tasks)
@@ -165,6 +173,8 @@ def record(
             episodes = sampler.rollout(tasks, None if learners is None else learners.params)
             if learners is not None:
                 learners.update(episodes)
+            if learner in _BANDIT_LEARNERS:
+                _check_pays(learner, episodes)
             return episodes
 
         _record(recorded.folder, about, sample, learners, on_iteration, resume=resume)
@@ -279,15 +289,25 @@ def _record(
             on_iteration(f"return {mean:.2f}", iteration + 1, recording.about.num_iterations)
 
 
+def _split_settings(learner: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return those of the settings that a config has, by their keys, and the learner's own."""
+    uses = _LEARNERS[learner].uses if learner in _LEARNERS else ()
+    named = {str(name).replace("_", "-"): value for name, value in settings.items()}
+    of_config = {key: value for key, value in named.items() if key in uses}
+    return of_config, {key: value for key, value in named.items() if key not in uses}
+
+
 def _check_settings(learner: str, settings: Mapping[str, Any]) -> SettingsModel | None:
-    if learner not in _LEARNERS:
+    if learner not in _LEARNERS and learner != "ucb1":
+        if settings:
+            raise ConfigError(f"the learner {learner} has no settings; leave --learner-settings out")
         return None
-    model = _LEARNERS[learner].Settings
+    model = _LEARNERS[learner].Settings if learner in _LEARNERS else UCB1Settings
     values = {str(name).replace("-", "_"): value for name, value in settings.items()}
-    known = {name.replace("_", "-"): name for name in model.model_fields}
+    known = [name.replace("_", "-") for name in model.model_fields]
     for name in settings:
-        if str(name).replace("_", "-") not in known:
-            raise ConfigError(f"the learner {learner} has no setting {name!r}{suggest(str(name), list(known))}")
+        if name not in known:
+            raise ConfigError(f"the learner {learner} has no setting {name!r}{suggest(name, known)}")
     try:
         return model.from_arguments(**values)
     except ValueError as error:
@@ -315,15 +335,38 @@ def _make_learners(
     return None
 
 
-def _make_classical(learner: str, env: EnvDescription, horizon: int) -> Policy:
+def _make_classical(learner: str, env: EnvDescription, horizon: int, settings: SettingsModel | None) -> Policy:
     """Return the policy of a classical algorithm.
 
     Raises:
-        ValueError: If the actions are not Discrete.
+        ValueError: If the actions are not Discrete, or the states are not what the algorithm has beliefs about.
     """
     if not isinstance(env.action_space, spaces.Discrete):
         raise ValueError(f"it chooses among Discrete actions, and they are {env.action_space}; use ppo")
-    return _CLASSICAL[learner](spaces.flatdim(env.observation_space), int(env.action_space.n), horizon)
+    num_states, num_actions = spaces.flatdim(env.observation_space), int(env.action_space.n)
+    if learner in _BANDIT_LEARNERS and num_states > 1:
+        raise ValueError(
+            f"it knows arms alone, and there are states, {env.observation_space}; use psrl, q-learning or ppo"
+        )
+    match learner:
+        case "ucb1":
+            assert isinstance(settings, UCB1Settings)
+            return UCB1(num_actions, settings.c)
+        case "thompson":
+            return ThompsonSampling(num_actions)
+        case "psrl":
+            check_countable(env.observation_space)
+            return PSRL(num_states, num_actions, horizon)
+        case _:
+            return RandomPolicy(num_actions)
+
+
+def _check_pays(learner: str, episodes: TaskEpisodes) -> None:
+    """Refuse rewards that cannot be counted as successes and failures."""
+    rewards = episodes.rewards[episodes.mask > 0]
+    others = rewards[(rewards != 0.0) & (rewards != 1.0)]
+    if len(others):
+        raise ConfigError(f"{learner} counts rewards of 0 and 1, and one is {float(others[0]):g}; use ppo")
 
 
 def _shown(env: EnvDescription, *, last_step: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:

@@ -138,15 +138,16 @@ def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> in
         ConfigError: If the tasks cannot be read, are of another family, or need more memory than there is.
     """
     config, kept = experiment.config, folder / EVALUATION_TASKS
+    num_steps = config.test_steps if experiment.metalearner.takes_steps else 0
     if config.evaluate_every is None:
         return None
     try:
         if isinstance(config.evaluation_tasks, int):
-            experiment.refuse_too_large_evaluations(config.evaluation_tasks, config.test_steps)
+            experiment.refuse_too_large_evaluations(config.evaluation_tasks, num_steps)
             return config.evaluation_tasks
         # A resumed run keeps its tasks, even if the file has changed.
         tasks = experiment.load_tasks(kept if resume and kept.is_file() else config.evaluation_tasks)
-        experiment.refuse_too_large_evaluations(len(tasks), config.test_steps)
+        experiment.refuse_too_large_evaluations(len(tasks), num_steps)
     except ConfigError as error:
         raise config.error(str(error), "evaluation-tasks") from error
     return tasks

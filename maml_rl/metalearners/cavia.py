@@ -76,6 +76,7 @@ class CAVIA(AdamLearner):
 
         context_size: Annotated[Count, Field(description="inputs of the policy that are adapted to a task")] = 10
 
+    uses = AdamLearner.uses - {"memory", "conv-layers", "image-scale"}
     settings: Settings
 
     @classmethod

@@ -20,7 +20,7 @@ from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experience.histories import Histories, Sequences
 from maml_rl.experience.recording import load_histories
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.metalearner import MetaLearner, State
+from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes
 from maml_rl.policies import Policy, TransformerPolicy
 from maml_rl.policies.heads import CategoricalHead
@@ -73,6 +73,8 @@ class HistoryLearner(MetaLearner):
     """
 
     Settings: ClassVar[type[HistorySettings]] = HistorySettings
+    uses = frozenset()
+    instead = EPISODES_OF_TRIALS | {"hidden-sizes": "hidden-size", "meta-batch-size": "batch-size"}
     columns = "episode"
     whole_trials = True
     samples = False

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.config import Config, SettingsModel
+from maml_rl.config.config import OF_LEARNERS
 from maml_rl.derivatives import Hosts, ThreadHosts
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.experience import Replay
@@ -28,6 +29,8 @@ from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded
 
 # State of a metalearner: tensors and JSON values, under flat names.
 State: TypeAlias = dict[str, Any]
+# What says for a learner of whole trials how much it samples of a task; see `MetaLearner.instead`.
+EPISODES_OF_TRIALS = {"num-steps": "fast-batch-size", "evaluation-steps": "fast-batch-size"}
 
 
 class MetaLearner(ABC):
@@ -51,6 +54,9 @@ class MetaLearner(ABC):
 
     Attributes:
         Settings: the algorithm's settings; in a config they are the section `algorithm-settings`.
+        uses: the general settings of `OF_LEARNERS` that it uses, by their keys; a config that gives another one is
+            refused. The default is all of them; with a policy of the user's own, its settings are not used either.
+        instead: for settings that it does not use, the key that does their job, where there is one.
         columns: a noun for what the columns of `returns` count, in metrics, tables and reports: "step" for gradient
             steps, where the first column is before any; or another unit of a test, such as "episode" of a trial.
         whole_trials: whether the episodes of a task are one trial, sampled in one slot. Only the policy's memory then
@@ -78,6 +84,8 @@ class MetaLearner(ABC):
     """
 
     Settings: ClassVar[type[SettingsModel]] = SettingsModel
+    uses: ClassVar[frozenset[str]] = frozenset(OF_LEARNERS)
+    instead: ClassVar[Mapping[str, str]] = MappingProxyType({})
     columns: ClassVar[str] = "step"
     whole_trials: ClassVar[bool] = False
     trials_per_chunk: int | None = None

@@ -139,6 +139,7 @@ class PEARL(MetaLearner):
             Field(description="info of every step that the encoder sees instead of the reward; null: the reward"),
         ] = None
 
+    uses = frozenset({"gamma", "hidden-sizes", "num-steps", "meta-batch-size", "evaluation-steps"})
     columns = "round"
     tests_without_noise = True
     training_state = TRAINING_STATE

@@ -4,6 +4,7 @@ from typing import Any
 
 from maml_rl.arguments import suggest
 from maml_rl.config import Config, SettingsModel
+from maml_rl.config.config import OF_LEARNERS, OF_POLICIES
 from maml_rl.errors import UsersCode, explain
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.named_modules import import_named
@@ -65,10 +66,10 @@ def _not_imported(name: str, error: BaseException) -> ValueError:
 
 
 def algorithm_of(config: Config) -> tuple[type[MetaLearner], SettingsModel, Config]:
-    """Return a config's algorithm, its checked settings, and the config with all of these written out.
+    """Return a config's algorithm, its checked settings, and the config with exactly those settings that it uses.
 
     Raises:
-        ConfigError: If there is no such algorithm, or a setting is unknown, mistyped or out of range.
+        ConfigError: If there is no such algorithm, or a setting is unknown, mistyped, out of range or not used.
     """
     try:
         learner = find_metalearner(config.algorithm)
@@ -80,7 +81,23 @@ def algorithm_of(config: Config) -> tuple[type[MetaLearner], SettingsModel, Conf
         return f"; it is a setting of {', '.join(owners)}, and the algorithm is {config.algorithm}" if owners else ""
 
     settings = config.check_algorithm_settings(learner.Settings, explain_unknown)
-    return learner, settings, config.with_algorithm_settings(settings)
+    return learner, settings, config.with_algorithm_settings(settings).without(_unused(learner, config))
+
+
+def _unused(learner: type[MetaLearner], config: Config) -> dict[str, str]:
+    """Return the settings that a config's learner or policy does not use, and why."""
+    unused = {}
+    for key in (key for key in OF_LEARNERS if key not in learner.uses):
+        remedy = f"use {learner.instead[key]!r} instead" if key in learner.instead else "leave it out"
+        unused[key] = f"{config.algorithm} does not use it; {remedy}"
+    if config.policy is not None:
+        return unused | dict.fromkeys(OF_POLICIES, "'policy' makes a policy of its own; leave it out")
+    if config.memory is None or "memory" in unused:
+        return unused
+    if "make_policy" in vars(learner):
+        return unused | {"memory": f"the algorithm {config.algorithm!r} makes a policy of its own; leave it out"}
+    of_layers = [key for key in OF_POLICIES if key not in ("memory", "hidden-sizes")]
+    return unused | dict.fromkeys(of_layers, "a policy with a 'memory' does not use it; leave it out")
 
 
 def _keys(owner: Any) -> list[str]:

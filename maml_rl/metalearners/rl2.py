@@ -8,7 +8,7 @@ from pydantic import Field
 from maml_rl.config import Config
 from maml_rl.config.config import Count
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.metalearner import MetaLearner, State
+from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
 from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy
@@ -62,6 +62,8 @@ class RL2(MetaLearner):
             ),
         ] = 0.0
 
+    uses = frozenset({"gamma", "gae-lambda", "meta-batch-size"})
+    instead = EPISODES_OF_TRIALS | {"hidden-sizes": "hidden-size", "memory": "cell", "baseline": "value"}
     columns = "episode"
     whole_trials = True
     updates_on_hosts = True

@@ -13,7 +13,7 @@ from maml_rl.config.config import Count, Fraction
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     TRAINING_STATE,
@@ -134,6 +134,8 @@ class RSAC(MetaLearner):
             Field(description="reward from which on a step counts as terminal, though the trial continues; null: none"),
         ] = None
 
+    uses = frozenset({"gamma", "hidden-sizes", "meta-batch-size"})
+    instead = EPISODES_OF_TRIALS | {"memory": "cell"}
     columns = "episode"
     whole_trials = True
     tests_without_noise = True

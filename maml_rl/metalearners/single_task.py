@@ -49,11 +49,13 @@ class SingleTaskLearner(ABC):
 
     Attributes:
         Settings: model of the settings.
+        uses: keys of those settings of a `Config` that it uses.
         policy: what acts.
         params: {name: (M, ...)} of all learners.
     """
 
     Settings: ClassVar[type[SettingsModel]]
+    uses: ClassVar[tuple[str, ...]]
     policy: Policy
     params: dict[str, Tensor]
 
@@ -102,6 +104,7 @@ class SingleTaskPPO(SingleTaskLearner):
     """
 
     Settings = SingleTaskPPOSettings
+    uses = ("gamma", "gae-lambda", "bootstrap", "baseline", "hidden-sizes", "nonlinearity")
 
     def __init__(
         self,
@@ -211,6 +214,7 @@ class QLearning(SingleTaskLearner):
     """
 
     Settings = QLearningSettings
+    uses = ("gamma",)
     policy: QTablePolicy
 
     def __init__(self, spaces: Spaces, num_tasks: int, settings: QLearningSettings, *, gamma: float = 0.99) -> None:

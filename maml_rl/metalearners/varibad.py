@@ -18,7 +18,7 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.metalearner import MetaLearner, State
+from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
 from maml_rl.policies import BeliefPolicy, Policy
@@ -84,6 +84,8 @@ class VariBAD(MetaLearner):
         ] = None
         replay_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
 
+    uses = frozenset({"gamma", "gae-lambda", "hidden-sizes", "nonlinearity", "meta-batch-size"})
+    instead = EPISODES_OF_TRIALS
     columns = "episode"
     whole_trials = True
     # As in the tests of the published code.

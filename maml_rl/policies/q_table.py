@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from maml_rl.policies.classical.counting import CountingPolicy
+from maml_rl.policies.classical.counting import CountingPolicy, check_countable
 from maml_rl.policies.heads import Params
 from maml_rl.policies.policy import Memory
 
@@ -30,19 +30,12 @@ class QTablePolicy(CountingPolicy):
     def __init__(
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], initial_value: float = 0.0
     ) -> None:
-        is_vector = isinstance(observation_space, spaces.Box) and len(observation_space.shape) == 1
-        if isinstance(observation_space, spaces.Box):
-            is_vector = is_vector and bool((observation_space.low >= 0).all() and (observation_space.high <= 1).all())
-        if not (is_vector or isinstance(observation_space, spaces.Discrete)):
-            raise TypeError(
-                f"a table needs states that can be counted, Discrete or one-hot vectors, and the observations are "
-                f"{observation_space}; use another learner"
-            )
+        check_countable(observation_space)
         if not isinstance(action_space, spaces.Discrete):
             raise TypeError(f"a table needs Discrete actions, and they are {action_space}; use another learner")
         super().__init__(int(action_space.n), further_noise=1)
-        self._is_vector = is_vector
-        self._start = 0 if is_vector else int(getattr(observation_space, "start", 0))
+        self._is_vector = isinstance(observation_space, spaces.Box)
+        self._start = 0 if self._is_vector else int(getattr(observation_space, "start", 0))
         self._spaces = observation_space, action_space
         self.table = nn.Parameter(torch.full((spaces.flatdim(observation_space), self.num_actions), initial_value))
         self.epsilon = nn.Parameter(torch.ones(()))

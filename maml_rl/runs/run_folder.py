@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from maml_rl.checksums import SUMS, check_sum, sum_line
-from maml_rl.config.config import RAY_KEYS, TASKS, Config, load_config
+from maml_rl.config.config import RAY_KEYS, RECORDED, TASKS, Config, load_config
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.runs.atomic_files import (
     TEMPORARY,
@@ -38,7 +38,7 @@ from maml_rl.runs.metrics import EventLog, Metrics, MetricsLog, inspect_metrics
 from maml_rl.runs.segments import remove_segments
 from maml_rl.runs.system import describe_system
 
-CONFIG = "config.json"
+CONFIG = RECORDED
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 EVENTS = "tensorboard"

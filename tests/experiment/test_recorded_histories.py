@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler, load_policy
 from maml_rl.cli import main as cli
@@ -20,6 +21,7 @@ from maml_rl.experience import Histories, load_histories
 from maml_rl.experience import recording as recording_module
 from maml_rl.experiment.record import Recorded, record
 from maml_rl.experiment.train import train
+from maml_rl.policies.classical.counting import check_countable
 from tests.small_runs import config_of
 
 DARK_ROOM = {"env_name": "DarkRoom-v0", "fast_batch_size": 3, "max_episode_steps": 6, "num_workers": 0}
@@ -229,6 +231,16 @@ def test_command_prints_the_path_of_the_data_set(tmp_path: Path, capsys: pytest.
     [
         ({"learner": "pppo"}, "there is no learner 'pppo'; did you mean 'ppo'"),
         ({"learner": "thompson"}, "thompson goes through one trial of fast-batch-size episodes in each task"),
+        (
+            {"learner": "thompson", "num_iterations": None, "settings": {"c": 1}},
+            "thompson has no settings; leave --lea",
+        ),
+        (
+            {"learner": "ucb1", "num_iterations": None, "settings": {"c": -1.0}},
+            "setting of the learner ucb1: c must be",
+        ),
+        ({"settings": {"gamma": 2.0}}, "'gamma' in the settings of the learner: expected at most 1"),
+        ({"learner": "q-learning", "settings": {"baseline": "zero"}}, "q-learning has no setting 'baseline'"),
         ({"settings": {"clap": 0.1}}, "the learner ppo has no setting 'clap'; did you mean 'clip'"),
         ({"settings": {"clip": -1.0}}, "a setting of the learner ppo: clip must be greater than 0"),
     ],
@@ -247,6 +259,51 @@ def test_learner_of_other_spaces_is_refused_in_one_line(tmp_path: Path) -> None:
     for learner, message in (("q-learning", "states that can be counted"), ("ucb1", "Discrete actions")):
         with pytest.raises(ConfigError, match=f"{learner} cannot learn 2DNavigation-v0: .*{message}"):
             record(config, tmp_path, num_tasks=2, learner=learner, minari=False)
+
+
+@pytest.mark.parametrize(
+    ("learner", "family", "message"),
+    [
+        (
+            "thompson",
+            "TabularMDP-v0",
+            "thompson cannot learn TabularMDP-v0: .*it knows arms alone, and there are states",
+        ),
+        ("ucb1", "DarkRoom-v0", "ucb1 cannot learn DarkRoom-v0: .*it knows arms alone"),
+        ("thompson", "GaussianBandit-K5-v0", "thompson counts rewards of 0 and 1, and one is"),
+    ],
+)
+def test_classical_learner_without_beliefs_about_the_family_is_refused(
+    learner: str, family: str, message: str, tmp_path: Path
+) -> None:
+    config = config_of(env_name=family, max_episode_steps=6, fast_batch_size=2, num_workers=0)
+    with pytest.raises(ConfigError, match=message) as caught:
+        record(config, tmp_path, num_tasks=2, learner=learner, minari=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_tables_need_states_that_can_be_counted() -> None:
+    for space in (spaces.Box(-1.0, 1.0, (2,)), spaces.Box(0.0, 1.0, (2, 2)), spaces.MultiBinary(2)):
+        with pytest.raises(TypeError, match="states that can be counted"):
+            check_countable(space)
+    for space in (spaces.Box(0.0, 1.0, (2,)), spaces.Discrete(2)):
+        check_countable(space)
+
+
+def test_settings_of_the_learner_replace_those_of_the_config_that_it_uses(tmp_path: Path) -> None:
+    record(config_of(**DARK_ROOM, gamma=0.5), tmp_path / "1", num_tasks=5, num_iterations=4, minari=False)
+    record_small(tmp_path / "2", settings={"gamma": 0.5})
+    assert content(tmp_path / "1") == content(tmp_path / "2")
+    record_small(tmp_path / "3")
+    assert content(tmp_path / "1") != content(tmp_path / "3")
+
+
+def test_width_of_the_bounds_of_ucb1_is_a_setting(tmp_path: Path) -> None:
+    bandit = config_of(env_name="Bandit-K5-v0", max_episode_steps=None, fast_batch_size=40, num_workers=0)
+    for c in (0.2, 5.0):
+        record(bandit, tmp_path / str(c), num_tasks=30, learner="ucb1", settings={"c": c}, minari=False)
+    narrow, wide = (load_histories(tmp_path / str(c)).returns() for c in (0.2, 5.0))
+    assert np.concatenate(narrow).mean() > np.concatenate(wide).mean() + 0.05
 
 
 def test_missing_minari_is_one_line_before_anything_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

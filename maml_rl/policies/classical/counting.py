@@ -92,6 +92,24 @@ class RandomPolicy(CountingPolicy):
         self._check_actions(action_space)
 
 
+def check_countable(observation_space: gymnasium.Space[Any]) -> None:
+    """Refuse observations that are not states to count: Discrete, or a vector of numbers in [0, 1], as one-hot ones.
+
+    Raises:
+        TypeError: If they are others.
+    """
+    space = observation_space
+    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+        if bool((space.low >= 0).all() and (space.high <= 1).all()):
+            return
+    elif isinstance(space, spaces.Discrete):
+        return
+    raise TypeError(
+        f"a table needs states that can be counted, Discrete or one-hot vectors, and the observations are {space}; use "
+        "another learner"
+    )
+
+
 def check_fraction(name: str, number: Any) -> float:
     """Return `number` as a float.
 
