@@ -22,6 +22,8 @@ SMALL = {
 
 def config_of(**values: Any) -> Config:
     settings = SMALL | {key.replace("_", "-"): value for key, value in values.items()}
+    if "policy" in values:
+        del settings["hidden-sizes"]
     return Config.from_mapping(parse_mapping(json.dumps(settings), "x.yaml"))
 
 

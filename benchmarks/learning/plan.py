@@ -100,9 +100,10 @@ class Method:
         of_maml = ROOT / "configs" / "maml" / family.config
         own = of_maml if self.configs == "maml" else ROOT / "configs" / self.configs / of_maml.name
         config = load_config(own) if own.is_file() else load_config(of_maml).override({"algorithm": self.configs})
-        config = config.override({**family.changes, **self.changes}, _ORIGIN)
+        # Some methods of a family do not use what others have in common.
+        config = config.override(family.changes, _ORIGIN, spare=True).override(self.changes, _ORIGIN)
         own_changes = family.algorithm_changes.get(self.name, family.algorithm_changes.get(config.algorithm, {}))
-        return config.override(dict(own_changes), _ORIGIN)
+        return config.override(dict(own_changes), _ORIGIN, spare=True)
 
 
 def env_steps_of(config: Config) -> int:

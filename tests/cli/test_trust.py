@@ -127,7 +127,8 @@ def test_help_executes_nothing(hostile_run: Path, place: Path) -> None:
 
 def own_run(place: Path) -> Path:
     (place / "own_code.py").write_text(POLICY)
-    (place / "mine.yaml").write_text(json.dumps({**NAVIGATION, "num-batches": 1, "policy": "own_code:make"}))
+    settings = {key: value for key, value in NAVIGATION.items() if key != "hidden-sizes"}
+    (place / "mine.yaml").write_text(json.dumps({**settings, "num-batches": 1, "policy": "own_code:make"}))
     options = ["--output-folder", "mine", "--num-workers", "0"]
     assert main(["train", "mine.yaml", *options]) == 0
     return place / "mine"

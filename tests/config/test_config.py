@@ -23,6 +23,13 @@ def message_of(text: str | bytes) -> str:
     return message
 
 
+def test_algorithm_settings_of_an_override_are_merged_even_if_there_are_none() -> None:
+    config = config_of("env-name: a\nalgorithm-settings: {tau: 0.03}")
+    for empty in ({}, None):
+        assert config.override({"algorithm-settings": empty}).algorithm_settings == {"tau": 0.03}
+    assert config.override({"algorithm-settings": {"cell": "lstm"}}).algorithm_settings == {"tau": 0.03, "cell": "lstm"}
+
+
 def test_misspelled_key_is_refused_with_file_line_and_closest_key() -> None:
     text = "env-name: 2DNavigation-v0\n\n# step size\nfast_lr: 0.1\n"
     assert message_of(text) == "unknown key 'fast_lr' in x.yaml, line 4; did you mean 'fast-lr'?"

@@ -185,8 +185,10 @@ def test_classical_algorithms_are_recorded_through_a_trial(learner: str, env_nam
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_meta_training_is_recorded_checkpoint_by_checkpoint(memory: bool, tmp_path: Path) -> None:
-    learner = {"algorithm": "rl2", "observe_last": True} if memory else {"algorithm": "maml-vpg"}
-    sizes = {"num_batches": 2, "checkpoint_every": 1, "meta_batch_size": 2, "hidden_sizes": (4,)}
+    learner: dict[str, Any] = {"algorithm": "maml-vpg", "hidden_sizes": (4,)}
+    if memory:
+        learner = {"algorithm": "rl2", "observe_last": True}
+    sizes = {"num_batches": 2, "checkpoint_every": 1, "meta_batch_size": 2}
     settings = {key.replace("_", "-"): value for key, value in (DARK_ROOM | sizes | learner).items()}
     config = Config.from_mapping(Mapping("the test", settings))
     train(config, tmp_path / "run", num_workers=0)

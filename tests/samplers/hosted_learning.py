@@ -48,7 +48,7 @@ def config_of(algorithm: str, **settings: Any) -> Config:
         "max-episode-steps": 24,
         "fast-batch-size": 4,
         "meta-batch-size": NUM_TASKS,
-        "hidden-sizes": [16],
+        **({} if algorithm == "rl2" else {"hidden-sizes": [16]}),
         "num-batches": 3,
         "num-workers": 0,
         **OF_TRIALS.get(algorithm, {}),
