@@ -103,7 +103,7 @@ def test_state_that_environments_share_is_found() -> None:
 
 
 def test_tasks_that_no_seed_determines_are_found() -> None:
-    with pytest.raises(AssertionError, match="with one slot for each task are not those .* in this process"):
+    with pytest.raises(AssertionError, match=r"with one slot for each task are not those .* in this process"):
         compared(DrawingEnv)
 
 

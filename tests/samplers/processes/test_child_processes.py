@@ -222,9 +222,9 @@ def test_fork_server_that_dies_again_and_again_ends_in_an_error_with_the_remedy(
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_children_close_what_they_open(start_method: str, monkeypatch: pytest.MonkeyPatch, script: Run) -> None:
+def test_children_close_what_they_open(start_method: str, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error::ResourceWarning")
-    running = script(
+    running = run(
         f"""
         if __name__ == "__main__":
             with ParallelVectorEnv(FaultyEnv, {{}}, 2, num_workers=2, start_method={start_method!r}) as envs:
