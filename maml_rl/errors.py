@@ -4,14 +4,17 @@ Each has one message with the error, its place and the remedy. They are built fr
 so that they survive pickling between processes.
 """
 
+import os
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
 _PACKAGE = str(Path(__file__).parent)
-_LIBRARIES = _PACKAGE, *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+# The standard library has the folder of installed packages in it.
+_LIBRARIES = _PACKAGE, *_INSTALLED, *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
 
 
 class MamlRLError(Exception):
@@ -103,25 +106,53 @@ class UsersCode:
 def explain(error: BaseException) -> str:
     """Return an exception of any kind on one line: its type, its line in the user's own code, and its message.
 
-    For an exception of this package, return only its message, which says everything.
+    Where a library raises it, its line there is named, too; the user's code may be an installed package. For an
+    exception of this package, return only its message, which says everything.
     """
     if isinstance(error, ChildEnvError) and error.summary:
         return error.summary
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+        # Python itself replaces one that leaves a generator or a coroutine.
+        error = error.__cause__
     message = " ".join(str(error).split())
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))]
-    # Without a message, as with a plain assert, only the place can be named, even if it is in a library.
-    own = own or ([] if message else frames[-1:])
-    places = [(frame.filename, frame.lineno) for frame in own]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    last, own = frames[-1:], _own_frames(frames)
     if isinstance(error, SyntaxError) and error.filename is not None:
-        message, places = error.msg, [(error.filename, error.lineno)]
-    elif not places and frames and frames[-1].filename.startswith(_PACKAGE):
+        message, place = error.msg, _place(error.filename, error.lineno)
+    elif not own and last and last[0].filename.startswith(_PACKAGE) and message:
         return message
-    elif not message and own:
-        message = own[-1].line or ""
-    name = type(error).__name__
-    if places:
-        path, line = places[-1]
-        here = Path(path).resolve()
-        name += f" in {here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else path}, line {line}"
+    elif own or (last and not message):
+        # Without a message, as with a plain assert, only the place can be named, even if it is in a library.
+        frame = (own or last)[-1]
+        message = message or frame.line or ""
+        place = _place(frame.filename, frame.lineno)
+        if own and last != own[-1:] and not last[0].filename.startswith(_PACKAGE):
+            place += f" (raised in {_place(last[0].filename, last[0].lineno)})"
+    else:
+        place = ""
+    name = f"{type(error).__name__} in {place}" if place else type(error).__name__
     return f"{name}: {message}" if message else name
+
+
+def _own_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Return the frames of the user's code: outside of all libraries, or else in the first package that others made."""
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    packages = [_installed_package(frame.filename) for frame in frames]
+    first = next((name for name in packages if name not in ("", "gymnasium")), None)
+    return own or [frame for frame, name in zip(frames, packages, strict=True) if name == first]
+
+
+def _installed_package(path: str) -> str:
+    """Return the installed package that a file belongs to; "" for none, and for this one."""
+    for folder in _INSTALLED:
+        if path.startswith(folder + os.sep) and not path.startswith(_PACKAGE + os.sep):
+            return Path(path).relative_to(folder).parts[0]
+    return ""
+
+
+def _place(path: str, line: int | None) -> str:
+    here = Path(path).resolve()
+    for folder in (Path.cwd(), *map(Path, _LIBRARIES[1:])):
+        if here.is_relative_to(folder):
+            return f"{here.relative_to(folder)}, line {line}"
+    return f"{path}, line {line}"

@@ -83,8 +83,12 @@ class ArrayElements:
         Raises:
             ValueError: If it is not in the space; the message continues after "returned".
         """
-        array = np.asarray(value)
         where = f" at {_name(path)}" if path else ""
+        try:
+            array = np.asarray(value)
+        # Lists of different lengths; and an object's own methods may raise anything.
+        except Exception as error:
+            raise ValueError(f"{what}{where} that is not an array, {str(value)[:80]} ({error})") from error
         # A plain assignment would broadcast a smaller array, and truncate floats to bytes.
         if array.shape != self._shape or not np.can_cast(array.dtype, self._dtype, "same_kind"):
             raise ValueError(

@@ -1,12 +1,15 @@
 """Errors of user code are reported on one line."""
 
 import json
+import re
 import runpy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import maml_rl.errors
 from maml_rl.errors import ConfigError, TaskError, UsersCode, explain
 
 
@@ -55,3 +58,35 @@ def test_ctrl_c_and_complete_errors_are_not_wrapped() -> None:
         assert told.value is raised
     with guard:
         pass
+
+
+def test_line_of_a_library_that_raised_is_named_beside_that_of_the_user(tmp_path: Path) -> None:
+    path = tmp_path / "reads.py"
+    path.write_text("import json\n\ndef fail():\n    json.loads('{')\n")
+    told = explain(caught(runpy.run_path(str(path))["fail"]))
+    assert re.fullmatch(
+        rf"JSONDecodeError in {path}, line 4 \(raised in json/decoder.py, line \d+\): Expecting property name .*", told
+    )
+
+
+def test_installed_package_of_other_people_is_the_users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site-packages"
+    for package, code in (
+        ("grid", "import solver\n\ndef step():\n    solver.solve()\n"),
+        ("solver", "def solve():\n    1 / 0\n"),
+    ):
+        (folder / package).mkdir(parents=True)
+        (folder / package / "__init__.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr("maml_rl.errors._INSTALLED", (str(folder),))
+    monkeypatch.setattr("maml_rl.errors._LIBRARIES", (*maml_rl.errors._LIBRARIES, str(folder)))
+    told = explain(caught(import_module("grid").step))
+    places = "grid/__init__.py, line 4 (raised in solver/__init__.py, line 2)"
+    assert told == f"ZeroDivisionError in {places}: division by zero"
+
+
+def test_stop_iteration_that_python_replaces_keeps_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "stops.py"
+    path.write_text("def generate():\n    next(iter(()))\n    yield\n\ndef fail():\n    list(generate())\n")
+    told = explain(caught(runpy.run_path(str(path))["fail"]))
+    assert told == f"StopIteration in {path}, line 2: next(iter(()))"

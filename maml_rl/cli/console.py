@@ -18,9 +18,13 @@ from maml_rl.config.config import OF_TRAINING_ALONE, RAY_KEYS, Config
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 
+logger = logging.getLogger(__name__)
+
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 # Exit code of a command whose reader has closed the pipe, as in `maml-rl configs | head`; Windows has no such signal.
 _READER_GONE = 128 + getattr(signal, "SIGPIPE", 13)
+# Options by names that users expect, where the nearest name means something else: --tasks takes a file.
+_MEANT = {"--num-tasks": "--meta-batch-size", "--num-episodes": "--fast-batch-size"}
 # Bytes that Linux allows in a name and in a path.
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 # How many characters of a wrong value a line shows.
@@ -84,6 +88,8 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             names = [each.partition("=")[0] for each in unknown if each.startswith("--")]
             hint = suggest(names[0], list(self._option_string_actions)) if names else ""
+            if names and (meant := _MEANT.get(names[0])) in self._option_string_actions:
+                hint = f"; did you mean {meant!r}?"
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return options
 
@@ -168,7 +174,11 @@ def run_command(
     options = parser.parse_args(arguments)
     try:
         with _log_to_standard_error(parser.prog, options.log_level):
-            command(options)
+            try:
+                command(options)
+            except MamlRLError:
+                logger.debug("where the error below was raised:", exc_info=True)
+                raise
             # Now rather than at the end of the interpreter, where an error could not be caught.
             sys.stdout.flush()
     except BrokenPipeError:

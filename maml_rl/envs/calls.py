@@ -166,10 +166,11 @@ def carry_out(attempt: Attempt, pause: Callable[[float], None] = sleep) -> tuple
 
     what = next(attempt)
     while True:
+        # Nothing else goes through the generator, which would turn a StopIteration of user code into another error.
         try:
             result = do(what)
-        except BaseException as error:
-            what = attempt.throw(error)
+        except Retry as retry:
+            what = attempt.throw(retry)
             continue
         try:
             what = attempt.send(result)
@@ -190,8 +191,8 @@ async def carry_out_async(attempt: Attempt, pause: Callable[[float], Any]) -> tu
     while True:
         try:
             result = await do(what)
-        except BaseException as error:
-            what = attempt.throw(error)
+        except Retry as retry:
+            what = attempt.throw(retry)
             continue
         try:
             what = attempt.send(result)
@@ -453,11 +454,15 @@ def is_async(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose `reset` and `step` must be awaited, for code that does not: it awaits them itself."""
+    """An environment whose `reset` and `step` must be awaited, for code that does not: it awaits them itself.
+
+    Attributes:
+        loop: its event loop; `close` closes both.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(without_wrappers(env))
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset, and wait for it."""
@@ -471,10 +476,10 @@ class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Close the environment and the event loop."""
         close: Callable[[], Any] = self.env.close
         self._result(close())
-        self._loop.close()
+        self.loop.close()
 
     def _result(self, result: Any) -> Any:
-        return self._loop.run_until_complete(result) if isinstance(result, Coroutine) else result
+        return self.loop.run_until_complete(result) if isinstance(result, Coroutine) else result
 
 
 def is_async_class(made: Any) -> bool:

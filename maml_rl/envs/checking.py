@@ -4,7 +4,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import combinations, pairwise
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.utils import seeding
 from gymnasium.utils.env_checker import check_env
 
-from maml_rl.envs.calls import Awaited
+from maml_rl.envs.calls import Awaited, is_async
 from maml_rl.envs.meta_env import Task, declared, own_task
 from maml_rl.envs.reading import read_reset, read_step
 from maml_rl.envs.task_space import TaskSpace
@@ -207,6 +207,11 @@ def check_meta_env(
         AssertionError: If something violates the contract; the message says what was expected.
     """
     require_meta_env(env)
+    if is_async(env) and not isinstance(env, Awaited):
+        awaited = Awaited(env)
+        with closing(awaited.loop):
+            check_meta_env(awaited, num_tasks, seed, make_another=make_another)
+        return
     # Even SystemExit: an environment that calls sys.exit fails in the sampler.
     with UsersCode(lambda error: AssertionError(explain(error)), Warning):
         _check_contract(env, num_tasks, seed, make_another)
@@ -324,8 +329,10 @@ def _check_sample_tasks(
         _expect(isinstance(task, dict), f"a task must be a dict, got {type(task).__name__}")
         for name, value in task.items():
             _expect(isinstance(name, str), f"the entries of a task must have strings as names, got {name!r}")
-            plain = np.asarray(value).dtype.kind in "biufU"
-            _expect(plain, f"a task holds numbers and arrays, so that it can be stored; entry {name!r} is {value!r}")
+            _expect(
+                _is_plain(value),
+                f"a task holds numbers and arrays, so that it can be stored; entry {name!r} is {value!r}",
+            )
     _expect(
         _same(tasks, draw(num_tasks, seed)),
         "sample_tasks must repeat after reset(seed=...): call super().reset(seed=seed), and draw from self.np_random",
@@ -360,6 +367,15 @@ def _fault_of_draws(draw: Callable[[int, int], list[dict[str, Any]]], num_tasks:
     except TaskError as error:
         return str(error)
     return None
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a number, a text, or an array of these, and not a list of lists of other lengths."""
+    try:
+        return np.asarray(value).dtype.kind in "biufU"
+    # An object's own methods may raise anything.
+    except Exception:
+        return False
 
 
 def _check_declared_tasks(

@@ -63,6 +63,7 @@ def get_policy_for_env(
     if not output_scale > 0.0:
         raise ValueError(f"output_scale must be positive, got {output_scale}")
     observation_space, action_space = _find_space(env, "observation"), _find_space(env, "action")
+    _require_entries(observation_space, action_space)
     try:
         flat = flat_observation_space(observation_space)
     except TypeError as error:
@@ -88,6 +89,18 @@ def get_policy_for_env(
     )
     _scale_outputs(policy.perceptron, policy, output_scale)
     return policy
+
+
+def _require_entries(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+    """Refuse spaces whose elements have no numbers, which no layer takes or returns.
+
+    Raises:
+        TypeError: If one is.
+    """
+    for kind, space in (("observation", observation_space), ("action", action_space)):
+        if space.is_np_flattenable and spaces.flatdim(space) == 0:
+            remedy = "make it one constant number" if kind == "observation" else "there is nothing to choose"
+            raise TypeError(f"no policy for the {kind} space {space}: its elements have no entries; {remedy}")
 
 
 def _scale_outputs(perceptron: Perceptron, module: nn.Module, scale: float) -> None:

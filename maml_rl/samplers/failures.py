@@ -95,7 +95,9 @@ def error_of(failed: Sequence[tuple[str, Failed]], env_name: str) -> ChildEnvErr
         return infinite
     if all(reply.error == CallHangsError.__name__ for _, reply in failed):
         # The stack of the call is in the message.
-        hangs = [f"{worker} of {env_name} hangs{reply.place('of')}: {reply.message}" for worker, reply in failed]
+        hangs = [
+            f"{env_name} hangs{reply.place('in')}, {worker.rstrip(',')}: {reply.message}" for worker, reply in failed
+        ]
         return ChildEnvTimeout("\n\n".join(hangs))
     error = ChildEnvError("\n\n".join(_describe_failure(reply, f"{worker} of {env_name}") for worker, reply in failed))
     error.summary = "; ".join(dict.fromkeys(reply.summary for _, reply in failed))
@@ -105,6 +107,8 @@ def error_of(failed: Sequence[tuple[str, Failed]], env_name: str) -> ChildEnvErr
 def _describe_failure(failure: Failed, worker: str) -> str:
     """Describe an exception in `worker`, and its place."""
     return (
-        f"{failure.error}{failure.place('in')}, {worker}: {failure.message}\nThe worker's traceback:\n"
+        f"{failure.error}{failure.place('in')}, {worker}: "
+        f"{failure.message or failure.summary.removeprefix(failure.error).strip()}\n"
+        "The worker's traceback:\n"
         f"{textwrap.indent(failure.traceback, '    ')}"
     )

@@ -274,6 +274,35 @@ def test_log_level_selects_the_messages(
     assert capsys.readouterr().err.splitlines() == ["this: spoken"] * heard
 
 
+@pytest.mark.parametrize("level", ["debug", "info"])
+def test_log_level_debug_shows_where_an_error_was_raised(
+    coins: str, level: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    Path("broken.py").write_text(
+        "import json\nfrom coins import CoinEnv\nclass BrokenEnv(CoinEnv):\n    def step(self, action):\n"
+        "        return json.loads('{')\n"
+    )
+    assert exit_code("check-env", "broken:BrokenEnv", "--log-level", level) == 1
+    sys.modules.pop("broken")
+    error = capsys.readouterr().err
+    place = r"JSONDecodeError in broken.py, line 5 \(raised in json/decoder.py, line \d+\): Expecting property name"
+    assert re.search(rf"^maml-rl check-env: error: broken:BrokenEnv: {place}", error, re.MULTILINE)
+    assert ("Traceback (most recent call last):" in error) == (level == "debug")
+    assert ("in raw_decode" in error) == (level == "debug")
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"), [("test", "--meta-batch-size"), ("train", "--meta-batch-size"), ("record", "--tasks")]
+)
+def test_number_of_tasks_is_suggested_by_its_own_option(
+    command: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    required = ["dark-room", "--output", "histories"] if command == "record" else []
+    assert exit_code(command, *required, "--num-tasks", "3") == 2
+    assert f"did you mean {meant!r}?" in capsys.readouterr().err
+
+
 def test_commands_do_not_change_the_logging_of_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     root, package = logging.getLogger(), logging.getLogger("maml_rl")
     before = (package.level, list(root.handlers), list(package.handlers))

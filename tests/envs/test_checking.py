@@ -435,6 +435,48 @@ def test_what_cannot_be_sampled_is_refused_and_only_that_is_said(env_class: Any,
         sampler.rollout(sampler.sample_tasks(2))
 
 
+class DrawsRaggedLists(WalkEnv):
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{**task, "walls": [[1], [2, 3]]} for task in super().sample_tasks(num_tasks)]
+
+
+def test_task_with_lists_of_different_lengths_is_refused_by_its_entry() -> None:
+    with pytest.raises(AssertionError, match=r"entry 'walls' is \[\[1\], \[2, 3\]\]"):
+        check_meta_env(DrawsRaggedLists())
+
+
+class SeesRaggedLists(WalkEnv):
+    def observe(self) -> Any:
+        return [[1.0], [2.0, 3.0]]
+
+
+def test_observation_of_lists_of_different_lengths_is_refused_by_its_value() -> None:
+    with pytest.raises(
+        AssertionError, match=r"returned an observation that is not an array, \[\[1.0\], \[2.0, 3.0\]\] "
+    ):
+        check_meta_env(SeesRaggedLists())
+
+
+class IsAwaited(WalkEnv):
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed, options=options)
+
+    async def step(self, action: Any) -> Any:
+        return super().step(action)
+
+
+class IsAwaitedAndPaysInfinity(IsAwaited):
+    async def step(self, action: Any) -> Any:
+        observation, _, *rest = await super().step(action)
+        return observation, np.inf, *rest
+
+
+def test_environment_that_must_be_awaited_is_checked() -> None:
+    check_meta_env(IsAwaited())
+    with pytest.raises(AssertionError, match="rewards must be finite, got infinity at step 1"):
+        check_meta_env(IsAwaitedAndPaysInfinity())
+
+
 class SharesItsInfos(WalkEnv):
     """Like many packages: one dict for all infos."""
 

@@ -136,3 +136,20 @@ def test_output_layer_after_convolutions_is_scaled():
     usual, small = (get_policy_for_env(env(image, BOX), (8,), output_scale=scale) for scale in (1.0, 0.5))
     (changed,) = (name for name, param in usual.named_parameters() if not torch.equal(param, small.get_parameter(name)))
     torch.testing.assert_close(small.get_parameter(changed), 0.5 * usual.get_parameter(changed))
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        spaces.Box(-1.0, 1.0, (0,)),
+        spaces.Box(0, 255, (0, 4, 3), np.uint8),
+        spaces.MultiDiscrete([]),
+        spaces.Dict({}),
+        spaces.Tuple([]),
+    ],
+    ids=str,
+)
+def test_space_without_entries_is_refused_by_name(empty: spaces.Space) -> None:
+    for kind, spaces_of in (("observation", (empty, BOX)), ("action", (BOX, empty))):
+        with pytest.raises(TypeError, match=f"no policy for the {kind} space .*: its elements have no entries; "):
+            get_policy_for_env(env(*spaces_of))

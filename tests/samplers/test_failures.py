@@ -1,6 +1,8 @@
 """An environment's error is reported in the same way in every placement: with its id, slot, task and step."""
 
+import asyncio
 import gc
+import re
 import weakref
 from functools import partial
 from pathlib import Path
@@ -9,10 +11,12 @@ from typing import Any
 import pytest
 from faulty_env import HORIZON, FaultyEnv
 from faulty_sampler import faulty_sampler
+from slow_env import OVER
 
 from maml_rl import MultiTaskSampler
-from maml_rl.errors import ChildEnvError, TaskError, explain
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, TaskError, explain
 from maml_rl.policies import NormalMLPPolicy
+from tests.envs.third_party import WalkEnv
 
 pytestmark = [pytest.mark.timeout(60)]
 
@@ -142,3 +146,71 @@ def test_environment_is_freed_after_its_last_use_without_the_garbage_collector()
         assert [env() for env in made] == [None] * len(made) != []
     finally:
         gc.enable()
+
+
+class StopsEnv(WalkEnv):
+    """Raises errors whose text is empty, or which Python replaces where they leave a generator."""
+
+    def __init__(self, error: type[BaseException], place: str) -> None:
+        super().__init__()
+        self.error, self.place_of_error = error, place
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.place_of_error == "reset":
+            raise self.error
+        return super().reset(seed=seed, options=options)
+
+    def reset_task(self, task: Any) -> None:
+        if self.place_of_error == "reset_task":
+            raise self.error
+        super().reset_task(task)
+
+    def step(self, action: Any) -> Any:
+        if self.place_of_error == "step":
+            raise self.error
+        return super().step(action)
+
+
+@pytest.mark.parametrize("options", [*PLACEMENTS.values(), {"num_workers": 0, "stepping": "threads"}], ids=str)
+@pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize("place", ["reset_task", "reset", "step"])
+def test_error_without_a_text_is_reported_by_its_line(error: Any, place: str, options: dict[str, Any]) -> None:
+    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
+    env = partial(StopsEnv, error=error, place=place)
+    with (
+        MultiTaskSampler(env, {}, 2, policy, seed=0, max_episode_steps=3, **options) as sampler,
+        pytest.raises(ChildEnvError) as raised,
+    ):
+        sampler.rollout([{"slope": 0.5}, {"slope": 0.2}])
+    first = str(raised.value).splitlines()[0]
+    assert re.search(
+        rf"{error.__name__} in .*test_failures.py, line \d+: raise self.error|: in .*line \d+: raise", first
+    )
+    assert first.count(error.__name__) == 1
+    assert "generator" not in first
+    assert "slot" in first
+
+
+class HangsEnv(WalkEnv):
+    def step(self, action: Any) -> Any:
+        if self.slope == 0.5:
+            OVER.wait()
+        return super().step(action)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_slot_that_hangs_is_named_once_in_plain_words(num_workers: int) -> None:
+    OVER.clear()
+    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
+    options = {"stepping": "threads", "step_timeout": 0.5, "start_method": "fork", "num_workers": num_workers}
+    with (
+        MultiTaskSampler(HangsEnv, {}, 1, policy, seed=0, max_episode_steps=3, **options) as sampler,
+        pytest.raises(ChildEnvTimeout) as raised,
+    ):
+        sampler.rollout([{"slope": 0.2}, {"slope": 0.5}])
+    OVER.set()
+    where = r", worker 1 \(pid \d+, slots? 1\)" if num_workers else ""
+    line = (
+        rf"test_failures.HangsEnv hangs in slot 1 with the task {{'slope': 0.5}}{where}, in step \d: a call has not re"
+    )
+    assert re.match(line, str(raised.value))
