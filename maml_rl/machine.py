@@ -4,6 +4,7 @@ torch is imported where it is needed: a worker that does not act never loads it.
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -86,7 +87,9 @@ def usable_cores() -> int:
 
 @contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:
-    """Run the `with` block with `count` torch intra-op threads, then restore the caller's number.
+    """Run the `with` block with `count` torch intra-op threads, then restore the calling thread's number.
+
+    Every thread has a number of its own, which it takes from the process when it first needs it.
 
     Args:
         count: at least 1.
@@ -102,3 +105,57 @@ def intra_op_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class _Outside(threading.local):
+    """The number of torch threads that a thread has outside of its `single_threaded` blocks; None: it is in none."""
+
+    count: int | None = None
+
+
+_outside = _Outside()
+
+
+@contextmanager
+def single_threaded(chunk_threads_inside: int | None = None) -> Iterator[None]:
+    """Compute every torch operation of the `with` block on one core: its rounding depends on how many share it.
+
+    All that is promised to be reproducible is computed in such a block. Work in chunks, which are the same on every
+    machine, is shared out to `chunk_threads()` threads.
+
+    Args:
+        chunk_threads_inside: what `chunk_threads` returns in the block; by default what it returns outside.
+    """
+    outer = _outside.count
+    _outside.count = chunk_threads() if chunk_threads_inside is None else chunk_threads_inside
+    try:
+        with intra_op_threads(1):
+            yield
+    finally:
+        _outside.count = outer
+
+
+def chunk_threads() -> int:
+    """Return how many threads share the chunks of the caller: torch's number, outside of `single_threaded`."""
+    import torch
+
+    return torch.get_num_threads() if _outside.count is None else _outside.count
+
+
+@contextmanager
+def usual_torch() -> Iterator[None]:
+    """Record gradients in the `with` block, whatever the caller has set, and compute as `single_threaded`.
+
+    Raises:
+        ConfigError: If new tensors are by default on another device than the CPU.
+    """
+    import torch
+
+    device = torch.get_default_device()
+    if device.type != "cpu":
+        raise ConfigError(
+            f"torch's default device is {str(device)!r}, and this needs the CPU's; call torch.set_default_device(None) "
+            "before, and name the device of policy and update by the argument `device`"
+        )
+    with torch.inference_mode(False), torch.enable_grad(), single_threaded():
+        yield

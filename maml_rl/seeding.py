@@ -8,6 +8,7 @@ without one generator object per environment.
 Source: Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3, https://doi.org/10.1145/2063384.2063405
 """
 
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 # Blocks of this many counters keep the intermediate arrays inside the second-level cache.
 _CHUNK = 16_384
+# Held by the thread that has seeded torch's global generators.
+_global_generators = threading.RLock()
 # At most this many numbers are drawn ahead, for all slots of an environment together.
 _NUMBERS_AHEAD = 16_384
 
@@ -156,7 +159,8 @@ def seeded_torch(seed: int, device: "torch.device | str" = "cpu") -> Iterator[No
     """Seed torch's global generators with `seed` for the block, and restore them afterward.
 
     For code of users, such as a constructor of a network, that uses no other generator. The generators are those of
-    the CPU and of `device`. They belong to the process: another thread must not draw from them meanwhile.
+    the CPU and of `device`. They belong to the process: a block in another thread waits for the end of this one, and
+    other code of another thread must not draw from them meanwhile.
 
     Args:
         seed: integer in [0, 2**63).
@@ -171,14 +175,15 @@ def seeded_torch(seed: int, device: "torch.device | str" = "cpu") -> Iterator[No
         torch.cuda.init()
         index = torch.cuda.current_device() if device.index is None else device.index
         generators.append(torch.cuda.default_generators[index])
-    before = [each.get_state() for each in generators]
-    try:
-        for each in generators:
-            each.manual_seed(seed)
-        yield
-    finally:
-        for each, state in zip(generators, before, strict=True):
-            each.set_state(state)
+    with _global_generators:
+        before = [each.get_state() for each in generators]
+        try:
+            for each in generators:
+                each.manual_seed(seed)
+            yield
+        finally:
+            for each, state in zip(generators, before, strict=True):
+                each.set_state(state)
 
 
 def check_seed(seed: int | np.integer) -> int:

@@ -273,6 +273,21 @@ def test_invalid_arguments_are_refused(arguments, message):
         LinearFeatureBaseline(*arguments)
 
 
+def test_advantages_are_the_same_for_any_number_of_threads() -> None:
+    before, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 4):
+            torch.set_num_threads(number)
+            of_tasks = make(np.full((4, 40), 300))
+            advantages = [of_tasks.compute_advantages(LinearFeatureBaseline(3))]
+            advantages.append(of_tasks[0].compute_advantages(LinearFeatureBaseline(3), fit=True))
+            found.append(advantages)
+    finally:
+        torch.set_num_threads(before)
+    for each in found[1:]:
+        assert all(map(torch.equal, each, found[0]))
+
+
 def test_zero_baseline_gives_the_advantages_of_none():
     episodes = make([[4, 2], [3, 4]])
     expected = episodes.compute_advantages(None, normalize=False).clone()

@@ -1,8 +1,9 @@
 """Work on chunks of tasks: one thread per core, each with memory that it reuses."""
 
+import functools
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Self, TypeVar
@@ -10,10 +11,22 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
-from maml_rl.machine import intra_op_threads
+from maml_rl.machine import chunk_threads, single_threaded
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def sum_of_chunks(parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors of one shape, added one after the other."""
+    return functools.reduce(torch.add, parts)
+
+
+def set_gradients(params: Sequence[Tensor], of_chunks: Iterable[Sequence[Tensor | None]]) -> None:
+    """Give each parameter the sum of the chunks' gradients, which are None where a loss does not depend on it."""
+    for param, parts in zip(params, zip(*of_chunks, strict=True), strict=True):
+        known = [part for part in parts if part is not None]
+        param.grad = sum_of_chunks(known) if known else None
 
 
 class Workspace:
@@ -35,7 +48,7 @@ class Workspace:
 
 
 class ChunkWorkers:
-    """Threads that work on chunks of tasks, as many as torch may use in the caller's thread.
+    """Threads that work on chunks of tasks, `chunk_threads` of them.
 
     Inside the `with` block torch computes every operation on one core, and the chunks run in parallel: that is faster
     than cutting every operation in two, and makes the results independent of the number of cores. On leaving, the
@@ -53,10 +66,10 @@ class ChunkWorkers:
 
     def __enter__(self) -> Self:
         if self._device.type == "cpu":
-            count = torch.get_num_threads()
-            self._stack.enter_context(intra_op_threads(1))
+            count = chunk_threads()
+            self._stack.enter_context(single_threaded())
             if count > 1:
-                self._pool = ThreadPoolExecutor(count, "maml_rl-update")
+                self._pool = ThreadPoolExecutor(count, "maml_rl-update", initializer=_compute_on_one_core)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -81,3 +94,10 @@ class ChunkWorkers:
         if self._pool is None or len(items) < 2:
             return [run(item) for item in items]
         return list(self._pool.map(run, items))
+
+
+def _compute_on_one_core() -> None:
+    """Give a new thread its number of torch threads."""
+    # Until it asks for the first time it would take that of the process, which other threads change.
+    torch.get_num_threads()
+    torch.set_num_threads(1)

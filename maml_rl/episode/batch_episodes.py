@@ -14,6 +14,7 @@ from torch import Tensor
 from maml_rl import functional
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.advantages import Baseline, estimate_advantages, known_advantages, known_gamma
+from maml_rl.machine import single_threaded
 
 Array = Tensor | NDArray[Any]
 
@@ -257,6 +258,7 @@ class BatchEpisodes:
         """Return the undiscounted sum of rewards of each episode, (B,)."""
         return self.rewards.sum(0)
 
+    @single_threaded()
     def compute_advantages(
         self,
         baseline: Baseline | None,

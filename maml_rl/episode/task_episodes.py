@@ -17,6 +17,7 @@ from maml_rl import functional
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.advantages import Baseline, estimate_advantages, known_advantages, known_gamma
 from maml_rl.episode.batch_episodes import Array, BatchEpisodes, as_tensor, make_mask
+from maml_rl.machine import single_threaded
 
 __all__ = ["Baseline", "BatchEpisodes", "TaskEpisodes"]
 
@@ -282,6 +283,7 @@ class TaskEpisodes:
             for name, info in self.infos.items()
         }
 
+    @single_threaded()
     def compute_advantages(
         self,
         baseline: Baseline | None,

@@ -7,7 +7,7 @@ that is passed in, never on where a trial is in memory: a resumed run draws the 
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
 from pathlib import Path
@@ -64,10 +64,17 @@ class Steps:
 
     def to(self, device: torch.device | str) -> "Steps":
         """Return the same steps on `device`."""
-        moved: dict[str, Any] = {
-            each.name: getattr(self, each.name).to(device) for each in fields(self) if each.name != "infos"
+        return self._map(lambda values: values.to(device))
+
+    def part(self, tasks: slice) -> "Steps":
+        """Return the steps of some tasks, or of other entries of the first axis."""
+        return self._map(lambda values: values[tasks])
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Steps":
+        mapped: dict[str, Any] = {
+            each.name: function(getattr(self, each.name)) for each in fields(self) if each.name != "infos"
         }
-        return Steps(**moved, infos={name: info.to(device) for name, info in self.infos.items()})
+        return Steps(**mapped, infos={name: function(info) for name, info in self.infos.items()})
 
 
 class Mark(NamedTuple):

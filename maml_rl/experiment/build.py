@@ -24,7 +24,7 @@ from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import ConfigError, TaskError, UsersCode, explain
-from maml_rl.machine import refuse_if_too_large
+from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.named_modules import import_named
@@ -312,6 +312,7 @@ def _is_chosen(config: Config, name: str) -> bool:
     return bool(getattr(config, name) != Config.model_fields[name].default)
 
 
+@usual_torch()
 def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_workers: int | None = 0) -> Experiment:
     """Make the experiment that a config describes, after trying its environment.
 
@@ -358,6 +359,12 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
             except TypeError as error:
                 # A policy that the algorithm cannot train.
                 raise config.error(explain(error), "algorithm" if config.policy is None else "policy") from error
+        if metalearner.experience and torch.get_default_dtype() != torch.float32:
+            raise config.error(
+                f"{config.algorithm} learns from a replay in float32, and torch's default type is "
+                f"{torch.get_default_dtype()}; call torch.set_default_dtype(torch.float32) before",
+                "algorithm",
+            )
         baseline = make_baseline(config.baseline, env.single_observation_space)
         distribution, config = _make_task_distribution(config, env, samples=learner.samples)
     except ConfigError:

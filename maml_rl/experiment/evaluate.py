@@ -34,7 +34,7 @@ from maml_rl.experiment.statistics import (
     without_each,
     without_each_row,
 )
-from maml_rl.machine import refuse_if_too_large
+from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.metalearners.collection import Batch
 from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
@@ -162,6 +162,7 @@ class Evaluation:
         replace_file(Path(path), buffer.getvalue())
 
 
+@usual_torch()
 def evaluate(
     experiment: Experiment,
     *,

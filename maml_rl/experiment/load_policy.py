@@ -16,6 +16,7 @@ from maml_rl.envs.make_env import EnvMaker
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
+from maml_rl.machine import usual_torch
 from maml_rl.metalearners.adapted import adapt_by_memory, adapt_by_steps
 from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.metalearner import MetaLearner
@@ -87,6 +88,7 @@ def load_policy(
     return policy
 
 
+@usual_torch()
 def adapt_to_task(
     policy: Policy,
     env_name: EnvMaker,

@@ -22,6 +22,7 @@ from maml_rl.errors import ConfigError, UsersCode, explain
 from maml_rl.experience.minari_data_set import Credits, dataset_id, require_minari, write_data_set
 from maml_rl.experience.recording import FOLDER, About, Recording, space_as_json
 from maml_rl.experiment.build import Experiment, make_experiment, placement_of
+from maml_rl.machine import usual_torch
 from maml_rl.metalearners.single_task import (
     QLearning,
     QLearningSettings,
@@ -82,6 +83,7 @@ class Recorded:
         return cls(identifier, Path(output) / identifier)
 
 
+@usual_torch()
 def record(
     config: Config,
     output: str | Path,
@@ -183,6 +185,7 @@ def record(
     return recorded
 
 
+@usual_torch()
 def record_run(
     run: str | Path,
     output: str | Path,

@@ -22,6 +22,7 @@ from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spre
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.prefetch import Prefetcher
+from maml_rl.machine import chunk_threads, single_threaded, usual_torch
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
@@ -43,6 +44,7 @@ OnIteration = Callable[[Metrics], None]
 _POLICY = "policy/"
 
 
+@usual_torch()
 def train(
     config: Config,
     folder: str | Path,
@@ -279,6 +281,7 @@ def _collecting(
             means |= {"time/waiting": waiting, "time/retries": float(retries)}
         return _Collected(batch, version, seconds, stages, means, task_state, task_metrics)
 
+    threads = chunk_threads()
     # Before each meta-update: the policy, and the rest of the learner's acting state.
     published = dict(run.earlier)
     numbers = itertools.count(first)
@@ -296,7 +299,8 @@ def _collecting(
         acting = dict(published[version])
         policy = {name.removeprefix(_POLICY): acting.pop(name) for name in list(acting) if name.startswith(_POLICY)}
         sampler.policy.load_state_dict(policy)
-        return collect(version, metalearner.collector(acting))
+        with single_threaded(threads):
+            return collect(version, metalearner.collector(acting))
 
     if not lag:
         yield lambda: collect(first, metalearner), publish

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive
+from maml_rl.derivatives import ChunkWorkers, Workspace, cut, set_gradients, sum_of_chunks
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.task_space import task_key
@@ -214,11 +215,40 @@ class HistoryLearner(MetaLearner):
         for _ in range(self.settings.num_updates):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.settings.learning_rate * self._share()
-            observations, actions = (each.to(self.device) for each in self.draw(rng))
-            outputs = self.policy.unroll(observations).distribution
-            loss = self.loss(outputs, actions)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            totals += self.step(*(each.to(self.device) for each in self.draw(rng)))
+            self._steps_taken += 1
+        loss, accuracy = (totals / self.settings.num_updates).tolist()
+        known = {"loss": loss, "updates": self._steps_taken}
+        return known | ({"accuracy": accuracy} if self._has_one_choice else {})
+
+    def step(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Take a gradient step on sequences, in chunks of them.
+
+        Args:
+            observations: (L, N, size).
+            actions: (L, N, *action shape), to predict there.
+
+        Returns:
+            (2,) the loss, and the share of discrete actions whose prediction was right; means over the sequences.
+
+        Raises:
+            NonFiniteError: If the gradient is not finite; the step is not taken.
+        """
+        length, num = observations.shape[:2]
+        params = [param for param in self.policy.parameters() if param.requires_grad]
+
+        def differentiate(part: slice, workspace: Workspace) -> tuple[Tensor, Sequence[Tensor | None]]:
+            share = (part.stop - part.start) / num
+            with torch.enable_grad():
+                outputs = self.policy.unroll(observations[:, part]).distribution
+                loss = share * self.loss(outputs, actions[:, part])
+                gradients = torch.autograd.grad(loss, params, allow_unused=True)
+            right = (outputs[0].argmax(-1) == actions[:, part]).float().mean() * share if self._has_one_choice else loss
+            return torch.stack((loss, right)).detach(), gradients
+
+        with ChunkWorkers(self.device) as workers:
+            found = workers.map(differentiate, cut(num, length, self.settings.hidden_size, self.device))
+            set_gradients(params, [gradients for _, gradients in found])
             norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.max_grad_norm)
             if not math.isfinite(float(norm)):
                 raise NonFiniteError(
@@ -226,12 +256,7 @@ class HistoryLearner(MetaLearner):
                     "and rewards that are huge"
                 )
             self.optimizer.step()
-            self._steps_taken += 1
-            right = (outputs[0].argmax(-1) == actions).float().mean() if self._has_one_choice else loss
-            totals += torch.stack((loss, right)).detach()
-        loss, accuracy = (totals / self.settings.num_updates).tolist()
-        known = {"loss": loss, "updates": self._steps_taken}
-        return known | ({"accuracy": accuracy} if self._has_one_choice else {})
+        return sum_of_chunks([losses for losses, _ in found])
 
     def _share(self) -> float:
         """Return the factor of the step size for the next gradient step."""

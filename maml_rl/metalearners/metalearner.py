@@ -21,6 +21,7 @@ from maml_rl.config.config import OF_LEARNERS
 from maml_rl.derivatives import Hosts, ThreadHosts
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.experience import Replay
+from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted, adapt_by_memory, adapt_by_steps
 from maml_rl.metalearners.collection import Batch, Collection, Sampler, infos_of, returns_of
 from maml_rl.metalearners.optimizer_state import SINGLE, load_optimizer_state, optimizer_state
@@ -220,10 +221,12 @@ class MetaLearner(ABC):
         """Do meta-update `number` of a run, from 0: `update`, with the random streams of that number.
 
         The seed and the number determine what is drawn, however often the run was interrupted. They also seed torch's
-        global generators, for code that draws from these, which are restored afterward.
+        global generators, for code that draws from these, which are restored afterward. torch computes every operation
+        on one core, so that the number of cores does not change the result; what is computed in chunks uses all.
         """
         self._streams.move_to(StreamKey(self.seed, Purpose.LEARNER_DRAWS, number, 1))
-        with seeded_torch(torch_seed(StreamKey(self.seed, Purpose.LEARNER_UPDATE, number)), self.device):
+        seed = torch_seed(StreamKey(self.seed, Purpose.LEARNER_UPDATE, number))
+        with seeded_torch(seed, self.device), single_threaded():
             return self.update(batch)
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:

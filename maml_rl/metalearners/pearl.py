@@ -15,6 +15,7 @@ from torch.nn.functional import softplus
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.config import Count, Positive
+from maml_rl.derivatives import ChunkWorkers, Workspace, cut, set_gradients, sum_of_chunks
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
@@ -319,9 +320,49 @@ class PEARL(MetaLearner):
         Raises:
             NonFiniteError: If a loss is not finite; the step is not taken.
         """
+        num_tasks, num_steps = steps.rewards.shape
+        noise = torch.randn((num_tasks, len(self.policy.context)), generator=self.torch_generator("contexts"))
+        # The actions before and after each transition.
+        sizes = 2, num_tasks, num_steps, self.policy.noise_size
+        drawn = torch.randn(sizes, generator=self.torch_generator("actions"))
+        groups = [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
+        params = [param for group in groups for param in group["params"]]
+
+        def differentiate(tasks: slice, workspace: Workspace) -> tuple[Tensor, Sequence[Tensor]]:
+            parts = context.part(tasks), steps.part(tasks), noise[tasks], drawn[:, tasks]
+            with torch.enable_grad():
+                loss, losses = self._losses(*parts, share=(tasks.stop - tasks.start) / num_tasks)
+                return torch.stack((loss.detach(), *losses)), torch.autograd.grad(loss, params)
+
+        with ChunkWorkers(self.device) as workers:
+            chunks = cut(num_tasks, num_steps, max(self.policy.hidden_sizes), self.device)
+            found = workers.map(differentiate, chunks)
+            loss, *losses = sum_of_chunks([losses for losses, _ in found]).cpu()
+            if not math.isfinite(float(loss)):
+                raise NonFiniteError(
+                    "a loss of pearl is not finite; lower learning-rate or reward-scale, or look for observations and "
+                    "rewards that are huge"
+                )
+            set_gradients(params, [gradients for _, gradients in found])
+            for optimizer in self.optimizers.values():
+                optimizer.step()
+            self.networks.follow()
+        return torch.stack(losses)
+
+    def _losses(
+        self, context: Steps, steps: Steps, noise: Tensor, drawn: Tensor, *, share: float
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss of some tasks, and what `step` returns; the sums over all tasks are those of a step.
+
+        Args:
+            context: see `step`.
+            steps: see `step`.
+            noise: (M, Z) from N(0, 1), of the contexts.
+            drawn: (2, M, N, A) from N(0, 1), of the actions before and after the transitions.
+            share: of the tasks.
+        """
         posterior: Posterior = self.encoder(self._transitions(context), context.mask)
-        noise = torch.randn(posterior.mean.shape, generator=self.torch_generator("contexts")).to(self.device)
-        of_tasks = posterior.sample(noise)
+        of_tasks = posterior.sample(noise.to(self.device))
         contexts = of_tasks.unsqueeze(1).expand(-1, steps.rewards.shape[1], -1).flatten(0, 1)
         before, after = (seen.flatten(0, 1).float() for seen in (steps.observations, steps.next_observations))
         rewards, terminal = steps.rewards.flatten(), steps.terminations.flatten().float()
@@ -331,8 +372,7 @@ class PEARL(MetaLearner):
         # The encoder receives no gradient of actor or targets, only that of the critics.
         fixed = contexts.detach()
         parameters = self.policy.under(torch.cat((before, after)), torch.cat((fixed, fixed)))
-        drawn = torch.randn(parameters[0].shape, generator=self.torch_generator("actions")).to(self.device)
-        actions, log_probs = head.sample(parameters, drawn)
+        actions, log_probs = head.sample(parameters, drawn.flatten(0, 2).to(self.device))
         (proposed, following), (log_prob, log_prob_after) = actions.chunk(2), log_probs.chunk(2)
         with torch.no_grad():
             values = self._values(self.targets, after, fixed, following)
@@ -344,20 +384,10 @@ class PEARL(MetaLearner):
         of_proposed = self._values(self.critics, before, fixed, proposed, fixed=True)
         actor_loss = -soft_values(of_proposed, log_prob, alpha).mean()
         entropy = -log_prob.detach().mean()
-        loss = critic_loss + self.settings.kl_weight * kl.sum() + actor_loss
+        loss = critic_loss + self.settings.kl_weight * kl.sum() / share + actor_loss
         loss = loss + temperature * (entropy - self.networks.target_entropy)
-        if not math.isfinite(float(loss.detach())):
-            raise NonFiniteError(
-                "a loss of pearl is not finite; lower learning-rate or reward-scale, or look for observations and "
-                "rewards that are huge"
-            )
-        for optimizer in self.optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        for optimizer in self.optimizers.values():
-            optimizer.step()
-        self.networks.follow()
-        return torch.stack((critic_loss, actor_loss, kl.mean(), alpha, entropy)).detach().cpu()
+        means = critic_loss, actor_loss, kl.mean(), alpha, entropy
+        return share * loss, [share * mean.detach() for mean in means]
 
     @staticmethod
     def _values(critics: TwinMLP, seen: Tensor, contexts: Tensor, actions: Tensor, *, fixed: bool = False) -> Tensor:

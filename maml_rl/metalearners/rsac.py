@@ -12,6 +12,7 @@ from maml_rl.config import Config
 from maml_rl.config.config import Count, Fraction
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
+from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes, refuse_small_replay
@@ -225,6 +226,7 @@ class RSAC(MetaLearner):
         names = "loss/critics", "loss/actor", "temperature", "value", "entropy"
         return known | {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
 
+    @single_threaded()
     def step(self, trials: Steps) -> Tensor:
         """Take one step on a batch of trials, or of sequences of them, (L, N, ...).
 

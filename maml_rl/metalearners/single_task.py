@@ -145,7 +145,9 @@ class SingleTaskPPO(SingleTaskLearner):
 
     def _chunk(self, part: slice) -> tuple[slice, dict[str, Tensor], torch.optim.Adam]:
         """Return the learners of some tasks as leaves, which share their memory with `params`, and their optimizer."""
-        leaves = {name: param[part].detach().requires_grad_() for name, param in self.params.items()}
+        # A view has the version counter of its tensor, by which autograd notices changes, and other threads change
+        # their own parts of it. The views of `data` have a counter for each call.
+        leaves = {name: param.data[part].requires_grad_() for name, param in self.params.items()}
         # Adam is elementwise: of stacked parameters it is one optimizer for each task.
         optimizer = torch.optim.Adam(leaves.values(), lr=self._settings.learning_rate)
         for name, leaf in leaves.items():

@@ -4,9 +4,17 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from maml_rl.machine import single_threaded
 
 Layer = TypeVar("Layer", bound=nn.Module)
+
+
+def orthogonal(weights: Tensor, generator: torch.Generator, gain: float = 1.0) -> None:
+    """Fill a matrix with orthogonal rows or columns of length `gain`, the same on any number of cores."""
+    with single_threaded():
+        nn.init.orthogonal_(weights, gain, generator)
 
 
 def empty_layer(make: Callable[..., Layer], *args: Any, **options: Any) -> Layer:

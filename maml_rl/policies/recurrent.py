@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import Params
-from maml_rl.policies.layers import empty_layer
+from maml_rl.policies.layers import empty_layer, orthogonal
 from maml_rl.policies.policy import Memory
 
 Cell = Literal["gru", "lstm"]
@@ -38,7 +38,7 @@ def make_recurrent(
             nn.init.zeros_(weights)
             continue
         for gate in weights.detach().split(hidden_size):
-            nn.init.orthogonal_(gate, generator=generator)
+            orthogonal(gate, generator)
     if memory_span is not None:
         # With a bias of log(s) a gate keeps s / (1 + s) of the unit at each step.
         steps = 1.0 + (memory_span - 1.0) * torch.rand(hidden_size, generator=generator)

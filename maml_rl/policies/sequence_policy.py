@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from maml_rl.policies.heads import Head, Params, head_for
-from maml_rl.policies.layers import empty_layer
+from maml_rl.policies.layers import empty_layer, orthogonal
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.mlp import Perceptron, register_parameters
 from maml_rl.policies.policy import Memory, Unrolled
@@ -144,7 +144,7 @@ class SequencePolicy(MemoryPolicy):
     def _initialize_heads(self, generator: torch.Generator, *, of_values: float = 1.0) -> None:
         for head, gain in ((self.head, 0.01), (self.value_head, of_values), (self.reward_head, 1.0)):
             if head is not None:
-                nn.init.orthogonal_(head.weight, gain, generator)
+                orthogonal(head.weight, generator, gain)
                 nn.init.zeros_(head.bias)
 
     @abstractmethod

@@ -16,7 +16,6 @@ from maml_rl.adaptation import AdaptationRule, adapt
 from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Workspace, chunks_of
 from maml_rl.episode.advantages import TaskwiseBaseline, advantages_from_values, normalized_advantages
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
-from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 
@@ -84,11 +83,9 @@ class InnerPhases:
     def _estimate_advantages(self, episodes: TaskEpisodes) -> None:
         """Compute the advantages: in chunks, in parallel, where the baseline is fitted to each task."""
         if not isinstance(self.baseline, TaskwiseBaseline):
-            # Many small operations: threads that wait for each other between them cost more than they gain.
-            with intra_op_threads(1):
-                episodes.compute_advantages(
-                    self.baseline, gamma=self.gamma, gae_lambda=self.gae_lambda, bootstrap=self.bootstrap
-                )
+            episodes.compute_advantages(
+                self.baseline, gamma=self.gamma, gae_lambda=self.gae_lambda, bootstrap=self.bootstrap
+            )
             return
         baseline, chunks = self.baseline, chunks_of([episodes], ParameterLayout(self.policy).width, episodes.device)
         values, finals = torch.zeros_like(episodes.rewards), torch.zeros_like(episodes.rewards[:, 0])

@@ -1,11 +1,13 @@
 """Work is cut into chunks, taken from the episodes, and distributed among threads."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Samples, Workspace, cut, every_nth
+from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Samples, Workspace, cut, every_nth, set_gradients
+from maml_rl.machine import chunk_threads, single_threaded
 from tests.synthetic import make_episodes, make_policy
 
 CPU = torch.device("cpu")
@@ -91,6 +93,48 @@ def test_workers_use_two_threads_of_one_core_each_and_restore_the_number() -> No
         assert torch.get_num_threads() == 1
         assert workers.map(work, [3, 1]) == [(3, 1, False), (1, 1, False)]
     assert torch.get_num_threads() == 2
+
+
+def in_another_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_other_threads_that_set_their_number_change_nothing_for_the_workers() -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    def work(item: int, workspace: Workspace) -> int:
+        both.wait()
+        in_another_thread(lambda: torch.set_num_threads(2))
+        return torch.get_num_threads()
+
+    with ChunkWorkers(CPU) as workers:
+        # New threads take the number that was set last, in any thread.
+        in_another_thread(lambda: torch.set_num_threads(2))
+        assert workers.map(work, [3, 1]) == [1, 1]
+        assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_workers_in_a_block_of_single_threads_are_as_many_as_outside_of_it() -> None:
+    both = threading.Barrier(2, timeout=20)
+    with single_threaded(), single_threaded():
+        assert (torch.get_num_threads(), chunk_threads()) == (1, 2)
+        with ChunkWorkers(CPU) as workers:
+            workers.map(lambda item, workspace: both.wait(), [0, 1])
+    assert (torch.get_num_threads(), chunk_threads()) == (2, 2)
+    with single_threaded(3):
+        assert chunk_threads() == 3
+
+
+def test_gradients_of_chunks_are_added_in_their_order() -> None:
+    first, second, unused = (torch.zeros((), requires_grad=True) for _ in range(3))
+    # The 1 is lost beside 1e8.
+    of_chunks = [[torch.tensor(1e8), None, None], [torch.tensor(1.0), torch.tensor(2.0), None]]
+    set_gradients([first, second, unused], [*of_chunks, [torch.tensor(-1e8), torch.tensor(3.0), None]])
+    assert [first.grad, second.grad, unused.grad] == [0.0, 5.0, None]
 
 
 @pytest.mark.usefixtures("two_threads")

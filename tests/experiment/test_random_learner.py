@@ -1,6 +1,10 @@
 """A learner with a second network and random numbers of its own: one seed, one result."""
 
 import json
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import MetaLearner, State
+from maml_rl.runs.metrics import Metrics
 from maml_rl.seeding import seeded_torch
 from tests.small_runs import SMALL, untimed
 
@@ -85,3 +90,35 @@ def test_error_in_the_block_restores_the_generators() -> None:
         expected = torch.randn(5)
     with seeded_torch(3):
         assert torch.equal(torch.randn(5), expected)
+
+
+def test_blocks_in_two_threads_draw_what_each_draws_alone_and_restore_the_generator() -> None:
+    def draw(seeds: Sequence[int]) -> list[list[float]]:
+        found = []
+        for seed in seeds:
+            with seeded_torch(seed):
+                found.append([torch.rand(()).item() for _ in range(20)])
+        return found
+
+    parts, before, interval = [range(100), range(100, 200)], torch.get_rng_state(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(draw, parts))
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [draw(part) for part in parts]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_two_trainings_in_one_process_are_those_of_each_alone(tmp_path: Path) -> None:
+    seeds = (1, 2)
+
+    def run(seed: int) -> list[Metrics]:
+        folder = tmp_path / f"{seed}-{threading.current_thread().name}"
+        train(drawing(seed=seed), folder, num_workers=0)
+        return untimed(folder)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(run, seeds))
+    assert found == [run(seed) for seed in seeds]

@@ -54,6 +54,20 @@ def test_loss_of_gaussian_actions_is_their_negative_log_density() -> None:
     assert torch.allclose(learner.loss(outputs, actions), expected)
 
 
+def test_step_in_chunks_has_the_gradient_of_the_loss_on_all_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make(max_grad_norm=1e9)
+    observations, actions = learner.draw(np.random.default_rng(0))
+    params = list(learner.policy.parameters())
+    loss = learner.loss(learner.policy.unroll(observations).distribution, actions)
+    expected = torch.autograd.grad(loss, params)
+    # Of different sizes.
+    monkeypatch.setattr("maml_rl.metalearners.history_learner.cut", lambda num, *_: [slice(0, 5), slice(5, num)])
+    found = learner.step(observations, actions)
+    assert float(found[0]) == pytest.approx(loss.item(), rel=1e-6)
+    for param, gradient in zip(params, expected, strict=True):
+        torch.testing.assert_close(param.grad, gradient, rtol=1e-4, atol=1e-7)
+
+
 def test_sequence_begins_like_a_trial_without_a_last_step() -> None:
     learner = make(context=3)
     observations, actions = learner.draw(np.random.default_rng(0))

@@ -67,25 +67,38 @@ def test_posterior_is_the_product_of_its_factors_in_any_order() -> None:
     torch.testing.assert_close(found.divergence(), torch.distributions.kl_divergence(normal, prior).sum(-1))
 
 
+def random_steps(num_tasks: int, num: int, generator: torch.Generator) -> Steps:
+    """Transitions (M, N, ...) of `pearl()`."""
+    shape = (num_tasks, num)
+    return Steps(
+        *(torch.randn((*shape, 2), generator=generator).clamp(-0.9, 0.9) for _ in range(2)),
+        torch.randn(shape, generator=generator),
+        torch.randn((*shape, 2), generator=generator),
+        torch.zeros(shape, dtype=torch.bool),
+        torch.zeros(shape, dtype=torch.bool),
+        torch.ones(shape),
+    )
+
+
+def test_step_in_chunks_of_tasks_is_that_on_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for chunks in ([slice(0, 5)], [slice(0, 2), slice(2, 5)]):
+        monkeypatch.setattr("maml_rl.metalearners.pearl.cut", lambda *_, chunks=chunks: chunks)
+        learner, generator = make_experiment(pearl()).metalearner, torch.Generator().manual_seed(0)
+        assert isinstance(learner, PEARL)
+        losses = learner.step(random_steps(5, 6, generator), random_steps(5, 7, generator))
+        trained = [param for each in learner.optimizers.values() for param in each.param_groups[0]["params"]]
+        found.append((losses, [param.grad for param in trained]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+
+
 def test_each_loss_has_gradients_only_for_its_own_networks() -> None:
     learner = make_experiment(pearl()).metalearner
     assert isinstance(learner, PEARL)
     generator = torch.Generator().manual_seed(0)
-
-    def steps(num: int) -> Steps:
-        shape = (2, num)
-        return Steps(
-            *(torch.randn((*shape, 2), generator=generator).clamp(-0.9, 0.9) for _ in range(2)),
-            torch.randn(shape, generator=generator),
-            torch.randn((*shape, 2), generator=generator),
-            torch.zeros(shape, dtype=torch.bool),
-            torch.zeros(shape, dtype=torch.bool),
-            torch.ones(shape),
-        )
-
     before = {name: value.clone() for name, value in learner.state_dict().items() if isinstance(value, Tensor)}
     actor = {name: value.clone() for name, value in learner.policy.state_dict().items()}
-    learner.step(steps(5), steps(7))
+    learner.step(random_steps(2, 5, generator), random_steps(2, 7, generator))
     after = learner.state_dict()
     for prefix in ("encoder.", "critic.", "target.", "log_temperature"):
         assert any(not torch.equal(after[n], value) for n, value in before.items() if n.startswith(prefix)), prefix
@@ -93,10 +106,10 @@ def test_each_loss_has_gradients_only_for_its_own_networks() -> None:
     assert CONTEXT not in moved
     assert "layer0.weight" in moved
     assert learner.policy.context.grad is None
-    bad = steps(7)
+    bad = random_steps(2, 7, generator)
     bad.rewards[0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match="a loss of pearl is not finite; lower learning-rate"):
-        learner.step(steps(5), bad)
+        learner.step(random_steps(2, 5, generator), bad)
 
 
 def test_encoder_does_not_depend_on_the_units_of_actions() -> None:

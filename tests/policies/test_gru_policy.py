@@ -308,3 +308,17 @@ def test_a_head_for_rewards_changes_no_action_and_no_other_weight() -> None:
     assert torch.equal(with_head.act(observations, noise, memory)[0], without.act(observations, noise, memory)[0])
     with pytest.raises(TypeError, match="GRUPolicy predicts no rewards"):
         without.predict_rewards(without.unroll(observations), noise)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_initial_weights_are_the_same_for_any_number_of_threads(cell: Any) -> None:
+    before, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 4):
+            torch.set_num_threads(number)
+            policy = GRUPolicy(SEEN, ACTIONS["discrete"], 128, cell=cell, value="network", predict_rewards=True)
+            found.append(policy.state_dict())
+    finally:
+        torch.set_num_threads(before)
+    for name, weights in found[0].items():
+        assert all(torch.equal(other[name], weights) for other in found[1:]), name
