@@ -21,6 +21,9 @@ QUICK = {
     "GridNavi-v0",
     "Wind-v0",
 }
+# One of each base class, for guarantees that a base keeps for all of its families: array code with discrete and with
+# continuous actions, MuJoCo, and Meta-World.
+BASES = ("Bandit-K5-v0", "2DNavigation-v0", "HalfCheetahVel-v5", "MetaWorld/ML1-reach-v3")
 # Representatives of the families that need an extra, which take seconds to create.
 OF_EXTRAS = {"MetaWorld/ML1-reach-v3", "MetaWorld/ML10-v3"}
 TRIED = [name for name, family in FAMILIES.items() if not family.extra or name in OF_EXTRAS]

@@ -12,23 +12,23 @@ from maml_rl.errors import TaskError
 from tests.envs.contract import assert_same_tasks, play, random_actions, same
 
 
-@pytest.mark.parametrize("seed", [0, 9])
-def test_single_and_batched_environment_draw_the_same_tasks(env_id: str, vector_env: MetaVectorEnv, seed: int) -> None:
+def test_single_and_batched_environment_draw_the_same_tasks(env_id: str, vector_env: MetaVectorEnv) -> None:
     single = gymnasium.make(env_id)
-    single.reset(seed=seed)
-    vector_env.reset(seed=seed)
-    drawn = single.unwrapped.sample_tasks(30)
-    assert_same_tasks(drawn, vector_env.sample_tasks(30))
-    assert_same_tasks(drawn, vector_env.sample_tasks(30, seed=seed))
+    for seed in (0, 9):
+        single.reset(seed=seed)
+        vector_env.reset(seed=seed)
+        drawn = single.unwrapped.sample_tasks(30)
+        assert_same_tasks(drawn, vector_env.sample_tasks(30))
+        assert_same_tasks(drawn, vector_env.sample_tasks(30, seed=seed))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
-def test_seeded_sample_tasks_repeats_and_unseeded_continues(vector_env: MetaVectorEnv, seed: int) -> None:
-    tasks = vector_env.sample_tasks(30, seed=seed)
-    following = vector_env.sample_tasks(30)
-    assert_same_tasks(vector_env.sample_tasks(30, seed=seed), tasks)
-    with pytest.raises(AssertionError):
-        assert_same_tasks(tasks, following)
+def test_seeded_sample_tasks_repeats_and_unseeded_continues(vector_env: MetaVectorEnv) -> None:
+    for seed in (0, 1, 2**63 - 1):
+        tasks = vector_env.sample_tasks(30, seed=seed)
+        following = vector_env.sample_tasks(30)
+        assert_same_tasks(vector_env.sample_tasks(30, seed=seed), tasks)
+        with pytest.raises(AssertionError):
+            assert_same_tasks(tasks, following)
 
 
 def test_sampled_tasks_belong_to_the_caller(vector_env: MetaVectorEnv) -> None:
@@ -104,51 +104,54 @@ def test_environments_without_a_given_task_all_have_the_same_one(env_id: str, ve
     assert same(play(vector_env, 0), play(make_vector_env(env_id, {}, 4), 0))
 
 
-@pytest.mark.parametrize(
-    "flaw", ["missing", "misspelled", "shape", "nan", "infinite", "text", "none", "truth", "ragged"]
-)
-def test_malformed_task_is_refused_by_name_and_changes_nothing(vector_env: MetaVectorEnv, flaw: str) -> None:
+FLAWS = ("missing", "misspelled", "shape", "nan", "infinite", "text", "none", "truth", "ragged")
+
+
+def flawed(task: Task, name: str, flaw: str) -> Task:
+    """Return a task with a flaw in one entry."""
+    bad, value = dict(task), task[name]
+    array = np.array([] if isinstance(value, str) else value, np.float64)
+    match flaw:
+        case "missing":
+            del bad[name]
+        case "misspelled":
+            bad[name[:-1] + "z"] = bad.pop(name)
+        case "shape":
+            bad[name] = np.zeros((*array.shape, 7))
+        case "nan" | "infinite":
+            array.flat[0] = np.nan if flaw == "nan" else np.inf
+            bad[name] = array
+        case "text":
+            bad[name] = "1.0"
+        case "none":
+            bad[name] = None
+        case "truth":
+            bad[name] = np.ones(array.shape, np.bool_)
+        case "ragged":
+            bad[name] = [[1.0], [2.0, 3.0]]
+    return bad
+
+
+def test_malformed_task_is_refused_by_name_and_changes_nothing(vector_env: MetaVectorEnv) -> None:
     tasks = vector_env.sample_tasks(4, seed=0)
     vector_env.reset_task(tasks)
     before = play(vector_env, 0)
-    for name, value in tasks[2].items():
-        bad = dict(tasks[2])
-        array = np.array([] if isinstance(value, str) else value, np.float64)
-        if isinstance(value, str) and flaw in ("nan", "infinite"):
-            continue
-        match flaw:
-            case "missing":
-                del bad[name]
-            case "misspelled":
-                bad[name[:-1] + "z"] = bad.pop(name)
-            case "shape":
-                bad[name] = np.zeros((*array.shape, 7))
-            case "nan":
-                array.flat[0] = np.nan
-                bad[name] = array
-            case "infinite":
-                array.flat[0] = np.inf
-                bad[name] = array
-            case "text":
-                bad[name] = "1.0"
-            case "none":
-                bad[name] = None
-            case "truth":
-                bad[name] = np.ones(array.shape, np.bool_)
-            case "ragged":
-                bad[name] = [[1.0], [2.0, 3.0]]
-        with pytest.raises(TaskError, match=rf"slot 2: .*{name!r}"):
-            vector_env.reset_task([tasks[0], tasks[1], bad, tasks[3]])
+    for flaw in FLAWS:
+        for name, value in tasks[2].items():
+            if isinstance(value, str) and flaw in ("nan", "infinite"):
+                continue
+            with pytest.raises(TaskError, match=rf"slot 2: .*{name!r}"):
+                vector_env.reset_task([tasks[0], tasks[1], flawed(tasks[2], name, flaw), tasks[3]])
     assert same(before, play(vector_env, 0))
 
 
-def test_task_of_another_family_is_refused_by_name(vector_env: MetaVectorEnv) -> None:
+def test_task_of_another_family_is_refused_by_name(base_vector_env: MetaVectorEnv) -> None:
     with pytest.raises(TaskError, match="slot 0: unknown entry 'unrelated' of a task; expected"):
-        vector_env.reset_task([{"unrelated": 1.0}] * 4)
+        base_vector_env.reset_task([{"unrelated": 1.0}] * 4)
     with pytest.raises(TaskError, match="slot 0: a task is a dict"):
-        vector_env.reset_task([1.0] * 4)  # type: ignore[list-item]
+        base_vector_env.reset_task([1.0] * 4)  # type: ignore[list-item]
 
 
-def test_wrong_number_of_tasks_is_refused(vector_env: MetaVectorEnv) -> None:
+def test_wrong_number_of_tasks_is_refused(base_vector_env: MetaVectorEnv) -> None:
     with pytest.raises(TaskError, match="one task for each of the 4 slots, got 3"):
-        vector_env.reset_task(vector_env.sample_tasks(3))
+        base_vector_env.reset_task(base_vector_env.sample_tasks(3))
