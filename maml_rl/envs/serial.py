@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import Attempt, Attempts, CallRules, Retry, carry_out, is_async, pause_visibly
 from maml_rl.envs.checking import declared_task_space, find_method, has_method, require_meta_env, seed_draws
+from maml_rl.envs.global_generators import DrawsGloballyError, SlotGenerators
 from maml_rl.envs.infos import collect_infos
 from maml_rl.envs.meta_env import (
     InfoKind,
@@ -57,6 +58,7 @@ class SerialVectorEnv(MetaVectorEnv):
     """
 
     divides = True
+    make_generators: type[SlotGenerators] = SlotGenerators
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class SerialVectorEnv(MetaVectorEnv):
     ) -> None:
         self.envs: list[gymnasium.Env[Any, Any]] = []
         self.num_envs = check_count("num_envs", num_envs)
-        self._attempts = Attempts(rules.max_retries, num_envs)
+        self._attempts, self._generators = Attempts(rules.max_retries, num_envs), self.make_generators(num_envs)
         self.current_slots = np.zeros(1, np.int64) if current_slots is None else current_slots
         try:
             self._make_envs(make_env, env_kwargs or {})
@@ -146,15 +148,17 @@ class SerialVectorEnv(MetaVectorEnv):
         self.current_slots[0] = 0
         name = "sample_test_tasks" if evaluation and has_method(self.envs[0], "sample_test_tasks") else "sample_tasks"
 
+        low = None if seed is None else seed & SEED_BITS
+
         def draw() -> list[Task]:
-            if seed is not None:
+            if low is not None:
                 self._ready = False
-                self.envs[0].reset(seed=seed & SEED_BITS)
-                seed_draws(self.envs[0], seed & SEED_BITS)
+                self.envs[0].reset(seed=low)
+                seed_draws(self.envs[0], low)
             return list(find_method(self.envs[0], name)(num_tasks))
 
         self._attempts.retries[0] = 0
-        tasks: list[Task] = self._carry_out(0, self._attempts.of(0, draw))[1]
+        tasks: list[Task] = self._carry_out(0, self._attempts.of(0, partial(self._generators.draw_tasks, low, draw)))[1]
         if len(tasks) != num_tasks:
             raise TaskError(f"{name}({num_tasks}) of {self.envs[0]} returned {len(tasks)} tasks")
         for task in tasks:
@@ -172,7 +176,11 @@ class SerialVectorEnv(MetaVectorEnv):
         for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
             self.current_slots[0] = slot
             self._attempts.retries[slot] = 0
-            self._carry_out(slot, self._attempts.of(slot, partial(give, reset_task, task)))
+            self._carry_out(slot, self._attempts.of(slot, self._give(slot, reset_task, task)))
+
+    def _give(self, slot: int, reset_task: Callable[[Task], Any], task: Task) -> Callable[[], Any]:
+        """Return the call that gives an environment a task of its own, at every attempt."""
+        return partial(self._generators.give_task, slot, task, lambda: reset_task(own_task(task)))
 
     def _carry_out(self, slot: int, attempt: Attempt) -> tuple[bool, Any]:
         def mark(pausing: bool) -> None:
@@ -220,7 +228,8 @@ class SerialVectorEnv(MetaVectorEnv):
     def _begin_with(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> Callable[[], Any]:
         """Return the call that begins an episode, whose retries count from zero."""
         self._attempts.retries[slot] = 0
-        begin = self._begin[slot] = partial(self.envs[slot].reset, seed=seed, options=options)
+        reset = partial(self.envs[slot].reset, seed=seed, options=options)
+        begin = self._begin[slot] = partial(self._generators.begin, slot, seed, reset)
         return begin
 
     def _write_reset(self, slot: int, result: Any, *, restarted: bool = False) -> None:
@@ -260,14 +269,15 @@ class SerialVectorEnv(MetaVectorEnv):
         self._last_infos = {}
         for slot in np.flatnonzero(~(buffers.terminated | buffers.truncated)).tolist():
             self.current_slots[0] = slot
-            step = partial(self.envs[slot].step, self._action(actions[slot]))
+            step = partial(self._generators.step, slot, partial(self.envs[slot].step, self._action(actions[slot])))
             try:
-                result = step()
+                self._write_step(slot, step())
+                continue
             except Retry as retry:
                 anew = self._attempts.of(slot, step, self._begin[slot], retry)
-                self._write_reset(slot, self._carry_out(slot, anew)[1], restarted=True)
-            else:
-                self._write_step(slot, result)
+            except DrawsGloballyError:
+                anew = self._attempts.of(slot, self._begin[slot])
+            self._write_reset(slot, self._carry_out(slot, anew)[1], restarted=True)
         self.physics_seconds[0] += perf_counter() - start
         return [0]
 
@@ -351,11 +361,6 @@ class SerialVectorEnv(MetaVectorEnv):
                     env.close()
             except ChildEnvError as error:
                 logger.warning("slot %d, %s: close() raises %s", slot, env, error)
-
-
-def give(reset_task: Callable[[Task], Any], task: Task) -> Any:
-    """Give an environment a task of its own, at every attempt."""
-    return reset_task(own_task(task))
 
 
 def _recorded_infos(env: gymnasium.Env[Any, Any]) -> dict[str, InfoKind]:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import LOOK_SECONDS, CallHangsError, CallRules, SideBySide, is_async, without_wrappers
 from maml_rl.envs.checking import seed_draws
+from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
 from maml_rl.envs.meta_env import SlotCounts, Task, declared
-from maml_rl.envs.serial import SerialVectorEnv, give, time_limit
+from maml_rl.envs.serial import SEED_BITS, SerialVectorEnv, time_limit
 from maml_rl.errors import TaskError
 
 # Seconds that calls may still take when the slots are closed.
@@ -46,6 +47,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
 
     advances_by_slot = True
     divides = False
+    make_generators: type[SlotGenerators] = SharedGenerators
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         if seed is not None and self._is_async[0]:
             self._start_reset(0, int(seed), None)
             self._wait_for({0})
-            seed_draws(self.envs[0], int(seed) & (2**32 - 1))
+            seed_draws(self.envs[0], int(seed) & SEED_BITS)
             self._ready, seed = False, None
         return super().sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
@@ -107,7 +109,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._settle()
         for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
             self._attempts.retries[slot] = 0
-            attempt = self._attempts.of(slot, partial(give, reset_task, task))
+            attempt = self._attempts.of(slot, self._give(slot, reset_task, task))
             self._calls.start(slot, attempt, awaited=iscoroutinefunction(reset_task))
         while self._calls.outstanding:
             for slot, outcome in self._results(inf):
@@ -142,7 +144,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         if buffers.terminated[index] or buffers.truncated[index]:
             self._unread.add(index)
             return
-        step = partial(self.envs[index].step, self._action(actions[0]))
+        step = partial(self._generators.step, index, partial(self.envs[index].step, self._action(actions[0])))
         attempt = self._attempts.of(index, step, self._begin[index])
         self._calls.start(index, attempt, awaited=self._is_async[index])
 
@@ -164,7 +166,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         return sorted(received)
 
     def _start_reset(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> None:
-        low = None if seed is None else seed & (2**32 - 1)
+        low = None if seed is None else seed & SEED_BITS
         self._resetting.add(slot)
         self._steps[slot] = 0
         attempt = self._attempts.of(slot, self._begin_with(slot, low, options))
@@ -195,23 +197,26 @@ class ThreadedVectorEnv(SerialVectorEnv):
         """Wait a moment for calls, write their results, and return their slots."""
         taken = set()
         for slot, outcome in self._results(seconds):
-            restarted, result = self._raise(slot, outcome)
-            if restarted or slot in self._resetting:
-                self._resetting.discard(slot)
-                self._steps[slot] = 0
-                self._write_reset(slot, result, restarted=restarted)
-            else:
-                self._steps[slot] += 1
-                self._write_step(slot, result)
-                if (
-                    self._is_async[slot]
-                    and self._steps[slot] == self._limits[slot]
-                    and not self.buffers.terminated[slot]
-                ):
-                    self.buffers.truncated[slot] = True
+            try:
+                self._write(slot, *self._raise(slot, outcome))
+            except BaseException:
+                self.current_slots[0] = slot
+                raise
             taken.add(slot)
         self._unread |= taken & self._awaited
         return taken
+
+    def _write(self, slot: int, restarted: bool, result: Any) -> None:
+        """Write the result of a call."""
+        if restarted or slot in self._resetting:
+            self._resetting.discard(slot)
+            self._steps[slot] = 0
+            self._write_reset(slot, result, restarted=restarted)
+            return
+        self._steps[slot] += 1
+        self._write_step(slot, result)
+        if self._is_async[slot] and self._steps[slot] == self._limits[slot] and not self.buffers.terminated[slot]:
+            self.buffers.truncated[slot] = True
 
     def _raise(self, slot: int, outcome: Any) -> tuple[bool, Any]:
         """Return the result of a call, or raise its error."""

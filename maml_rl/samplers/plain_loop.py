@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -15,6 +16,7 @@ from torch import Tensor
 from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.checking import as_sampled, find_method
+from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.envs.make_env import EnvMaker, check_stepping
 from maml_rl.envs.serial import SEED_BITS
 from maml_rl.envs.task_space import task_key
@@ -100,10 +102,12 @@ def compare_with_loop(
     """
     names, steps = [], 0
     first: tuple[list[Any], str] | None = None
-    looped = make_one()
-    try:
+    looped, generators = make_one(), KeptGenerators()
+    with closing(looped), generators:
         policy = SampledActions(looped.action_space)
         for name in _placements(env, looped):
+            if "stepping" in _PLACEMENTS[name] and generators.drawn():  # Threads share them.
+                continue
             with MultiTaskSampler(
                 env,
                 env_kwargs,
@@ -122,7 +126,8 @@ def compare_with_loop(
             seeds = PhaseStreams(seed, 0, 0).episode_seeds(_NUM_TASKS, range(_EPISODES))
             if not isinstance(looped.unwrapped, BatchOfOne):
                 seeds &= SEED_BITS
-            _expect_equal(looped, episodes, seeds, name, _PLACEMENTS[name].get("slots_per_task", _EPISODES))
+            slots_per_task = _PLACEMENTS[name].get("slots_per_task", _EPISODES)
+            _expect_equal(looped, generators, episodes, seeds, name, slots_per_task)
             if first is not None:
                 raise AssertionError(
                     f"the tasks or actions that are drawn {name} are not those that are drawn {names[0]}, so that they "
@@ -130,8 +135,6 @@ def compare_with_loop(
                 )
             first, steps = found, int(episodes.lengths.sum())
             names.append(name)
-    finally:
-        looped.close()
     return (
         f"{_NUM_TASKS * _EPISODES} episodes of {_NUM_TASKS} tasks, {steps} steps in all, have the values of a plain "
         f"loop, sampled {', '.join(names)}"
@@ -152,12 +155,18 @@ def _placements(env: EnvMaker, made: gymnasium.Env[Any, Any]) -> Iterator[str]:
 
 
 def _expect_equal(
-    env: gymnasium.Env[Any, Any], episodes: TaskEpisodes, seeds: NDArray[np.int64], sampled: str, slots_per_task: int
+    env: gymnasium.Env[Any, Any],
+    generators: KeptGenerators,
+    episodes: TaskEpisodes,
+    seeds: NDArray[np.int64],
+    sampled: str,
+    slots_per_task: int,
 ) -> None:
     """Expect that episodes have the values of a loop over `env`.
 
     Args:
         env: one environment, which takes all tasks and episodes one after the other.
+        generators: of the process, from which it may draw.
         episodes: M tasks, B episodes of each.
         seeds: (M, B).
         sampled: how, in words.
@@ -168,9 +177,11 @@ def _expect_equal(
     """
     kinds = {name: "step" if info.dim() == 3 else "episode" for name, info in episodes.infos.items()}
     for task, own in enumerate(episodes):
+        generators.seed_with_task(episodes.tasks[task])
         find_method(env, "reset_task")(copy.deepcopy(episodes.tasks[task]))
         for episode, seed in enumerate(seeds[task].tolist()):
             actions = own.actions[: int(own.lengths[episode]), episode].numpy()
+            generators.seed(seed)
             looped = _loop(env, seed, actions, episodes.horizon, kinds)
             for (what, step, recorded), value in zip(_record(own, episode, kinds), looped, strict=True):
                 if difference := _difference(np.asarray(recorded), value):

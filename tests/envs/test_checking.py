@@ -212,7 +212,6 @@ class RefusesItsOwnRange(WalkEnv):
         (SeesInfinity, r"observations must be finite, got infinity at step 2"),
         (NeedsATask, "must work before any reset_task, .* AttributeError in .*third_party.py, line .* 'slope'"),
         (NeedsAReset, "reset_task must work before the first reset, .* AttributeError in .*test_checking.py, line"),
-        (StepsGlobally, "never from the global states"),
         (IgnoresTheSeed, "sample_tasks must repeat after"),
         (DrawsOneTaskTooFew, r"sample_tasks\(3\) must return 3 tasks, got 2"),
         (DrawsTheSameTask, "must draw different tasks"),
@@ -259,11 +258,24 @@ def test_another_environment_is_made_from_the_spec_of_the_first(monkeypatch: pyt
     check_meta_env(NeedsAReset())
 
 
-def test_global_numpy_generator_is_noticed() -> None:
-    state = np.random.get_state()
-    with pytest.raises(AssertionError, match="never from the global states"):
-        check_meta_env(DrawsGlobally())
-    np.random.set_state(state)
+class ResetsGlobally(WalkEnv):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed, options=options)
+        self.place = np.random.uniform(-0.1, 0.1) + random.gauss(0.0, 0.1)
+        return self.observe(), result[1]
+
+
+@pytest.mark.parametrize(
+    ("make_env", "names"),
+    [(DrawsGlobally, "np.random"), (StepsGlobally, "random"), (ResetsGlobally, "np.random and random")],
+)
+def test_use_of_generators_of_the_process_is_a_remark_with_its_cost(make_env: Any, names: str) -> None:
+    states = np.random.get_state(), random.getstate()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_meta_env(make_env())
+    assert re.match(rf"the environment draws from {names}; .* for \d+ microseconds a step", str(caught[0].message))
+    assert repr(states) == repr((np.random.get_state(), random.getstate()))
 
 
 class PaysAlmostNever(WalkEnv):

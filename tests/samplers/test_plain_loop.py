@@ -70,6 +70,23 @@ class UnsafeEnv(WalkEnv):
     thread_safe = False
 
 
+class GlobalEnv(WalkEnv):
+    """Draws from the generators of the process in every call."""
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        super().reset_task(task)
+        self.slope += random.random()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        info = super().reset(seed=seed)[1]
+        self.place += 0.1 * np.random.uniform()
+        return self.observe(), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, *rest = super().step(action)
+        return observation, reward + np.random.standard_normal(), *rest
+
+
 def compared(env: Any, **options: Any) -> str:
     return compare_with_loop(env, env, max_episode_steps=6, **options)
 
@@ -149,3 +166,8 @@ def test_command_says_what_was_compared_or_where_a_value_differs(
     assert EVERYWHERE in shown
     assert cli.main(["check-env", "walks:Counted-v0", "--against-loop"]) == 1
     assert "walks:Counted-v0: sampled in this process, the observation of slot 0" in capsys.readouterr().err
+
+
+def test_environment_that_draws_from_generators_of_the_process_has_the_values_of_a_loop_that_seeds_them() -> None:
+    # Threads share them.
+    assert compared(GlobalEnv).endswith(EVERYWHERE.replace("in threads, ", ""))

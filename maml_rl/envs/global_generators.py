@@ -1,0 +1,365 @@
+"""The generators of `random`, NumPy and torch that belong to the process, for environments that draw from them.
+
+The first call of an environment that draws from them is noticed. From then on each slot has such generators of its own
+while its code runs, keyed as all other streams, and those of the process stay as they were.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import random
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from maml_rl.envs.task_space import Task, task_key
+
+logger = logging.getLogger(__name__)
+
+# Looking at torch's generator takes as long as half of the other work on a step: not at all steps.
+_STEPS_WITH_TORCH = 100
+# The Mersenne twister: how many words its state has, and one that tells whether they are other words than before.
+_WORDS, _SOME_WORD = 624, 300
+# What a stream is for: the second word of its key.
+_EPISODE, _TASK, _DRAWS = 1, 2, 3
+
+
+class DrawsGloballyError(Exception):
+    """A step has drawn from a generator of the process, for the first time here; its episode must restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Generator:
+    """One generator of the process.
+
+    Attributes:
+        name: for messages.
+        place: returns a value that every draw changes.
+        save: returns the state.
+        restore: takes a state.
+        seeded: returns a state for some words.
+    """
+
+    name: str
+    place: Callable[[], Any]
+    save: Callable[[], Any]
+    restore: Callable[[Any], None]
+    seeded: Callable[[np.random.SeedSequence], Any]
+
+
+@cache
+def _numpy() -> _Generator:
+    def fresh(seed: np.random.SeedSequence) -> np.random.RandomState:
+        return np.random.RandomState(np.random.MT19937(seed))
+
+    bits, offset = np.random.get_bit_generator(), _offset_of_gauss()  # type: ignore[attr-defined]
+    if offset is None or not isinstance(bits, np.random.MT19937):
+        return _Generator(
+            "np.random",
+            lambda: repr(np.random.get_state(legacy=False)),
+            np.random.get_state,
+            np.random.set_state,
+            lambda seed: fresh(seed).get_state(),
+        )
+    # In memory, because `get_state` takes longer than the step of many environments.
+    size, state, gauss = 4 * _WORDS + 4, bits.ctypes.state_address, id(np.random.mtrand._rand) + offset
+    position, has_gauss = ctypes.c_int.from_address(state + 4 * _WORDS), ctypes.c_int.from_address(gauss)
+    word = ctypes.c_uint32.from_address(state + 4 * _SOME_WORD)
+
+    def restore(saved: tuple[bytes, bytes]) -> None:
+        ctypes.memmove(state, saved[0], size)
+        ctypes.memmove(gauss, saved[1], 16)
+
+    return _Generator(
+        "np.random",
+        lambda: (position.value, word.value, has_gauss.value),
+        lambda: (ctypes.string_at(state, size), ctypes.string_at(gauss, 16)),
+        restore,
+        lambda seed: (ctypes.string_at(np.random.MT19937(seed).ctypes.state_address, size), bytes(16)),
+    )
+
+
+def _offset_of_gauss() -> int | None:
+    """Return where in a `RandomState` the flag and the number are that it has drawn ahead; None if it is unknown."""
+    if sys.implementation.name != "cpython":
+        return None
+    example = np.random.RandomState(0)
+    example.standard_normal()
+    memory = ctypes.string_at(id(example), type(example).__basicsize__)
+    offset = memory.find(struct.pack("=qd", 1, example.get_state(legacy=False)["gauss"]))
+    return offset if offset >= 0 else None
+
+
+@cache
+def _python() -> _Generator:
+    own: Any = random._inst
+    header, size = object.__basicsize__, 4 * _WORDS + 4
+    words = own.getstate()[1]
+    if sys.implementation.name != "cpython" or ctypes.string_at(id(own) + header, size) != struct.pack(
+        f"={_WORDS + 1}I", words[-1], *words[:-1]
+    ):
+        return _Generator(
+            "random",
+            random.getstate,
+            random.getstate,
+            random.setstate,
+            lambda seed: random.Random(_integer(seed)).getstate(),
+        )
+    state = id(own) + header
+    position, word = ctypes.c_int.from_address(state), ctypes.c_uint32.from_address(state + 4 + 4 * _SOME_WORD)
+
+    def restore(saved: tuple[bytes, float | None]) -> None:
+        ctypes.memmove(state, saved[0], size)
+        own.gauss_next = saved[1]
+
+    def seeded(seed: np.random.SeedSequence) -> tuple[bytes, None]:
+        fresh = random.Random(_integer(seed))
+        return ctypes.string_at(id(fresh) + header, size), None
+
+    return _Generator(
+        "random",
+        lambda: (position.value, word.value, own.gauss_next),
+        lambda: (ctypes.string_at(state, size), own.gauss_next),
+        restore,
+        seeded,
+    )
+
+
+@cache
+def _torch() -> _Generator:
+    import torch
+
+    own: Any = torch.default_generator
+
+    def seeded(seed: np.random.SeedSequence) -> Any:
+        return torch.Generator().manual_seed(_integer(seed) % 2**63).get_state()
+
+    return _Generator("torch", lambda: own.get_state().numpy().tobytes(), own.get_state, own.set_state, seeded)
+
+
+def _integer(seed: np.random.SeedSequence) -> int:
+    return int.from_bytes(seed.generate_state(4).tobytes(), "little")
+
+
+def _generators() -> list[_Generator]:
+    """Return the generators of the process; that of torch only where something has imported it."""
+    return [_numpy(), _python(), *([_torch()] if "torch" in sys.modules else [])]
+
+
+def _look_at(generators: Sequence[_Generator]) -> tuple[Any, ...]:
+    return tuple([each.place() for each in generators])
+
+
+def _states_of(words: tuple[int, int]) -> list[Any]:
+    """Return the states of all generators for a key of two words."""
+    # A fixed number of words, of which the last is never zero: no two keys are one stream.
+    return [each.seeded(np.random.SeedSequence((*words, which))) for which, each in enumerate(_generators(), start=1)]
+
+
+def _key_of_task(task: Task) -> tuple[int, int]:
+    return zlib.crc32(task_key(task).encode()), _TASK
+
+
+def _look_at_two(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, ...]:
+    # At every step: without a loop it takes half as long.
+    return first(), second()
+
+
+class KeptGenerators:
+    """Restores the process's generators after a block, and says from which of them the block has drawn."""
+
+    def __init__(self) -> None:
+        self._drawn: set[str] = set()
+        self._before: list[Any] = []
+        self._places: dict[str, Any] = {}
+
+    def __enter__(self) -> KeptGenerators:
+        """Keep the states."""
+        self._before = [each.save() for each in _generators()]
+        self._places = {each.name: each.place() for each in _generators()}
+        return self
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators, as those of a slot where an episode begins."""
+        self._seed((seed, _EPISODE))
+
+    def seed_with_task(self, task: Task) -> None:
+        """Seed the generators, as those of a slot that is given a task."""
+        self._seed(_key_of_task(task))
+
+    def _seed(self, key: tuple[int, int]) -> None:
+        self.drawn()
+        for each, state in zip(_generators(), _states_of(key), strict=True):
+            each.restore(state)
+        self._places = {each.name: each.place() for each in _generators()}
+
+    def drawn(self) -> list[str]:
+        """Return the names of the generators from which the block has drawn so far."""
+        places = self._places
+        self._drawn |= {each.name for each in _generators() if places.get(each.name, each.place()) != each.place()}
+        return sorted(self._drawn)
+
+    def __exit__(self, *error: object) -> None:
+        """Restore the states."""
+        self.drawn()
+        for each, state in zip(_generators(), self._before, strict=False):
+            each.restore(state)
+
+
+class SlotGenerators:
+    """Runs calls of slots; once one draws from the process's generators, each with generators of its own.
+
+    Args:
+        num_envs: N.
+
+    Attributes:
+        used: whether a call has drawn from them.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.used = False
+        self._keys: list[Callable[[], tuple[int, int]]] = [lambda: (0, _DRAWS)] * num_envs
+        self._states: list[list[Any] | None] = [None] * num_envs
+        self._steps_with_torch = _STEPS_WITH_TORCH * num_envs
+        # The process's states when something was last called, which they still are unless others have drawn since.
+        self._places: tuple[Any, ...] = ()
+        self._saved: list[Any] = []
+        self._cheap = numpy, python = _numpy(), _python()
+        self._look_at_cheap = partial(_look_at_two, numpy.place, python.place)
+
+    def step(self, slot: int, call: Callable[[], Any]) -> Any:
+        """Return the result of a step.
+
+        Raises:
+            DrawsGloballyError: If it is the first call that draws from the process's generators.
+        """
+        if self.used:
+            return self._with_own(slot, call)
+        if self._steps_with_torch > 0:
+            self._steps_with_torch -= 1
+            return self._watch_all(call)
+        return self._watch(call, self._look_at_cheap, self._cheap)
+
+    def begin(self, slot: int, seed: int | None, call: Callable[[], Any]) -> Any:
+        """Return the result of a reset, with which the streams of an episode begin; without a seed they continue."""
+        return self._repeatable(slot, None if seed is None else lambda: (seed, _EPISODE), call)
+
+    def give_task(self, slot: int, task: Task, call: Callable[[], Any]) -> Any:
+        """Return the result of a `reset_task`, which draws the same in every slot with this task."""
+        return self._repeatable(slot, partial(_key_of_task, task), call)
+
+    def draw_tasks(self, seed: int | None, call: Callable[[], Any]) -> Any:
+        """Return the result of a `sample_tasks`, in slot 0."""
+        return self._repeatable(0, None if seed is None else lambda: (seed, _DRAWS), call)
+
+    def _repeatable(self, slot: int, key: Callable[[], tuple[int, int]] | None, call: Callable[[], Any]) -> Any:
+        if key is not None:
+            self._keys[slot], self._states[slot] = key, None
+        if not self.used:
+            try:
+                return self._watch_all(call)
+            except DrawsGloballyError:
+                pass
+        return self._with_own(slot, call)
+
+    def _watch_all(self, call: Callable[[], Any]) -> Any:
+        generators = _generators()
+        return self._watch(call, partial(_look_at, generators), generators)
+
+    def _watch(
+        self, call: Callable[[], Any], look: Callable[[], tuple[Any, ...]], generators: Sequence[_Generator]
+    ) -> Any:
+        places = look()
+        if places != self._places:
+            self._places, self._saved = places, [each.save() for each in generators]
+        try:
+            result = call()
+        finally:
+            if look() != places:
+                self.used = True
+                for each, state in zip(generators, self._saved, strict=True):
+                    each.restore(state)
+        if self.used:
+            raise DrawsGloballyError
+        return result
+
+    def _with_own(self, slot: int, call: Callable[[], Any]) -> Any:
+        generators = _generators()
+        own = self._states[slot]
+        if own is None or len(own) < len(generators):
+            # The slot may be the first to import torch.
+            own = [*(own or []), *_states_of(self._keys[slot]())[len(own or []) :]]
+        before = [each.save() for each in generators]
+        for each, state in zip(generators, own, strict=True):
+            each.restore(state)
+        try:
+            return call()
+        finally:
+            self._states[slot] = [each.save() for each in generators]
+            for each, state in zip(generators, before, strict=True):
+                each.restore(state)
+
+
+class SharedGenerators(SlotGenerators):
+    """For slots whose calls run side by side and share the process's generators: they must not draw from them.
+
+    Drawing from `random` is only a warning: libraries do so before they try a request again.
+    """
+
+    def step(self, slot: int, call: Callable[[], Any]) -> Any:
+        """Return the result of a step, or what awaits it.
+
+        Raises:
+            RuntimeError: If the process's generators were drawn from meanwhile.
+        """
+        return self._look(call)
+
+    def _repeatable(self, slot: int, key: Callable[[], tuple[int, int]] | None, call: Callable[[], Any]) -> Any:
+        return self._look(call)
+
+    def _look(self, call: Callable[[], Any]) -> Any:
+        places = {each.name: each.place() for each in _generators()}
+        result = call()
+        if isinstance(result, Coroutine):
+            return self._look_after(result, places)
+        self._refuse(places)
+        return result
+
+    async def _look_after(self, coroutine: Coroutine[Any, Any, Any], places: dict[str, Any]) -> Any:
+        result = await coroutine
+        self._refuse(places)
+        return result
+
+    def _refuse(self, places: dict[str, Any]) -> None:
+        drawn = [each.name for each in _generators() if places.get(each.name, each.place()) != each.place()]
+        if not drawn:
+            return
+        message = (
+            f"it draws from {' and '.join(drawn)}, a generator that all slots of the process share, while others run "
+            "beside it: no seed repeats its episodes; draw from self.np_random, or use stepping='serial', which gives "
+            "each slot generators of its own"
+        )
+        if drawn != [_python().name]:
+            raise RuntimeError(message)
+        if not self.used:
+            self.used = True
+            logger.warning("%s", message)
+
+
+def seconds_of_own_generators() -> float:
+    """Return how many seconds a call takes longer in a slot that has generators of its own."""
+    generators, calls = SlotGenerators(1), 50
+    generators.used = True
+    generators.begin(0, 0, int)
+    started = perf_counter()
+    for _ in range(calls):
+        generators.step(0, int)
+    return (perf_counter() - started) / calls
