@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -66,11 +67,11 @@ def write_page(plan: Plan, tables: Tables) -> None:
 
 def rows_of(plan: Plan, family: Family) -> dict[str, list[Row]]:
     """Return the rows of the family's methods that have any, by name; another plan may have trained them for longer."""
-    found = {
-        name: [row for row in read_rows(plan.folder(family) / f"{name}.csv") if row.env_steps <= family.steps]
-        for name in plan.methods
-        if name in plan.methods_of(family)
-    }
+    ranges, found = family.ranges(), {}
+    for name in plan.methods:
+        if name in plan.methods_of(family):
+            rows = read_rows(plan.folder(family) / f"{name}.csv")
+            found[name] = [replace(row, ranges=ranges) for row in rows if row.env_steps <= family.steps]
     return {name: rows for name, rows in found.items() if rows}
 
 
@@ -255,7 +256,8 @@ def _final_table(found: Mapping[str, Sequence[Row]], family: Family) -> str:
     # Rows that were written before success was recorded lack it.
     succeed = [name for name, rows in finals.items() if all(row.task_successes is not None for row in rows)]
     successes = [f"success, k={step}" for step in range(_STEP + 1)] if succeed else []
-    titles = ["trainings", "meta-updates", "environment steps", *(f"k={step}" for step in range(steps)), *successes]
+    titles = ["trainings", "meta-updates", "environment steps", *(f"k={step}" for step in range(steps))]
+    titles += ["each training", *successes]
     titles += [f"above `{name}`" for name in compared]
     lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
     for name, rows in finals.items():
@@ -267,6 +269,8 @@ def _final_table(found: Mapping[str, Sequence[Row]], family: Family) -> str:
             _millions(_steps(rows)),
         ]
         cells += [_with_interval(*intervals[step]) if step < len(intervals) else "" for step in range(steps)]
+        alone = _middles([[row] for row in rows]).tolist()
+        cells.append(", ".join(f"{middle:.1f}" for middle in alone) if len(alone) > 1 else "")
         rates = [_in_percent(rate) for rate in pooled_intervals(adapted(rows), info=SUCCESS)] if name in succeed else []
         # An oracle has none after a step.
         cells += [*rates, *[""] * (len(successes) - len(rates))]

@@ -4,10 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from maml_rl.config import Config, load_config
+from maml_rl.envs import FAMILIES
+from maml_rl.envs.meta_env import ValueRanges
+from maml_rl.experiment.evaluate import possible_ranges
 from maml_rl.metalearners.registry import algorithm_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +47,13 @@ class Family:
     test_changes: Mapping[str, Any] = field(default_factory=dict)
     ends_at_threshold: bool = False
     methods: tuple[str, ...] = ()
+
+    def ranges(self) -> ValueRanges:
+        """Return the ranges of returns and infos, see `Evaluation`, without making an environment."""
+        config = load_config(ROOT / "configs" / "maml" / self.config).override(self.changes, _ORIGIN)
+        spec = FAMILIES[config.env_name]
+        declared = getattr(import_module(spec.module), f"{spec.name}VectorEnv").value_ranges
+        return possible_ranges(declared, config.max_episode_steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.envs.meta_env import ValueRanges
 from maml_rl.experiment.evaluate import Evaluation
 from maml_rl.runs.atomic_files import replace_file
 
@@ -37,6 +38,7 @@ class Row:
         task_successes: (N, K + 1) the same for the success rate; None where the family has no success.
         digest: SHA-256 of all episodes of the last batch before it; a repetition of the training has the same.
         settings: digest of the training's settings, see `Method.settings`; empty where it was not recorded.
+        ranges: of the evaluations, see `Evaluation`.
     """
 
     seed: int
@@ -49,6 +51,7 @@ class Row:
     task_successes: Values | None = None
     digest: str = ""
     settings: str = ""
+    ranges: ValueRanges = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -79,7 +82,7 @@ class Row:
             count = _fewest_episodes(self.task_successes)
             succeed = np.arange(count) < np.round(self.task_successes[:, kept, None] * count)
             returns, infos = np.repeat(returns, count, axis=2), {SUCCESS: succeed.astype(np.float32)}
-        return Evaluation("", self.seed, tasks, (), returns, infos=infos)
+        return Evaluation("", self.seed, tasks, (), returns, infos=infos, ranges=self.ranges)
 
 
 def _fewest_episodes(rates: Values) -> int:

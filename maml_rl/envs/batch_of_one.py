@@ -46,7 +46,7 @@ class BatchOfOne(MetaEnv):
         self.action_space = self._family.single_action_space
         self.render_mode = self._family.render_mode
         self.recorded_infos, self.max_episode_steps = self._family.recorded_infos, self._family.max_episode_steps
-        self.task_space = self._family.task_space
+        self.task_space, self.value_ranges = self._family.task_space, self._family.value_ranges
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:
         """Draw tasks of the family from `np_random`."""

@@ -29,6 +29,10 @@ from maml_rl.spaces import array_layout
 # When an environment's info has a recorded number: at every step, or at the last of an episode.
 InfoKind = Literal["step", "episode"]
 RecordedInfos = Mapping[str, InfoKind]
+# Least and greatest value of the "reward" of a step, and of recorded infos.
+ValueRanges = Mapping[str, tuple[float, float]]
+NEVER_POSITIVE: ValueRanges = {"reward": (-math.inf, 0.0)}
+AT_MOST_1: ValueRanges = {"reward": (0.0, 1.0)}
 Seeds = int | Sequence[int | None] | NDArray[np.integer] | None
 
 
@@ -153,6 +157,27 @@ def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:
     return dict(declared)
 
 
+def check_value_ranges(declared: Any) -> dict[str, tuple[float, float]]:
+    """Return the `value_ranges` that an environment declares.
+
+    Raises:
+        TypeError: If it is not a dict of names with two numbers, the lower one first.
+    """
+
+    def is_range(value: Any) -> bool:
+        numbers = isinstance(value, tuple | list) and all(isinstance(each, int | float) for each in value)
+        return numbers and len(value) == 2 and value[0] < value[1]
+
+    if not isinstance(declared, Mapping) or not all(
+        isinstance(name, str) and is_range(value) for name, value in declared.items()
+    ):
+        raise TypeError(
+            "value_ranges must be a dict of 'reward' and keys of info, each with its least and greatest value, got "
+            f"{declared!r}"
+        )
+    return {name: (float(low), float(high)) for name, (low, high) in declared.items()}
+
+
 def check_flags(name: str, flags: Any) -> NDArray[np.bool_]:
     """Return the environment's flags for the ends of its episodes, as an array of bool.
 
@@ -180,6 +205,9 @@ class MetaEnv(gymnasium.Env[Any, Any], ABC):
             for one at the last step of an episode, as `{"success": "episode"}`. Any `gymnasium.Env` may have it.
         task_space: the parameters of its tasks, for grids, strata and splits of tasks; None if it declares none. Any
             `gymnasium.Env` may have it.
+        value_ranges: the least and greatest "reward" of a step, and the values of recorded infos by name, where they
+            are known, as `{"reward": (-math.inf, 0.0)}`: confidence intervals stay within them. Any `gymnasium.Env`
+            may have it.
         stepping: "threads" for an environment that mostly waits, for example for a service: a sampler then runs its
             slots concurrently by default. Any `gymnasium.Env` or wrapper may have it.
         thread_safe: False for one whose calls must all come from one thread. Any `gymnasium.Env` or wrapper may have
@@ -188,6 +216,7 @@ class MetaEnv(gymnasium.Env[Any, Any], ABC):
 
     recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type
     task_space: TaskSpace | None = None
+    value_ranges: ValueRanges = {}  # noqa: RUF012 - read-only by its type
     stepping: Literal["serial", "threads"] = "serial"
     thread_safe: bool = True
 
@@ -219,7 +248,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
             It can then be reset alone, with `reset_send`, and a `step_recv` with a timeout may return nothing.
         divides: whether its first slots can be used apart from the others, by `first_slots`.
         max_episode_steps: steps of the longest possible episode; None if there is no limit.
-        recorded_infos: which infos are in `buffers`; see `MetaEnv`, as for `task_space`.
+        recorded_infos: which infos are in `buffers`; see `MetaEnv`, as for `task_space` and `value_ranges`.
         physics_seconds: (len(parts),) seconds spent stepping and resetting so far; (1,) zero where slots wait
             concurrently.
         retries: how often an episode was restarted so far, because its environment raised `Retry`.
@@ -236,6 +265,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     max_episode_steps: int | None
     recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type
     task_space: TaskSpace | None = None
+    value_ranges: ValueRanges = {}  # noqa: RUF012 - read-only by its type
     physics_seconds: NDArray[np.float64]
 
     @property
@@ -347,6 +377,7 @@ class EnvDescription:
         task_space: see `MetaEnv`.
         divides: see `MetaVectorEnv`.
         advances_by_slot: see `MetaVectorEnv`.
+        value_ranges: see `MetaEnv`.
     """
 
     observation_space: spaces.Space[Any]
@@ -356,6 +387,7 @@ class EnvDescription:
     task_space: TaskSpace | None = None
     divides: bool = False
     advances_by_slot: bool = False
+    value_ranges: ValueRanges = field(default_factory=dict)
 
     @classmethod
     def of(cls, env: MetaVectorEnv) -> EnvDescription:
@@ -368,6 +400,7 @@ class EnvDescription:
             env.task_space,
             env.divides,
             env.advances_by_slot,
+            dict(env.value_ranges),
         )
 
 

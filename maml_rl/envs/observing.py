@@ -32,6 +32,7 @@ class ObservingVectorEnv(MetaVectorEnv):
         self.env = env
         self.num_envs, self.parts, self.max_episode_steps = env.num_envs, env.parts, env.max_episode_steps
         self.recorded_infos, self.task_space = env.recorded_infos, env.task_space
+        self.value_ranges = env.value_ranges
         self.advances_by_slot, self.divides = env.advances_by_slot, env.divides
         self.metadata, self.spec, self.render_mode = env.metadata, env.spec, env.render_mode
         space = env.single_observation_space

@@ -25,7 +25,9 @@ from maml_rl.envs.meta_env import (
     Seeds,
     StepBuffers,
     Task,
+    ValueRanges,
     check_recorded_infos,
+    check_value_ranges,
     declared,
     own_task,
     read_reset_mask,
@@ -86,7 +88,7 @@ class SerialVectorEnv(MetaVectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.spec, self.render_mode = first.spec, first.render_mode
         self.max_episode_steps, self.recorded_infos = time_limit(first), _recorded_infos(first)
-        self.task_space = declared_task_space(first)
+        self.task_space, self.value_ranges = declared_task_space(first), _value_ranges(first)
         self.parts, self.physics_seconds = (slice(0, num_envs),), np.zeros(1)
         self.buffers = StepBuffers.allocate(flat, num_envs, self.recorded_infos)
         self._reset_task = [find_method(env, "reset_task") for env in self.envs]
@@ -365,6 +367,10 @@ class SerialVectorEnv(MetaVectorEnv):
 
 def _recorded_infos(env: gymnasium.Env[Any, Any]) -> dict[str, InfoKind]:
     return check_recorded_infos(declared(env, "recorded_infos", {}))
+
+
+def _value_ranges(env: gymnasium.Env[Any, Any]) -> ValueRanges:
+    return check_value_ranges(declared(env, "value_ranges", {}))
 
 
 def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:

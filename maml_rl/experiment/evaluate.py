@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from maml_rl.adaptation import AdaptationRule, StepSize
 from maml_rl.envs.make_env import EnvMaker, env_id, make_vector_env
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.meta_env import Task, ValueRanges
 from maml_rl.envs.task_space import task_key
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
@@ -23,14 +23,14 @@ from maml_rl.experiment.statistics import (
     interquartile_mean,
     interval,
     jackknife_reach,
-    jackknife_variance,
     mean,
     mean_reach,
     performance_profile,
     pooled,
     probability_of_improvement,
-    rate_difference_reach,
-    rate_reach,
+    share_difference_reach,
+    share_interval,
+    share_reach,
     without_each,
     without_each_row,
 )
@@ -72,6 +72,7 @@ class Evaluation:
         repetitions: R, how often each task was adapted to, from the first step on.
         columns: a noun for what the second axis counts: a gradient "step", or the learner's own, such as an "episode"
             of a trial.
+        ranges: the least and greatest possible "return", and mean of a recorded info by name, where they are known.
     """
 
     env_name: str
@@ -83,6 +84,7 @@ class Evaluation:
     infos: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     repetitions: int = 1
     columns: str = "step"
+    ranges: ValueRanges = field(default_factory=dict)
 
     def __repr__(self) -> str:
         num_tasks, _, batch_size = self.returns.shape
@@ -139,12 +141,13 @@ class Evaluation:
 
         It holds `returns` (N, K + 1, R * B); `mean`, `low`, `high`, and `iqm`, `iqm_low`, `iqm_high` (K + 1,) for the
         interquartile mean, with NaN for bounds that are unknown; `info/<name>` (N, K + 1, R * B) of each recorded info;
-        `step_sizes` (K,), `seed`, `repetitions`, `fixed_tasks`, and as text `columns`, `env_name` and `tasks` (a JSON
-        list).
+        `range/<name>` (2,) of "return" and infos, where it is known; `step_sizes` (K,), `seed`, `repetitions`,
+        `fixed_tasks`, and as text `columns`, `env_name` and `tasks` (a JSON list).
         """
         names = "mean", "low", "high", "iqm", "iqm_low", "iqm_high"
         columns = np.concatenate([self.intervals(), self.intervals(interquartile_mean)], axis=1).T
         infos: dict[str, Any] = {f"info/{name}": info for name, info in self.infos.items()}
+        infos |= {f"range/{name}": np.array(values) for name, values in self.ranges.items()}
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer,
@@ -259,6 +262,7 @@ def evaluate(
                 experiment.refuse_learned_tasks(tasks)
             if on_tasks is not None:
                 on_tasks(tasks)
+        described = sampler.env
         for index, first in enumerate(range(0, len(tasks), meta_batch_size)):
             returns.append([])
             infos.append([])
@@ -279,6 +283,7 @@ def evaluate(
         infos={name: _joined([[each[name] for each in repeated] for repeated in infos]) for name in infos[0][0]},
         repetitions=repetitions,
         columns=metalearner.columns,
+        ranges=possible_ranges(described.value_ranges, config.max_episode_steps or described.max_episode_steps),
     )
 
 
@@ -338,6 +343,7 @@ def evaluate_trials(
         evaluation=True,
         **settings,
     ) as sampler:
+        described = sampler.env
         given = sampler.sample_tasks(tasks) if isinstance(tasks, int) else list(tasks)
         for _ in range(repetitions):
             trials = sampler.rollout_trials(given)
@@ -353,7 +359,24 @@ def evaluate_trials(
         infos={name: np.stack([each[name] for each in infos], axis=2) for name in infos[0]},
         repetitions=repetitions,
         columns="episode",
+        ranges=possible_ranges(described.value_ranges, max_episode_steps or described.max_episode_steps),
     )
+
+
+def possible_ranges(ranges: ValueRanges, max_episode_steps: int | None) -> ValueRanges:
+    """Return the range of the "return" of episodes, and of the recorded infos.
+
+    Args:
+        ranges: what a family declares, see `MetaEnv`.
+        max_episode_steps: steps of the longest episode; None if there is no limit.
+    """
+    found = {name: values for name, values in ranges.items() if name != "reward"}
+    if "reward" in ranges:
+        low, high = ranges["reward"]
+        steps = math.inf if max_episode_steps is None else max_episode_steps
+        # An episode may end early, so that its least return is not that of as many steps.
+        found["return"] = (low * steps if low < 0.0 else 0.0, high * steps if high > 0.0 else 0.0)
+    return found
 
 
 def _joined(batches: Sequence[Sequence[NDArray[np.float32]]]) -> NDArray[np.float32]:
@@ -387,16 +410,19 @@ def pooled_intervals(
     steps = min(evaluation.returns.shape[1] for evaluation in evaluations)
     scores = [evaluation.task_returns(info)[:, :steps] for evaluation in evaluations]
     estimate = pooled(scores, statistic)
-    reaches = []
-    if len(evaluations) > 1:
-        reaches.append(jackknife_reach([without_each(scores, statistic)]))
-    values = _two_values(evaluations, info) if statistic is mean else None
-    if len(evaluations) == 1 and _fixed(evaluations):
-        reaches.append(_repetition_reach(evaluations[0], scores[0], statistic, info, values))
-    elif not _fixed(evaluations) and _share_tasks(evaluations):
-        reaches.append(_task_reach(scores, statistic, values, sum(each.returns.shape[2] for each in evaluations)))
-    found = interval(estimate, *reaches)
-    return found if values is None else np.clip(found, *values)
+    policies = [[without_each(scores, statistic)]] if len(scores) > 1 else []
+    tasks = _task_sources(evaluations, scores, statistic, info)
+    if statistic is mean and (values := _two_values(evaluations, info)) is not None:
+        low, width = values[0], values[1] - values[0]
+        sources = [[(left - low) / width for left in strata] for strata in policies + tasks]
+        return low + width * share_interval((estimate - low) / width, sources, _num_episodes(evaluations))
+    of_tasks = mean_reach if statistic is mean else jackknife_reach
+    found = interval(estimate, *map(jackknife_reach, policies), *map(of_tasks, tasks))
+    found = _unless_unknown(found, evaluations, points=statistic is not mean)
+    low, high = _range(evaluations, info)
+    # An estimate may be beyond the range by a rounding.
+    bounds = [np.minimum(np.maximum(found[:, 1], low), estimate), np.maximum(np.minimum(found[:, 2], high), estimate)]
+    return np.stack([estimate, *bounds], axis=1)
 
 
 def difference_interval(
@@ -424,20 +450,26 @@ def difference_interval(
     if _fixed(everyone) or not _share_tasks(everyone):
         (_, low, high), (_, other_low, other_high) = (pooled_intervals(group, info=info)[-1] for group in groups)
         ends = [pooled(each, mean)[0] for each in scores]
-        reaches = [[ends[0] - low, high - ends[0]], [other_high - ends[1], ends[1] - other_low]]
-        sources = [np.array(reach)[:, None] for reach in reaches]
-        return np.asarray(interval(estimate, *sources)[0])
-    sources = [jackknife_reach([without_each(each, mean)]) for each in scores if len(each) > 1]
+        bounds = [ends[0] - low, high - ends[0]], [other_high - ends[1], ends[1] - other_low]
+        found = interval(estimate, *(np.array(each)[:, None] for each in bounds))
+        return _possible_difference(found[0], evaluations, others, info)
+    policies = [[without_each(each, mean)] if len(each) > 1 else [] for each in scores]
     one, other = (np.mean(each, axis=0) for each in scores)
     values = _two_values(everyone, info)
     if values is None:
-        sources.append(mean_reach(one - other))
-    else:
-        low, high = values
-        episodes = min(sum(each.returns.shape[2] for each in group) for group in groups)
-        rate, other_rate = ((each - low) / (high - low) for each in (one, other))
-        sources.append((high - low) * rate_difference_reach(rate, other_rate, episodes))
-    return np.asarray(interval(estimate, *sources)[0])
+        reaches = [jackknife_reach(strata) for strata in policies if strata]
+        reaches.append(mean_reach([without_each_row([one - other], mean)]))
+        found = _unless_unknown(interval(estimate, *reaches), everyone)
+        return _possible_difference(found[0], evaluations, others, info)
+    low, width = values[0], values[1] - values[0]
+    rates = [(each - low) / width for each in (one, other)]
+    counts = _num_episodes(evaluations), _num_episodes(others)
+    reaches = [share_difference_reach(rates[0], rates[1], counts)]
+    for rate, strata, count, order in zip(rates, policies, counts, (1, -1), strict=True):
+        if strata:
+            # What lets the other rate reach up lets the difference reach down.
+            reaches.append(share_reach(rate.mean(axis=0), [(left - low) / width for left in strata], count)[::order])
+    return np.asarray(width * np.clip(interval(estimate / width, *reaches)[0], -1.0, 1.0))
 
 
 def improvement_interval(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -> NDArray[np.float64]:
@@ -464,6 +496,20 @@ def profile_intervals(evaluations: Sequence[Evaluation], thresholds: NDArray[np.
     return performance_profile(scores, thresholds, drawn_tasks=drawn)
 
 
+def _range(evaluations: Sequence[Evaluation], info: str | None) -> tuple[float, float]:
+    """Return the least and greatest possible return, or mean of this info."""
+    ranges = [each.ranges.get("return" if info is None else info, (-math.inf, math.inf)) for each in evaluations]
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+
+def _possible_difference(
+    found: NDArray[np.float64], evaluations: Sequence[Evaluation], others: Sequence[Evaluation], info: str | None
+) -> NDArray[np.float64]:
+    """Return a difference and its bounds, (3,), with the bounds that are possible."""
+    (low, high), (other_low, other_high) = (_range(group, info) for group in (evaluations, others))
+    return np.asarray(np.clip(found, low - other_high, high - other_low))
+
+
 def _two_values(evaluations: Sequence[Evaluation], info: str | None) -> tuple[float, float] | None:
     """Return the two values that every episode has one of, so that the mean is a rate; None where there are others.
 
@@ -477,53 +523,23 @@ def _two_values(evaluations: Sequence[Evaluation], info: str | None) -> tuple[fl
     return (float(values[0]), float(values[1])) if len(values) == 2 and many else None
 
 
-def _task_reach(
-    scores: Sequence[NDArray[np.float64]],
-    statistic: Statistic,
-    values: tuple[float, float] | None,
-    episodes: int,
-) -> NDArray[np.float64]:
-    """Return how far drawn tasks, which all policies share, make the interval reach, (2, K + 1)."""
-    if statistic is not mean:
-        reach = jackknife_reach([without_each_row(scores, statistic)])
-        return reach if len(scores[0]) >= ENOUGH_TASKS else np.full_like(reach, np.nan)
-    if values is None:
-        average = np.mean(scores, axis=0)
-        reach = mean_reach(average)
-        if len(scores) > 1:
-            # The interval comes from the policies; tasks with equal returns add nothing to it.
-            reach[:, np.ptp(average, axis=0) == 0.0] = 0.0
-        return reach
-    low, high = values
-    rates = [(np.mean(scores, axis=0) - low) / (high - low)]
-    spread = jackknife_variance([without_each_row(rates, mean)])
-    return (high - low) * rate_reach(rates[0].mean(axis=0), *spread, len(rates[0]), episodes)
-
-
-def _repetition_reach(
-    evaluation: Evaluation,
-    scores: NDArray[np.float64],
-    statistic: Statistic,
-    info: str | None,
-    values: tuple[float, float] | None,
-) -> NDArray[np.float64]:
-    """Return how far the adaptation to fixed tasks, which was repeated, makes the interval reach, (2, K + 1)."""
-    strata = [
-        _without_each_repetition(scores, task, repeated, statistic)
-        for task, repeated in enumerate(evaluation.repetition_returns(info))
-    ]
-    if values is None or evaluation.repetitions == 1:
-        return jackknife_reach(strata)
-    low, high = values
-    variance, degrees = jackknife_variance(strata)
-    units = len(scores) * evaluation.repetitions
-    episodes = evaluation.returns.shape[2] // evaluation.repetitions
-    rate = (scores.mean(axis=0) - low) / (high - low)
-    return (high - low) * rate_reach(rate, variance / (high - low) ** 2, degrees, units, episodes)
-
-
 def _share_tasks(evaluations: Sequence[Evaluation]) -> bool:
     return all(same_tasks(each.tasks, evaluations[0].tasks) for each in evaluations[1:])
+
+
+def _task_sources(
+    evaluations: Sequence[Evaluation], scores: Sequence[NDArray[np.float64]], statistic: Statistic, info: str | None
+) -> list[list[NDArray[np.float64]]]:
+    """Return the strata, as `jackknife_reach` takes them, of drawn tasks, or of the adaptations to fixed ones.
+
+    Nothing where policies are measured on fixed tasks, or each on others.
+    """
+    if not _fixed(evaluations):
+        return [[without_each_row(scores, statistic)]] if _share_tasks(evaluations) else []
+    if len(evaluations) > 1:
+        return []
+    repeated = evaluations[0].repetition_returns(info)
+    return [[_without_each_repetition(scores[0], task, each, statistic) for task, each in enumerate(repeated)]]
 
 
 def _without_each_repetition(
@@ -537,32 +553,69 @@ def _without_each_repetition(
     return np.stack([pooled([each], statistic) for each in left])
 
 
+def _unless_unknown(
+    found: NDArray[np.float64], evaluations: Sequence[Evaluation], points: bool = False
+) -> NDArray[np.float64]:
+    """Return intervals (K, 3) without the bounds of those on drawn tasks that nothing is known of.
+
+    Args:
+        found: the intervals.
+        evaluations: that they are computed from.
+        points: whether an interval may have no width.
+    """
+    if _fixed(evaluations) or not _share_tasks(evaluations):
+        return found
+    width = found[:, 2] - found[:, 1]
+    equal = width <= 1e-12 * np.abs(found[:, 0]) if not points else np.zeros(len(found), np.bool_)
+    found[equal | (len(evaluations[0].tasks) < ENOUGH_TASKS), 1:] = np.nan
+    return found
+
+
+def _num_episodes(evaluations: Sequence[Evaluation]) -> int:
+    """Return the number of episodes of all tasks after one number of steps."""
+    return sum(evaluation.returns[:, 0].size for evaluation in evaluations)
+
+
 def interval_scope(evaluations: Sequence[Evaluation]) -> str:
     """Return a few words about what the intervals of `pooled_intervals` cover, and a caution where they are off."""
     return "; ".join([intervals_cover(evaluations), *interval_cautions(evaluations)])
 
 
 def interval_cautions(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return why there is no interval, or why it covers the truth in fewer cases than 95 %; of drawn tasks."""
-    if _fixed(evaluations) or not _share_tasks(evaluations):
+    """Return why there is no interval of the returns, or why it covers the truth in fewer cases than 95 %."""
+    first = evaluations[0]
+    alone, fixed = len(evaluations) == 1, _fixed(evaluations)
+    cautions = []
+    if fixed and alone and first.repetitions > 1:
+        repeated = first.repetition_returns()[..., -1]
+        rows, noun = repeated - repeated.mean(axis=1, keepdims=True), "repetitions"
+        if rows.size < ENOUGH_TASKS:
+            cautions.append(
+                f"{rows.size} adaptations are few: if their returns are skewed, the intervals cover the truth in fewer "
+                "cases; use more repetitions"
+            )
+    elif not fixed and _share_tasks(evaluations):
+        rows, noun = np.mean([evaluation.task_returns()[:, -1] for evaluation in evaluations], axis=0), "tasks"
+        if len(rows) < ENOUGH_TASKS:
+            return [f"{len(rows)} tasks are too few for an interval of the returns; use {ENOUGH_TASKS} or more"]
+        if np.isnan(pooled_intervals(evaluations)[-1, 1]):
+            return ["the returns of most tasks are equal, which gives no interval; use more tasks"]
+    else:
         return []
-    tasks = np.mean([evaluation.task_returns()[:, -1] for evaluation in evaluations], axis=0)
-    spread = tasks.std()
-    if len(tasks) < ENOUGH_TASKS:
-        return [f"{len(tasks)} tasks are too few for an interval of the returns; use {ENOUGH_TASKS} or more"]
-    if np.isnan(pooled_intervals(evaluations)[-1, 1]):
-        return ["the returns of most tasks are equal, which gives no interval; use more tasks"]
-    skew = float(np.mean(((tasks - tasks.mean()) / (spread or 1.0)) ** 3))
+    skew = float(np.mean(((rows - rows.mean()) / (rows.std() or 1.0)) ** 3))
     if abs(skew) > _SKEWED and _two_values(evaluations, None) is None:
-        return [f"with returns this skewed (skewness {skew:.1f}) they cover the truth in fewer cases; use more tasks"]
-    return []
+        cautions.append(
+            f"with returns this skewed (skewness {skew:.1f}) they cover the truth in fewer cases; use more {noun}"
+        )
+    return cautions
 
 
 def intervals_cover(evaluations: Sequence[Evaluation]) -> str:
     """Return what the intervals of `pooled_intervals` are for."""
     tasks = "these very tasks" if _fixed(evaluations) else "the family"
     if len(evaluations) > 1:
-        return f"the intervals are for the algorithm on {tasks}, and include the seeds of training"
+        seeds = "the seeds of training; where their luck is skewed, they cover the truth in fewer cases"
+        return f"the intervals are for the algorithm on {tasks}, and include {seeds}"
     first = evaluations[0]
     if not first.fixed_tasks:
         return "the intervals are for this policy on the family; other seeds of training may differ more"
@@ -578,7 +631,7 @@ def _fixed(evaluations: Sequence[Evaluation]) -> bool:
 
 def same_tasks(first: Sequence[Task], second: Sequence[Task]) -> bool:
     """Return whether the tasks are the same, one by one; lists may replace arrays."""
-    return task_key(first) == task_key(second)
+    return first is second or task_key(first) == task_key(second)
 
 
 def _number(step_size: StepSize) -> float:

@@ -3,19 +3,22 @@
 Each source of chance, such as policies and tasks, widens the interval below and above the statistic; the squares of the
 half-widths of independent sources add up. The half-width of a source depends on its kind:
 
-- policies, repetitions, and interquartile means: Student's t with the variance of the jackknife, which leaves out one
-  unit at a time and measures how much the statistic moves. For the mean of policies this is the textbook t interval.
-  A percentile bootstrap would be too narrow: over three seeds its 95 % interval covers the truth in about 75 % of
-  all cases, because a resample of three values is hardly ever as spread as what they were drawn from;
-- the mean of drawn tasks, whose returns may be skewed: on each side the wider one of the t interval and the studentized
-  bootstrap. From 20 tasks on, the two together cover the mean of lognormal returns in 93 to 96 % of all cases, the t
-  interval alone in 87 %. Below 20 tasks no method does, and there is no interval;
-- rates of success: Wilson's interval for the effective number of independent episodes, by their variance, and
-  Newcombe's for the difference of two rates on the same tasks;
-- performance profiles and probabilities of improvement: the jackknife over whole trainings and over tasks. The
-  stratified bootstrap of Agarwal et al. draws the trainings of each task by themselves, as suits games that are trained
-  one by one. Here one training is measured on all tasks, so that its luck is in all of them: with three trainings of
-  moderate luck that bootstrap covers the truth in about half of all cases, and this interval in 94 to 97 %.
+- policies, and interquartile means: Student's t with the variance of the jackknife, which leaves out one unit at a time
+  and measures how much the statistic moves. For the mean of policies this is the textbook t interval. A percentile
+  bootstrap would be too narrow: over three seeds its 95 % interval covers the truth in about 75 % of all cases, because
+  a resample of three values is hardly ever as spread as what they were drawn from;
+- the mean of drawn tasks, or of repeated adaptations to fixed ones, whose returns may be skewed: on each side the wider
+  one of the t interval and the studentized bootstrap. With fewer than 20 drawn tasks no method is valid, and there is
+  no interval;
+- shares, which are rates of success, performance profiles and probabilities of improvement: the jackknife of the log
+  odds, over whole trainings and over tasks. On the scale of the share itself, an interval near 0 or 1 is too narrow on
+  the side of 1/2 and reaches beyond 0 or 1 on the other. It is no wider than an interval for the largest possible
+  variance. The stratified bootstrap of Agarwal et al. draws the
+  trainings of each task by themselves, as suits games that are trained one by one; here one training is measured on
+  all tasks, so that its luck is in all of them;
+- the difference of two rates on the same tasks: Newcombe's, from the intervals of both.
+
+`benchmarks.coverage` simulates how often they cover the truth.
 
 SciPy has none of it for nested samples: scipy.stats.bootstrap knows neither strata nor a studentized interval, and its
 binomial intervals take episodes of one task for independent.
@@ -107,17 +110,15 @@ def performance_profile(scores: Sequence[Values], thresholds: Values, *, drawn_t
         drawn_tasks: whether the tasks are a sample of their family, which all trainings share.
 
     Returns:
-        Shares and bounds within [0, 1]; the bounds are NaN where nothing was drawn more than once.
+        Shares and bounds; the bounds are NaN where nothing was drawn more than once.
 
     Source: Agarwal et al. 2021, section 4.2, https://arxiv.org/abs/2108.13264
     """
     above = [(each[:, None] > thresholds).astype(np.float64) for each in scores]
-    reaches = [jackknife_reach([without_each(above, mean)])] if len(above) > 1 else []
+    sources = [[without_each(above, mean)]] if len(above) > 1 else []
     if drawn_tasks:
-        reaches.append(jackknife_reach([_without_each(np.mean(above, axis=0))]))
-    if not reaches:
-        reaches.append(np.full((2, len(thresholds)), np.nan))
-    return np.clip(interval(pooled(above, mean), *reaches), 0.0, 1.0)
+        sources.append([without_each_row(above, mean)])
+    return share_interval(pooled(above, mean), sources, sum(map(len, above)))
 
 
 def probability_of_improvement(scores: Values, others: Values, *, drawn_tasks: bool) -> Values:
@@ -129,18 +130,83 @@ def probability_of_improvement(scores: Values, others: Values, *, drawn_tasks: b
         drawn_tasks: whether the tasks are a sample of their family.
 
     Returns:
-        Probability and bounds within [0, 1]; the bounds are NaN where nothing was drawn more than once, and where all
-        comparisons have one outcome, which leaves its uncertainty unknown.
+        Probability and bounds; the bounds are NaN where nothing was drawn more than once.
 
     Source: Agarwal et al. 2021, section 4.3, https://arxiv.org/abs/2108.13264
     """
     wins = (np.sign(scores[:, None] - others[None]) + 1.0) / 2.0
     # Each source of chance: the means of one of its units over all of the others.
-    sources = [wins.mean(axis=(1, 2)), wins.mean(axis=(0, 2)), *([wins.mean(axis=(0, 1))] if drawn_tasks else [])]
-    reaches = [jackknife_reach([_without_each(units[:, None])]) for units in sources if len(units) > 1]
-    if not reaches or np.ptp(wins) == 0.0:
-        reaches = [np.full((2, 1), np.nan)]
-    return np.asarray(np.clip(interval(wins.mean(keepdims=True)[0, 0], *reaches)[0], 0.0, 1.0))
+    units = [wins.mean(axis=(1, 2)), wins.mean(axis=(0, 2)), *([wins.mean(axis=(0, 1))] if drawn_tasks else [])]
+    sources = [[without_each_row([each[:, None]], mean)] for each in units if len(each) > 1]
+    return np.asarray(share_interval(wins.mean(keepdims=True)[0, 0], sources, wins.size)[0])
+
+
+def share_interval(share: Values, sources: Sequence[Sequence[Values]], count: int) -> Values:
+    """Return a share and its 95 % interval within [0, 1], (K, 3): the jackknife of its log odds.
+
+    It is no wider than Clopper and Pearson's interval for as many independent outcomes as the source with the fewest
+    units has: the variance of the share is largest where all outcomes of a unit are alike. Where all outcomes of all
+    units are, that is the interval, since nothing tells how much the units differ.
+
+    Args:
+        share: (K,) in [0, 1].
+        sources: of chance, as trainings and tasks; of each the strata of the share, as `jackknife_reach` takes them.
+        count: of the outcomes. Half an outcome of each kind is added, without which the log odds could be infinite.
+
+    Returns:
+        The bounds are NaN without a source, and where a stratum has a single unit.
+
+    Sources: Birnbaum and Klose 1957, Bounds for the variance of the Mann-Whitney statistic,
+        https://doi.org/10.1214/aoms/1177706883; Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404
+    """
+    # Imported here: most commands compute no interval.
+    from scipy.special import betaincinv, expit, logit
+
+    if not sources:
+        return np.stack([share, np.full_like(share, np.nan), np.full_like(share, np.nan)], axis=1)
+    moved = [[logit((left * count + 0.5) / (count + 1.0)) for left in strata] for strata in sources]
+    reach = np.sqrt(np.sum([jackknife_reach(strata)[0] ** 2 for strata in moved], axis=0))
+    # Rounding may leave a share of all outcomes a little below 1.
+    reach[np.isfinite(reach) & (np.minimum(share, 1.0 - share) * count < 1e-6)] = np.inf
+    odds = logit(np.clip(share, 1e-9, 1.0 - 1e-9))
+    units, tail = min(sum(map(len, strata)) for strata in sources), 0.5 - 0.5 * _CONFIDENCE
+    some, others = units * share, units * (1.0 - share)
+    # The distribution has no parameter 0, and its bound is then that of all outcomes alike.
+    least = np.where(some > 0.0, betaincinv(np.maximum(some, 1e-9), others + 1.0, tail), 0.0)
+    greatest = np.where(others > 0.0, betaincinv(some + 1.0, np.maximum(others, 1e-9), 1.0 - tail), 1.0)
+    low, high = np.maximum(expit(odds - reach), least), np.minimum(expit(odds + reach), greatest)
+    return np.stack([share, np.clip(low, 0.0, share), np.clip(high, share, 1.0)], axis=1)
+
+
+def share_difference_reach(rates: Values, others: Values, counts: tuple[int, int]) -> Values:
+    """Return how far drawn tasks make the interval of the difference of two rates on them reach, (2, K).
+
+    Args:
+        rates: (n, K) of the n tasks.
+        others: (n, K) of the same tasks, to be subtracted.
+        counts: of the episodes of all tasks, of either.
+
+    Source: Newcombe 1998, Improved confidence intervals for the difference between binomial proportions based on
+        paired data, https://doi.org/10.1002/(SICI)1097-0258(19981130)17:22<2635::AID-SIM954>3.0.CO;2-C
+    """
+    deviations = [each - each.mean(axis=0) for each in (rates, others)]
+    (below, above), (other_below, other_above) = (
+        share_reach(each.mean(axis=0), [without_each_row([each], mean)], count)
+        for each, count in zip((rates, others), counts, strict=True)
+    )
+    scale = np.sqrt((deviations[0] ** 2).mean(axis=0) * (deviations[1] ** 2).mean(axis=0))
+    correlation = (deviations[0] * deviations[1]).mean(axis=0) / np.where(scale > 0.0, scale, 1.0)
+    reaches = [
+        one**2 - 2.0 * correlation * one * other + other**2
+        for one, other in ((below, other_above), (above, other_below))
+    ]
+    return np.sqrt(np.maximum(reaches, 0.0))
+
+
+def share_reach(share: Values, strata: Sequence[Values], count: int) -> Values:
+    """Return how far one source alone makes the interval of a share reach, (2, K); see `share_interval`."""
+    _, low, high = share_interval(share, [strata], count).T
+    return np.stack([share - low, high - share])
 
 
 def jackknife_intervals(estimate: Values, *sources: Sequence[Values]) -> Values:
@@ -179,19 +245,14 @@ def jackknife_reach(strata: Sequence[Values]) -> Values:
     Source: Satterthwaite 1946, An approximate distribution of estimates of variance components,
         https://doi.org/10.2307/3002019
     """
-    variance, degrees = jackknife_variance(strata)
-    return np.tile(student_quantile(degrees) * np.sqrt(variance), (2, 1))
-
-
-def jackknife_variance(strata: Sequence[Values]) -> tuple[Values, Values]:
-    """Return the variance of a statistic and its degrees of freedom, (K,) each; see `jackknife_reach`."""
     degrees = np.array([len(stratum) - 1 for stratum in strata])[:, None]
     if (degrees < 1).any():
-        return np.full(strata[0].shape[1], np.nan), np.ones(strata[0].shape[1])
+        return np.full((2, strata[0].shape[1]), np.nan)
     variances = np.stack([(len(stratum) - 1) * stratum.var(axis=0) for stratum in strata])
     total = variances.sum(axis=0)
     shares = variances / np.where(total > 0.0, total, 1.0)
-    return total, 1.0 / np.maximum((shares**2 / degrees).sum(axis=0), 1.0 / _MOST_DEGREES)
+    together = 1.0 / np.maximum((shares**2 / degrees).sum(axis=0), 1.0 / _MOST_DEGREES)
+    return np.tile(student_quantile(together) * np.sqrt(total), (2, 1))
 
 
 def student_quantile(degrees: Values) -> Values:
@@ -203,105 +264,41 @@ def student_quantile(degrees: Values) -> Values:
     return quantiles
 
 
-def mean_reach(scores: Values) -> Values:
-    """Return how far the interval of the mean of drawn tasks reaches, (2, K).
+def mean_reach(strata: Sequence[Values]) -> Values:
+    """Return how far drawn tasks, or adaptations to fixed tasks, make the interval of a mean reach, (2, K).
 
     Args:
-        scores: (n, K), one row a task.
+        strata: the mean with one task left out at a time, (n, K); or for each fixed task that with one adaptation to it
+            left out.
 
     Returns:
-        The larger reach of the t interval and the studentized bootstrap, below and above. NaN for fewer than
-        `ENOUGH_TASKS` tasks, whose skewness cannot be estimated, for equal scores, and where one in forty resamples has
-        equal scores.
+        The larger reach of the t interval and the studentized bootstrap, below and above; that of the t interval for
+        fewer than `ENOUGH_TASKS` rows, and for so many that it is as good. NaN where a stratum has a single row, and
+        where one in forty resamples has equal rows.
 
     Source: Hall 1988, Theoretical comparison of bootstrap confidence intervals, https://doi.org/10.1214/aos/1176350933
     """
-    count = len(scores)
-    deviations = scores - scores.mean(axis=0)
-    spread = deviations.std(axis=0)
-    if count < ENOUGH_TASKS:
-        return np.full((2, scores.shape[1]), np.nan)
-    reach = np.tile(student_quantile(np.array([count - 1.0])) * spread / np.sqrt(count - 1), (2, 1))
-    if count <= _MOST_RESAMPLED:
-        shares = np.random.default_rng(0).multinomial(count, np.full(count, 1.0 / count), _RESAMPLES) / count
-        means = shares @ deviations
-        spreads = np.sqrt(np.maximum(shares @ deviations**2 - means**2, 0.0))
-        # A resample of equal scores has no spread, and its t is infinite.
-        alike = spreads <= 1e-6 * spread
-        ratios = np.where(alike, np.copysign(np.inf, means), means / np.where(alike, 1.0, spreads))
-        tail = 0.5 - 0.5 * _CONFIDENCE
-        low, high = np.quantile(ratios, (tail, 1.0 - tail), axis=0, method="inverted_cdf")
-        with np.errstate(invalid="ignore"):
-            reach = np.maximum(reach, np.stack([high * spread, -low * spread]))
-    reach[:, (spread <= 1e-12 * np.abs(scores).max(axis=0)) | ~np.isfinite(reach).all(axis=0)] = np.nan
+    reach = jackknife_reach(strata)
+    if np.isnan(reach).any() or not ENOUGH_TASKS <= sum(map(len, strata)) <= _MOST_RESAMPLED:
+        return reach
+    random = np.random.default_rng(0)
+    means, variances, variance = (np.zeros(1) for _ in range(3))
+    for left in strata:
+        count = len(left)
+        # A row that is above the mean of its stratum moves the mean down when it is left out.
+        deviations = (left.mean(axis=0) - left) * (count - 1)
+        shares = random.multinomial(count, np.full(count, 1.0 / count), _RESAMPLES) / count
+        resampled = shares @ deviations
+        means = means + resampled
+        variances = variances + np.maximum(shares @ deviations**2 - resampled**2, 0.0) / (count - 1)
+        variance = variance + (deviations**2).mean(axis=0) / (count - 1)
+    # A resample of equal rows has no spread, and its t is infinite.
+    alike = variances <= 1e-12 * variance
+    ratios = np.where(alike, np.copysign(np.inf, means), means / np.sqrt(np.where(alike, 1.0, variances)))
+    tail = 0.5 - 0.5 * _CONFIDENCE
+    low, high = np.quantile(ratios, (tail, 1.0 - tail), axis=0, method="inverted_cdf")
+    with np.errstate(invalid="ignore"):
+        resampled_reach = np.stack([high, -low]) * np.sqrt(variance)
+    reach = np.where(reach > 0.0, np.maximum(reach, resampled_reach), reach)
+    reach[:, ~np.isfinite(reach).all(axis=0)] = np.nan
     return reach
-
-
-def rate_reach(rate: Values, variance: Values, degrees: Values, units: int, episodes: int) -> Values:
-    """Return how far the interval of a rate of success reaches, (2, K): Wilson's, for the effective number of episodes.
-
-    Args:
-        rate: (K,) in [0, 1].
-        variance: (K,) of the rate.
-        degrees: (K,) degrees of freedom of the variance.
-        units: how many tasks, or repetitions of fixed tasks, which are independent of each other.
-        episodes: of each unit.
-
-    Returns:
-        NaN where fewer than `ENOUGH_TASKS` units have such different rates that their variance is unknown.
-
-    Source: Korn and Graubard 1998, Confidence intervals for proportions with small expected number of positive counts
-        estimated from survey data; Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953
-    """
-    low, high = _wilson(rate, variance, degrees, units, episodes)
-    reach = np.stack([rate - low, high - rate])
-    if units < ENOUGH_TASKS:
-        reach[:, _effective(rate, variance, units, episodes) < 0.25 * units * episodes] = np.nan
-    return reach
-
-
-def rate_difference_reach(rates: Values, others: Values, episodes: int) -> Values:
-    """Return how far the interval of the difference of two rates on the same tasks reaches, (2, K).
-
-    Args:
-        rates: (n, K) of the n tasks.
-        others: (n, K) of the same tasks, to be subtracted.
-        episodes: of each task.
-
-    Source: Newcombe 1998, Improved confidence intervals for the difference between binomial proportions based on
-        paired data, https://doi.org/10.1002/(SICI)1097-0258(19981130)17:22<2635::AID-SIM954>3.0.CO;2-C
-    """
-    bounds = []
-    for each in (rates, others):
-        mean = each.mean(axis=0)
-        bounds.append((mean, *_wilson(mean, *jackknife_variance([_without_each(each)]), len(each), episodes)))
-    (one, low, high), (other, other_low, other_high) = bounds
-    deviations = rates - one, others - other
-    scale = np.sqrt((deviations[0] ** 2).mean(axis=0) * (deviations[1] ** 2).mean(axis=0))
-    correlation = (deviations[0] * deviations[1]).mean(axis=0) / np.where(scale > 0.0, scale, 1.0)
-    reaches = [
-        below**2 - 2.0 * correlation * below * above + above**2
-        for below, above in ((one - low, other_high - other), (high - one, other - other_low))
-    ]
-    return np.sqrt(np.maximum(reaches, 0.0))
-
-
-def _wilson(rate: Values, variance: Values, degrees: Values, units: int, episodes: int) -> tuple[Values, Values]:
-    size = _effective(rate, variance, units, episodes)
-    # Of one episode a unit the variance follows from the rate, and need not be estimated.
-    z = np.where(size <= units, student_quantile(np.array(np.inf)), student_quantile(degrees))
-    center = (rate + z**2 / (2.0 * size)) / (1.0 + z**2 / size)
-    half = z / (1.0 + z**2 / size) * np.sqrt(rate * (1.0 - rate) / size + z**2 / (4.0 * size**2))
-    return center - half, center + half
-
-
-def _effective(rate: Values, variance: Values, units: int, episodes: int) -> Values:
-    """Return how many independent episodes would have this variance: all of them at most, one of each unit at least."""
-    known = variance > 0.0
-    size = np.where(known, rate * (1.0 - rate) / np.where(known, variance, 1.0), units)
-    return np.clip(size, units, units * episodes)
-
-
-def _without_each(scores: Values) -> Values:
-    """Return the means of n scores (n, K) with one left out at a time, (n, K)."""
-    return without_each_row([scores], mean)

@@ -26,6 +26,8 @@ from maml_rl.report.scales import Span, decimals, readable, readable_interval
 _MOST_NAMES = 12
 # Returns at which a profile is drawn.
 _THRESHOLDS = 81
+# Few runs are in a table one by one, too: their interval assumes more of them than anybody can see.
+_FEW_RUNS = 5
 _CHANCE = "probability of improvement"
 
 Line = tuple[str, str, Sequence[Evaluation]]
@@ -34,7 +36,7 @@ Line = tuple[str, str, Sequence[Evaluation]]
 def step_returns(results: Sequence[GroupResult]) -> Markup | None:
     """Return the chart of returns on new tasks after each gradient step; None where nothing was evaluated.
 
-    An oracle takes no steps; it is a level that the others may reach.
+    An oracle takes no steps; it is a level.
 
     Source: Finn et al. 2017, figures 4 and 5, https://arxiv.org/abs/1703.03400
     """
@@ -120,8 +122,9 @@ def step_table(results: Sequence[GroupResult]) -> Markup | None:
         decimals(*(each[step, 0] for row in numbers for each in row.values() if step < len(each))) for step in shown
     ]
     rows = []
-    for (css, name, _), row in zip(lines, numbers, strict=True):
-        title = element("th", element("b", name, class_=css), rowspan=2)
+    for (css, name, evaluations), row in zip(lines, numbers, strict=True):
+        each = evaluations if 1 < len(evaluations) <= _FEW_RUNS else []
+        title = element("th", element("b", name, class_=css), rowspan=2 + bool(each))
         for label, intervals in row.items():
             cells = []
             for step, precision in zip(shown, digits, strict=True):
@@ -131,6 +134,14 @@ def step_table(results: Sequence[GroupResult]) -> Markup | None:
                 value, bounds = readable_interval(interval, precision)
                 cells.append(element("td", value, element("small", f" {bounds}")))
             rows.append(element("tr", title if label == "mean" else None, element("th", label), cells))
+        if each:
+            means = [evaluation.task_returns().mean(axis=0) for evaluation in each]
+            cells = [
+                element("td", element("small", ", ".join(readable(mean[step], precision) for mean in means)))
+                for step, precision in zip(shown, digits, strict=True)
+                if step < min(map(len, means))
+            ]
+            rows.append(element("tr", None, element("th", "mean of each run"), cells))
     table = scrolling("Returns in numbers", element("table", head, rows, class_="facts numbers"))
     scopes: dict[str, list[str]] = {}
     for _, name, evaluations in lines:

@@ -15,7 +15,7 @@ _SEEDS_FOR_A_BAND = 3
 _STEP_COLORS, _GROUP_COLORS = 6, 6
 # Numbers of iterations to average over, from which the reader chooses.
 _SMOOTHINGS = 1, 5, 25
-METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, knows the task"}
+METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, sees the task"}
 _ON_TRAINING_TASKS = "Mean over the tasks of each iteration, on the tasks and episodes that training sampled."
 _ON_HELD_OUT_TASKS = "Mean over held-out tasks, which are the same in every evaluation."
 _ON_FIXED_TASKS = "Mean over training tasks of a fixed set, which are the same in every evaluation."

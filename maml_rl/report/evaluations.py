@@ -181,6 +181,7 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
                 infos={name.removeprefix("info/"): arrays[name] for name in arrays if name.startswith("info/")},
                 repetitions=int(arrays["repetitions"]) if "repetitions" in arrays else 1,
                 columns=str(arrays["columns"]) if "columns" in arrays else "step",
+                ranges={n.removeprefix("range/"): tuple(arrays[n].tolist()) for n in arrays if n.startswith("range/")},
             )
             evaluation.repetition_returns()
             # Every entry that is read is compared with its checksum. An entry with an altered name would look like a

@@ -168,6 +168,7 @@ class GuardedEnv(MetaVectorEnv):
         self.spec, self.render_mode = env.spec, env.render_mode
         self.max_episode_steps, self.recorded_infos = env.max_episode_steps, env.recorded_infos
         self.task_space, self.observes_anywhere = env.task_space, env.observes_anywhere
+        self.value_ranges = env.value_ranges
         self.advances_by_slot = env.advances_by_slot
         self.parts, self.buffers, self.physics_seconds = env.parts, env.buffers, env.physics_seconds
 

@@ -1,5 +1,6 @@
 """The runner of trainings, its CSV files, and the pages that are made from them."""
 
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -205,11 +206,26 @@ def test_success_rates_are_kept_and_shown_where_a_family_has_them(tmp_path: Path
     save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": value} for value in range(5)])
     table = page.tables(plan, replace(FAMILY, steps=1000)).splitlines()
     assert next(line for line in table if line.startswith("| | trainings")).endswith(
-        "| k=0 | k=1 | success, k=0 | success, k=1 | above `pretrain` |"
+        "| k=0 | k=1 | each training | success, k=0 | success, k=1 | above `pretrain` |"
     )
     assert "| 5 % [" in next(line for line in table if line.startswith("| promp"))
     assert "| 75 % [" in next(line for line in table if line.startswith("| promp"))
     assert next(line for line in table if line.startswith("| pretrain")).endswith("|  |  |  |")
+
+
+def test_table_has_each_training_and_intervals_within_the_returns_that_are_possible(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path)
+    assert FAMILY.ranges() == {"return": (-math.inf, 0.0)}
+    tasks = np.linspace(-0.5, 0.5, 20)[:, None]
+    levels = (-1.0, -9.0, -80.0)
+    rows = [
+        replace(row(seed, 3, 1, 1), task_returns=np.hstack([tasks + level] * 2)) for seed, level in enumerate(levels)
+    ]
+    write_rows(plan.folder(FAMILY) / "promp.csv", rows)
+    save_tasks(plan.folder(FAMILY) / "tasks.json", "2DNavigation-v0", [{"goal": [0.0, 0.1 * n]} for n in range(20)])
+    table = page.tables(plan, replace(FAMILY, steps=1000))
+    assert "| -1.0, -9.0, -80.0 |" in table
+    assert re.search(r"\| -19\.5 \[-\d+\.\d, 0\.0\] \|", table), table
 
 
 def test_intervals_of_success_are_those_of_a_rate() -> None:
@@ -218,9 +234,8 @@ def test_intervals_of_success_are_those_of_a_rate() -> None:
     once, all_of_them = (pooled_intervals([each], info="success")[1] for each in evaluations)
     assert once[0] == pytest.approx(0.99)
     assert 0.9 < once[1] < once[0] < once[2] < 1.0
-    # Wilson's closed form for 20 successes of 20.
-    z = 1.959964
-    np.testing.assert_allclose(all_of_them, [1.0, 1.0 / (1.0 + z**2 / 20), 1.0], atol=1e-5)
+    # Clopper and Pearson's closed form for 20 successes of 20.
+    np.testing.assert_allclose(all_of_them, [1.0, 0.025 ** (1.0 / 20.0), 1.0], atol=1e-6)
 
 
 def test_rates_of_episodes_become_as_many_episodes_as_they_need_at_least() -> None:
@@ -240,7 +255,7 @@ def test_a_caution_names_the_method_that_it_is_about(tmp_path: Path) -> None:
     save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": value} for value in range(60)])
     text = page.tables(plan, replace(FAMILY, steps=1000))
     assert text.count("where there is one seed, ") == 1
-    assert text.count("skewed") == text.count("promp: with returns this skewed") == 1
+    assert text.count("this skewed") == text.count("promp: with returns this skewed") == 1
 
 
 def test_threshold_is_reached_by_two_evaluations_in_a_row() -> None:
@@ -418,7 +433,9 @@ def test_sentence_names_the_best_method_where_the_intervals_separate_it() -> Non
     assert re.search(
         r"At equal environment steps, its mean is above that of a by 2\.0 \[1\.\d, 2\.\d\] \(0\.0 M\)\.", sentence
     )
-    assert sentence.endswith("It is above `pretrain` in 100 % of all comparisons of a training on a task (0.0 M).")
+    assert sentence.endswith(
+        "It is above `pretrain` in 100 % [29, 100] of all comparisons of a training on a task (0.0 M)."
+    )
 
 
 def test_sentence_names_no_best_method_where_an_interval_includes_zero() -> None:
@@ -507,7 +524,7 @@ def test_no_method_is_compared_with_a_pretraining_that_has_not_begun(tmp_path: P
         write_rows(plan.folder(FAMILY) / f"{name}.csv", of_method)
     save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": value} for value in range(5)])
     family = replace(FAMILY, steps=1000)
-    assert "| 100 % |" in page.tables(plan, family)
+    assert "| 100 % [16, 100] |" in page.tables(plan, family)
     write_rows(plan.folder(FAMILY) / "pretrain.csv", rows["pretrain"][:1])
     assert " % |" not in page.tables(plan, family)
 

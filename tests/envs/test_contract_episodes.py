@@ -32,6 +32,19 @@ def test_slots_are_bit_identical_to_single_environments(env_id: str) -> None:
     assert not running
 
 
+def test_rewards_and_infos_are_within_the_range_that_is_declared(vector_env: MetaVectorEnv) -> None:
+    ranges = vector_env.value_ranges
+    assert set(ranges) <= {"reward", *vector_env.recorded_infos}
+    vector_env.reset_task(vector_env.sample_tasks(4, seed=1))
+    vector_env.reset(seed=7)
+    for actions in random_actions(vector_env, STEPS):
+        vector_env.step(actions)
+        for name, (low, high) in ranges.items():
+            values = vector_env.buffers.rewards if name == "reward" else vector_env.buffers.infos[name]
+            values = values[np.isfinite(values)]
+            assert ((low <= values) & (values <= high)).all(), (name, values)
+
+
 def test_slot_does_not_depend_on_the_number_of_slots(env_id: str) -> None:
     few, many = make_vector_env(env_id, {}, 2), make_vector_env(env_id, {}, 5)
     tasks = few.sample_tasks(5, seed=2)

@@ -69,6 +69,17 @@ def test_finished_slot_is_not_stepped_and_keeps_its_final_observation() -> None:
     assert infos["_place"].tolist() == [False, True]
 
 
+def test_value_ranges_are_those_of_the_environment_and_must_be_ranges() -> None:
+    class Known(WalkEnv):
+        value_ranges = {"reward": (0, 1)}  # noqa: RUF012
+
+    assert walks(1).value_ranges == {}
+    assert walks(1, make_env=lambda: TimeLimit(Known(), 3)).value_ranges == {"reward": (0.0, 1.0)}
+    Known.value_ranges = {"reward": (1, 0)}
+    with pytest.raises(TypeError, match=r"value_ranges must be a dict of 'reward' and keys of info"):
+        walks(1, make_env=Known)
+
+
 def test_actions_are_clipped_to_the_bounds_and_have_their_dtype() -> None:
     vector_env = walks(1)
     start = vector_env.reset(seed=0)[0][0, 0]

@@ -98,6 +98,10 @@ def test_adapting_on_a_bandit_raises_the_return() -> None:
     assert 0.6 < after < 0.9
 
 
+def test_evaluation_knows_the_returns_that_are_possible() -> None:
+    assert small_evaluation().ranges == {"return": (-np.inf, 0.0)}
+
+
 def test_negative_numbers_are_refused() -> None:
     with pytest.raises(ConfigError, match="num-steps must be at least 0, got -1"):
         small_evaluation(num_steps=-1)

@@ -141,7 +141,7 @@ def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[Gro
     assert ["".join(item.itertext()) for item in root.iter("li")] == [
         "seed-0: meta-trained",
         "pretrain: pretrained",
-        "oracle: oracle, knows the task",
+        "oracle: oracle, sees the task",
         "random initialization",
     ]
     # An oracle is a level, with one dot.
@@ -156,7 +156,7 @@ def test_compared_learning_curves_name_the_steps_and_run_over_environment_steps(
     assert ["".join(item.itertext()) for item in root.iter("li")] == [
         "seed-0: meta-trained, after 1 step",
         "pretrain: pretrained, without adaptation",
-        "oracle: oracle, knows the task, without adaptation",
+        "oracle: oracle, sees the task, without adaptation",
     ]
     assert "environment steps" in words(root)
     ends = [
@@ -198,6 +198,17 @@ def test_table_has_means_and_interquartile_means_of_every_policy(compared: list[
     assert "for this policy on the family" in words(root)
 
 
+def test_table_has_the_mean_of_each_of_a_few_runs(compared: list[GroupResult]) -> None:
+    first = compared[0].evaluations[0]
+    three = [replace(first, seed=seed, returns=first.returns - np.float32(10 * seed)) for seed in range(3)]
+    root = read(step_table([replace(compared[0], evaluations=three, untrained=None)]))
+    rows = [[" ".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
+    assert [row[0] for row in rows[2:]] == ["interquartile mean", "mean of each run"]
+    expected = [float(each.task_returns()[:, 0].mean()) for each in three]
+    shown = [float(number.replace("\N{MINUS SIGN}", "-")) for number in rows[-1][1].split(", ")]
+    assert shown == pytest.approx(expected, abs=0.6)
+
+
 def test_table_of_a_file_of_tasks_calls_them_fixed(compared: list[GroupResult]) -> None:
     fixed = [
         replace(result, untrained=None, evaluations=[replace(each, fixed_tasks=True) for each in result.evaluations])
@@ -212,7 +223,7 @@ def test_oracle_alone_has_a_chart_of_one_point_and_nothing_to_adapt(compared: li
     assert oracle.untrained is None
     root = read(step_returns([oracle]))
     assert (count(root, "circle", "run"), count(root, "path", "level")) == (1, 0)
-    assert "this policy, oracle, knows the task" in words(root)
+    assert "this policy, oracle, sees the task" in words(root)
     assert "training does not adapt" in words(read(curves.learning_curve(oracle.group)))
     assert oracle.sampled is not None
     assert task_charts.navigation_paths(oracle.sampled) is None
@@ -475,8 +486,8 @@ def test_profiles_compare_evaluations_and_show_their_values(compared: list[Group
     assert [count(root, "path", css) for css in ("group0", "group1", "group2", "untrained")] == [2, 2, 2, 2]
     # A profile begins where all returns are above, and ends where none is.
     shown = [text.text or "" for text in root.iter("text") if "group2" in text.get("class", "")]
-    assert shown[0] == "oracle: oracle, knows the task: 100 %"
-    assert shown[-1] == "oracle: oracle, knows the task: 0 %"
+    assert shown[0] == "oracle: oracle, sees the task: 100 %"
+    assert shown[-1] == "oracle: oracle, sees the task: 0 %"
     assert "Half of the returns are above" in str(ElementTree.tostring(root))
     alone = replace(compared[0], untrained=None)
     assert performance_profiles([alone]) is None

@@ -141,7 +141,7 @@ def test_report_compares_the_methods_on_the_tasks_of_a_file(
     for phrase in (
         "seed-0: meta-trained",
         "pretrain: pretrained",
-        "oracle: oracle, knows the task",
+        "oracle: oracle, sees the task",
         "random initialization",
         "On the same 2 tasks of a file",
         "interquartile mean",

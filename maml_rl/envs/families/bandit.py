@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from maml_rl.arguments import check_count, check_number
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.family import BatchedFamily, to_all_slots
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.meta_env import AT_MOST_1, Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
@@ -91,6 +91,7 @@ class BernoulliBanditVectorEnv(_BanditFamily):
         autoreset_mode: see `BatchedFamily`.
     """
 
+    value_ranges = AT_MOST_1
     task_description = "mean (k,): probability that each arm pays 1, uniform in [0, 1]"
 
     def __init__(

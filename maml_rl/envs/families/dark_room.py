@@ -15,7 +15,7 @@ from maml_rl.arguments import check_count
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import draw_grid
 from maml_rl.envs.family import BatchedFamily
-from maml_rl.envs.meta_env import RecordedInfos, Task
+from maml_rl.envs.meta_env import AT_MOST_1, RecordedInfos, Task, ValueRanges
 from maml_rl.envs.task_entries import IsCell, TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
@@ -112,6 +112,7 @@ class DarkRoomVectorEnv(DarkFamily):
         **options: see `DarkFamily`; the task is `{"goal": (row, column)}`.
     """
 
+    value_ranges = AT_MOST_1
     task_description = "goal (2,): row and column of the cell that pays, all equally likely"
 
     def __init__(self, num_envs: int = 1, *, size: int = 9, max_episode_steps: int | None = 20, **options: Any) -> None:
@@ -143,6 +144,8 @@ class DarkKeyDoorVectorEnv(DarkFamily):
         **options: see `DarkFamily`; the task is `{"key": (row, column), "door": (row, column)}`.
     """
 
+    # Key and door may be in one cell.
+    value_ranges: ValueRanges = {"reward": (0.0, 2.0)}  # noqa: RUF012 - read-only by its type
     task_description = "key (2,), door (2,): row and column of their cells, all equally likely"
 
     def __init__(self, num_envs: int = 1, *, size: int = 9, max_episode_steps: int | None = 50, **options: Any) -> None:

@@ -15,7 +15,7 @@ from maml_rl.arguments import check_count
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import draw_grid
 from maml_rl.envs.family import BatchedFamily
-from maml_rl.envs.meta_env import RecordedInfos, Task
+from maml_rl.envs.meta_env import RecordedInfos, Task, ValueRanges
 from maml_rl.envs.task_entries import IsCell, TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
@@ -93,6 +93,7 @@ class GridNaviVectorEnv(BatchedFamily):
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
     recorded_infos: RecordedInfos = {"success": "episode"}  # noqa: RUF012
+    value_ranges: ValueRanges = {"reward": (ELSEWHERE, ON_GOAL)}  # noqa: RUF012 - read-only by its type
     task_description = "goal (2,): x and y of the cell that pays, all equally likely but those within 2 of the start"
 
     def __init__(

@@ -14,7 +14,7 @@ from maml_rl.arguments import check_interval, check_positive
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.family import BatchedFamily
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.meta_env import NEVER_POSITIVE, Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
@@ -48,6 +48,7 @@ class Navigation2DVectorEnv(BatchedFamily):
     """
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+    value_ranges = NEVER_POSITIVE
     task_description = "goal (2,): where to go, each coordinate uniform in [-0.5, 0.5]"
 
     def __init__(

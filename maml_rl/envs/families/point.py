@@ -18,7 +18,7 @@ from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.families.navigation import GOAL_COLOR, PATH_COLOR, START_COLOR
 from maml_rl.envs.family import BatchedFamily
-from maml_rl.envs.meta_env import RecordedInfos, Task
+from maml_rl.envs.meta_env import AT_MOST_1, NEVER_POSITIVE, RecordedInfos, Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
@@ -144,6 +144,7 @@ class PointGoalVectorEnv(PointFamily):
     See `PointFamily` for the arguments.
     """
 
+    value_ranges = NEVER_POSITIVE
     task_description = "goal (2,): where to go, each coordinate uniform in [-1, 1]"
     task_space = TaskSpace({"goal": (TaskParameter.between(-1.0, 1.0), (2,))})
     farthest_start = 1.0
@@ -162,6 +163,7 @@ class SparsePointGoalVectorEnv(PointFamily):
     See `PointFamily` for the arguments.
     """
 
+    value_ranges = AT_MOST_1
     task_description = "goal (2,): where to go, uniform on the upper half of the unit circle"
     task_space = PolarTaskSpace("goal", TaskParameter.between(0.0, np.pi), TaskParameter.choice(1.0))
 
@@ -214,6 +216,7 @@ class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
         self._start_anywhere, self._reward = start == "anywhere", reward
         if reward == "distance":
             self.recorded_infos = {**self.recorded_infos, "sparse_reward": "step"}
+            self.value_ranges = {**NEVER_POSITIVE, "sparse_reward": (0.0, 1.0)}
         super().__init__(num_envs, max_episode_steps=max_episode_steps, **options)
 
     def _starts(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> Floats | float:
@@ -251,6 +254,7 @@ class WindVectorEnv(PointFamily):
         **options: see `PointFamily`; the task is `{"wind": (2,)}`.
     """
 
+    value_ranges = AT_MOST_1
     task_description = "wind (2,): what is added to every move, each coordinate uniform in [-0.08, 0.08]"
     task_space = TaskSpace({"wind": (TaskParameter.between(-0.08, 0.08), (2,))})
     entry = "wind"
@@ -296,6 +300,7 @@ class PointCornerVectorEnv(PointFamily):
 
     def __init__(self, num_envs: int = 1, *, sparse: bool = False, **options: Any) -> None:
         self.sparse = sparse
+        self.value_ranges = {} if sparse else NEVER_POSITIVE
         super().__init__(num_envs, **options)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:

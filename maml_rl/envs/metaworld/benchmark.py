@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.family import BatchedFamily
-from maml_rl.envs.meta_env import RecordedInfos, Task
+from maml_rl.envs.meta_env import RecordedInfos, Task, ValueRanges
 from maml_rl.envs.metaworld.arm import Arm, State
 from maml_rl.envs.metaworld.environments import Floats, Split, benchmark_environments
 from maml_rl.envs.task_entries import TaskEntry, parse_tasks
@@ -63,6 +63,7 @@ class MetaWorldVectorEnv(BatchedFamily):
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 80}  # noqa: RUF012
     recorded_infos: RecordedInfos = {"success": "episode"}  # noqa: RUF012 - read-only by its type
+    value_ranges: ValueRanges = {"reward": (0.0, 10.0)}  # noqa: RUF012 - read-only by its type
     task_description = (
         "rand_vec (3,) or (6,): where goal and object are; ML10, ML25, ML45 also env_name. Needs the extra metaworld"
     )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_interval, check_positive
 from maml_rl.envs.batch_of_one import one_slot
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.meta_env import NEVER_POSITIVE, Task
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
@@ -208,6 +208,7 @@ class AntGoalVectorEnv(AntFamily):
     Source: Rakelly et al. 2019, https://arxiv.org/abs/1903.08254
     """
 
+    value_ranges = NEVER_POSITIVE
     task_description = "goal (2,): where to go, uniform in the disk of radius 3 m"
     task_term = "reward_goal"
     survive_reward, control_cost = 0.0, 0.1

@@ -11,6 +11,7 @@ import mujoco
 from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import one_slot
+from maml_rl.envs.meta_env import NEVER_POSITIVE
 from maml_rl.envs.mujoco.ant import AntDirVectorEnv, AntFamily, AntPosVectorEnv, AntVelVectorEnv
 from maml_rl.envs.mujoco.half_cheetah import HalfCheetahFamily
 from maml_rl.envs.mujoco.models import load_model
@@ -108,6 +109,8 @@ def _ant_model() -> mujoco.MjModel:
 
 class Finn2017HalfCheetahVelVectorEnv(VelocityTasks, Finn2017HalfCheetahFamily):
     """Run at the velocity of the task: -|v - velocity| - 0.05 |a|^2; see `VelocityTasks` for the arguments."""
+
+    value_ranges = NEVER_POSITIVE
 
 
 class Finn2017HalfCheetahDirVectorEnv(DirectionTasks, Finn2017HalfCheetahFamily):

@@ -10,6 +10,7 @@ import mujoco
 from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import one_slot
+from maml_rl.envs.meta_env import NEVER_POSITIVE
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import ForwardFamily, MujocoOptions
 from maml_rl.envs.mujoco.random_parameters import RandomParameters
@@ -47,6 +48,8 @@ class HalfCheetahFamily(ForwardFamily):
 
 class HalfCheetahVelVectorEnv(VelocityTasks, HalfCheetahFamily):
     """Run at the velocity of the task: -|v - velocity| - 0.05 |a|^2; see `VelocityTasks` for the arguments."""
+
+    value_ranges = NEVER_POSITIVE
 
 
 class HalfCheetahDirVectorEnv(DirectionTasks, HalfCheetahFamily):

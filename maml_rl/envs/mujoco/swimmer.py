@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import one_slot
+from maml_rl.envs.meta_env import NEVER_POSITIVE
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import ForwardFamily, MujocoOptions
 from maml_rl.envs.mujoco.run_tasks import VelocityTasks
@@ -41,6 +42,7 @@ class SwimmerFamily(ForwardFamily):
 class SwimmerVelVectorEnv(VelocityTasks, SwimmerFamily):
     """Swim at the velocity of the task: -|v - velocity| - 0.0001 |a|^2; see `VelocityTasks` for the arguments."""
 
+    value_ranges = NEVER_POSITIVE
     task_description = "velocity: forward speed to keep in m/s, uniform in [0.1, 0.2]"
 
     def __init__(

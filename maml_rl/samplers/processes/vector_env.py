@@ -144,7 +144,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         self.observation_space = batch_space(slot.observation_space, num_envs)
         self.action_space = batch_space(slot.action_space, num_envs)
         self.max_episode_steps, self.recorded_infos = slot.max_episode_steps, slot.recorded_infos
-        self.task_space = slot.task_space
+        self.task_space, self.value_ranges = slot.task_space, slot.value_ranges
         self.buffers, self.physics_seconds = self._shared.step, progress.physics_seconds
         self.divides = slot.divides
         if slot.advances_by_slot:

@@ -1,0 +1,346 @@
+"""How often the intervals of this package cover the truth, simulated: the tables of docs/intervals.md.
+
+    python -m benchmarks.coverage                # the whole grid, a quarter of an hour of one core; writes the page
+    python -m benchmarks.coverage --simulations 100 --print
+
+Scores are a training's luck, a task's difficulty and noise, and the truth is known: an episode succeeds where its score
+is below a number. The intervals are those of `maml_rl.experiment.evaluate`, as `maml-rl test`, the report and the suite
+show them. One that is not shown is counted nowhere: whether it is shown must depend on the numbers of tasks and
+trainings alone.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.experiment.evaluate import (
+    Evaluation,
+    difference_interval,
+    improvement_interval,
+    pooled_intervals,
+    profile_intervals,
+)
+from maml_rl.experiment.statistics import interquartile_mean, mean
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "intervals.md"
+TRUTHS = 0.05, 0.5, 0.9, 0.97
+SEEDS = 1, 2, 3, 5, 10
+TASKS = 10, 40, 200
+SIMULATIONS = 1_000
+# In each adaptation.
+EPISODES = 5
+# Simulations that are in memory at once.
+_AT_ONCE = 200
+_INFO = "success"
+_BLOCK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+
+Values = NDArray[np.float64]
+_NORMAL = NormalDist()
+
+
+class World(NamedTuple):
+    """What scores are made of: shares of their variance; the rest is noise of every training on every task."""
+
+    luck: float
+    tasks: float
+
+
+WORLDS = {"a fifth": World(0.2, 0.2), "half": World(0.5, 0.2)}
+
+
+class Cell(NamedTuple):
+    """Simulated intervals of one kind and size.
+
+    Attributes:
+        kind: of the interval.
+        world: name of the world, or of the distribution.
+        seeds: number of trainings; of tasks that are fixed, of adaptations to each.
+        tasks: number of tasks.
+        truth: the share; 0 of means.
+        covered: share of the intervals that cover the truth; NaN where none is shown.
+        shown: share of the simulations that have an interval.
+    """
+
+    kind: str
+    world: str
+    seeds: int
+    tasks: int
+    truth: float
+    covered: float
+    shown: float
+
+
+# (random generator, number of simulations) -> intervals (K, 3), and the truth that they should cover.
+_Simulate = Callable[[np.random.Generator, int], tuple[Values, float]]
+
+
+def draw(
+    random: np.random.Generator,
+    world: World,
+    seeds: int,
+    tasks: int,
+    count: int,
+    transform: Callable[[Values], Values] = lambda values: values,
+) -> Values:
+    """Return scores of variance 1, (seeds, tasks, count), whose mean is 0; a single training has no luck.
+
+    Args:
+        random: draws them.
+        world: their parts.
+        seeds: number of trainings.
+        tasks: number of tasks, which all share.
+        count: of simulations.
+        transform: makes the luck, and the difficulty, of what is drawn from a normal distribution.
+    """
+    luck = np.sqrt(world.luck) * transform(random.normal(size=(seeds, 1, count))) if seeds > 1 else 0.0
+    difficulty = np.sqrt(world.tasks) * transform(random.normal(size=(1, tasks, count)))
+    # Without its luck, a training's scores vary less.
+    noise = np.sqrt(1.0 - world.tasks - (world.luck if seeds > 1 else 0.0))
+    return np.asarray(luck + difficulty + noise * random.normal(size=(seeds, tasks, count)))
+
+
+def skewed(sigma: float, values: Values) -> Values:
+    """Return lognormal numbers of mean 0 and variance 1 from normal ones."""
+    variance = np.exp(sigma**2)
+    return np.asarray((np.exp(sigma * values) - np.sqrt(variance)) / np.sqrt(variance * (variance - 1.0)))
+
+
+def evaluations(returns: Values, successes: NDArray[np.bool_] | None = None, **options: Any) -> list[Evaluation]:
+    """Return evaluations of trainings, whose dimension of gradient steps holds the simulations.
+
+    Args:
+        returns: (R, N, K) or (R, N, K, B).
+        successes: (R, N, K, B).
+        **options: attributes of the evaluations.
+    """
+    tasks = [{"number": number} for number in range(returns.shape[1])]
+    returns = returns[..., None] if returns.ndim == 3 else returns
+    infos = [{}] * len(returns) if successes is None else [{_INFO: each.astype(np.float32)} for each in successes]
+    if successes is not None:
+        returns = np.broadcast_to(returns, successes.shape)
+    return [
+        Evaluation("", seed, tasks, (), each.astype(np.float32), infos=info, **options)
+        for seed, (each, info) in enumerate(zip(returns, infos, strict=True))
+    ]
+
+
+def _succeed(random: np.random.Generator, scores: Values, rate: float, world: World) -> NDArray[np.bool_]:
+    """Return whether episodes succeed, (R, N, K, B): half of the noise of a score is that of its episodes."""
+    noise = np.sqrt(1.0 - world.luck - world.tasks)
+    episodes = noise * random.normal(size=(*scores.shape, EPISODES))
+    return np.asarray(scores[..., None] + episodes < _NORMAL.inv_cdf(rate) * np.sqrt(1.0 + noise**2))
+
+
+def success_rate(world: World, seeds: int, tasks: int, rate: float) -> _Simulate:
+    """The rate of success of an algorithm, or with one training of a policy."""
+
+    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
+        alone = World(0.0, world.tasks) if seeds == 1 else world
+        succeed = _succeed(random, draw(random, alone, seeds, tasks, count), rate, alone)
+        return pooled_intervals(evaluations(np.zeros((seeds, tasks, count)), succeed), info=_INFO), rate
+
+    return simulate
+
+
+def rate_difference(world: World, seeds: int, tasks: int, rate: float) -> _Simulate:
+    """The difference of the rates of two algorithms on the same tasks; the other's is four fifths of this one."""
+
+    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
+        alone = World(0.0, world.tasks) if seeds == 1 else world
+        found = []
+        for _ in range(count):
+            difficulty = np.sqrt(alone.tasks) * random.normal(size=(1, tasks, 1))
+            scores = [difficulty + draw(random, World(alone.luck, 0.0), seeds, tasks, 1) for _ in range(2)]
+            one, other = (
+                evaluations(np.zeros((seeds, tasks, 1)), _succeed(random, each * 1.0, share, alone))
+                for each, share in zip(scores, (rate, 0.8 * rate), strict=True)
+            )
+            found.append(difference_interval(one, other, _INFO))
+        return np.stack(found), 0.2 * rate
+
+    return simulate
+
+
+def profile(world: World, seeds: int, tasks: int, share: float) -> _Simulate:
+    """The share of trainings and tasks above a return."""
+
+    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
+        scores = draw(random, world, seeds, tasks, count)
+        threshold = np.array([_NORMAL.inv_cdf(1.0 - share)])
+        each = (evaluations(scores[..., index, None]) for index in range(count))
+        return np.concatenate([profile_intervals(one, threshold) for one in each]), share
+
+    return simulate
+
+
+def improvement(world: World, seeds: int, tasks: int, chance: float) -> _Simulate:
+    """The probability of improvement of one algorithm on another, each with as many trainings, on the same tasks."""
+
+    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
+        # What is hard for both cancels; that a task suits one of them does not.
+        one, other = (draw(random, world, seeds, tasks, count) for _ in range(2))
+        one += _NORMAL.inv_cdf(chance) * np.sqrt(2.0)
+        pairs = ([evaluations(each[..., index, None]) for each in (one, other)] for index in range(count))
+        return np.stack([improvement_interval(*pair) for pair in pairs]), chance
+
+    return simulate
+
+
+SHARES = {
+    "rate of success": success_rate,
+    "difference of two rates": rate_difference,
+    "performance profile": profile,
+    "probability of improvement": improvement,
+}
+DISTRIBUTIONS: dict[str, Callable[[Values], Values]] = {
+    "normal": lambda values: values,
+    "skewed (lognormal, 0.5)": partial(skewed, 0.5),
+    "very skewed (lognormal, 1)": partial(skewed, 1.0),
+}
+STATISTICS = {"mean return": mean, "interquartile mean": interquartile_mean}
+# Of the certified benchmarks, and fewer adaptations to two tasks: numbers of tasks, and of adaptations to each.
+FIXED = (2, 3), (2, 10), (21, 10), (40, 3), (100, 3)
+
+
+def mean_return(name: str, seeds: int, tasks: int) -> _Simulate:
+    """The mean return where luck and difficulty have this distribution."""
+
+    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
+        scores = draw(random, WORLDS["half"], seeds, tasks, count, DISTRIBUTIONS[name])
+        return pooled_intervals(evaluations(scores)), 0.0
+
+    return simulate
+
+
+def middle(name: str, seeds: int, tasks: int) -> _Simulate:
+    """The interquartile mean, whose truth is that of symmetric distributions."""
+
+    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
+        scores = draw(random, WORLDS["half"], seeds, tasks, count, DISTRIBUTIONS[name])
+        return pooled_intervals(evaluations(scores), interquartile_mean), 0.0
+
+    return simulate
+
+
+def fixed_tasks(name: str, adaptations: int, tasks: int) -> _Simulate:
+    """The mean return of one policy on fixed tasks, where the adaptations to a task have this distribution."""
+
+    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
+        levels = np.arange(tasks)[:, None, None]
+        scores = levels + DISTRIBUTIONS[name](random.normal(size=(tasks, count, adaptations)))
+        found = pooled_intervals(evaluations(scores[None], fixed_tasks=True, repetitions=adaptations))
+        return found, float(levels.mean())
+
+    return simulate
+
+
+def _cell(kind: str, world: str, seeds: int, tasks: int, truth: float, simulate: _Simulate, simulations: int) -> Cell:
+    """Return how many intervals cover the truth; the random numbers depend on the cell alone."""
+    covered, shown = [], []
+    key = crc32(f"{kind} {world} {seeds} {tasks} {truth}".encode())
+    for index, start in enumerate(range(0, simulations, _AT_ONCE)):
+        random = np.random.default_rng([key, index])
+        intervals, value = simulate(random, min(_AT_ONCE, simulations - start))
+        _, low, high = intervals.T
+        known = np.isfinite(low)
+        shown.extend(known)
+        covered.extend(((low - 1e-9 <= value) & (value <= high + 1e-9))[known])
+    return Cell(kind, world, seeds, tasks, truth, float(np.mean(covered)) if covered else np.nan, float(np.mean(shown)))
+
+
+def share_cells(
+    simulations: int,
+    seeds: Iterable[int] = SEEDS,
+    tasks: Iterable[int] = TASKS,
+    truths: Iterable[float] = TRUTHS,
+    worlds: Iterable[str] = tuple(WORLDS),
+    kinds: Iterable[str] = tuple(SHARES),
+) -> Iterator[Cell]:
+    """Yield the cells of shares."""
+    sizes = [(seed, task, truth) for seed in seeds for task in tasks for truth in truths]
+    for kind in kinds:
+        for world in worlds:
+            for size in sizes:
+                yield _cell(kind, world, *size, SHARES[kind](WORLDS[world], *size), simulations)
+
+
+def mean_cells(
+    simulations: int, seeds: Iterable[int] = SEEDS, tasks: Iterable[int] = TASKS[1:], fixed: Any = FIXED
+) -> Iterator[Cell]:
+    """Yield the cells of mean returns, of interquartile means, and of fixed tasks."""
+    sizes = [(seed, task) for seed in seeds for task in tasks]
+    for name in DISTRIBUTIONS:
+        for size in sizes:
+            yield _cell("mean return", name, *size, 0.0, mean_return(name, *size), simulations)
+        for number, adaptations in fixed:
+            simulate = fixed_tasks(name, adaptations, number)
+            yield _cell("fixed tasks", name, adaptations, number, 0.0, simulate, simulations)
+    for size in sizes:
+        yield _cell("interquartile mean", "normal", *size, 0.0, middle("normal", *size), simulations)
+
+
+def _percent(cells: Iterable[Cell]) -> str:
+    return " / ".join(f"{100.0 * cell.covered:.0f}" for cell in cells)
+
+
+def share_table(cells: Sequence[Cell]) -> str:
+    """Return a table of shares: a row for each kind, world and number of trainings, a column for each truth."""
+    by_row: dict[tuple[str, str, int], dict[float, list[Cell]]] = {}
+    for cell in cells:
+        by_row.setdefault((cell.kind, cell.world, cell.seeds), {}).setdefault(cell.truth, []).append(cell)
+    truths = list(dict.fromkeys(cell.truth for cell in cells))
+    lines = [
+        f"| interval | luck | trainings | {' | '.join(f'truth {truth:g}' for truth in truths)} |",
+        "|---|---|---:|" + "---:|" * len(truths),
+    ]
+    for (kind, world, seeds), row in by_row.items():
+        luck = world if seeds > 1 else ""
+        if seeds == 1 and world != next(iter(WORLDS)):
+            continue
+        lines.append(f"| {kind} | {luck} | {seeds} | {' | '.join(_percent(row[truth]) for truth in truths)} |")
+    return "\n".join(lines)
+
+
+def mean_table(cells: Sequence[Cell]) -> str:
+    """Return a table of means: a row for each kind and size, a column for each distribution."""
+    by_row: dict[tuple[str, str], dict[str, list[Cell]]] = {}
+    for cell in cells:
+        size = f"{cell.seeds} trainings" if cell.seeds > 1 else "one policy"
+        if cell.kind == "fixed tasks":
+            size = f"{cell.tasks} tasks x {cell.seeds} adaptations"
+        by_row.setdefault((cell.kind, size), {}).setdefault(cell.world, []).append(cell)
+    names = list(dict.fromkeys(cell.world for cell in cells))
+    lines = [f"| interval | of | {' | '.join(names)} |", "|---|---|" + "---:|" * len(names)]
+    for (kind, size), row in by_row.items():
+        lines.append(f"| {kind} | {size} | {' | '.join(_percent(row.get(name, [])) for name in names)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--simulations", type=int, default=SIMULATIONS, help="of each cell (%(default)s)")
+    parser.add_argument("--print", action="store_true", help="print the tables, and leave the page as it is")
+    options = parser.parse_args(arguments)
+    simulated = f"Of {options.simulations:,} simulations each:"
+    tables = {
+        "shares": f"{simulated}\n\n{share_table(list(share_cells(options.simulations)))}",
+        "means": f"{simulated}\n\n{mean_table(list(mean_cells(options.simulations)))}",
+    }
+    if options.print:
+        print("\n\n".join(tables.values()))
+        return
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(_BLOCK.sub(lambda found: f"{found[1]}\n{tables[found[2]]}\n\n{found[3]}", text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
