@@ -34,7 +34,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "intervals.md"
 TRUTHS = 0.05, 0.5, 0.9, 0.97
 SEEDS = 1, 2, 3, 5, 10
 TASKS = 10, 40, 200
-SIMULATIONS = 1_000
+SIMULATIONS = 400
 # In each adaptation.
 EPISODES = 5
 # Simulations that are in memory at once.

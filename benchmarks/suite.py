@@ -94,11 +94,10 @@ FAMILIES = (
         "sparse-point-goal.yaml",
         10_000_000,
         algorithm_changes={
-            **_STEP_OF_NAVIGATION,
-            # Chosen with another seed of training, hence other tasks. The methods it is compared with have the config's
-            # own.
-            "maml-trpo": {"fast-lr": 0.3},
-            "pretrain": {},
+            # The step of the config is that of MAML-TRPO, which an oracle shares.
+            "promp": {**_STEP_OF_NAVIGATION["promp"], "fast-lr": 0.1},
+            "pretrain": {"fast-lr": 0.1},
+            "rl2": {"fast-lr": 0.1},
         },
     ),
     replace(HALFCHEETAH_DIR, steps=20_000_000, evaluations=20),

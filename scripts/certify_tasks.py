@@ -169,11 +169,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _tasks_of_ml10() -> list[dict[str, Any]]:
-    """Return the first 40 test goals of each environment of `metaworld.ML10(seed=0)`, as in the protocol.
-
-    The goals of an environment of ML10 depend on those of the environments before it, so they differ from those of ML1,
-    which the family uses.
-    """
+    """Return the first 40 test goals of each environment of `metaworld.ML10(seed=0)`, as in the protocol."""
     import metaworld
 
     goals: dict[str, list[Any]] = {}

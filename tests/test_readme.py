@@ -1,5 +1,6 @@
 """The code of the README is run as it is, or with smaller numbers where it would take long."""
 
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.cli import main as cli
+from maml_rl.config.catalog import ZOO
+from maml_rl.experiment.zoo import EVALUATION
 from tests.shown_commands import check_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +32,15 @@ def command_lines() -> list[str]:
     blocks = re.findall(r"```\n(.*?)```", README, re.DOTALL)
     lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line.startswith(("python train.py", "python test.py", "maml-rl"))]
+
+
+def test_policy_is_tested_with_as_many_steps_as_it_is_best_after() -> None:
+    (command,) = (line for line in command_lines() if line.startswith("python test.py"))
+    steps = int(command.rpartition("--num-steps ")[2])
+    # Of a training with the same config.
+    found = json.loads((ZOO / "halfcheetah-dir" / EVALUATION).read_text(encoding="utf-8"))
+    returns = [value for value, _, _ in found["intervals"]]
+    assert returns.index(max(returns)) == steps
 
 
 def test_policy_is_adapted_to_a_task_as_shown(

@@ -155,16 +155,22 @@ def named(*entries: Any) -> dict[str, Any]:
     return {entry.name: entry for entry in entries}
 
 
-# The actions are the moves themselves, for all methods, with step sizes that suit them: the default experiment, whose
-# file this is, has normalized actions and another step size.
+# MAML-TRPO has the default experiment, whose file this is. The actions of all others are the moves themselves, with
+# step sizes that suit them.
+_GOALS = {"low": -0.5, "high": 0.5}
 _STEPS_OF_MOVES = {"fast-lr": 0.1, "halve-step-size": "never"}
+_REFERENCES_OF_MOVES = {**_STEPS_OF_MOVES, "inner-loss": "log-probability"}
 NAVIGATION = Family(
     "2d-navigation",
     "2D navigation",
     "2d-navigation.yaml",
     5_000_000,
-    changes={"env-kwargs": {"low": -0.5, "high": 0.5}, "output-scale": 1.0, "evaluate-every": None},
-    algorithm_changes={"maml-trpo": {**_STEPS_OF_MOVES, "inner-loss": "log-probability"}, "rl2": _STEPS_OF_MOVES},
+    changes={"env-kwargs": _GOALS, "output-scale": 1.0, "evaluate-every": None},
+    algorithm_changes={
+        "maml-trpo": {"env-kwargs": {**_GOALS, "normalization_scale": 1.0}, "output-scale": 0.01},
+        **dict.fromkeys(("pretrain", "oracle", "random"), _REFERENCES_OF_MOVES),
+        "rl2": _STEPS_OF_MOVES,
+    },
 )
 # Trials of two episodes: as many episodes in all as 20 tasks with 10 before and 10 after a step.
 RL2_OF_400_EPISODES = {"meta-batch-size": 200}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import published, suite, time_to_result
-from benchmarks.learning.plan import Family, Method, Plan, env_steps_of, named
+from benchmarks.learning.plan import ROOT, Family, Method, Plan, env_steps_of, named
 from benchmarks.learning.results import Row, write_rows
 from maml_rl.config import load_config
 from maml_rl.config.catalog import find_config
@@ -31,6 +31,18 @@ def test_every_method_has_a_config_for_every_family(plan: Plan) -> None:
 def test_every_training_of_a_family_can_be_made(family: Family) -> None:
     for name in family.methods:
         make_experiment(suite.SUITE.methods[name].config(family, 0))
+
+
+def test_maml_trpo_has_the_settings_of_the_shipped_config_of_the_family() -> None:
+    lengths = {"num_batches", "checkpoint_every", "keep_checkpoints", "evaluate_every"}
+    for family in suite.SUITE.families.values():
+        planned = suite.SUITE.methods["maml-trpo"].config(family, 0)
+        shipped = load_config(ROOT / "configs" / "maml" / family.config)
+        # These have another horizon, and velocities up to 3; Meta-World has one config for all of its ML1.
+        if family.name.endswith("-2x200"):
+            continue
+        others = lengths | ({"env_name"} if family.name.startswith("ml1-") else set())
+        assert planned.model_dump(exclude=others) == shipped.model_dump(exclude=others), family.name
 
 
 @pytest.mark.parametrize("name", ["varibad", "pearl"])

@@ -115,6 +115,37 @@ def test_goals_are_those_of_metaworlds_own_benchmark(metaworld: Any, name: str) 
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("benchmark", "split"),
+    [
+        ("ML10", "test"),
+        *(
+            pytest.param(benchmark, split, marks=[pytest.mark.nightly, pytest.mark.slow])
+            for benchmark, split in (("ML10", "train"), ("ML25", "test"), ("ML25", "train"), ("ML45", "test"))
+        ),
+    ],
+)
+def test_goals_of_several_environments_are_those_of_metaworlds_own_benchmark(
+    metaworld: Any, benchmark: str, split: str
+) -> None:
+    known = metaworld.env_dict
+    arguments = getattr(known, f"{benchmark}_ARGS_KWARGS")[split]
+    # As its class does for each of its splits; both take half a minute.
+    theirs = metaworld._make_tasks(getattr(known, f"{benchmark}_V3")[split], arguments, metaworld._ML_OVERRIDE, seed=7)
+    expected: dict[str, list[list[float]]] = {}
+    for task in theirs:
+        goal = pickle.loads(task.data)["rand_vec"].tolist()
+        expected.setdefault(task.env_name, []).append(goal + [0.0] * (6 - len(goal)))
+    env = make_vector_env(f"MetaWorld/{benchmark}-v3", {"benchmark_seed": 7})
+    number = 40 if split == "test" else 50
+    drawn = env.sample_tasks(number * len(expected), seed=0, evaluation=split == "test")
+    assert sorted((task["env_name"], task["rand_vec"].tolist()) for task in drawn) == sorted(
+        (name, goal) for name, goals in expected.items() for goal in goals[:number]
+    )
+    env.close()
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["ml1-reach-v1", "ml10-v1"])
 def test_certified_tasks_are_the_test_goals_of_metaworlds_own_protocol(metaworld: Any, name: str) -> None:
     rules = find_benchmark(name)

@@ -1,10 +1,11 @@
+import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.coverage import SHARES, Cell, mean_cells, share_cells
+from benchmarks.coverage import PAGE, SEEDS, SHARES, TASKS, TRUTHS, WORLDS, Cell, mean_cells, share_cells, share_table
 from maml_rl.experiment.evaluate import (
     Evaluation,
     difference_interval,
@@ -420,3 +421,19 @@ def test_intervals_stay_within_the_returns_that_are_possible(statistic: Statisti
     with_infos = [replace(each, infos={"share": each.returns / 40.0}, ranges={"share": (0.0, 1.0)}) for each in free]
     _, low, high = pooled_intervals(with_infos, statistic, "share")[0]
     assert low == 0.0
+
+
+def test_page_shows_the_coverage_of_every_kind_of_interval() -> None:
+    cells = [
+        Cell(kind, world, seeds, tasks, truth, 0.95, 1.0)
+        for kind in SHARES
+        for world in WORLDS
+        for seeds in SEEDS
+        for truth in TRUTHS
+        for tasks in TASKS
+    ]
+    shown = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    expected = share_table(cells).splitlines()
+    start = shown.index(expected[0])
+    for line, other in zip(shown[start : start + len(expected)], expected, strict=True):
+        assert re.sub(r"\d+ / \d+ / \d+", "95 / 95 / 95", line) == other

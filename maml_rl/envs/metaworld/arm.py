@@ -74,14 +74,14 @@ class Arm:
         self._unused = self.save(np.zeros(0))
         self._renderer: Renderer | None = None
 
-    def draw_goals(self, seed: int, num_goals: int) -> Floats:
-        """Return the goals that `num_goals` resets draw from NumPy's generator with this seed, as in Meta-World.
+    def draw_goals(self, random: np.random.RandomState, num_goals: int) -> Floats:
+        """Return the goals that `num_goals` resets draw from this generator, as in Meta-World.
 
         The numbers that a reset accepts do not depend on the arm's motion, so the physics is not stepped.
         """
         env = self.env
         self.load(self._unused)
-        env._np_random, env._freeze_rand_vec = np.random.RandomState(seed), False
+        env._np_random, env._freeze_rand_vec = random, False
         env.do_simulation = lambda *arguments: mujoco.mj_forward(env.model, env.data)
         goals = []
         for _ in range(num_goals):

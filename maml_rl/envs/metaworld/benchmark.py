@@ -48,8 +48,9 @@ class MetaWorldVectorEnv(BatchedFamily):
         num_envs: number of slots. Each has a Meta-World environment of its own; as many more may be kept for later
             tasks.
         benchmark: "ML1-<environment>", as "ML1-reach-v3", "ML10", "ML25" or "ML45".
-        benchmark_seed: of the goals, which are those of `metaworld.ML1(environment, seed=benchmark_seed)`: 50 for
-            training, and the first 40 of its test goals for tests. Only an evaluation draws test tasks.
+        benchmark_seed: of the goals, which are those of `metaworld.ML1(environment, seed=benchmark_seed)`, or of
+            `metaworld.ML10(seed=benchmark_seed)` and so on: 50 of each environment for training, and the first 40 of
+            its test goals for tests. Only an evaluation draws test tasks.
         task: `{"rand_vec": (3,) or (6,)}`, the positions of goal and object; where the benchmark has several
             environments also `"env_name"`, and `rand_vec` always has 6 numbers, padded with zeros.
         max_episode_steps: steps after which an episode is truncated; None for never.
@@ -132,18 +133,28 @@ class MetaWorldVectorEnv(BatchedFamily):
         return self._task("train", self._environments["train"][0], 0)
 
     def _task(self, split: Split, name: str, number: int) -> Task:
-        goal = self._goals(name, self._benchmark_seed + (split == "test"))[number]
+        goal = self._goals(split, name)[number]
         vector = np.zeros(self.entries["rand_vec"].shape)
         vector[: len(goal)] = goal
         return {"env_name": name, "rand_vec": vector} if "env_name" in self.entries else {"rand_vec": vector}
 
-    def _goals(self, name: str, seed: int) -> Floats:
-        """Return the goals of an environment, (50, 3 or 6)."""
-        if (name, seed) not in _GOALS:
-            arm = self._take(name)
-            _GOALS[name, seed] = arm.draw_goals(seed, max(_NUM_GOALS.values()))
+    def _goals(self, split: Split, name: str) -> Floats:
+        """Return the goals of an environment, (50, 3 or 6).
+
+        Meta-World draws those of all environments of a split one after the other, from one generator.
+        """
+        names = self._environments[split]
+        # The test goals of ML1 have a seed of their own; the other benchmarks have other environments for tests.
+        seed = self._benchmark_seed + (split == "test" and "env_name" not in self.entries)
+        drawn = _GOALS.setdefault((names, seed), [])
+        for other in names[len(drawn) : names.index(name) + 1]:
+            random = np.random.RandomState(seed)
+            if drawn:
+                random.set_state(drawn[-1][1])
+            arm = self._take(other)
+            drawn.append((arm.draw_goals(random, max(_NUM_GOALS.values())), random.get_state()))
             self._release(arm)
-        return _GOALS[name, seed]
+        return drawn[names.index(name)][0]
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Give slot i the task `tasks[i]`; a slot whose task changes continues from the start state of the new one.
@@ -274,5 +285,5 @@ class MetaWorldVectorEnv(BatchedFamily):
 MetaWorldEnv = one_slot(MetaWorldVectorEnv)
 
 
-# Cached by environment and seed: all families share the same goals.
-_GOALS: dict[tuple[str, int], Floats] = {}
+# By the environments of a split, and seed: the goals of the first ones, and the generator's state after them.
+_GOALS: dict[tuple[tuple[str, ...], int], list[tuple[Floats, Any]]] = {}
