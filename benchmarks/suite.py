@@ -133,7 +133,7 @@ ML1 = tuple(
         "../metaworld/ml1-reach.yaml",
         2_000_000,
         evaluations=2,
-        changes={"env-name": f"MetaWorld/ML1-{name}-v3"},
+        changes={"env-name": f"MetaWorld/ML1-{name}-v3", "max-episode-steps": 500},
     )
     for name in ("reach", "push", "pick-place")
 )

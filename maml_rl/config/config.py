@@ -55,6 +55,8 @@ OF_LEARNERS = (
     *OF_POLICIES,
     *("num-steps", "fast-lr", "meta-batch-size", "evaluation-steps", "halve-step-size"),
 )
+# Settings of one environment, which another does not inherit.
+_OF_ENVIRONMENT = ("env-kwargs", "max-episode-steps")
 # Keys that decide which other settings are used.
 _DECIDING = ("algorithm", "policy", "memory")
 # The name of a config that a run has written.
@@ -417,7 +419,8 @@ class Config(SettingsModel):
         """Return this config with some hyphenated keys replaced, those of `algorithm-settings` one by one.
 
         Another algorithm starts with its own defaults: the settings of the previous one are dropped, and so are those
-        of the other settings that the new one does not use.
+        of the other settings that the new one does not use. Another environment starts with its own arguments and time
+        limit.
 
         Args:
             values: by key.
@@ -437,6 +440,9 @@ class Config(SettingsModel):
         before = dict(self._source.values)
         if replaced.values.get("algorithm", self.algorithm) != self.algorithm:
             before.pop(SECTION, None)
+        if replaced.values.get("env-name", self.env_name) != self.env_name:
+            for key in _OF_ENVIRONMENT:
+                before.pop(key, None)
         merged = {**before, **replaced.values}
         settings = replaced.values.get(SECTION) or {}
         if SECTION in replaced.values:

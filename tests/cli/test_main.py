@@ -1,3 +1,4 @@
+import json
 import logging
 import os
 import re
@@ -207,6 +208,19 @@ def test_own_family_is_checked_from_the_current_folder(
 ) -> None:
     assert exit_code("check-env", name, "--env-kwargs", "{worth: 2.0}") == 0
     assert f"{name} is a task family; MultiTaskSampler({argument}, ...)" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(120)
+def test_own_environment_trains_without_a_config_under_its_own_time_limit(coins: str, tmp_path: Path) -> None:
+    sizes = ["--num-batches", "1", "--meta-batch-size", "2", "--fast-batch-size", "3", "--evaluation-steps", "1"]
+    quick = ["--num-workers", "0", "--log-level", "error", "--output-folder", "run"]
+    assert exit_code("train", "--env-name", "coins:Coin-v0", *sizes, *quick) == 0
+    recorded = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert recorded.get("env-kwargs", {}) == {}
+    assert recorded.get("max-episode-steps") is None
+    (row,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    limit = gymnasium.spec("Coin-v0").max_episode_steps
+    assert row["env_steps"] == 2 * 2 * 3 * limit
 
 
 def test_family_that_forgets_its_task_is_reported(coins: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,6 +169,16 @@ def test_override_replaces_a_value_and_leaves_the_original() -> None:
     assert config.num_batches == 5
 
 
+def test_another_environment_brings_its_own_arguments_and_time_limit() -> None:
+    config = config_of("env-name: a\nenv-kwargs: {low: 0}\nmax-episode-steps: 100\nnum-batches: 5")
+    same = config.override({"env-name": "a", "num-batches": 6})
+    assert (same.env_kwargs, same.max_episode_steps) == ({"low": 0}, 100)
+    other = config.override({"env-name": "b"})
+    assert (other.env_kwargs, other.max_episode_steps, other.num_batches) == ({}, None, 5)
+    given = config.override({"env-name": "b", "env-kwargs": {"size": 3}, "max-episode-steps": 7})
+    assert (given.env_kwargs, given.max_episode_steps) == ({"size": 3}, 7)
+
+
 def test_error_in_an_override_names_the_command_line() -> None:
     with pytest.raises(ConfigError, match="'num-batches' in the command line: expected at least 1, got -1"):
         config_of("env-name: a\nnum-batches: 5").override({"num-batches": -1})
