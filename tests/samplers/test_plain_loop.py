@@ -8,12 +8,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from text_env import GuessingEnv
 
 from maml_rl.cli import main as cli
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.samplers.plain_loop import compare_with_loop
 from tests.envs.third_party import CellEnv, DictEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv
-from tests.samplers.text_env import GuessingEnv
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.timeout(120)]
 EVERYWHERE = (
