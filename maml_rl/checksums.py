@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from maml_rl.errors import ConfigError
+from maml_rl.foreign_files import read_regular
 
 SUMS = "SHA256SUMS"
 
@@ -19,10 +20,13 @@ def sums(contents: Mapping[str, bytes]) -> str:
     return "".join(f"{sum_line(name, data)}\n" for name, data in contents.items())
 
 
-def check_sum(path: Path) -> None:
-    """Refuse a file that has changed since it was written; a file that no `SHA256SUMS` beside it lists passes.
+def check_sum(path: Path) -> bool:
+    """Refuse a file that has changed since it was written, or is missing; one that is not listed passes.
 
     A process that replaces a file lists it twice for a moment, with the old and the new checksum: either is accepted.
+
+    Returns:
+        Whether `SHA256SUMS` beside the file lists it.
 
     Raises:
         ConfigError: If the file has changed; the message has the remedy.
@@ -31,8 +35,8 @@ def check_sum(path: Path) -> None:
     try:
         listed = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
         lines = [line for line in listed if line.endswith(f"  {path.name}")]
-        if not lines or sum_line(path.name, path.read_bytes()) in lines:
-            return
+        if not lines or sum_line(path.name, read_regular(path)) in lines:
+            return bool(lines)
     except OSError as error:
         raise ConfigError(f"cannot read {error.filename}: {error.strerror or error}") from None
     raise ConfigError(

@@ -34,6 +34,7 @@ ROOMS = (
     "functional",
     "seeding",
     "checksums",
+    "foreign_files",
     "spaces",
     "machine",
     "named_modules",

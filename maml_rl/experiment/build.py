@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import logging
 import math
 import os
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.arguments import suggest
 from maml_rl.baseline import make_baseline
+from maml_rl.checksums import check_sum
 from maml_rl.config.config import Config
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
@@ -51,6 +53,8 @@ _CAUSES = (
 )
 # Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autoreset_mode"}
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +161,19 @@ class Experiment:
         """Give the task distribution the sets of tasks that a run has drawn once, if it has any.
 
         Raises:
-            ConfigError: If they cannot be read.
+            ConfigError: If they cannot be read, or are not as the run wrote them.
         """
         files = {split: run / name for split, name in FIXED_TASKS.items()}
         if self.task_distribution is not None and self.task_distribution.fixed_tasks():
+            listed = {path.name: check_sum(path) for path in files.values()}
             known = {split: path for split, path in files.items() if path.is_file()}
+            if unlisted := [path.name for path in known.values() if not listed[path.name]]:
+                logger.warning(
+                    "%s in %s: without checksums, as in runs of earlier versions, so a change of these tasks since the "
+                    "training would not be noticed",
+                    " and ".join(unlisted),
+                    run,
+                )
             if known.keys() == files.keys():
                 sets = {split: read_tasks(path, self.config.env_name) for split, path in known.items()}
                 self.task_distribution.take_fixed_tasks(sets)

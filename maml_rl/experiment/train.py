@@ -3,7 +3,7 @@
 import copy
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.runs.run_folder import EVALUATION_TASKS, FIXED_TASKS, RunFolder
 from maml_rl.runs.trust import remember_code
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.task_distributions.task_files import save_tasks
+from maml_rl.task_distributions.task_files import tasks_as_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def train(
         RunFolder(folder, config, experiment.metalearner, resume=resume, overwrite=overwrite) as run,
     ):
         if isinstance(held_out, list):
-            save_tasks(run.path / EVALUATION_TASKS, config.env_name, held_out)
+            _write_tasks(run, EVALUATION_TASKS, config.env_name, held_out)
         _keep_fixed_tasks(experiment, run)
         if sampler is not None:
             sampler.seek(run.iteration - 1)
@@ -317,7 +317,11 @@ def _keep_fixed_tasks(experiment: Experiment, run: RunFolder) -> None:
     for split, name in FIXED_TASKS.items():
         tasks = experiment.fixed_tasks(split)
         if tasks is not None:
-            save_tasks(run.path / name, experiment.config.env_name, tasks)
+            _write_tasks(run, name, experiment.config.env_name, tasks)
+
+
+def _write_tasks(run: RunFolder, name: str, env_name: str, tasks: Sequence[Task]) -> None:
+    run.write(name, tasks_as_bytes(run.path / name, env_name, tasks))
 
 
 def _resume_tasks(experiment: Experiment, run: RunFolder) -> None:

@@ -1,5 +1,6 @@
 """A trained policy on new tasks, before and after every gradient step, with the episodes for pictures of it."""
 
+import io
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import MamlRLError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import REPETITIONS, Evaluation, evaluate, same_tasks
+from maml_rl.foreign_files import read_regular
 from maml_rl.metalearners.collection import Batch
 from maml_rl.report.runs import Run, RunGroup
 from maml_rl.runs.numbered import newest_path
@@ -167,7 +169,7 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
     if path is None:
         return None, []
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(read_regular(path)), allow_pickle=False) as arrays:
             tasks: list[Task] = json.loads(str(arrays["tasks"]))
             step_sizes = tuple(arrays["step_sizes"].tolist())
             evaluation = Evaluation(

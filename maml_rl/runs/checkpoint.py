@@ -25,6 +25,7 @@ from torch import nn
 from maml_rl.checksums import SUMS, sum_line, sums
 from maml_rl.config import SettingsModel
 from maml_rl.errors import CheckpointError
+from maml_rl.foreign_files import read_regular
 from maml_rl.runs.atomic_files import TEMPORARY, discard, remove_unfinished, sync_folder, write_file
 
 TENSORS = "tensors.safetensors"
@@ -364,7 +365,7 @@ def _parse(contents: dict[str, bytes], folder: Path) -> Checkpoint:
 
 def _read(folder: Path, name: str) -> bytes:
     try:
-        return (folder / name).read_bytes()
+        return read_regular(folder / name)
     except OSError as error:
         raise CheckpointError(f"cannot read {folder / name}: {error.strerror or error}") from error
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from maml_rl.checksums import SUMS, check_sum, sum_line
 from maml_rl.config.config import RAY_KEYS, RECORDED, TASKS, Config, load_config
 from maml_rl.errors import CheckpointError, ConfigError
+from maml_rl.foreign_files import parse_json, read_regular
 from maml_rl.runs.atomic_files import (
     TEMPORARY,
     check_creatable,
@@ -57,6 +58,8 @@ _LOCK = ".lock"
 _RAY_JOB = {"runtime_resources", "working_dir_files"}
 # Files and folders of a run besides its config. The folders may be links, say to a larger disk; the files may not.
 _FILES, _FOLDERS = (METRICS, SYSTEM, EVALUATION_TASKS, *FIXED_TASKS.values(), SUMS), (CHECKPOINTS, EVENTS, EXPERIENCE)
+# Of the description of a system.
+_MOST_BYTES = 1_000_000
 # Name of an earlier config while its run is replaced: until the new one is written, there is no run to continue.
 _REPLACED = f"{TEMPORARY}removed-{CONFIG}"
 
@@ -137,7 +140,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 self._create()
             self._metrics = MetricsLog(self.path / METRICS, self.iteration)
             if continues:
-                self._replace_config()
+                self.write(CONFIG, self._config.to_json().encode())
             self._events = EventLog(self.path / EVENTS, self.iteration)
         except BaseException as error:
             if is_new:
@@ -239,18 +242,24 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         replace_file(self.path / SUMS, _text([sum_line(CONFIG, config), sum_line(SYSTEM, system)]))
         replace_file(self.path / CONFIG, config)
 
-    def _replace_config(self) -> None:
-        """Write the config of a resumed run, and its checksum; killed in between, it leaves a config that loads."""
-        path, config = self.path / CONFIG, self._config.to_json().encode()
+    def write(self, name: str, data: bytes) -> None:
+        """Write one of the files of the run, and its checksum; killed in between, it leaves a file that loads.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        path, line = self.path / name, sum_line(name, data)
         if (self.path / SUMS).is_file():
             lines = (self.path / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
         else:
             # Earlier versions wrote none.
-            files = [file for file in (path, self.path / SYSTEM) if file.is_file()]
+            files = [self.path / each for each in (CONFIG, SYSTEM) if (self.path / each).is_file()]
             lines = [sum_line(file.name, file.read_bytes()) for file in files]
-        replaced = [line for line in lines if not line.endswith(f"  {CONFIG}")] + [sum_line(CONFIG, config)]
-        replace_file(self.path / SUMS, _text([*lines, replaced[-1]]))
-        replace_file(path, config)
+        replaced = [each for each in lines if not each.endswith(f"  {name}")] + [line]
+        if path.is_file():
+            # Until it is replaced, both are listed.
+            replace_file(self.path / SUMS, _text([*lines, line]))
+        replace_file(path, data)
         replace_file(self.path / SUMS, _text(replaced))
 
     def _resume(self) -> None:
@@ -309,7 +318,7 @@ def load_system(folder: Path) -> dict[str, Any]:
     path = folder / SYSTEM
     check_sum(path)
     try:
-        system = json.loads(path.read_text(encoding="utf-8"))
+        system = parse_json(read_regular(path, _MOST_BYTES))
     except (OSError, ValueError):
         system = {}
     return system if isinstance(system, dict) else {}

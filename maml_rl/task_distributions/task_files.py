@@ -7,12 +7,14 @@ number of NumPy's is written with its type, as `{"dtype": "float64", "values": [
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
+from maml_rl.checksums import check_sum
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.errors import ChildEnvError, ConfigError, explain
+from maml_rl.foreign_files import parse_json
 from maml_rl.runs.atomic_files import replace_file
 
 _ENV_NAME, _TASKS = "env-name", "tasks"
@@ -27,6 +29,11 @@ def save_tasks(path: str | Path, env_name: str, tasks: Sequence[Task]) -> None:
     Raises:
         ConfigError: If a task holds anything but finite numbers, arrays of them, truth values, text, lists and dicts.
     """
+    replace_file(Path(path), tasks_as_bytes(path, env_name, tasks))
+
+
+def tasks_as_bytes(path: str | Path, env_name: str, tasks: Sequence[Task]) -> bytes:
+    """Return the content of a file of tasks; see `save_tasks`."""
     lines = []
     for index, task in enumerate(tasks):
         try:
@@ -34,25 +41,24 @@ def save_tasks(path: str | Path, env_name: str, tasks: Sequence[Task]) -> None:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"task {index + 1} of {env_name} cannot be written to {path}: {error}") from error
     body = ",\n    ".join(lines)
-    text = f'{{\n  "{_ENV_NAME}": {json.dumps(env_name)},\n  "{_TASKS}": [\n    {body}\n  ]\n}}\n'
-    replace_file(Path(path), text.encode())
+    return f'{{\n  "{_ENV_NAME}": {json.dumps(env_name)},\n  "{_TASKS}": [\n    {body}\n  ]\n}}\n'.encode()
 
 
 def read_tasks(path: str | Path, env_name: str) -> list[Task]:
     """Read the tasks of a family; whether they are tasks of it, only its environment can tell: see `try_tasks`.
 
     Raises:
-        ConfigError: If the file cannot be read, is not a file of tasks, or is of another family; in one line.
+        ConfigError: If the file cannot be read, is not a file of tasks, is of another family, or is in a run folder and
+            not as the run wrote it; in one line.
     """
     if Path(path).is_char_device():
         raise ConfigError(f"{path} is a device, not a file of tasks; {_LOOKS_LIKE}")
+    check_sum(Path(path))
     try:
-        content = json.loads(
-            Path(path).read_text(encoding="utf-8"), object_pairs_hook=_without_repetition, parse_constant=_not_finite
-        )
+        content = parse_json(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"cannot read the tasks in {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} cannot be read as JSON ({error}); {_LOOKS_LIKE}") from error
     if not isinstance(content, dict) or set(content) != {_ENV_NAME, _TASKS}:
         raise ConfigError(f"{path} is not a file of tasks; {_LOOKS_LIKE}")
@@ -134,15 +140,3 @@ def _array(values: Any, name: Any) -> Any:
     if array.tolist() != values:
         raise ValueError(f"{values!r} are not numbers of the dtype {name}")
     return array
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return entries
-
-
-def _not_finite(text: str) -> NoReturn:
-    raise ValueError(f"numbers must be finite, got {text}")

@@ -1,12 +1,18 @@
 """Sets of training and test tasks that are drawn once: stored in the run folder, disjoint, and never changed."""
 
 import json
+import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
+from maml_rl.cli.evaluate import run_test
+from maml_rl.cli.main import run_report
+from maml_rl.cli.train import run_train
 from maml_rl.config import load_config
 from maml_rl.envs import make_vector_env
 from maml_rl.envs.task_space import task_key
@@ -65,8 +71,77 @@ def test_resumed_run_keeps_its_tasks(run: Path, tmp_path: Path) -> None:
     assert untimed(tmp_path / "run") == untimed(run)
     altered = read_tasks(tmp_path / "run" / "training-tasks.json", NAVIGATION)
     save_tasks(tmp_path / "run" / "training-tasks.json", NAVIGATION, altered[::-1])
+    with pytest.raises(ConfigError, match=r"training-tasks.json is damaged or was edited"):
+        train(config_of(tasks=fixed(), num_batches=6), tmp_path / "run", num_workers=0, resume=True)
+    unlist(tmp_path / "run", "training-tasks.json")
     with pytest.raises(CheckpointError, match="the tasks are not those with which the run began; put the earlier"):
         train(config_of(tasks=fixed(), num_batches=6), tmp_path / "run", num_workers=0, resume=True)
+
+
+def unlist(run: Path, *names: str) -> None:
+    """Remove checksums, which earlier versions did not write."""
+    lines = (run / "SHA256SUMS").read_text().splitlines(True)
+    (run / "SHA256SUMS").write_text("".join(line for line in lines if not line.strip().endswith(names)))
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "test": lambda run: run_test([str(run), "--num-workers", "0"]),
+    "report": lambda run: run_report([str(run), "--tasks", "2", "--num-workers", "0", "--videos", "0"]),
+    "resume": lambda run: run_train(["--resume", "--output-folder", str(run), "--num-workers", "0"]),
+}
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("name", ["training-tasks.json", "test-tasks.json"])
+def test_altered_or_missing_tasks_are_noticed_by_every_reader(
+    run: Path, tmp_path: Path, command: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The training tasks in the place of the test tasks would change the result of a test."""
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    other = {"training-tasks.json": "test-tasks.json", "test-tasks.json": "training-tasks.json"}[name]
+    for words in (f"{name} is damaged or was edited", f"cannot read {copied / name}: No such file"):
+        if "damaged" in words:
+            shutil.copy(copied / other, copied / name)
+        else:
+            (copied / name).unlink()
+        # A report shows the rest.
+        assert READERS[command](copied) == (0 if command == "report" else 2)
+        assert words in capsys.readouterr().err
+
+
+def test_file_of_test_tasks_that_is_named_is_compared_with_the_checksum_of_its_run(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    shutil.copy(run / "training-tasks.json", tmp_path / "run" / "test-tasks.json")
+    with pytest.raises(ConfigError, match=r"test-tasks.json is damaged or was edited"):
+        read_tasks(tmp_path / "run" / "test-tasks.json", NAVIGATION)
+
+
+def test_run_of_an_earlier_version_is_tested_with_a_warning_and_gets_checksums_when_it_is_resumed(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    unlist(copied, "-tasks.json")
+    assert READERS["test"](copied) == 0
+    assert "training-tasks.json and test-tasks.json in" in caplog.text
+    assert "without checksums, as in runs of earlier versions" in caplog.text
+    assert READERS["resume"](copied) == 0
+    caplog.clear()
+    assert READERS["test"](copied) == 0
+    assert "checksum" not in caplog.text
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not installed")
+def test_all_files_of_tasks_are_listed_with_their_checksums(tmp_path: Path) -> None:
+    save_tasks(tmp_path / "given.json", NAVIGATION, [{"goal": [0.1, 0.2]}])
+    config = config_of(tasks=fixed(), num_batches=1, evaluate_every=1, evaluation_tasks=str(tmp_path / "given.json"))
+    for batches in (1, 2):
+        train(config.override({"num-batches": batches}), tmp_path / "run", num_workers=0, resume=batches > 1)
+        subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=tmp_path / "run", check=True)
+        listed = [line.split()[1] for line in (tmp_path / "run" / "SHA256SUMS").read_text().splitlines()]
+        tasks = ["evaluation-tasks.json", "test-tasks.json", "training-tasks.json"]
+        assert sorted(listed) == ["config.json", *tasks[:1], "system.json", *tasks[1:]]
 
 
 def test_sampler_without_a_run_draws_the_same_training_and_test_sets() -> None:

@@ -1,0 +1,95 @@
+"""Files that other people may have made: regular, of a limited size, JSON without surprises, checked by a model.
+
+Every fault is an OSError or a ValueError, whose text fits on one line.
+"""
+
+import errno
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from pydantic import AfterValidator, BaseModel, StringConstraints, ValidationError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+# How many characters of a wrong value a message shows.
+_SHOWN = 60
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"expected printable characters, got {ascii(text)[:_SHOWN]}")
+    return text
+
+
+# Text for terminals and pages: without control characters, and without those that change the direction of writing.
+Printable = Annotated[str, StringConstraints(min_length=1, max_length=4000), AfterValidator(_printable)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
+    """Return the content of a regular file; never wait for a pipe, or read from a device.
+
+    Raises:
+        OSError: If it is missing, is not a regular file, or has more than `most_bytes`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or a socket"
+            raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
+        if most_bytes is not None and found.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, more than {most_bytes:,}", str(path))
+        return file.read() if most_bytes is None else file.read(most_bytes)
+
+
+def parse_json(data: bytes) -> Any:
+    """Return the value of a JSON document with finite numbers, in which no key is repeated.
+
+    Raises:
+        ValueError: If it is not one.
+    """
+    try:
+        return json.loads(
+            data.decode(), object_pairs_hook=_without_repetition, parse_constant=_not_finite, parse_float=_finite
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def checked(model: type[Model], values: Any) -> Model:
+    """Return the model of parsed values.
+
+    Raises:
+        ValueError: With the first wrong entry, its place, and how many others there are.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first, *others = error.errors(include_url=False)
+    place = ".".join(str(part) for part in first["loc"]) or "the whole"
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    shown = "" if first["type"] in ("value_error", "missing") else f", got {ascii(first['input'])[:_SHOWN]}"
+    more = f" (and {len(others)} more)" if others else ""
+    raise ValueError(f"{ascii(place)[1:-1][:_SHOWN]}: {message}{shown}{more}")
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return entries
+
+
+def _not_finite(text: str) -> NoReturn:
+    raise ValueError(f"numbers must be finite, got {text}")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _not_finite(text)
