@@ -222,8 +222,10 @@ def _benchmark(options: argparse.Namespace) -> "Benchmark | None":
     for name in ("tasks", "training_tasks", "save_tasks", "num_batches", "repetitions"):
         if getattr(options, name):
             raise ConfigError(f"--benchmark decides on tasks and repetitions; leave out --{name.replace('_', '-')}")
-    from maml_rl.experiment.certified import find_benchmark
+    from maml_rl.experiment.certified import check_entrant, find_benchmark
 
+    if options.policy_name is not None:
+        check_entrant({"name": options.policy_name})
     return find_benchmark(options.benchmark)
 
 

@@ -11,19 +11,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
+from pydantic import Field, StringConstraints, model_validator
 
 from maml_rl.arguments import suggest
-from maml_rl.config.config import Config
+from maml_rl.config.config import Config, SettingsModel
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import task_key
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.evaluate import Evaluation, evaluate_trials
+from maml_rl.foreign_files import Printable, Sha256, checked, parse_json, read_regular
 from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ForeignPolicy
 from maml_rl.runs.atomic_files import replace_file
@@ -37,6 +39,11 @@ REGISTRY = FOLDER / "benchmarks.json"
 _FREE = ("num_envs", "render_mode", "normalization_scale")
 # Version of the format of submissions; a reader of another version must not guess.
 _FORMAT = 1
+# Of a submission: the largest are a hundred times smaller.
+_MOST_BYTES = 4_000_000
+# No step of a family earns more.
+_MOST_PER_STEP = 1e6
+_InfoName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./ -]{0,49}$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +238,12 @@ def submission(
         command: that measures it again.
 
     Raises:
-        ConfigError: If the policy has no name, or adapted to more episodes than the benchmark allows.
+        ConfigError: If the policy has no name, or an entry that a file must not have, or adapted to more episodes than
+            the benchmark allows.
     """
     if not str(policy.get("name", "")).strip():
         raise ConfigError("a submission names its policy; give it a name")
+    check_entrant(policy)
     num_tasks, columns, episodes = evaluation.returns.shape
     before = (columns - 1) * episodes // evaluation.repetitions
     if before > benchmark.episodes_before:
@@ -270,34 +279,96 @@ def save_submission(path: str | Path, content: Mapping[str, Any]) -> None:
     replace_file(Path(path), (json.dumps(content, indent=None, separators=(",", ":")) + "\n").encode())
 
 
+class Entrant(SettingsModel):
+    """What identifies the policy of a submission; see `identity`."""
+
+    name: Annotated[Printable, StringConstraints(max_length=100, pattern=r"\S")]
+    algorithm: Annotated[Printable, StringConstraints(max_length=100)] | None = None
+    parameters_sha256: Sha256 | None = None
+    config_sha256: Sha256 | None = None
+    meta_updates: Annotated[int, Field(ge=0, le=10**9)] | None = None
+    trained_by: Printable | None = None
+
+
+class Submission(SettingsModel):
+    """The result of a policy on a benchmark, as a file holds it; see `submission` for what the entries mean."""
+
+    format: Annotated[int, Field(ge=_FORMAT, le=_FORMAT)]
+    benchmark: str
+    tasks_sha256: Sha256
+    policy: Entrant
+    command: Printable | None = None
+    seed: Annotated[int, Field(ge=0)]
+    episodes_before: Annotated[int, Field(ge=0)]
+    columns: Annotated[Printable, StringConstraints(max_length=30)]
+    versions: Annotated[dict[Printable, Printable], Field(max_length=30)] = Field(default_factory=dict)
+    returns: list[list[list[float]]]
+    infos: Annotated[dict[_InfoName, list[list[list[float]]]], Field(max_length=20)] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        rules = benchmarks().get(self.benchmark)
+        if rules is None:
+            hint = f"{suggest(self.benchmark, list(benchmarks()))} (`maml-rl benchmarks` lists them)"
+            raise ValueError(f"there is no benchmark {ascii(self.benchmark)[:60]}{hint}")
+        if self.tasks_sha256 != rules.sha256:
+            raise ValueError(f"it was measured on other tasks than those of {rules.name}; measure it again")
+        if self.episodes_before > rules.episodes_before:
+            raise ValueError(
+                f"{rules.name} allows {rules.episodes_before} episodes before those that count, and the policy adapted "
+                f"to {self.episodes_before}"
+            )
+        num_tasks, most = len(rules.tasks()), _MOST_PER_STEP * rules.max_episode_steps
+        for name, values in {"returns": self.returns, **self.infos}.items():
+            columns = {len(column) for task in values for column in task}
+            if len(values) != num_tasks or {len(task) for task in values} != {rules.repetitions} or len(columns) > 1:
+                raise ValueError(
+                    f"{name} must be of {num_tasks} tasks and {rules.repetitions} repetitions of {rules.name}, with as "
+                    "many columns each"
+                )
+            between = max(columns) - 1
+            # Each column but the last has the same number of episodes before those that count.
+            if between < 0 or self.episodes_before % max(1, between) or (between == 0) != (self.episodes_before == 0):
+                raise ValueError(
+                    f"{name} of {between + 1} columns do not fit {self.episodes_before} episodes before them"
+                )
+            if max(abs(value) for task in values for column in task for value in column) > most:
+                raise ValueError(f"{name} beyond {most:.0e} are impossible in {rules.max_episode_steps} steps")
+        return self
+
+
+def check_entrant(policy: Mapping[str, Any]) -> None:
+    """Refuse what identifies a policy if a submission must not hold it.
+
+    Raises:
+        ConfigError: In one line, which names the entry.
+    """
+    try:
+        checked(Entrant, dict(policy))
+    except ValueError as error:
+        raise ConfigError(f"a submission cannot hold this policy: {error}") from None
+
+
 def read_submission(path: str | Path) -> dict[str, Any]:
     """Read a submission.
 
     Raises:
-        ConfigError: If it is not a submission, or of other tasks than this version of the package has; in one line.
+        ConfigError: If it is not a submission, or breaks a rule of its benchmark; in one line.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the submission {path}: {error}") from error
-    wanted = {"format", "benchmark", "tasks-sha256", "policy", "seed", "episodes-before", "columns", "returns"}
-    if not isinstance(content, dict) or not wanted <= content.keys():
-        missing = ", ".join(sorted(wanted - set(content if isinstance(content, dict) else ())))
-        raise ConfigError(f"{path} is not a submission (missing: {missing}); maml-rl test --submit writes one")
-    if content["format"] != _FORMAT:
-        raise ConfigError(f"{path} has the format {content['format']}, and this version of maml-rl reads {_FORMAT}")
-    benchmark = find_benchmark(content["benchmark"])
-    if content["tasks-sha256"] != benchmark.sha256:
-        raise ConfigError(f"{path} was measured on other tasks than those of {benchmark.name}; measure it again")
-    returns = np.array(content["returns"], np.float64)
-    if returns.ndim != 3 or returns.shape[:2] != (len(benchmark.tasks()), benchmark.repetitions):
+        content = parse_json(read_regular(Path(path), _MOST_BYTES))
+    except OSError as error:
+        raise ConfigError(f"cannot read the submission {path}: {error.strerror or error}") from None
+    except ValueError as error:
         raise ConfigError(
-            f"{path} has returns of the shape {returns.shape}, and {benchmark.name} has {len(benchmark.tasks())} tasks "
-            f"and {benchmark.repetitions} repetitions"
-        )
-    if not np.isfinite(returns).all():
-        raise ConfigError(f"{path} has returns that are not finite")
-    return content
+            f"{path} cannot be read as JSON ({error}); maml-rl test --submit writes a submission"
+        ) from None
+    try:
+        checked(Submission, content)
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a submission: {error}") from None
+    found: dict[str, Any] = content
+    return found
 
 
 def identity(config: Config, folder: Path, policy: torch.nn.Module, meta_updates: int) -> dict[str, Any]:

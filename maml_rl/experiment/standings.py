@@ -1,8 +1,10 @@
 """Tables of the certified benchmarks: the results of all policies, the best first."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -42,14 +44,14 @@ def standings(submissions: Mapping[Path, Mapping[str, Any]], folder: str = "") -
         tasks = np.array(content["returns"], np.float64)[..., -1].mean(axis=1)
         middle = interquartile_mean(tasks[None], np.full(tasks.size, 1.0 / tasks.size))[0]
         cells = [
-            f"[{policy['name']}]({folder}{path.name})" if folder else str(policy["name"]),
-            str(policy.get("algorithm", "")),
+            f"[{_escaped(policy['name'])}]({folder}{quote(path.name)})" if folder else _escaped(policy["name"]),
+            _escaped(policy.get("algorithm") or ""),
             f"{content['episodes-before']}",
             f"{tasks.mean():.2f}",
             f"{middle:.2f}",
             f"{tasks.min():.2f}",
             *(_mean(content.get("infos", {}).get(name)) for name in infos),
-            ", then ".join(f"`{command}`" for command in (policy.get("trained-by"), content.get("command")) if command),
+            ", then ".join(_code(command) for command in (policy.get("trained-by"), content.get("command")) if command),
         ]
         rows.append((float(tasks.mean()), cells))
     head = [*_HEAD, *(f"mean {name}" for name in infos), "command"]
@@ -59,8 +61,17 @@ def standings(submissions: Mapping[Path, Mapping[str, Any]], folder: str = "") -
 def as_markdown(rows: Sequence[Sequence[str]]) -> str:
     """Return the rows of `standings` as a table in Markdown."""
     lines = [rows[0], ["---", "---", *["---:"] * (len(rows[0]) - 3), "---"], *rows[1:]]
-    # A name may have bars and line breaks, and a cell must not.
-    return "\n".join(f"| {' | '.join(' '.join(c.split()).replace('|', '&#124;') for c in cells)} |" for cells in lines)
+    # A command may have bars, and a cell must not.
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in lines)
+
+
+def _escaped(text: str) -> str:
+    """Return text that is shown as it is: without HTML, links, code and attributes."""
+    return re.sub(r"[\\`*<>&|\[\]{}]", lambda found: f"&#{ord(found.group())};", text)
+
+
+def _code(command: str) -> str:
+    return f"<code>{_escaped(command)}</code>" if "`" in command else f"`{command}`"
 
 
 def _mean(values: Any) -> str:

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import gymnasium
 import numpy as np
@@ -286,9 +289,9 @@ def test_submissions_of_other_tasks_or_shapes_are_refused(tmp_path: Path) -> Non
     save_submission(path, good)
     assert read_submission(path) == json.loads(path.read_text())
     for changes, message in (
-        ({"tasks-sha256": "0"}, "measured on other tasks than those of bandit-k5-n10-v1; measure it again"),
-        ({"returns": good["returns"][:-1]}, r"returns of the shape \(499, 3, 1\), and .* has 500 tasks"),
-        ({"format": 2}, "has the format 2, and this version of maml-rl reads 1"),
+        ({"tasks-sha256": "0" * 64}, "measured on other tasks than those of bandit-k5-n10-v1; measure it again"),
+        ({"returns": good["returns"][:-1]}, "returns must be of 500 tasks and 3 repetitions of bandit-k5-n10-v1"),
+        ({"format": 2}, "format: expected less than or equal to 1, got 2"),
         ({"benchmark": "wind-v9"}, "there is no benchmark 'wind-v9'"),
     ):
         save_submission(path, {**good, **changes})
@@ -299,6 +302,145 @@ def test_submissions_of_other_tasks_or_shapes_are_refused(tmp_path: Path) -> Non
         read_submission(path)
     with pytest.raises(ConfigError, match="a submission names its policy"):
         submission(rules, evaluation, policy={})
+
+
+@pytest.fixture(scope="module")
+def honest() -> dict[str, Any]:
+    """A submission of trials of four episodes, with an info."""
+    rules = BENCHMARKS["gridnavi-v1"]
+    evaluation = measure(CountsPulls(), rules)
+    evaluation = replace(evaluation, infos={"success": np.zeros_like(evaluation.returns)})
+    entrant = {"name": "stays", "algorithm": "by hand", "meta-updates": 3, "trained-by": "maml-rl train x"}
+    return submission(rules, evaluation, policy=entrant, command="maml-rl test x")
+
+
+def forged(content: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Yield files that are no honest submissions, by what is wrong with them."""
+    text = json.dumps(content)
+    texts = ["\x1b[2J", "line\nbreak", "\u202e", "\u2066", "\x00", "\ud800", "a\u200bb", "\x07", "x" * 5000]
+    values: list[Any] = [None, -5, 1e308, "<b>0</b>", 10**9, 0.5, True, [], {}, [[[]]], "", "0", *texts]
+    unlimited = {"seed": [10**9, -0], "policy": [], "command": [None, "<b>0</b>", "0"], "columns": ["<b>0</b>", "0"]}
+    unlimited |= {"infos": [{}], "versions": [{}], "benchmark": [], "policy.name": ["<b>0</b>", "0"]}
+    unlimited |= {"policy.algorithm": [None, "<b>0</b>", "0"], "policy.trained-by": [None, "<b>0</b>", "0"]}
+    unlimited |= {"policy.meta-updates": [None, 10**9]}
+    for key in content:
+        for value in values:
+            if value not in unlimited.get(key, []) or isinstance(value, bool):
+                yield f"{key}: {value!r}"[:80], json.dumps({**content, key: value}).encode()
+    for key in content["policy"]:
+        for value in values:
+            if value not in unlimited.get(f"policy.{key}", []) or isinstance(value, bool):
+                policy = {**content["policy"], key: value}
+                yield f"policy.{key}: {value!r}"[:80], json.dumps({**content, "policy": policy}).encode()
+    for key in content:
+        if key not in ("command", "infos", "versions"):
+            yield f"without {key}", json.dumps({each: content[each] for each in content if each != key}).encode()
+        yield f"{key} twice", (text[:-1] + f', "{key}": {json.dumps(content[key])}}}').encode()
+    number = np.array(content["returns"])
+    for value in (np.nan, np.inf, 1e12, -1e12):
+        for name in ("returns", "infos"):
+            values = np.where(np.arange(number.size).reshape(number.shape) == 7, value, number).tolist()
+            yield (
+                f"{name} of {value}",
+                json.dumps({**content, name: values if name == "returns" else {"s": values}}).encode(),
+            )
+    for name, wrong in (
+        ("fewer tasks", number[1:]),
+        ("more tasks", np.concatenate([number, number[:1]])),
+        ("fewer repetitions", number[:, 1:]),
+        ("hundred columns", np.repeat(number, 25, axis=2)),
+        ("two columns too many", np.repeat(number, 2, axis=2)),
+        ("no columns", number[..., :0]),
+        ("flat", number[..., 0]),
+        ("deeper", number[..., None]),
+    ):
+        yield name, json.dumps({**content, "returns": wrong.tolist()}).encode()
+    yield "uneven", json.dumps({**content, "returns": [*number.tolist()[:-1], [[0.0]] * number.shape[1]]}).encode()
+    yield "1e999", text.replace(str(number.flat[0]), "1e999", 1).encode()
+    for key in ("unknown", "Policy", "episodes_before"):
+        yield f"unknown {key}", json.dumps({**content, key: 0}).encode()
+    yield "unknown entry of the policy", json.dumps({**content, "policy": {"name": "x", "note": "y"}}).encode()
+    for name in ("<script>", "a|b", "a\nb", "](javascript:", "x" * 60, ""):
+        yield f"info {name}", json.dumps({**content, "infos": {name: content["returns"]}}).encode()
+    yield "many infos", json.dumps({**content, "infos": {f"i{n}": content["returns"] for n in range(30)}}).encode()
+    for name, data in (
+        ("nothing", b""),
+        ("null", b"null"),
+        ("list", b"[]"),
+        ("text", b'"text"'),
+        ("no UTF-8", b"\xff\xfe"),
+        ("UTF-16", text.encode("utf-16")),
+        ("truncated", text.encode()[:-20]),
+        ("more behind", text.encode() + b"{}"),
+        ("deep", b"[" * 100_000),
+        ("long number", b'{"seed": ' + b"9" * 10_000 + b"}"),
+        ("large", b" " * 5_000_000 + text.encode()),
+    ):
+        yield name, data
+
+
+def test_every_forged_submission_is_refused_in_one_printable_line(
+    honest: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.json"
+    save_submission(path, honest)
+    assert main(["benchmarks", "enter", str(path)]) == 0
+    capsys.readouterr()
+    count = 0
+    for name, data in forged(honest):
+        path.write_bytes(data)
+        assert main(["benchmarks", "enter", str(path)]) == 2, name
+        shown = capsys.readouterr()
+        assert not shown.out, name
+        (line,) = shown.err.splitlines()
+        assert line.isprintable(), name
+        assert len(line) < 500, name
+        count += 1
+    assert count > 300
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_submission_that_is_no_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), tmp_path / "missing"):
+        assert main(["benchmarks", "enter", str(path)]) == 2
+        assert f"cannot read the submission {path}" in capsys.readouterr().err
+
+
+def test_names_of_a_submission_are_text_in_the_tables(
+    honest: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have characters with a meaning in Markdown and HTML."""
+    odd = "<script>alert(1)</script> ](javascript:alert(1)) `code` *bold* {: onclick=x } a|b &lt; \\"
+    content = {**honest, "command": odd, "policy": {"name": odd, "algorithm": odd, "trained-by": odd}}
+    folder = tmp_path / "submissions"
+    folder.mkdir()
+    save_submission(folder / "x](javascript:y).json", content)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- submissions -->\n<!-- end of submissions -->\n")
+    submissions.main(["--folder", str(folder), "--page", str(page)])
+    markdown = pytest.importorskip("markdown")
+    shown = markdown.markdown(page.read_text(), extensions=["tables", "attr_list"])
+    row = ElementTree.fromstring(f"<p>{shown}</p>").findall(".//tbody/tr")[0]
+    cells = row.findall("td")
+    assert len(cells) == 8
+    assert ["".join(cell.itertext()) for cell in cells[:2]] == [odd, odd]
+    assert "".join(cells[-1].itertext()) == f"{odd}, then {odd}"
+    allowed = {"td", "a", "code"}
+    assert {each.tag for each in row.iter()} - {"tr"} <= allowed
+    assert {name for each in row.iter() for name in each.attrib} <= {"href", "style"}
+    (link,) = row.iter("a")
+    assert link.get("href") == "results/submissions/x%5D%28javascript%3Ay%29.json"
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "\u202e", "x" * 200])
+def test_name_that_a_submission_must_not_hold_is_refused_before_the_measurement(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["test", "zoo:rl2/bandit-k5-n10", "--benchmark", "bandit-k5-n10-v1", "--submit", str(tmp_path / "s.json")]
+    assert main([*command, "--policy-name", name, "--output", str(tmp_path / "x.npz")]) == 2
+    assert "a submission cannot hold this policy: name" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_submission_keeps_recorded_infos_and_the_table_shows_them(tmp_path: Path) -> None:
