@@ -9,7 +9,7 @@ import math
 import os
 import stat
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, StringConstraints, ValidationError
 
@@ -37,25 +37,39 @@ def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
         OSError: If it is missing, is not a regular file, or has more than `most_bytes`.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or a socket"
             raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
         if most_bytes is not None and found.st_size > most_bytes:
             raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, more than {most_bytes:,}", str(path))
-        return file.read() if most_bytes is None else file.read(most_bytes)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read() if most_bytes is None else file.read(most_bytes)
+    finally:
+        os.close(descriptor)
 
 
-def parse_json(data: bytes) -> Any:
-    """Return the value of a JSON document with finite numbers, in which no key is repeated.
+def parse_json(data: bytes, *, infinite: bool = False) -> Any:
+    """Return the value of a JSON document in which no key is repeated, and no number is NaN.
+
+    Args:
+        data: the document.
+        infinite: whether numbers may be infinite, as the bounds of spaces are.
 
     Raises:
         ValueError: If it is not one.
     """
+
+    def number(text: str) -> float:
+        value = float(text)
+        if math.isnan(value) or (math.isinf(value) and not infinite):
+            raise ValueError(f"numbers must be finite, got {text}")
+        return value
+
     try:
         return json.loads(
-            data.decode(), object_pairs_hook=_without_repetition, parse_constant=_not_finite, parse_float=_finite
+            data.decode(), object_pairs_hook=_without_repetition, parse_constant=number, parse_float=number
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -84,12 +98,3 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
     return entries
-
-
-def _not_finite(text: str) -> NoReturn:
-    raise ValueError(f"numbers must be finite, got {text}")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _not_finite(text)

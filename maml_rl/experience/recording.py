@@ -5,39 +5,47 @@ segments, and is replaced atomically together with the state of the learners: a 
 and ends with the same bytes. Observations that repeat, as those of grids do, are kept once in a block.
 """
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError
 from safetensors.numpy import load as arrays_from_bytes
 from safetensors.numpy import save as arrays_to_bytes
 from torch import Tensor
 
-from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience.histories import Distinct, Histories
+from maml_rl.foreign_files import Printable, checked, parse_json, read_regular
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.runs.atomic_files import replace_file
-from maml_rl.runs.segments import Segment, read_segment, remove_segments, write_segment
+from maml_rl.runs.segments import Segment, check_order, read_segment, remove_segments, write_segment
 from maml_rl.spaces import array_layout
 
 FOLDER, _INDEX = "recording", "recording.json"
+# Its last entry, the SHA-256 of the others.
+_SUM = "sha256"
 # A segment is closed once it has this many bytes.
 SEGMENT_BYTES = 2**24
+_STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
+_REMEDY = "put the file back, or remove the recording and record again"
+# Of an index, whose tasks may be large; and numbers of one observation or action.
+_MOST_BYTES, _MOST_NUMBERS = 2**28, 2**24
 _ARRAYS = ("lengths", "terminated", "truncated", "observations", "final_observations", "actions", "rewards")
 
 
-@dataclass(frozen=True, slots=True)
-class About:
+class About(BaseModel):
     """The description of a recording, as JSON values; a recording is only continued with the same one.
 
     Attributes:
@@ -53,16 +61,48 @@ class About:
         num_iterations: batches of episodes that are recorded in all.
     """
 
-    env_id: str
-    env_kwargs: Mapping[str, Any]
-    horizon: int
-    observation_space: Mapping[str, Any]
-    action_space: Mapping[str, Any]
-    tasks: Sequence[Task]
-    learner_seeds: Sequence[int]
-    learner: str
-    settings: Mapping[str, Any]
-    num_iterations: int
+    model_config = _STRICT
+
+    env_id: Printable
+    env_kwargs: dict[str, Any]
+    horizon: Annotated[int, Field(ge=1)]
+    observation_space: dict[str, Any]
+    action_space: dict[str, Any]
+    tasks: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    learner_seeds: list[int]
+    learner: Printable
+    settings: dict[str, Any]
+    num_iterations: Annotated[int, Field(ge=1)]
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if len(self.tasks) != len(self.learner_seeds):
+            raise ValueError(f"{len(self.tasks)} tasks, and {len(self.learner_seeds)} learners")
+        for space in (self.observation_space, self.action_space):
+            space_from_json(space)
+        return self
+
+
+class _Index(BaseModel):
+    """The content of `recording.json`."""
+
+    model_config = _STRICT
+
+    about: About
+    iteration: Annotated[int, Field(ge=0)]
+    segments: list[Segment]
+    learner: Segment | None
+
+    @model_validator(mode="after")
+    def _check_segments(self) -> Self:
+        check_order(self.segments, self.iteration)
+        if self.iteration > self.about.num_iterations or [each.first for each in self.segments[:1]] != [0] * bool(
+            self.iteration
+        ):
+            raise ValueError(f"its segments do not hold {self.iteration} of {self.about.num_iterations} iterations")
+        if self.learner is not None and self.learner.first != self.iteration:
+            raise ValueError(f"its learners are those of iteration {self.learner.first}, not {self.iteration}")
+        return self
 
 
 class Recording:
@@ -95,15 +135,14 @@ class Recording:
             )
         index = _read_index(folder)
         mine = _as_json(about)
-        for key, there in index["about"].items():
+        for key, there in _as_json(index.about).items():
             if there != mine[key]:
                 raise ConfigError(
                     f"{folder} is a recording with other {key.replace('_', ' ')}; resume it as it was begun, or choose "
                     "another --output"
                 )
-        self._segments = [Segment.from_state(each) for each in index["segments"]]
-        self._learner = None if index["learner"] is None else Segment.from_state(index["learner"])
-        self.iteration = self._first = int(index["iteration"])
+        self._segments, self._learner = list(index.segments), index.learner
+        self.iteration = self._first = index.iteration
         remove_segments(folder, {each.file for each in (*self._segments, self._learner) if each is not None})
 
     def learner_state(self) -> dict[str, Tensor] | None:
@@ -114,7 +153,7 @@ class Recording:
         """
         if self._learner is None:
             return None
-        arrays = _arrays(read_segment(self.folder, self._learner), self.folder / self._learner.file)
+        arrays = _arrays(read_segment(self.folder, self._learner, _REMEDY), self.folder / self._learner.file)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def append(self, episodes: TaskEpisodes) -> bool:
@@ -150,7 +189,7 @@ class Recording:
             "segments": [segment.as_state() for segment in self._segments],
             "learner": None if self._learner is None else self._learner.as_state(),
         }
-        replace_file(self.folder / _INDEX, (json.dumps(index) + "\n").encode())
+        replace_file(self.folder / _INDEX, (json.dumps({**index, _SUM: _sum(index)}) + "\n").encode())
         if before is not None and (self._learner is None or before.file != self._learner.file):
             (self.folder / before.file).unlink(missing_ok=True)
 
@@ -204,17 +243,18 @@ class FinishedRecording:
     def __init__(self, folder: str | Path) -> None:
         self.folder = _find(Path(folder))
         index = _read_index(self.folder)
-        about = index["about"]
-        if index["iteration"] < about["num_iterations"]:
+        self.about = index.about
+        if index.iteration < self.about.num_iterations:
             raise ConfigError(
-                f"{self.folder} is half-written, {index['iteration']} of {about['num_iterations']} iterations; finish "
+                f"{self.folder} is half-written, {index.iteration} of {self.about.num_iterations} iterations; finish "
                 "it by the command that started it, with --resume"
             )
-        self.about = About(**about)
         self.observation_space, self.action_space = map(
             space_from_json, (self.about.observation_space, self.about.action_space)
         )
-        self._segments = [Segment.from_state(each) for each in index["segments"]]
+        self._segments = index.segments
+        # B, that of the first iteration.
+        self._num_episodes = 0
 
     def blocks(self) -> Iterator[Block]:
         """Yield the iterations one after the other, from one segment at a time.
@@ -224,13 +264,65 @@ class FinishedRecording:
         """
         for segment, end in zip(self._segments, [*(each.first for each in self._segments), -1][1:], strict=True):
             path = self.folder / segment.file
-            arrays = _arrays(read_segment(self.folder, segment), path)
+            arrays = _arrays(read_segment(self.folder, segment, _REMEDY), path)
             for iteration in range(segment.first, self.about.num_iterations if end < 0 else end):
                 try:
                     values = {name: arrays[f"{iteration} {name}"] for name in _ARRAYS}
+                    block = Block(iteration, **values, distinct=arrays.get(f"{iteration} distinct"))
+                    self._check(block)
                 except KeyError as error:
                     raise CheckpointError(f"{path} is not a segment of a recording: it lacks {error}") from error
-                yield Block(iteration, **values, distinct=arrays.get(f"{iteration} distinct"))
+                except ValueError as error:
+                    raise CheckpointError(
+                        f"{path} does not fit its recording: {error} in iteration {iteration}"
+                    ) from error
+                yield block
+
+    def _check(self, block: Block) -> None:
+        """Refuse arrays that are not those of an iteration of this recording.
+
+        Raises:
+            ValueError: With the first.
+        """
+        num_tasks, num_steps = len(self.about.tasks), int(block.lengths.sum(dtype=np.int64))
+        if block.lengths.ndim != 2 or not ((block.lengths >= 1) & (block.lengths <= self.about.horizon)).all():
+            raise ValueError(f"'lengths' are not of episodes of 1 to {self.about.horizon} steps")
+        grid = (num_tasks, self._num_episodes or block.lengths.shape[1])
+        self._num_episodes = grid[1]
+        (seen, seen_type), (act, act_type) = map(array_layout, (self.observation_space, self.action_space))
+        if isinstance(self.action_space, spaces.Discrete):
+            act_type = _action_type(self.action_space)
+        expected: dict[str, tuple[tuple[int, ...], Any]] = {
+            "lengths": (grid, np.int32),
+            "terminated": (grid, np.bool_),
+            "truncated": (grid, np.bool_),
+            "rewards": ((num_steps,), np.float32),
+            "actions": ((num_steps, *act), act_type),
+            "observations": ((num_steps, *seen), seen_type),
+            "final_observations": ((grid[0] * grid[1], *seen), seen_type),
+        }
+        if block.distinct is not None:
+            expected["distinct"] = ((len(block.distinct), *seen), seen_type)
+            expected["observations"] = (num_steps,), np.uint16
+            expected["final_observations"] = (grid[0] * grid[1],), np.uint16
+        for name, (shape, dtype) in expected.items():
+            values = getattr(block, name)
+            if values.shape != shape or values.dtype != np.dtype(dtype):
+                raise ValueError(f"{name!r} is {values.dtype} {values.shape} instead of {np.dtype(dtype)} {shape}")
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                raise ValueError(f"{name!r} has numbers that are not finite")
+        if block.distinct is None:
+            numbers = {"observations": self.observation_space, "final_observations": self.observation_space}
+        else:
+            numbers = {"distinct": self.observation_space}
+            for name in ("observations", "final_observations"):
+                if getattr(block, name).max() >= len(block.distinct):
+                    raise ValueError(f"{name!r} has numbers of observations that are not there")
+        for name, space in {**numbers, "actions": self.action_space}.items():
+            low, high = _range(space)
+            values = getattr(block, name)
+            if ((values < low) | (values > high)).any():
+                raise ValueError(f"{name!r} has values outside of {space}")
 
     def histories(self) -> Histories:
         """Return the whole recording, in memory, history after history.
@@ -309,7 +401,7 @@ def _block(episodes: TaskEpisodes, about: About) -> dict[str, NDArray[Any]]:
         seen, final = np.split(numbers.astype(np.uint16), [len(seen)])
     actions = episodes.actions.transpose(1, 2)[real].numpy()
     if isinstance(action_space, spaces.Discrete):
-        actions = actions.astype(np.min_scalar_type(int(action_space.start + action_space.n)))
+        actions = actions.astype(_action_type(action_space))
     return block | {
         "lengths": episodes.lengths.numpy().astype(np.int32),
         "terminated": episodes.terminated.numpy(),
@@ -344,32 +436,77 @@ def space_as_json(space: gymnasium.Space[Any]) -> dict[str, Any]:
 
 
 def space_from_json(saved: Mapping[str, Any]) -> gymnasium.Space[Any]:
-    """Return the space that `space_as_json` has written."""
+    """Return the space that `space_as_json` has written.
+
+    Raises:
+        ValueError: If it is not one.
+    """
+    try:
+        return _space(saved)
+    # Each kind of space raises its own errors, assertions among them.
+    except Exception as error:
+        raise ValueError(f"{ascii(saved)[:80]} is not a space ({type(error).__name__})") from None
+
+
+def _space(saved: Mapping[str, Any]) -> gymnasium.Space[Any]:
     match saved["kind"]:
         case "Box":
-            shape, dtype = tuple(saved["shape"]), np.dtype(saved["dtype"]).type
+            shape, dtype = tuple(saved["shape"]), np.dtype(saved["dtype"])
+            if prod(shape) > _MOST_NUMBERS or dtype.kind not in "biuf":
+                raise ValueError(dtype)
             low, high = (np.broadcast_to(np.array(saved[name], dtype), shape).copy() for name in ("low", "high"))
-            return spaces.Box(low, high, dtype=dtype)
+            return spaces.Box(low, high, dtype=dtype.type)
         case "Discrete":
             return spaces.Discrete(saved["n"], start=saved["start"])
         case "MultiDiscrete":
             return spaces.MultiDiscrete(saved["nvec"])
-        case _:
+        case "MultiBinary":
+            if np.prod(saved["n"]) > _MOST_NUMBERS:
+                raise ValueError(saved["n"])
             return spaces.MultiBinary(saved["n"])
+        case kind:
+            raise ValueError(kind)
+
+
+def _range(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
+    """Return the least and the largest values of numbers that must be exact; Gaussian actions may leave a Box."""
+    match space:
+        case spaces.Discrete():
+            return space.start, space.start + space.n - 1
+        case spaces.MultiDiscrete():
+            return space.start, space.start + space.nvec - 1
+        case spaces.MultiBinary():
+            return 0, 1
+        case _:
+            return -np.inf, np.inf
+
+
+def _action_type(space: spaces.Discrete) -> np.dtype[Any]:
+    return np.min_scalar_type(int(space.start + space.n))
 
 
 def _as_json(about: About) -> dict[str, Any]:
-    values = {name: getattr(about, name) for name in About.__slots__}
-    as_read: dict[str, Any] = json.loads(json.dumps(values, default=lambda value: value.tolist()))
+    as_read: dict[str, Any] = json.loads(json.dumps(dict(about), default=lambda value: value.tolist()))
     return as_read
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
+def _sum(index: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index).encode()).hexdigest()
+
+
+def _read_index(folder: Path) -> _Index:
+    path = folder / _INDEX
     try:
-        index: dict[str, Any] = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        index = parse_json(read_regular(path, _MOST_BYTES), infinite=True)
+        if not isinstance(index, dict):
+            raise ValueError("it is not a mapping")
+        # Earlier versions wrote none.
+        if _SUM in index and index.pop(_SUM) != _sum(index):
+            raise ValueError("its SHA-256 is not the one with which it was written")
+        return checked(_Index, index)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read the recording {folder / _INDEX}: {error}; record again") from error
-    return index
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"cannot read the recording {path}: {reason}; {_REMEDY}") from None
 
 
 def _arrays(data: bytes, path: Path) -> dict[str, NDArray[Any]]:

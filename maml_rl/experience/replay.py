@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
@@ -27,15 +28,23 @@ from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import CheckpointError, ConfigError
+from maml_rl.foreign_files import checked, parse_json
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.runs.atomic_files import TEMPORARY
-from maml_rl.runs.segments import Segment, read_segment, write_segment
+from maml_rl.runs.segments import Segment, check_order, read_segment, write_segment
 
 _INFO = "info "
 _LENGTHS, _TASKS = "lengths of trials", "tasks of trials"
 # A segment is closed once it has this many bytes; until then each checkpoint writes it again, with the new trials.
 SEGMENT_BYTES = 2**20
 _NO_TASK = "null"
+_REMEDY = "put the file back, or train again with --overwrite"
+# The fields of every step, with their types; None for those of a family.
+_FIELDS: dict[str, type[Any] | None] = {
+    **dict.fromkeys(("observations", "actions", "next_observations")),
+    "rewards": np.float32,
+    **dict.fromkeys(("terminations", "truncations"), np.bool_),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,25 @@ class _Part:
     first: int
     end: int
     segment: Segment | None = None
+
+
+class _Kept(BaseModel):
+    """The state of a replay buffer in a checkpoint; see `Replay.save`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    first: Annotated[int, Field(ge=0)]
+    next: Annotated[int, Field(ge=0)]
+    open: bool
+    segments: list[Segment]
+
+    @model_validator(mode="after")
+    def _check_segments(self) -> Self:
+        check_order(self.segments, self.next)
+        oldest = self.segments[0].first if self.segments else self.next
+        if not oldest <= self.first <= self.next or (self.first == self.next) != (not self.segments):
+            raise ValueError(f"its segments do not hold the trials from {self.first} to {self.next}")
+        return self
 
 
 class Replay:
@@ -318,28 +346,36 @@ class Replay:
             CheckpointError: If a segment is missing, truncated or altered, or does not fit this replay.
         """
         self._forget()
-        first, end = int(state["first"]), int(state["next"])
-        self._first = self._end = first
-        segments = [Segment.from_state(each) for each in state["segments"]]
+        folder = self._folder or Path()
+        try:
+            kept = checked(_Kept, dict(state))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"a checkpoint does not say what experience it needs of {folder}: {error}") from None
+        self._first = self._end = kept.first
         # A checkpoint from before there was any experience names no segment.
-        ends = [*(segment.first for segment in segments), end][1:]
+        ends = [*(segment.first for segment in kept.segments), kept.next][1:]
         parts = []
-        for segment, stop in zip(segments, ends, strict=True):
-            assert self._folder is not None
-            rows, lengths, keys = _parse(read_segment(self._folder, segment), self._folder / segment.file)
-            here = slice(max(segment.first, first) - segment.first, min(stop - segment.first, len(lengths)))
+        for segment, stop in zip(kept.segments, ends, strict=True):
+            path = folder / segment.file
+            rows, lengths, keys = _parse(read_segment(folder, segment, _REMEDY), path)
+            here = slice(max(segment.first, kept.first) - segment.first, stop - segment.first)
+            if here.stop > len(lengths):
+                raise CheckpointError(f"the experience {path} holds {len(lengths)} of {here.stop} trials; {_REMEDY}")
             bounds = np.concatenate(([0], np.cumsum(lengths)))
             rows = {name: values[bounds[here.start] : bounds[here.stop]] for name, values in rows.items()}
             if lengths[here].sum() + self.num_steps > self.capacity:
                 raise CheckpointError(
-                    f"the experience {self._folder / segment.file} holds more than the {self.capacity:,} steps of this "
-                    "replay buffer; resume with the run's own config"
+                    f"the experience {path} holds more than the {self.capacity:,} steps of this replay buffer; resume "
+                    "with the run's own config"
                 )
-            self._check_layout(rows)
+            try:
+                self._check_layout(rows)
+            except ValueError as error:
+                raise CheckpointError(f"the experience {path} is of another learner: {error}") from None
             self._add(rows, lengths[here], keys[here])
             # A segment that was extended after this checkpoint is written again.
             parts.append(_Part(segment.first, stop, segment if segment.first + len(lengths) == stop else None))
-        self._open = parts.pop() if state["open"] else _Part(end, end)
+        self._open = parts.pop() if kept.open and parts else _Part(kept.next, kept.next)
         self._closed = parts
 
     def _check_lengths(self, lengths: NDArray[np.int64]) -> None:
@@ -511,11 +547,44 @@ def _parse(data: bytes, path: Path) -> tuple[dict[str, NDArray[Any]], NDArray[np
         lengths, numbers = rows.pop(_LENGTHS), rows.pop(_TASKS)
         # The first eight bytes say how many follow of the header, which is JSON.
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        tasks = json.loads(header["__metadata__"][_TASKS])
-        keys = [tasks[number] for number in numbers]
-    except (SafetensorError, ValueError, KeyError, IndexError) as error:
-        raise CheckpointError(f"{path} is not a segment of a replay buffer: {error}") from error
-    return rows, lengths, keys
+        tasks = parse_json(header["__metadata__"][_TASKS].encode())
+        if not isinstance(tasks, list) or not all(isinstance(key, str) for key in tasks):
+            raise ValueError("its tasks are not a list of texts")
+        for key in tasks:
+            parse_json(key.encode())
+        _check_rows(rows, lengths, numbers, len(tasks))
+    # NumPy lacks some types of tensors.
+    except (SafetensorError, TypeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} is not a segment of a replay buffer: {' '.join(str(error).split())}") from error
+    return rows, lengths, [tasks[number] for number in numbers]
+
+
+def _check_rows(rows: Mapping[str, NDArray[Any]], lengths: NDArray[Any], numbers: NDArray[Any], num_tasks: int) -> None:
+    """Refuse arrays that are not those of trials.
+
+    Raises:
+        ValueError: With the first.
+    """
+    for name, values in ((_LENGTHS, lengths), (_TASKS, numbers)):
+        if values.dtype != np.int64 or values.shape != lengths.shape or values.ndim != 1 or not len(values):
+            raise ValueError(f"{name!r} are {values.dtype} {values.shape}")
+    if lengths.min() < 1 or numbers.min() < 0 or numbers.max() >= num_tasks:
+        raise ValueError("a trial has no step, or no task")
+    if missing := [name for name in _FIELDS if name not in rows]:
+        raise ValueError(f"it lacks {missing[0]!r}")
+    num_steps = sum(map(int, lengths))
+    for name, values in rows.items():
+        if name not in _FIELDS and not name.startswith(_INFO):
+            raise ValueError(f"{name!r} is not a field of trials")
+        dtype = _FIELDS[name] if not name.startswith(_INFO) else np.float32
+        if len(values.shape) < 1 or len(values) != num_steps or (dtype and values.dtype != dtype):
+            raise ValueError(f"{name!r} is {values.dtype} {values.shape} of {num_steps} steps")
+        if dtype and values.ndim != 1:
+            raise ValueError(f"{name!r} has the shape {values.shape}")
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ValueError(f"{name!r} has numbers that are not finite")
+    if _layout(rows["observations"]) != _layout(rows["next_observations"]):
+        raise ValueError("'observations' and 'next_observations' differ")
 
 
 def _mapped(folder: Path, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import ConfigError, UsersCode, explain
+from maml_rl.errors import CheckpointError, ConfigError, UsersCode, explain
 from maml_rl.experience.minari_data_set import Credits, dataset_id, require_minari, write_data_set
 from maml_rl.experience.recording import FOLDER, About, Recording, space_as_json
 from maml_rl.experiment.build import Experiment, make_experiment, placement_of
@@ -282,7 +282,13 @@ def _record(
     recording = Recording(folder / FOLDER, about, resume=resume)
     state = recording.learner_state()
     if state is not None and learners is not None:
-        learners.load(state)
+        try:
+            learners.load(state)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the learners in {folder / FOLDER} do not fit the recording ({explain(error)}); remove it and record "
+                "again"
+            ) from error
     for iteration in range(recording.iteration, recording.about.num_iterations):
         episodes = sample(iteration)
         if recording.append(episodes):

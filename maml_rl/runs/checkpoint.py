@@ -12,11 +12,12 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
@@ -25,7 +26,7 @@ from torch import nn
 from maml_rl.checksums import SUMS, sum_line, sums
 from maml_rl.config import SettingsModel
 from maml_rl.errors import CheckpointError
-from maml_rl.foreign_files import read_regular
+from maml_rl.foreign_files import checked, parse_json, read_regular
 from maml_rl.runs.atomic_files import TEMPORARY, discard, remove_unfinished, sync_folder, write_file
 
 TENSORS = "tensors.safetensors"
@@ -98,13 +99,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     folder = path.parent if path.is_file() else path
     if not folder.is_dir():
         raise CheckpointError(f"there is no checkpoint {path}")
-    listed = _read(folder, SUMS).decode("ascii", errors="replace")
-    contents = {name: _read(folder, name) for name in (STATE, TENSORS)}
-    lines = listed.splitlines()
-    for name, data in contents.items():
-        if sum_line(name, data) not in lines:
-            raise CheckpointError(f"{folder / name} is altered or truncated: its SHA-256 is not the one in {SUMS}")
-    if listed != sums(contents):
+    contents = {name: _read_listed(folder, name) for name in (STATE, TENSORS)}
+    if _read(folder, SUMS) != sums(contents).encode("ascii"):
         raise CheckpointError(f"{folder / SUMS} is altered or truncated")
     return _parse(contents, folder)
 
@@ -191,9 +187,9 @@ def states_of_checkpoints(folder: str | Path) -> list[dict[str, Any]]:
     """Return `Checkpoint.state` of the checkpoints below `folder` that have a readable one, without their tensors."""
     states = []
     for path in list_checkpoints(folder):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            states.append(json.loads((path / STATE).read_bytes())["state"])
-    return [state for state in states if isinstance(state, dict)]
+        with suppress(CheckpointError):
+            states.append(_parse_state(_read(path, STATE), path).state)
+    return states
 
 
 def list_checkpoints(folder: str | Path) -> list[Path]:
@@ -336,31 +332,66 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
     return {STATE: text.encode(), TENSORS: tensors_to_bytes(tensors)}
 
 
+class _RunState(BaseModel):
+    """What a run keeps besides tensors, as far as it is common to all algorithms; see `RunFolder`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    env_steps: Annotated[int, Field(ge=0)] = 0
+    algorithm: str = ""
+
+
+class _State(BaseModel):
+    """The content of `state.json`; version 0.1 wrote neither `learner` nor `evaluated`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: int
+    iteration: Annotated[int, Field(ge=0)]
+    score: float | None
+    evaluated: bool = False
+    state: _RunState
+    learner: dict[str, Any] = Field(default_factory=dict)
+
+
 def _parse(contents: dict[str, bytes], folder: Path) -> Checkpoint:
     """Make a checkpoint of bytes whose checksums are right; another program may still have written them."""
-    try:
-        state = json.loads(contents[STATE])
-        if state["format"] != _FORMAT:
-            raise CheckpointError(f"{folder / STATE} is of format {state['format']!r}, and only {_FORMAT} is known")
-        iteration, score, rest = state["iteration"], state["score"], state["state"]
-        # Checkpoints of version 0.1 have no such entries: algorithms had no state, and there were no evaluations.
-        learner, evaluated = state.get("learner", {}), state.get("evaluated", False)
-        kinds = isinstance(rest, dict), isinstance(learner, dict), isinstance(evaluated, bool), type(iteration) is int
-        if not all(kinds) or not isinstance(score, float | int | None):
-            raise TypeError("an entry has the wrong type")
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / STATE} holds no checkpoint's state: {error}") from error
+    checkpoint = _parse_state(contents[STATE], folder)
     try:
         tensors = tensors_from_bytes(contents[TENSORS])
+        earlier: dict[int, dict[str, torch.Tensor]] = {}
+        for name in [name for name in tensors if name.startswith(_EARLIER)]:
+            version, _, entry = name.removeprefix(_EARLIER).partition("/")
+            earlier.setdefault(int(version), {})[entry] = tensors.pop(name)
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / TENSORS} is not a safetensors file: {error}") from error
     kept = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LEARNER)}
-    learner |= {name.removeprefix(_LEARNER): tensor for name, tensor in kept.items()}
-    earlier: dict[int, dict[str, torch.Tensor]] = {}
-    for name in [name for name in tensors if name.startswith(_EARLIER)]:
-        version, _, entry = name.removeprefix(_EARLIER).partition("/")
-        earlier.setdefault(int(version), {})[entry] = tensors.pop(name)
-    return Checkpoint(iteration, tensors, score, rest, learner, evaluated, earlier)
+    learner = checkpoint.learner | {name.removeprefix(_LEARNER): tensor for name, tensor in kept.items()}
+    return replace(checkpoint, tensors=tensors, learner=learner, earlier=earlier)
+
+
+def _parse_state(data: bytes, folder: Path) -> Checkpoint:
+    """Make a checkpoint without its tensors."""
+    try:
+        content = parse_json(data)
+        if isinstance(content, dict) and content.get("format", _FORMAT) != _FORMAT:
+            raise ValueError(f"its format is {ascii(content['format'])[:20]}, and only {_FORMAT} is known")
+        checked(_State, content)
+        labeled = _NAME.fullmatch(folder.name)
+        if labeled is not None and int(labeled[1]) != content["iteration"]:
+            raise ValueError(f"it is of iteration {content['iteration']}, and its folder is {folder.name}")
+    except ValueError as error:
+        raise CheckpointError(f"{folder / STATE} holds no checkpoint's state: {error}") from error
+    learner, evaluated = content.get("learner", {}), content.get("evaluated", False)
+    return Checkpoint(content["iteration"], {}, content["score"], content["state"], learner, evaluated)
+
+
+def _read_listed(folder: Path, name: str) -> bytes:
+    """Return the content of a file that `SHA256SUMS` beside it lists."""
+    data = _read(folder, name)
+    if sum_line(name, data) not in _read(folder, SUMS).decode("ascii", errors="replace").splitlines():
+        raise CheckpointError(f"{folder / name} is altered or truncated: its SHA-256 is not the one in {SUMS}")
+    return data
 
 
 def _read(folder: Path, name: str) -> bytes:
@@ -379,11 +410,12 @@ def _is_intact(path: Path) -> bool:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    """Remove the intact checkpoints that are neither the newest `keep` nor the best; broken ones are kept."""
+    """Remove the checkpoints that are neither the newest `keep` nor the best; those with a damaged state are kept."""
     intact = {}
     for path in list_checkpoints(folder):
         with suppress(CheckpointError):
-            intact[path] = load_checkpoint(path)
+            # Their tensors may be large.
+            intact[path] = _parse_state(_read_listed(path, STATE), path)
     kept = list(intact)[-keep:]
     kept.extend(sorted(intact, key=lambda path: _rank(intact[path]))[-1:])
     for path in intact:

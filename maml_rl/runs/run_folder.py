@@ -36,7 +36,7 @@ from maml_rl.runs.checkpoint import (
     states_of_checkpoints,
 )
 from maml_rl.runs.metrics import EventLog, Metrics, MetricsLog, inspect_metrics
-from maml_rl.runs.segments import remove_segments
+from maml_rl.runs.segments import named_segments, remove_segments
 from maml_rl.runs.system import describe_system
 
 CONFIG = RECORDED
@@ -217,8 +217,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         save_checkpoint(checkpoint, self.path / CHECKPOINTS, self._config.keep_checkpoints)
         states = states_of_checkpoints(self.path / CHECKPOINTS) if marks else []
         for name in marks:
-            kept = [state.get(EXPERIENCE, {}).get(name, {}) for state in states]
-            needed = {segment["file"] for state in kept for segment in state.get("segments", ())}
+            needed = [file for state in states for file in named_segments(state.get(EXPERIENCE), name)]
             remove_segments(self.path / EXPERIENCE / name, needed)
 
     def _checkpoint(self, score: float | None, evaluated: bool = False) -> Checkpoint:
@@ -284,7 +283,15 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self._saved = self.iteration
 
     def _load_experience(self, checkpoint: Checkpoint) -> None:
-        """Give the learner the experience that a checkpoint names."""
+        """Give the learner the experience that a checkpoint names.
+
+        Raises:
+            CheckpointError: If the checkpoint is not that of a run, or its experience is missing or damaged.
+        """
+        if "env_steps" not in checkpoint.state:
+            raise CheckpointError(
+                f"the checkpoint of iteration {checkpoint.iteration} in {self.path / CHECKPOINTS} has no 'env_steps'"
+            )
         for name, replay in self._learner.experience.items():
             try:
                 state = checkpoint.state[EXPERIENCE][name]

@@ -5,39 +5,64 @@ writes only new data; a segment that no checkpoint names is removed.
 """
 
 import hashlib
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from maml_rl.errors import CheckpointError
+from maml_rl.foreign_files import Sha256, read_regular
 from maml_rl.runs.atomic_files import remove_unfinished, replace_file
 
 _SUFFIX = ".safetensors"
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(BaseModel):
     """One file.
 
     Attributes:
         first: number of the first item in it.
-        file: its name, which holds the beginning of its hash: another content is another file.
+        file: its name, which holds that number and the beginning of its hash: another content is another file.
         sha256: of its bytes, in hex.
+        size: number of its bytes; None in files of earlier versions.
     """
 
-    first: int
-    file: str
-    sha256: str
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Self:
-        """Return the segment of a state made by `as_state`."""
-        return cls(int(state["first"]), str(state["file"]), str(state["sha256"]))
+    first: Annotated[int, Field(ge=0)]
+    file: str
+    sha256: Sha256
+    size: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        if self.file != _name(self.first, self.sha256):
+            raise ValueError(f"the name of a segment is {_name(self.first, self.sha256)}, got {ascii(self.file)[:60]}")
+        return self
 
     def as_state(self) -> dict[str, Any]:
         """Return its JSON values in a checkpoint."""
-        return asdict(self)
+        return self.model_dump()
+
+
+def named_segments(experience: Any, name: str) -> list[str]:
+    """Return the files of one kind of experience that a checkpoint names; none for a state that is damaged."""
+    state = experience.get(name) if isinstance(experience, dict) else None
+    segments = state.get("segments") if isinstance(state, dict) else None
+    return [str(each.get("file")) for each in segments if isinstance(each, dict)] if isinstance(segments, list) else []
+
+
+def check_order(segments: Sequence[Segment], end: int) -> None:
+    """Refuse segments that are not in order, or begin at or after `end`.
+
+    Raises:
+        ValueError: In one line.
+    """
+    for before, after in pairwise([*(segment.first for segment in segments), end]):
+        if before >= after:
+            raise ValueError(f"segments must be in order, got one from {before} before one from {after}")
 
 
 def write_segment(folder: Path, first: int, data: bytes) -> Segment:
@@ -47,7 +72,7 @@ def write_segment(folder: Path, first: int, data: bytes) -> Segment:
         CheckpointError: If it cannot be written, say because the disk is full.
     """
     sha256 = hashlib.sha256(data).hexdigest()
-    segment = Segment(first, f"{first:012d}-{sha256[:16]}{_SUFFIX}", sha256)
+    segment = Segment(first=first, file=_name(first, sha256), sha256=sha256, size=len(data))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / segment.file, data)
@@ -59,21 +84,21 @@ def write_segment(folder: Path, first: int, data: bytes) -> Segment:
     return segment
 
 
-def read_segment(folder: Path, segment: Segment) -> bytes:
+def read_segment(folder: Path, segment: Segment, remedy: str) -> bytes:
     """Return the bytes of a segment.
 
     Raises:
-        CheckpointError: If it is missing, truncated or altered.
+        CheckpointError: If it is missing, truncated or altered; the message ends with the remedy.
     """
     path = folder / segment.file
-    remedy = "put the file back, or train again with --overwrite"
     try:
-        data = path.read_bytes()
+        data = read_regular(path, segment.size)
     except OSError as error:
         raise CheckpointError(f"cannot read the experience {path}: {error.strerror or error}; {remedy}") from error
     if hashlib.sha256(data).hexdigest() != segment.sha256:
         raise CheckpointError(
-            f"the experience {path} is altered or truncated: its SHA-256 is not the one in the checkpoint; {remedy}"
+            f"the experience {path} is altered or truncated: its SHA-256 is not the one with which it was written; "
+            f"{remedy}"
         )
     return data
 
@@ -86,3 +111,7 @@ def remove_segments(folder: Path, needed: Collection[str]) -> None:
     for path in folder.glob(f"*{_SUFFIX}"):
         if path.name not in needed:
             path.unlink(missing_ok=True)
+
+
+def _name(first: int, sha256: str) -> str:
+    return f"{first:012d}-{sha256[:16]}{_SUFFIX}"

@@ -2,18 +2,22 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save as tensors_to_bytes
 
 import maml_rl.experience.replay as module
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience import Replay, Steps
 from maml_rl.experience.replay import Mark
+from maml_rl.runs.segments import write_segment
 
 
 class Trial(NamedTuple):
@@ -383,3 +387,98 @@ def test_steps_move_to_a_device() -> None:
     replay.append(make_batch(np.random.default_rng(0)))
     moved = replay.sample_transitions(np.random.default_rng(0), 3).to("meta")
     assert moved.rewards.device == moved.infos["sparse"].device == torch.device("meta")
+
+
+def forged_states(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield states that no replay buffer has returned, by what is wrong with them."""
+    segment = state["segments"][0]
+    values: list[Any] = [None, -5, 1.5, "x", [], {}, [[]], 10**30]
+    for value in values:
+        if value != {}:
+            yield f"{value!r}", value
+        for key in state:
+            yield f"{key}: {value!r}", {**state, key: value}
+        for key in segment:
+            # Earlier versions wrote no size.
+            if (key, value) not in (("size", None), ("size", 10**30)):
+                yield f"segment.{key}: {value!r}", {**state, "segments": [{**segment, key: value}]}
+    for key in state:
+        yield f"without {key}", {name: value for name, value in state.items() if name != key}
+    for name in ("/dev/zero", "../../etc/passwd", "..", "", "x.safetensors", f"../{segment['file']}"):
+        yield f"file {name}", {**state, "segments": [{**segment, "file": name}]}
+    yield "twice", {**state, "segments": [segment, segment]}
+    yield "later", {**state, "next": state["next"] + 1}
+    yield "unknown", {**state, "env_steps": 3}
+
+
+def forged_trials(tensors: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield tensors that no segment holds, by what is wrong with them."""
+    for name, values in tensors.items():
+        if name != "info sparse":
+            yield f"without {name}", {key: value for key, value in tensors.items() if key != name}
+        for changed in (values[1:], torch.cat([values, values[:1]]), values[..., None], values[:0]):
+            if changed.dim() == values.dim() or name not in ("actions",):
+                yield f"{name} {tuple(changed.shape)}", {**tensors, name: changed.contiguous()}
+        if values.dtype is torch.float32:
+            yield f"{name} of NaN", {**tensors, name: torch.full_like(values, torch.nan)}
+        if name not in ("actions", "observations", "next_observations"):
+            yield f"{name} of another type", {**tensors, name: values.to(torch.float16)}
+    for name in ("lengths of trials", "tasks of trials"):
+        for value in (-1, 0, 2**62):
+            if (name, value) != ("tasks of trials", 0):
+                yield f"{name} of {value}", {**tensors, name: torch.full_like(tensors[name], value)}
+    yield "an unknown field", {**tensors, "secret": tensors["rewards"].clone()}
+
+
+def test_every_forged_state_and_segment_is_one_line(tmp_path: Path) -> None:
+    """Sizes and hashes are right: the forger has computed them."""
+    replay = Replay(100)
+    replay.attach(tmp_path)
+    replay.append(make_batch(np.random.default_rng(0)))
+    state = replay.save(replay.mark())
+    (path,) = tmp_path.iterdir()
+    with safe_open(path, "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    texts = ["[", "{}", "[1]", '["{"]', "[]", json.dumps(["[" * 100_000] * 9)]
+    metadatas = [None, {}, *({"tasks of trials": text} for text in texts)]
+    segments = [*forged_trials(tensors), *((f"{each}"[:80], tensors) for each in metadatas)]
+    known = [metadata] * (len(segments) - len(metadatas)) + metadatas
+    forged = list(forged_states(state))
+    for (name, changed), about in zip(segments, known, strict=True):
+        segment = write_segment(tmp_path, 0, tensors_to_bytes(changed, about))
+        forged.append((name, {**state, "segments": [segment.as_state()]}))
+    assert len(forged) > 100
+    for name, content in forged:
+        loaded = Replay(100)
+        loaded.attach(tmp_path)
+        with pytest.raises(CheckpointError) as caught:
+            loaded.load(content)
+        assert str(caught.value).isprintable(), name
+        assert len(str(caught.value)) < 500, name
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+@pytest.mark.timeout(60)
+def test_pipe_device_or_folder_instead_of_a_segment_is_one_line(tmp_path: Path) -> None:
+    replay = Replay(100)
+    replay.attach(tmp_path)
+    replay.append(make_batch(np.random.default_rng(0)))
+    state = replay.save(replay.mark())
+    (path,) = tmp_path.iterdir()
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir):
+        path.unlink()
+        make(path)
+        with pytest.raises(CheckpointError, match=rf"cannot read the experience {path}: it is a .*; put the file back"):
+            replay.load(state)
+
+
+def test_state_of_an_earlier_version_without_sizes_loads(tmp_path: Path) -> None:
+    replay = Replay(100)
+    replay.attach(tmp_path)
+    replay.append(make_batch(np.random.default_rng(0)))
+    state = replay.save(replay.mark())
+    before = content(replay)
+    for segment in state["segments"]:
+        del segment["size"]
+    replay.load(state)
+    assert str(content(replay)) == str(before)

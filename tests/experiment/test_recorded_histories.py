@@ -1,16 +1,20 @@
 """Learning histories are recorded: the same bytes for any number of workers and after any kill, read back as Minari."""
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
+from safetensors.numpy import load_file as arrays_from_file
+from safetensors.numpy import save as arrays_to_bytes
 
 from maml_rl import MultiTaskSampler, load_policy
 from maml_rl.cli import main as cli
@@ -22,6 +26,7 @@ from maml_rl.experience import recording as recording_module
 from maml_rl.experiment.record import Recorded, record
 from maml_rl.experiment.train import train
 from maml_rl.policies.classical.counting import check_countable
+from maml_rl.runs.segments import write_segment
 from tests.small_runs import config_of
 
 DARK_ROOM = {"env_name": "DarkRoom-v0", "fast_batch_size": 3, "max_episode_steps": 6, "num_workers": 0}
@@ -347,3 +352,159 @@ def test_damaged_data_set_is_one_line(tmp_path: Path) -> None:
     os.remove(segment)
     with pytest.raises(CheckpointError, match="cannot read the experience"):
         load_histories(tmp_path)
+
+
+def rewritten(index: dict[str, Any]) -> str:
+    """Return an index with its checksum, as a person who forges it would write it."""
+    index = {key: value for key, value in index.items() if key != "sha256"}
+    return json.dumps({**index, "sha256": hashlib.sha256(json.dumps(index).encode()).hexdigest()}) + "\n"
+
+
+def forged_indexes(index: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield contents of `recording.json` that a recording never wrote, by what is wrong with them."""
+    about, segments = index["about"], index["segments"]
+    values: list[Any] = [None, -1, 1.5, True, "x", [], {}, [[]], "\x1b[2J", 10**30]
+    for key in index:
+        if key != "sha256":
+            for value in values:
+                if (key, value) != ("learner", None):
+                    yield f"{key}: {value!r}", rewritten({**index, key: value})
+            yield f"without {key}", rewritten({name: entry for name, entry in index.items() if name != key})
+    harmless = [("env_id", "x"), ("learner", "x"), ("env_kwargs", {}), ("settings", {}), ("horizon", 10**30)]
+    for key in about:
+        for value in values:
+            # More iterations than there are is a recording that is not finished; longer episodes may be.
+            if (key, value) not in harmless:
+                yield f"about.{key}: {value!r}", rewritten({**index, "about": {**about, key: value}})
+        yield f"without about.{key}", rewritten({**index, "about": {k: v for k, v in about.items() if k != key}})
+    for key in ("observation_space", "action_space"):
+        for entry in about[key]:
+            for value in [*values, 2**40, [10**9, 10**9]]:
+                # Other bounds are another space.
+                if entry not in ("low", "high") or not isinstance(value, int | float):
+                    space = {**about[key], entry: value}
+                    yield f"{key}.{entry}: {value!r}", rewritten({**index, "about": {**about, key: space}})
+    for name in ("/dev/zero", "../../../etc/passwd", "..", "", "x.safetensors", f"../recording/{segments[0]['file']}"):
+        yield f"file {name}", rewritten({**index, "segments": [{**segments[0], "file": name}, *segments[1:]]})
+    for key, value in (("first", -1), ("first", 3), ("first", "0"), ("sha256", "0" * 64), ("size", 3), ("size", -1)):
+        yield f"{key} {value}", rewritten({**index, "segments": [{**segments[0], key: value}, *segments[1:]]})
+    yield "reversed", rewritten({**index, "segments": segments[::-1]})
+    firsts = [segment["first"] for segment in segments[::-1]]
+    relabeled = [{**segment, "first": first} for segment, first in zip(segments, firsts, strict=True)]
+    yield "reversed labels", rewritten({**index, "segments": relabeled})
+    yield "one twice", rewritten({**index, "segments": [segments[0], *segments]})
+    yield "one too few", rewritten({**index, "segments": segments[1:]})
+    yield "last missing", rewritten({**index, "segments": segments[:-1]})
+    yield "more tasks", rewritten({**index, "about": {**about, "tasks": [*about["tasks"], about["tasks"][0]]}})
+    text = json.dumps(index)
+    yield "edited", text.replace('"horizon": 6', '"horizon": 7')
+    yield "key twice", text[:-1] + ', "iteration": 4}'
+    yield "NaN", text.replace('"horizon": 6', '"horizon": NaN')
+    for name, other in (("nothing", ""), ("list", "[]"), ("deep", "[" * 100_000), ("truncated", text[:-9])):
+        yield name, other
+
+
+def one_line(folder: Path, name: str) -> None:
+    """Expect that histories are refused in a printable line, which is as long as a line may be."""
+    with pytest.raises((CheckpointError, ConfigError)) as caught:
+        load_histories(folder)
+    assert str(caught.value).isprintable(), name
+    assert len(str(caught.value)) < 600, name
+
+
+def test_every_forged_index_of_a_recording_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_segments(monkeypatch)
+    record_small(tmp_path)
+    (path,) = tmp_path.rglob("recording.json")
+    index = json.loads(path.read_text())
+    assert path.read_text() == rewritten(index)
+    assert len(load_histories(tmp_path)) == 5
+    count = 0
+    for name, text in forged_indexes(index):
+        path.write_text(text)
+        one_line(tmp_path, name)
+        count += 1
+    assert count > 200
+    # Recordings of earlier versions have neither checksum nor sizes.
+    earlier = {**index, "segments": [{k: v for k, v in each.items() if k != "size"} for each in index["segments"]]}
+    path.write_text(json.dumps({key: value for key, value in earlier.items() if key != "sha256"}))
+    assert len(load_histories(tmp_path)) == 5
+
+
+def forged_arrays(arrays: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield arrays that no segment of the recording holds, by what is wrong with them."""
+    for name, values in arrays.items():
+        yield f"without {name}", {key: value for key, value in arrays.items() if key != name}
+        for changed in (values[1:], np.concatenate([values, values[:1]]), values[..., None], np.float64(values)):
+            # An observation that never occurs is harmless.
+            if changed.dtype != values.dtype or changed.shape[0] <= len(values) or not name.endswith("distinct"):
+                yield f"{name} {changed.dtype} {changed.shape}", {**arrays, name: np.ascontiguousarray(changed)}
+    for name, value in (
+        ("0 lengths", 0),
+        ("0 lengths", -5),
+        ("0 lengths", 7),
+        ("0 actions", 5),
+        ("0 rewards", np.nan),
+        ("0 rewards", np.inf),
+        ("0 observations", 60_000),
+        ("0 final_observations", 60_000),
+    ):
+        changed = arrays[name].copy()
+        changed.flat[0] = value
+        yield f"{name} of {value}", {**arrays, name: changed}
+
+
+def test_every_segment_that_does_not_fit_its_recording_is_one_line(tmp_path: Path) -> None:
+    """Its size and its hash are right: the forger has computed them."""
+    folder = record_small(tmp_path).folder / "recording"
+    index = json.loads((folder / "recording.json").read_text())
+    (path,) = folder.glob("*.safetensors")
+    arrays = arrays_from_file(path)
+    assert "0 distinct" in arrays
+    count = 0
+    for name, forged in forged_arrays(arrays):
+        segment = write_segment(folder, 0, arrays_to_bytes(forged))
+        (folder / "recording.json").write_text(rewritten({**index, "segments": [segment.as_state()]}))
+        one_line(tmp_path, name)
+        count += 1
+    assert count > 100
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+@pytest.mark.timeout(60)
+def test_pipes_devices_and_folders_instead_of_files_are_one_line(tmp_path: Path) -> None:
+    folder = record_small(tmp_path).folder / "recording"
+    for path in (*folder.glob("*.safetensors"), folder / "recording.json"):
+        content = path.read_bytes()
+        for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path), lambda path: None):
+            path.unlink(missing_ok=True)
+            make(path)
+            one_line(tmp_path, f"{path} {make}")
+            if path.is_dir():
+                path.rmdir()
+        path.unlink(missing_ok=True)
+        path.write_bytes(content)
+    assert len(load_histories(tmp_path)) == 5
+
+
+def test_resumed_recording_refuses_learners_of_another_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_segments(monkeypatch)
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record_small(tmp_path, on_iteration=interrupt)
+    (path,) = tmp_path.rglob("recording.json")
+    index = json.loads(path.read_text())
+    state = arrays_from_file(path.parent / index["learner"]["file"])
+    for name in state:
+        forged = {key: value for key, value in state.items() if key != name}
+        for arrays in (forged, {**state, name: np.zeros((3, 3, 3), np.float32)}):
+            segment = write_segment(path.parent, 2, arrays_to_bytes(arrays))
+            path.write_text(rewritten({**index, "learner": segment.as_state()}))
+            with pytest.raises(CheckpointError, match="do not fit"):
+                record_small(tmp_path, resume=True)

@@ -59,7 +59,18 @@ def record(folder: Path) -> Path:
     with MultiTaskSampler("Bandit-K5-v0", {"pulls": PULLS}, 1, RandomPolicy(ARMS), num_workers=0, seed=0) as sampler:
         episodes = sampler.rollout(sampler.sample_tasks(4))
         described = [space_as_json(space) for space in (sampler.env.observation_space, sampler.env.action_space)]
-    about = About("Bandit-K5-v0", {"pulls": PULLS}, PULLS, *described, episodes.tasks, [0] * 4, "random", {}, 1)
+    about = About(
+        env_id="Bandit-K5-v0",
+        env_kwargs={"pulls": PULLS},
+        horizon=PULLS,
+        observation_space=described[0],
+        action_space=described[1],
+        tasks=episodes.tasks,
+        learner_seeds=[0] * 4,
+        learner="random",
+        settings={},
+        num_iterations=1,
+    )
     recording = Recording(folder, about)
     recording.append(episodes)
     recording.save({})

@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -6,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 import torch
 
 from maml_rl.errors import CheckpointError
+from maml_rl.foreign_files import read_regular
+from maml_rl.runs import checkpoint as checkpoint_module
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.checkpoint import (
     Checkpoint,
@@ -378,3 +382,63 @@ def test_replaced_file_is_old_or_new_whole_when_the_disk_is_full(
     assert list(tmp_path.iterdir()) == [file]
     replace_file(file, b"new")
     assert file.read_bytes() == b"new"
+
+
+def forge(path: Path, state: Any) -> None:
+    """Write another state, and its checksum."""
+    (path / "state.json").write_text(state if isinstance(state, str) else json.dumps(state))
+    names = "state.json", "tensors.safetensors"
+    lines = [f"{hashlib.sha256((path / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    (path / "SHA256SUMS").write_text("".join(lines))
+
+
+def test_every_forged_state_is_one_line(tmp_path: Path) -> None:
+    path = save_checkpoint(replace(checkpoint_at(3), state={"env_steps": 7, "algorithm": "maml-trpo"}), tmp_path)
+    state = json.loads((path / "state.json").read_text())
+    forged: list[Any] = [None, [], "{", '{"format": 1, "format": 1}', json.dumps(state).replace("7", "1e999")]
+    for value in (None, -5, 1.5, True, "x", [], {}, 10**30, "\x1b[2J"):
+        harmless = {"score": [None, -5, 1.5, 10**30], "learner": [{}], "state": [{}], "evaluated": [True]}
+        forged += [
+            {**state, key: value}
+            for key in state
+            if value not in harmless.get(key, []) or (key == "score" and value is True)
+        ]
+        forged += [{**state, "state": {**state["state"], "env_steps": value}}] * (value != 10**30)
+        forged += [{**state, "state": {**state["state"], "algorithm": value}}] * (not isinstance(value, str))
+    forged += [{key: state[key] for key in state if key != name} for name in ("iteration", "score", "state", "format")]
+    forged += [{**state, "unknown": 1}, {**state, "iteration": 4}, "[" * 100_000]
+    for content in forged:
+        forge(path, content)
+        with pytest.raises(CheckpointError, match="holds no checkpoint's state") as caught:
+            load_checkpoint(path)
+        assert str(caught.value).isprintable(), content
+        assert len(str(caught.value)) < 500, content
+    forge(path, state)
+    assert load_checkpoint(path).state["env_steps"] == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["SHA256SUMS", "state.json", "tensors.safetensors"])
+def test_pipe_or_device_instead_of_a_file_is_one_line(tmp_path: Path, name: str) -> None:
+    path = save_checkpoint(checkpoint_at(1), tmp_path)
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir):
+        (path / name).unlink()
+        make(path / name)
+        with pytest.raises(CheckpointError, match=rf"cannot read .*{name}: it is a "):
+            load_checkpoint(path)
+
+
+def test_save_reads_the_states_of_earlier_checkpoints_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors may be large, and all of them were read and hashed at every save."""
+    read: list[str] = []
+
+    def reading(path: Path, most_bytes: int | None = None) -> bytes:
+        read.append(path.name)
+        return read_regular(path, most_bytes)
+
+    monkeypatch.setattr(checkpoint_module, "read_regular", reading)
+    for iteration in range(5):
+        save_checkpoint(checkpoint_at(iteration, float(iteration)), tmp_path, keep=10)
+    assert set(read) == {"state.json", "SHA256SUMS"}
+    assert len(list(tmp_path.iterdir())) == 5
