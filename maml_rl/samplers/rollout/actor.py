@@ -234,14 +234,15 @@ class Actor:
             acting = (torch.from_numpy(whose).unflatten(0, (-1, per_task)),)
         if self._link is None:
             noise_rows = torch.from_numpy(noise).unflatten(0, (-1, per_task))
-            actions, after = policy_act(self._observations[tasks], noise_rows, before, *acting)
-            self._remember(tasks, rows, running, before, after)
+            observed = self._observations[tasks]
+            actions, after = policy_act(observed, noise_rows, before, *acting)
+            self._remember(tasks, rows, running, before, _apart_from(after, observed, noise_rows))
             result: NDArray[np.generic] = actions.flatten(0, 1)[rows].numpy()
             return result
         whole = self._rows[tasks.start * per_task : tasks.stop * per_task]
         there, noise_there = (tensor.unflatten(0, (-1, per_task)) for tensor in self._link.send(whole, noise))
         actions, after = policy_act(there, noise_there, before, *acting)
-        self._remember(tasks, rows, running, before, after)
+        self._remember(tasks, rows, running, before, _apart_from(after, there, noise_there))
         return self._link.fetch(actions.flatten(0, 1)[rows])
 
     def _remember(
@@ -288,6 +289,12 @@ class Actor:
             params = {name: value[tasks] for name, value in self._params.items()} if self._is_stacked else self._params
             self._actors[key] = self._policy.actor(params, self._first_task + tasks.start)
         return self._actors[key]
+
+
+def _apart_from(memory: Memory, *given: Tensor) -> Memory:
+    """Return a memory that does not share storage with what the policy was given, which the next step overwrites."""
+    overwritten = {tensor.untyped_storage().data_ptr() for tensor in given} if memory else set()
+    return tuple(tensor.clone() if tensor.untyped_storage().data_ptr() in overwritten else tensor for tensor in memory)
 
 
 def phase_parameters(

@@ -295,3 +295,30 @@ def test_a_policy_steps_through_a_trial_by_itself_as_in_the_sampler() -> None:
         policy(torch.zeros(1, 2))
     assert policy.has_memory
     assert not NormalMLPPolicy(2, 1).has_memory
+
+
+class Comparing(MemoryPolicy):
+    """Remembers the observation as it was given, and outputs what has changed since."""
+
+    noise_kind, noise_size = "normal", 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def initial_memory(self, num: int) -> Memory:
+        return (torch.zeros(num, 2, dtype=torch.float64),)
+
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        return (observations - memory[0]).sum(-1, keepdim=True).float(), (observations,)
+
+
+@pytest.mark.parametrize("place", [{}, {"num_workers": 2}, {"num_workers": 2, "inference": "central"}])
+def test_policy_may_remember_what_it_was_given(place: dict[str, Any]) -> None:
+    """The next step overwrites the observations, but not the memory."""
+    episodes = sample(Comparing(), **place, slots_per_task=EPISODES)
+    before = torch.cat([torch.zeros_like(episodes.observations[:, :1]), episodes.observations[:, :-1]], 1)
+    changes = (episodes.observations - before).sum(-1).float() * episodes.mask
+    assert torch.equal(episodes.actions[..., 0], changes)
