@@ -6,7 +6,15 @@ Public names are loaded on first use, so that worker processes, which only step 
 import importlib as _importlib
 import typing as _typing
 
-from maml_rl import envs as envs
+try:
+    from maml_rl import envs as envs
+# A package that is older than this one needs lacks a name, or has another under it.
+except (AttributeError, ImportError, TypeError) as _error:
+    from maml_rl.dependencies import explain_outdated as _explain_outdated
+
+    if (_reason := _explain_outdated()) is None:
+        raise
+    raise ImportError(_reason) from _error
 
 if _typing.TYPE_CHECKING:
     from maml_rl.adaptation import AdaptationRule as AdaptationRule

@@ -40,6 +40,7 @@ ROOMS = (
     "named_modules",
     "arguments",
     "errors",
+    "dependencies",
 )
 # File names that parallel rooms share: those of a backend, its workers and their actors; and the commands `train`,
 # `evaluate` and `record` and the functions behind them.
