@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from maml_rl.episode.task_episodes import Baseline, BatchEpisodes, TaskEpisodes
-from maml_rl.spaces import flat_observation_space, is_image
+from maml_rl.observation_parts import ObservationParts
+from maml_rl.spaces import PackedSpace, flat_observation_space, is_image
 
 __all__ = ["LinearFeatureBaseline", "ZeroBaseline", "make_baseline"]
 
@@ -46,7 +47,8 @@ class LinearFeatureBaseline:
     c * discount^(limit - t) could be added to a solution of that equation, so the data do not determine it.
 
     Integer observations without axes become one-hot vectors when `input_size` is more than 1; others are flattened.
-    Images are averaged over the cells of a grid, of 8 x 8 cells if that gives no more than 256 numbers, else of fewer.
+    Images, also among other parts, are averaged over the cells of a grid, of 8 x 8 cells if that gives no more than 256
+    numbers, else of fewer.
 
     `for_space` makes one for any environment.
 
@@ -67,11 +69,9 @@ class LinearFeatureBaseline:
         self, input_size: int | None = None, reg_coeff: float = 1e-5, *, image_shape: Sequence[int] | None = None
     ) -> None:
         self.image_shape = None if image_shape is None else tuple(image_shape)
-        self._cells = 0
+        self._parts: ObservationParts | None = None
         if self.image_shape is not None and input_size is None:
-            channels = min(self.image_shape[0], self.image_shape[2])
-            self._cells = next(cells for cells in _GRIDS if cells == 1 or cells**2 * channels <= _MOST_IN_GRID)
-            input_size = self._cells**2 * channels
+            input_size = _cells_of(self.image_shape) ** 2 * min(self.image_shape[0], self.image_shape[2])
         elif self.image_shape is not None or input_size is None:
             raise TypeError("a LinearFeatureBaseline needs either an input_size or an image_shape")
         if not 1 <= input_size <= _MAX_INPUT_SIZE:
@@ -102,7 +102,15 @@ class LinearFeatureBaseline:
         space = flat_observation_space(observation_space)
         if is_image(space):
             return cls(image_shape=space.shape, reg_coeff=reg_coeff)
-        return cls(gymnasium.spaces.flatdim(space), reg_coeff)
+        if isinstance(space, gymnasium.spaces.Box) and not isinstance(space, PackedSpace):
+            return cls(gymnasium.spaces.flatdim(space), reg_coeff)
+        parts = ObservationParts(space)
+        cells = [_cells_of(image.shape) for image in parts.image_spaces]
+        channels = [min(image.shape[0], image.shape[2]) for image in parts.image_spaces]
+        grids = sum(along**2 * number for along, number in zip(cells, channels, strict=True))
+        made = cls(grids + parts.num_numbers, reg_coeff)
+        made._parts = parts
+        return made
 
     @property
     def feature_size(self) -> int:
@@ -211,7 +219,9 @@ class LinearFeatureBaseline:
 
     def _groups(self, num_tasks: int, num_steps: int, num_episodes: int) -> list[slice]:
         """Cut the tasks into groups."""
-        bytes_per_step = 8 * self.feature_size + 4 * math.prod(self.image_shape or (0,))
+        shapes = [self.image_shape or (0,)]
+        shapes += [] if self._parts is None else [image.shape for image in self._parts.image_spaces]
+        bytes_per_step = 8 * self.feature_size + 4 * sum(map(math.prod, shapes))
         bytes_per_task = bytes_per_step * max(1, num_steps * num_episodes)
         size = max(1, _GROUP_BYTES // bytes_per_task)
         return [slice(start, start + size) for start in range(0, num_tasks, size)]
@@ -219,8 +229,13 @@ class LinearFeatureBaseline:
     def _encode(self, observations: Tensor, mask: Tensor) -> Tensor:
         """Return observations (M, T, B, ...) as vectors (M, T * B, input_size) float64, zero on padding."""
         shape = observations.shape[mask.dim() :]
-        if self.image_shape is not None:
-            vectors = self._pool(observations, tuple(shape))
+        if self._parts is not None and tuple(shape) == self._parts.observation_shape:
+            pooled = [_pool(image) for image in self._parts.images(observations)]
+            vectors = torch.cat([*pooled, self._parts.numbers(observations, torch.float64)], -1)
+        elif self.image_shape is not None and tuple(shape) == self.image_shape:
+            vectors = _pool(observations)
+        elif self.image_shape is not None:
+            raise ValueError(f"the baseline expects images of shape {self.image_shape}, got the shape {tuple(shape)}")
         elif shape == () and self.input_size > 1:
             categories = torch.arange(self.input_size, device=observations.device)
             vectors = observations.unsqueeze(-1) == categories
@@ -231,15 +246,6 @@ class LinearFeatureBaseline:
                 f"the baseline expects observations of {self.input_size} entries, got the shape {tuple(shape)}"
             )
         return torch.where(mask.unsqueeze(-1) > 0, vectors.double(), 0.0).flatten(1, 2)
-
-    def _pool(self, images: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return the means over the cells of a grid, (M, T, B, input_size)."""
-        if shape != self.image_shape:
-            raise ValueError(f"the baseline expects images of shape {self.image_shape}, got the shape {shape}")
-        rows = images.flatten(0, 2)
-        rows = rows if shape[0] < shape[2] else rows.permute(0, 3, 1, 2)
-        means = torch.nn.functional.adaptive_avg_pool2d(rows.float() / 255.0, self._cells)
-        return means.reshape(*images.shape[:3], self.input_size)
 
 
 class ZeroBaseline:
@@ -281,6 +287,20 @@ def make_baseline(kind: str, observation_space: gymnasium.Space[Any]) -> Baselin
 def _of_tasks(tensor: Tensor, episodes: TaskEpisodes | BatchEpisodes) -> Tensor:
     """Give the arrays of a single task a leading axis."""
     return tensor if isinstance(episodes, TaskEpisodes) else tensor.unsqueeze(0)
+
+
+def _cells_of(image_shape: Sequence[int]) -> int:
+    """Return the number of cells along each side of the grid for an image."""
+    channels = min(image_shape[0], image_shape[2])
+    return next(cells for cells in _GRIDS if cells == 1 or cells**2 * channels <= _MOST_IN_GRID)
+
+
+def _pool(images: Tensor) -> Tensor:
+    """Return the means of images (M, T, B, *image shape) over the cells of a grid, (M, T, B, numbers)."""
+    shape, rows = images.shape[3:], images.flatten(0, 2)
+    rows = rows if shape[0] < shape[2] else rows.permute(0, 3, 1, 2)
+    means = torch.nn.functional.adaptive_avg_pool2d(rows.float() / 255.0, _cells_of(shape))
+    return means.reshape(*images.shape[:3], -1)
 
 
 def _features(vectors: Tensor, steps: Tensor, real: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Spaces as arrays: which ones there are, and how observations of several parts become one vector.
 
 Every observation and action is one array with the type of its space. Observations of several parts are flattened by the
-rules of `gymnasium.spaces.utils.flatten`, so that code outside of a sampler may use those. What has text in it is an
-array of bytes; see `PackedSpace`.
+rules of `gymnasium.spaces.utils.flatten`, so that code outside of a sampler may use those. Where text or an image is
+among the parts, they are an array of bytes; see `PackedSpace`.
 """
 
 import math
@@ -207,7 +207,7 @@ def write_flat(space: Space, values: NDArray[Any], out: NDArray[Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
+class PackedField:
     """One part of an element of a `PackedSpace`.
 
     Attributes:
@@ -233,11 +233,11 @@ class _Field:
             out[: len(encoded)] = np.frombuffer(encoded, np.uint8)
             out[len(encoded) :] = 0
             return
-        array = self.elements.array(value, self.path, "an array").astype(self.space.dtype)
+        array = np.ascontiguousarray(self.elements.array(value, self.path, "an array"), self.space.dtype)
         # Nobody sees the numbers among the bytes later.
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"numbers that are not finite{self._where()}: {array}")
-        out[:] = np.frombuffer(array.tobytes(), np.uint8)
+        out[:] = array.reshape(-1).view(np.uint8)
 
     def read(self, rows: NDArray[np.uint8], where: NDArray[np.bool_] | None) -> NDArray[Any]:
         """Return the part of each of `rows` (N, D), (N, ...), the caller's own."""
@@ -256,16 +256,18 @@ class _Field:
 
 
 class PackedSpace(spaces.Box):
-    """Elements with text in them as bytes (D,), which is what arrays, shared memory and tensors hold.
+    """Elements with text or images in them as bytes (D,), which is what arrays, shared memory and tensors hold.
 
     A text is UTF-8 with zeros after it, in as many bytes as the longest may take. Other parts are the bytes of their
-    arrays. Policies that compute with numbers are refused; see `require_numbers`.
+    arrays, so that an image takes one byte for each number. Policies that compute with numbers are refused where there
+    is text (see `require_numbers`), and read the parts by `ObservationParts` where there is none.
 
     Args:
-        own: `Text`, or a Dict or Tuple with one in it.
+        own: `Text`, or a Dict or Tuple with one, or with an image, in it.
 
     Attributes:
         own: the same.
+        fields: each part of it: `path`, `space`, and `place`, its bytes in the row.
 
     Raises:
         TypeError: If a part is not supported.
@@ -276,9 +278,9 @@ class PackedSpace(spaces.Box):
         for path, part in _leaves(own, ()):
             is_text = isinstance(part, spaces.Text)
             size = _text_bytes(part) if isinstance(part, spaces.Text) else _array_bytes(part)
-            fields.append(_Field(path, part, slice(start, start + size), None if is_text else ArrayElements(part)))
+            fields.append(PackedField(path, part, slice(start, start + size), None if is_text else ArrayElements(part)))
             start += size
-        self.own, self._fields = own, tuple(fields)
+        self.own, self.fields = own, tuple(fields)
         super().__init__(0, 255, (start,), np.uint8)
 
     def __repr__(self) -> str:
@@ -295,7 +297,7 @@ class PackedSpace(spaces.Box):
         Raises:
             ValueError: If it is not in `own`; the message continues after "returned".
         """
-        for each in self._fields:
+        for each in self.fields:
             each.write(element, row)
 
     def read(self, rows: Any, where: NDArray[np.bool_] | None = None) -> Any:
@@ -312,12 +314,12 @@ class PackedSpace(spaces.Box):
         array = np.asarray(rows)
         flat, lead = array.reshape(-1, array.shape[-1]), array.shape[:-1]
         of_rows = None if where is None else where.reshape(-1)
-        parts = {each.path: each.read(flat, of_rows) for each in self._fields}
+        parts = {each.path: each.read(flat, of_rows) for each in self.fields}
         return _gather(self.own, (), {path: part.reshape(*lead, *part.shape[1:]) for path, part in parts.items()})
 
     def element(self, row: NDArray[np.uint8]) -> Any:
         """Return the element of `own` that a single row (D,) holds."""
-        return _gather(self.own, (), {each.path: each.read(row[None], None)[0] for each in self._fields})
+        return _gather(self.own, (), {each.path: each.read(row[None], None)[0] for each in self.fields})
 
 
 def _gather(space: Space, path: tuple[Any, ...], parts: dict[tuple[Any, ...], Any]) -> Any:
@@ -362,7 +364,8 @@ def _shown(space: Space) -> str:
 
 def has_text(space: Space) -> bool:
     """Return whether elements of a space have text in them."""
-    return isinstance(space, PackedSpace) or any(isinstance(part, spaces.Text) for _, part in _leaves(space, ()))
+    own = space.own if isinstance(space, PackedSpace) else space
+    return any(isinstance(part, spaces.Text) for _, part in _leaves(own, ()))
 
 
 def packed(space: Space) -> Space:
@@ -393,6 +396,32 @@ def require_numbers(who: str, *given: Space) -> None:
         )
 
 
+def require_vectors(who: str, space: Space) -> None:
+    """Refuse observations that are not vectors of numbers where a policy needs those.
+
+    Args:
+        who: needs vectors.
+        space: of the observations as arrays.
+
+    Raises:
+        TypeError: If they are others; the message names what takes them.
+    """
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1 or isinstance(space, PackedSpace):
+        raise TypeError(
+            f"{who} takes observations that are vectors of numbers, and these are {space}; rl2 takes all kinds, images "
+            "among them"
+        )
+
+
+def parts_of(space: Space) -> list[tuple[Any, ...]]:
+    """Return for each part of observations as arrays what a policy depends on: path, shape, type, categories, start."""
+    parts = [(field.path, field.space) for field in space.fields] if isinstance(space, PackedSpace) else [((), space)]
+    return [
+        (path, part.shape, part.dtype, category_counts(part), np.asarray(getattr(part, "start", 0)).tolist())
+        for path, part in parts
+    ]
+
+
 def flattener_for(space: Space) -> ObservationFlattener | PackedSpace | None:
     """Return the flattener for the observations of a space; None if they are arrays that need none.
 
@@ -402,7 +431,8 @@ def flattener_for(space: Space) -> ObservationFlattener | PackedSpace | None:
     if isinstance(space, spaces.Box | spaces.Discrete):
         array_layout(space)
         return None
-    return PackedSpace(space) if has_text(space) else ObservationFlattener(space)
+    packs = has_text(space) or any(is_image(part) for _, part in _leaves(space, ()))
+    return PackedSpace(space) if packs else ObservationFlattener(space)
 
 
 def flat_observation_space(space: Space) -> Space:

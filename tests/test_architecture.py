@@ -35,6 +35,7 @@ ROOMS = (
     "seeding",
     "checksums",
     "foreign_files",
+    "observation_parts",
     "spaces",
     "machine",
     "named_modules",

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, read_reset_mask
 from maml_rl.envs.observing import ObservingVectorEnv
-from maml_rl.spaces import PackedSpace, write_flat
+from maml_rl.spaces import has_text, write_flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class LastStepParts:
 
 
 class LastStepVectorEnv(ObservingVectorEnv):
-    """Slots whose observations are vectors of float32: the environment's own, then the last step's outcome.
+    """Slots whose observations are the environment's own, then the last step's outcome, as numbers of float32.
 
     The further numbers are all zero at the first step of a trial, which begins with `reset_task`. At the first step of
     a later episode they are those of the last step of the episode before it. See `LastStepParts`. Where observations
@@ -72,7 +72,7 @@ class LastStepVectorEnv(ObservingVectorEnv):
 
     def __init__(self, env: MetaVectorEnv) -> None:
         self.last_step_parts = LastStepParts.of(env.single_observation_space, env.single_action_space)
-        self._has_text = isinstance(env.single_observation_space, PackedSpace)
+        self._has_text = has_text(env.single_observation_space)
         action = spaces.utils.flatten_space(env.single_action_space)
         assert isinstance(action, spaces.Box)
         if self._has_text:
@@ -150,5 +150,5 @@ class LastStepVectorEnv(ObservingVectorEnv):
             self._last[part][stepped] = outcome
         self._begun[part] |= stepped
 
-    def _write_further(self, out: NDArray[Any]) -> None:
-        out[:] = self._last.view(np.uint8) if self._has_text else self._last
+    def _further(self) -> NDArray[Any]:
+        return self._last

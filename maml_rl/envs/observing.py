@@ -17,9 +17,9 @@ from maml_rl.spaces import PackedSpace, is_image, write_flat
 class ObservingVectorEnv(MetaVectorEnv):
     """Slots whose observations are vectors: the environment's own, flattened, then further numbers.
 
-    A Discrete observation becomes a one-hot vector, an image numbers in [0, 1]. What has text in it becomes the first
-    part of a `PackedSpace`, the numbers the second. Everything else is as the environment
-    has it, so that the same seeds give the same tasks and, for the same actions, the same episodes.
+    A Discrete observation becomes a one-hot vector. An image, and what has text or images in it, becomes the first part
+    of a `PackedSpace`, the numbers the second. Everything else is as the environment has it, so that the same seeds
+    give the same tasks and, for the same actions, the same episodes.
 
     Args:
         env: steps its slots in this process.
@@ -38,17 +38,17 @@ class ObservingVectorEnv(MetaVectorEnv):
         space = env.single_observation_space
         flat = spaces.utils.flatten_space(space)
         assert isinstance(flat, spaces.Box)
-        self._own_size = flat.shape[0]
-        # A policy observes a vector, without the spaces that its numbers came from.
-        self._scale = dtype.type(1.0 / float(space.high.max())) if is_image(space) else None
-        own_high = flat.high if self._scale is None else np.ones(flat.shape)
-        if isinstance(space, PackedSpace):
+        self._own_size, self._dtype = flat.shape[0], dtype
+        self._packs = isinstance(space, PackedSpace) or is_image(space)
+        if self._packs:
             further = spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
-            self.single_observation_space: spaces.Box = PackedSpace(spaces.Tuple((space.own, further)))
+            own = space.own if isinstance(space, PackedSpace) else space
+            self.single_observation_space: spaces.Box = PackedSpace(spaces.Tuple((own, further)))
         else:
+            # A policy observes a vector, without the spaces that its numbers came from.
             self.single_observation_space = spaces.Box(
                 np.concatenate([flat.low, low]).astype(dtype),
-                np.concatenate([own_high, high]).astype(dtype),
+                np.concatenate([flat.high, high]).astype(dtype),
                 dtype=dtype.type,
             )
         self.single_action_space = env.single_action_space
@@ -57,8 +57,8 @@ class ObservingVectorEnv(MetaVectorEnv):
         self.buffers = StepBuffers.allocate(self.single_observation_space, self.num_envs, env.recorded_infos)
 
     @abstractmethod
-    def _write_further(self, out: NDArray[Any]) -> None:
-        """Write the further numbers of all slots, (N, numbers), or where there is text their bytes."""
+    def _further(self) -> NDArray[Any]:
+        """Return the further numbers of all slots, (N, numbers)."""
 
     @property
     def buffers(self) -> StepBuffers:
@@ -138,9 +138,8 @@ class ObservingVectorEnv(MetaVectorEnv):
     def _observe(self) -> None:
         out, size = self.buffers.observations, self._own_size
         write_flat(self.env.single_observation_space, self.env.buffers.observations, out[:, :size])
-        if self._scale is not None:
-            out[:, :size] *= self._scale
-        self._write_further(out[:, size:])
+        numbers = self._further()
+        out[:, size:] = np.ascontiguousarray(numbers, self._dtype).view(np.uint8) if self._packs else numbers
 
     def _infos(self) -> dict[str, Any]:
         return self.env._infos()

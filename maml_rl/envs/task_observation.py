@@ -52,8 +52,8 @@ class TaskObservationVectorEnv(ObservingVectorEnv):
         flat = {id(task): _flatten(task, self._layout) for task in {id(task): task for task in tasks}.values()}
         self._shown = np.array([flat[id(task)] for task in tasks])
 
-    def _write_further(self, out: NDArray[Any]) -> None:
-        out[:] = self._shown
+    def _further(self) -> NDArray[Any]:
+        return self._shown
 
 
 def _layout(task: Task) -> dict[str, tuple[int, ...]]:

@@ -31,7 +31,7 @@ from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.named_modules import import_named
 from maml_rl.policies import Policy, as_policy
-from maml_rl.policies.cnn import conv_output_size, fitting_conv_layers
+from maml_rl.policies.cnn import InputEncoder
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS
@@ -39,7 +39,7 @@ from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.placement import Placement, Update
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
-from maml_rl.spaces import array_layout, is_image, require_numbers
+from maml_rl.spaces import PackedSpace, array_layout, is_image, require_numbers
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_distribution, task_distributions
 from maml_rl.task_distributions.task_distribution import TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks, try_tasks
@@ -357,7 +357,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         if env.max_episode_steps is None and config.max_episode_steps is None:
             raise config.error(f"{config.env_name} has no time limit of its own; add 'max-episode-steps'", "env-name")
         if config.policy is None:
-            if not is_image(env.single_observation_space):
+            if not is_image(env.single_observation_space) and not isinstance(env.single_observation_space, PackedSpace):
                 why = f"it is for images, and {config.env_name} has none; leave it out"
                 config = config.without(dict.fromkeys(("conv-layers", "image-scale"), why))
             _check_policy_memory(config, env)
@@ -434,10 +434,9 @@ def _make_task_distribution(
 def _check_policy_memory(config: Config, env: MetaVectorEnv) -> None:
     """Refuse layers that certainly do not fit: parameters, and a gradient of the same size."""
     observation_space = env.single_observation_space
-    if is_image(observation_space):
-        layers = config.conv_layers or fitting_conv_layers(observation_space.shape)
+    if is_image(observation_space) or isinstance(observation_space, PackedSpace):
         try:
-            num_inputs = conv_output_size(observation_space.shape, layers)
+            num_inputs = InputEncoder(observation_space, config.conv_layers).size
         except ValueError as error:
             raise config.error(str(error), "conv-layers") from None
     else:

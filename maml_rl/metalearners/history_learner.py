@@ -25,6 +25,7 @@ from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, St
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes
 from maml_rl.policies import Policy, TransformerPolicy
 from maml_rl.policies.heads import CategoricalHead
+from maml_rl.spaces import require_vectors
 
 _TASKS, _RETURNS, _UPDATES, _CONTEXT = (f"histories.{name}" for name in ("tasks", "returns", "updates", "context"))
 # Bits of a task's digest beyond those that number the tasks: fewer than 4 in a million of other tasks look like one.
@@ -101,7 +102,9 @@ class HistoryLearner(MetaLearner):
             weight_decay=self.settings.weight_decay,
             fused=True,
         )
-        self._has_one_choice = isinstance(self.policy.distributions, CategoricalHead)
+        head = self.policy.distributions
+        self._has_one_choice, self._first = isinstance(head, CategoricalHead), getattr(head, "start", 0)
+        require_vectors("a learner of histories", self.policy.observation_space)
         self._last_step = slice(
             LastStepParts.within(self.policy.observation_space, self.policy.action_space).last_action.start, None
         )
@@ -243,7 +246,9 @@ class HistoryLearner(MetaLearner):
                 outputs = self.policy.unroll(observations[:, part]).distribution
                 loss = share * self.loss(outputs, actions[:, part])
                 gradients = torch.autograd.grad(loss, params, allow_unused=True)
-            right = (outputs[0].argmax(-1) == actions[:, part]).float().mean() * share if self._has_one_choice else loss
+            right = loss
+            if self._has_one_choice:
+                right = (outputs[0].argmax(-1) + self._first == actions[:, part]).float().mean() * share
             return torch.stack((loss, right)).detach(), gradients
 
         with ChunkWorkers(self.device) as workers:

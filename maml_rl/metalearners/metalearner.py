@@ -137,6 +137,8 @@ class MetaLearner(ABC):
                 config.hidden_sizes[0],
                 cell=config.memory,
                 value="none",
+                conv_layers=config.conv_layers,
+                image_scale=config.image_scale,
                 seed=config.seed,
             )
         return get_policy_for_env(

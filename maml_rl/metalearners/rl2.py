@@ -62,7 +62,7 @@ class RL2(MetaLearner):
             ),
         ] = 0.0
 
-    uses = frozenset({"gamma", "gae-lambda", "meta-batch-size"})
+    uses = frozenset({"gamma", "gae-lambda", "meta-batch-size", "conv-layers", "image-scale"})
     instead = EPISODES_OF_TRIALS | {"hidden-sizes": "hidden-size", "memory": "cell", "baseline": "value"}
     columns = "episode"
     whole_trials = True
@@ -116,6 +116,8 @@ class RL2(MetaLearner):
             "value": settings.value,
             "predict_rewards": settings.reward_prediction_coefficient > 0.0,
             "normalize_observations": settings.normalize_observations,
+            "conv_layers": config.conv_layers,
+            "image_scale": config.image_scale,
             "seed": config.seed,
         }
         if settings.cell != "transformer":

@@ -1,7 +1,7 @@
 """Policies: modules that map observations to distributions of actions, with optional parameters for each task."""
 
 from maml_rl.policies.belief_policy import BeliefPolicy
-from maml_rl.policies.cnn import CNNPolicy
+from maml_rl.policies.cnn import CNNPolicy, MultiInputPolicy
 from maml_rl.policies.distributions import MultiCategorical
 from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
 from maml_rl.policies.get_policy import get_policy_for_env
@@ -50,6 +50,7 @@ __all__ = [
     "MultiCategorical",
     "MultiCategoricalHead",
     "MultiCategoricalMLPPolicy",
+    "MultiInputPolicy",
     "NormalMLPPolicy",
     "Params",
     "Policy",

@@ -23,6 +23,7 @@ from maml_rl.policies.mlp import Nonlinearity, Perceptron
 from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.policies.recurrent import make_recurrent, run, weights_of, zero_state
 from maml_rl.policies.sequence_policy import SequencePolicy, SlotRows, row_product
+from maml_rl.spaces import require_vectors
 
 
 class BeliefPolicy(SequencePolicy):
@@ -63,6 +64,7 @@ class BeliefPolicy(SequencePolicy):
         min_std: float = 1e-6,
         seed: int = 0,
     ) -> None:
+        require_vectors("a BeliefPolicy, as of varibad,", observation_space)
         super().__init__(
             observation_space,
             action_space,

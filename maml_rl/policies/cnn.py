@@ -1,4 +1,4 @@
-"""A policy for images: convolutions give the input units of a multi-layer perceptron.
+"""Policies for images, alone or among other parts: convolutions give input units of a multi-layer perceptron.
 
 Kernels that do not overlap are one batched product for all tasks, which takes half the time of a convolution when it is
 differentiated twice. Others are a convolution for each task: on a CPU that takes a third to a half less time than
@@ -15,11 +15,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maml_rl.arguments import check_positive
+from maml_rl.observation_parts import ObservationParts
 from maml_rl.policies.heads import DistributionParams, Head, Params
 from maml_rl.policies.layers import empty_layer
-from maml_rl.policies.mlp import Nonlinearity, Perceptron, StackedLayer, layer_names_for, register_parameters
+from maml_rl.policies.mlp import (
+    Nonlinearity,
+    Perceptron,
+    StackedLayer,
+    find_nonlinearity,
+    layer_names_for,
+    register_parameters,
+)
 from maml_rl.policies.policy import Memory, Policy
-from maml_rl.spaces import is_image
+from maml_rl.spaces import flat_observation_space, is_image, parts_of
 
 # Number of filters, kernel size and stride of one convolution.
 ConvLayer = tuple[int, int, int]
@@ -27,11 +35,213 @@ CONV_LAYERS: tuple[ConvLayer, ...] = ((16, 4, 4), (32, 2, 2))
 _HEAD, _PARTS = "head.", ("weight", "bias")
 
 
-class CNNPolicy(Policy):
+class ImageEncoder:
+    """Convolutions without padding, and an activation after each, as functions of parameters that are found by name.
+
+    Images of bytes are scaled to [0, 1] here, on the policy's device.
+
+    Args:
+        image_shape: (height, width, channels), or (channels, height, width).
+        conv_layers: filters, kernel size and stride of each convolution.
+        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
+        image_scale: divisor of images.
+        name: of the convolutions, before the number of each.
+
+    Attributes:
+        widths: numbers for one image in each layer, the image first.
+        size: F, numbers of features.
+
+    Raises:
+        ValueError: If the layers do not fit the images.
+    """
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        conv_layers: Sequence[ConvLayer] = CONV_LAYERS,
+        nonlinearity: str | Nonlinearity = "relu",
+        *,
+        image_scale: float = 255.0,
+        name: str = "conv",
+    ) -> None:
+        self.image_scale = check_positive("image_scale", image_scale)
+        self.image_shape, self.conv_layers = tuple(image_shape), tuple(conv_layers)
+        self._shapes = _conv_shapes(self.image_shape, self.conv_layers)
+        self.widths = [channels * height * width for channels, height, width in self._shapes]
+        self.size = self.widths[-1]
+        self.nonlinearity = find_nonlinearity(nonlinearity)
+        self._layers = [f"{name}{index}" for index in range(1, len(self.conv_layers) + 1)]
+
+    def register(self, module: nn.Module, generator: torch.Generator) -> None:
+        """Give `module` the convolutions, with weights drawn from `generator`; the global state does not change."""
+        before = self._shapes[0][0]
+        for name, (filters, kernel, stride) in zip(self._layers, self.conv_layers, strict=True):
+            layer = empty_layer(nn.Conv2d, before, filters, kernel, stride)
+            nn.init.xavier_uniform_(layer.weight, generator=generator)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+            module.add_module(name, layer)
+            before = filters
+
+    def prepared(self, params: Params) -> dict[str, Tensor]:
+        """Return copies of the parameters, for acting.
+
+        They have the same alignment wherever the stack begins, so that convolutions are rounded in the same way.
+        """
+        return {f"{name}.{part}": params[f"{name}.{part}"].clone() for name in self._layers for part in _PARTS}
+
+    def features(self, observations: Tensor, params: Params) -> Tensor:
+        """Return features (..., F).
+
+        Args:
+            observations: (..., *image shape); (M, ..., *image shape) for parameters of M tasks.
+            params: weight and bias of each convolution by name, stacked (M, ...) or not.
+        """
+        lead = observations.shape[: observations.dim() - 3]
+        layers = [(params[f"{name}.weight"], params[f"{name}.bias"]) for name in self._layers]
+        stacked = bool(layers) and layers[0][0].dim() == 5
+        if stacked and lead[:1] != layers[0][0].shape[:1]:
+            raise ValueError(
+                f"parameters are stacked for {len(layers[0][0])} tasks, so observations must have the shape "
+                f"({len(layers[0][0])}, ..., *{self.image_shape}), got {tuple(observations.shape)}"
+            )
+        if not stacked:
+            layers = [(weight.unsqueeze(0), bias.unsqueeze(0)) for weight, bias in layers]
+        dtype = layers[0][0].dtype if layers else torch.float32
+        # Numbers first: images of a phase may be in any order, and as bytes they would be copied once more.
+        units = observations.to(dtype, memory_format=torch.contiguous_format) * (1.0 / self.image_scale)
+        units = units.reshape(lead[0] if stacked else 1, -1, *self.image_shape)
+        if _channels_first(self.image_shape):
+            units = units.movedim(2, -1)
+        for (weight, bias), (_, kernel, stride) in zip(layers, self.conv_layers, strict=True):
+            apply = _convolve_patches if kernel == stride else _convolve_each
+            units = self.nonlinearity(apply(units, weight, bias, stride))
+        return units.reshape(*lead, self.size)
+
+
+class InputEncoder:
+    """Encodes each part of an observation by its kind: images by convolutions, other parts as vectors of numbers.
+
+    Boxes are flattened, and discrete parts become one-hot vectors; the features of all images come first. Every image
+    has convolutions of its own, conv1, conv2, ... of the first, image2_conv1, ... of the second.
+
+    Args:
+        observation_space: as samplers have it, with an image.
+        conv_layers: filters, kernel size and stride of each convolution; None for as many of the default ones as fit
+            each image, an empty sequence for numbers in [0, 1] as they are.
+        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
+        image_scale: divisor of images; None for the largest number of their space.
+
+    Attributes:
+        widths: numbers for one observation in each layer of the convolutions, then the features.
+        size: F, numbers of features.
+
+    Raises:
+        ValueError: If the layers do not fit the images.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        conv_layers: Sequence[ConvLayer] | None = None,
+        nonlinearity: str | Nonlinearity = "relu",
+        *,
+        image_scale: float | None = None,
+    ) -> None:
+        self._parts = ObservationParts(observation_space)
+        self._images = [
+            ImageEncoder(
+                space.shape,
+                fitting_conv_layers(space.shape) if conv_layers is None else conv_layers,
+                nonlinearity,
+                image_scale=float(space.high.max()) if image_scale is None else image_scale,
+                name="conv" if number == 1 else f"image{number}_conv",
+            )
+            for number, space in enumerate(self._parts.image_spaces, start=1)
+        ]
+        self.size = sum(image.size for image in self._images) + self._parts.num_numbers
+        self.widths = [*(width for image in self._images for width in image.widths), self.size]
+
+    def register(self, module: nn.Module, generator: torch.Generator) -> None:
+        """Give `module` all convolutions; see `ImageEncoder.register`."""
+        for image in self._images:
+            image.register(module, generator)
+
+    def prepared(self, params: Params) -> dict[str, Tensor]:
+        """Return copies of the parameters, for acting; see `ImageEncoder.prepared`."""
+        return {name: param for image in self._images for name, param in image.prepared(params).items()}
+
+    def features(self, observations: Tensor, params: Params) -> Tensor:
+        """Return features (..., F) of observations (..., *observation shape); see `ImageEncoder.features`."""
+        images = self._parts.images(observations)
+        found = [image.features(seen, params) for image, seen in zip(self._images, images, strict=True)]
+        return torch.cat([*found, self._parts.numbers(observations, found[0].dtype)], -1)
+
+
+class _EncodingPolicy(Policy):
+    """An encoder of observations, then fully connected layers and a head.
+
+    Args:
+        encoder: of the observations; its convolutions are parameters of the policy.
+        head: the distribution of actions that output units determine.
+        hidden_sizes: units of each connected hidden layer.
+        nonlinearity: after each of these.
+        seed: of the initial weights; the global random state does not change.
+    """
+
+    stateless = True
+    distributions: Head
+    observation_shape: tuple[int, ...]
+
+    def __init__(
+        self,
+        encoder: ImageEncoder | InputEncoder,
+        head: Head,
+        hidden_sizes: Sequence[int],
+        nonlinearity: str | Nonlinearity,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        sizes = (encoder.size, *hidden_sizes, head.num_units)
+        self.layer_widths = [*encoder.widths, *sizes[1:]]
+        self.distributions = head
+        self.noise_kind, self.noise_size = head.noise_kind, head.noise_size
+        self.perceptron = Perceptron(sizes, layer_names_for(head, len(hidden_sizes)), nonlinearity)
+        self.nonlinearity = self.perceptron.nonlinearity
+        # A seed of their own: weights from the stream of the connected layers would repeat theirs.
+        encoder.register(self, torch.Generator().manual_seed(seed + 2**32))
+        self.head = nn.Module()
+        register_parameters(self.head, head)
+        self.perceptron.register(self.head, torch.Generator().manual_seed(seed))
+
+    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
+        """Return the head's distribution parameters for observations; see `Policy.distribution_parameters`."""
+        params = dict(self.named_parameters()) if params is None else params
+        connected = _connected(params)
+        features = self.encoder.features(observations, params)
+        return self.distributions.parametrize(self.perceptron.units(features, connected), connected)
+
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Return `act` under fixed parameters; see `Policy.actor`."""
+        own, connected = self.encoder.prepared(params), _connected(params)
+        act = self.distributions.actor(connected)
+
+        def act_on_features(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            return act(self.perceptron.units(self.encoder.features(observations, own), connected), noise), ()
+
+        return act_on_features
+
+    def features(self, observations: Tensor, params: Params | None = None) -> Tensor:
+        """Return the features (..., F) of observations (..., *observation shape)."""
+        return self.encoder.features(observations, dict(self.named_parameters()) if params is None else params)
+
+
+class CNNPolicy(_EncodingPolicy):
     """Convolutions without padding, an activation after each, then fully connected layers and a head.
 
-    Observations are images of bytes. They are scaled to [0, 1] here, on the policy's device. Parameters are named
-    conv1.weight, conv1.bias, ..., then head.layer1.weight, ... for the connected layers, and head.sigma of a Gaussian.
+    Observations are images of bytes. Parameters are named conv1.weight, conv1.bias, ..., then head.layer1.weight, ...
+    for the connected layers, and head.sigma of a Gaussian.
 
     Args:
         observation_shape: (height, width, channels), or (channels, height, width).
@@ -50,9 +260,6 @@ class CNNPolicy(Policy):
         ValueError: If the layers do not fit the images.
     """
 
-    stateless = True
-    distributions: Head
-
     def __init__(
         self,
         observation_shape: Sequence[int],
@@ -64,30 +271,9 @@ class CNNPolicy(Policy):
         seed: int = 0,
         image_scale: float = 255.0,
     ) -> None:
-        super().__init__()
-        self.image_scale = check_positive("image_scale", image_scale)
-        self.observation_shape, self.conv_layers = tuple(observation_shape), tuple(conv_layers)
-        shapes = _conv_shapes(self.observation_shape, self.conv_layers)
-        self.layer_widths = [channels * height * width for channels, height, width in shapes]
-        sizes = (self.layer_widths[-1], *hidden_sizes, head.num_units)
-        self.layer_widths += sizes[1:]
-        self.distributions = head
-        self.noise_kind, self.noise_size = head.noise_kind, head.noise_size
-        self.perceptron = Perceptron(sizes, layer_names_for(head, len(hidden_sizes)), nonlinearity)
-        self.nonlinearity = self.perceptron.nonlinearity
-        # A seed of their own: weights from the stream of the connected layers would repeat theirs.
-        generator = torch.Generator().manual_seed(seed + 2**32)
-        for index, ((before, _, _), (filters, kernel, stride)) in enumerate(
-            zip(shapes[:-1], self.conv_layers, strict=True), start=1
-        ):
-            layer = empty_layer(nn.Conv2d, before, filters, kernel, stride)
-            nn.init.xavier_uniform_(layer.weight, generator=generator)
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
-            self.add_module(f"conv{index}", layer)
-        self.head = nn.Module()
-        register_parameters(self.head, head)
-        self.perceptron.register(self.head, torch.Generator().manual_seed(seed))
+        encoder = ImageEncoder(observation_shape, conv_layers, nonlinearity, image_scale=image_scale)
+        super().__init__(encoder, head, hidden_sizes, nonlinearity, seed)
+        self.observation_shape = tuple(observation_shape)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Compare shapes and types; see `Policy.check_spaces`."""
@@ -98,59 +284,51 @@ class CNNPolicy(Policy):
             )
         self.distributions.check_actions(action_space)
 
-    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return the head's distribution parameters for observations; see `Policy.distribution_parameters`."""
-        params = dict(self.named_parameters()) if params is None else params
-        connected = _connected(params)
-        features = self._features(observations, self._conv_params(params))
-        return self.distributions.parametrize(self.perceptron.units(features, connected), connected)
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` under fixed parameters; see `Policy.actor`."""
-        # Copies have the same alignment wherever the stack begins, so that convolutions are rounded in the same way.
-        own, connected = [param.clone() for param in self._conv_params(params)], _connected(params)
-        act = self.distributions.actor(connected)
+class MultiInputPolicy(_EncodingPolicy):
+    """Each part of an observation encoded by its kind, then fully connected layers and a head.
 
-        def act_on_images(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            return act(self.perceptron.units(self._features(observations, own), connected), noise), ()
+    Images go through convolutions, other Boxes are flattened, discrete parts become one-hot vectors: as the policy of
+    this name and its `CombinedExtractor` in Stable-Baselines3. Parameters are named as those of `InputEncoder` and
+    `CNNPolicy`.
 
-        return act_on_images
+    Args:
+        observation_space: Dict or Tuple with an image in it, of one environment or as samplers have it.
+        head: the distribution of actions that output units determine; see `maml_rl.policies.heads`.
+        hidden_sizes: units of each connected hidden layer.
+        conv_layers: see `InputEncoder`.
+        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
+        seed: of the initial weights; the global random state does not change.
+        image_scale: see `InputEncoder`.
 
-    def features(self, observations: Tensor, params: Params | None = None) -> Tensor:
-        """Return the features (..., F) of images (..., *observation shape)."""
-        own = dict(self.named_parameters()) if params is None else params
-        return self._features(observations, self._conv_params(own))
+    Raises:
+        TypeError: If a part is not supported.
+        ValueError: If the layers do not fit the images.
+    """
 
-    def _features(self, observations: Tensor, params: Sequence[Tensor]) -> Tensor:
-        """Return features (..., F).
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        head: Head,
+        hidden_sizes: Sequence[int] = (),
+        conv_layers: Sequence[ConvLayer] | None = None,
+        nonlinearity: str | Nonlinearity = "relu",
+        *,
+        seed: int = 0,
+        image_scale: float | None = None,
+    ) -> None:
+        flat = flat_observation_space(observation_space)
+        encoder = InputEncoder(flat, conv_layers, nonlinearity, image_scale=image_scale)
+        super().__init__(encoder, head, hidden_sizes, nonlinearity, seed)
+        self.observation_space, self.observation_shape = flat, tuple(flat.shape or ())
 
-        Args:
-            observations: (..., *observation shape); (M, ..., *observation shape) for parameters of M tasks.
-            params: weight and bias of each convolution, stacked (M, ...) or not.
-        """
-        lead = observations.shape[: observations.dim() - 3]
-        stacked = bool(params) and params[0].dim() == 5
-        if stacked and lead[:1] != params[0].shape[:1]:
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Compare the spaces of all parts; see `Policy.check_spaces`."""
+        if parts_of(observation_space) != parts_of(self.observation_space):
             raise ValueError(
-                f"parameters are stacked for {len(params[0])} tasks, so observations must have the shape "
-                f"({len(params[0])}, ..., *{self.observation_shape}), got {tuple(observations.shape)}"
+                f"the policy is for the observations {self.observation_space}, the environment has {observation_space}"
             )
-        if not stacked:
-            params = [param.unsqueeze(0) for param in params]
-        dtype = params[0].dtype if params else torch.float32
-        # Numbers first: images of a phase may be in any order, and as bytes they would be copied once more.
-        units = observations.to(dtype, memory_format=torch.contiguous_format) * (1.0 / self.image_scale)
-        units = units.reshape(lead[0] if stacked else 1, -1, *self.observation_shape)
-        if _channels_first(self.observation_shape):
-            units = units.movedim(2, -1)
-        for index, (_, kernel, stride) in enumerate(self.conv_layers):
-            apply = _convolve_patches if kernel == stride else _convolve_each
-            units = self.nonlinearity(apply(units, params[2 * index], params[2 * index + 1], stride))
-        return units.reshape(*lead, self.perceptron.sizes[0])
-
-    def _conv_params(self, params: Params) -> list[Tensor]:
-        """Return weight and bias of each convolution."""
-        return [params[f"conv{index + 1}.{part}"] for index in range(len(self.conv_layers)) for part in _PARTS]
+        self.distributions.check_actions(action_space)
 
 
 def _connected(params: Params) -> dict[str, Tensor]:
@@ -207,6 +385,17 @@ def fitting_conv_layers(observation_shape: Sequence[int]) -> tuple[ConvLayer, ..
             continue
         return CONV_LAYERS[:count]
     return ()
+
+
+def refuse_image_options(space: gymnasium.Space[Any], conv_layers: object, image_scale: object) -> None:
+    """Refuse options for images where the observations of `space` have none.
+
+    Raises:
+        ValueError: If one is given.
+    """
+    for name, value in (("conv_layers", conv_layers), ("image_scale", image_scale)):
+        if value is not None:
+            raise ValueError(f"{name} is for images, and the observations are {space}; leave it out")
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:

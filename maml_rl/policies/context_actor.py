@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from maml_rl.policies.heads import DistributionParams, Params, SquashedGaussianHead
 from maml_rl.policies.policy import Policy
 from maml_rl.policies.trial_encoder import LAST_LAYER, make_linear, through
+from maml_rl.spaces import require_vectors
 
 CONTEXT = "context"
 
@@ -50,8 +51,8 @@ class ContextActor(Policy):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if not isinstance(observation_space, spaces.Box) or len(observation_space.shape) != 1:
-            raise TypeError(f"no actor with a context for the observations {observation_space}: expected vectors")
+        require_vectors("a ContextActor, as of pearl,", observation_space)
+        assert isinstance(observation_space, spaces.Box)
         self.distributions = SquashedGaussianHead(action_space)
         self.observation_space, self.action_space = observation_space, action_space
         self.observation_shape, self.hidden_sizes = observation_space.shape, tuple(hidden_sizes)

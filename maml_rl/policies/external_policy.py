@@ -13,7 +13,7 @@ from torch import Tensor
 from maml_rl.policies.heads import Params
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.policy import Memory
-from maml_rl.spaces import PackedSpace, array_layout, flattener_for, packed
+from maml_rl.spaces import PackedSpace, array_layout, flattener_for, has_text, is_image, packed
 
 
 class ForeignPolicy(Protocol):
@@ -123,10 +123,13 @@ class ExternalPolicy(MemoryPolicy):
         self, rows: NDArray[Any], acting: NDArray[np.bool_]
     ) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_]]:
         """Return observations, rewards and dones of rows that show the last step."""
-        if isinstance(self._seen, PackedSpace):
-            further = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-            seen, last = PackedSpace(spaces.Tuple((self._seen.own, further))).read(rows, acting)
-            return seen, last[:, 0].copy(), last[:, 1] > 0.0
+        if isinstance(self._seen, PackedSpace) or is_image(self._seen):
+            own_space = self._seen.own if isinstance(self._seen, PackedSpace) else self._seen
+            # Beside text there is no last action.
+            numbers = 2 if has_text(self._seen) else 2 + spaces.flatdim(self._chosen)
+            further = spaces.Box(-np.inf, np.inf, (numbers,), np.float32)
+            seen, last = PackedSpace(spaces.Tuple((own_space, further))).read(rows, acting)
+            return seen, last[:, -2].copy(), last[:, -1] > 0.0
         shape, dtype = array_layout(self._seen)
         own = rows[:, : spaces.flatdim(self._seen)]
         if isinstance(self._seen, spaces.Discrete):

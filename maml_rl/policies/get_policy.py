@@ -9,10 +9,10 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maml_rl.policies.cnn import CNNPolicy, ConvLayer, fitting_conv_layers
+from maml_rl.policies.cnn import CNNPolicy, ConvLayer, MultiInputPolicy, fitting_conv_layers, refuse_image_options
 from maml_rl.policies.heads import head_for
 from maml_rl.policies.mlp import MLPPolicy, Nonlinearity, Perceptron
-from maml_rl.spaces import flat_observation_space, is_image
+from maml_rl.spaces import PackedSpace, flat_observation_space, is_image
 
 
 def get_policy_for_env(
@@ -26,13 +26,13 @@ def get_policy_for_env(
     output_scale: float = 1.0,
     conv_layers: Sequence[ConvLayer] | None = None,
     image_scale: float | None = None,
-) -> MLPPolicy | CNNPolicy:
+) -> MLPPolicy | CNNPolicy | MultiInputPolicy:
     """Make the policy that fits the spaces of `env`.
 
     Gaussian for Box actions, categorical for Discrete and MultiDiscrete ones, Bernoulli for MultiBinary ones.
-    Images (Boxes of bytes from 0 to one largest number on three axes) go through convolutions. Other Box observations
-    are flattened, Discrete ones become one-hot vectors; those of several parts are taken as
-    `gymnasium.wrappers.FlattenObservation` and the sampler give them.
+    Images (Boxes of bytes from 0 to one largest number on three axes) go through convolutions, also as parts of a Dict
+    or Tuple. Other Box observations are flattened, Discrete ones become one-hot vectors; those of several parts without
+    an image are taken as `gymnasium.wrappers.FlattenObservation` and the sampler give them.
 
     Args:
         env: an environment, a vector environment, a sampler: any object with `single_observation_space` and
@@ -52,8 +52,8 @@ def get_policy_for_env(
 
     Raises:
         TypeError: If a space is not supported, or `hidden_sizes` is not a sequence.
-        ValueError: If the convolutions do not fit the images, `output_scale` is not positive, or `image_scale` comes
-            without images.
+        ValueError: If the convolutions do not fit the images, `output_scale` is not positive, or `conv_layers` or
+            `image_scale` come without images.
     """
     if isinstance(hidden_sizes, int) or not all(isinstance(size, int | np.integer) for size in hidden_sizes):
         raise TypeError(
@@ -76,8 +76,13 @@ def get_policy_for_env(
         images = CNNPolicy(flat.shape, head, hidden_sizes, layers, nonlinearity, seed=seed, image_scale=scale)
         _scale_outputs(images.perceptron, images.head, output_scale)
         return images
-    if image_scale is not None:
-        raise ValueError(f"image_scale is for images, and the observations are {observation_space}; leave it out")
+    if isinstance(flat, PackedSpace):
+        several = MultiInputPolicy(
+            flat, head, hidden_sizes, conv_layers, nonlinearity, seed=seed, image_scale=image_scale
+        )
+        _scale_outputs(several.perceptron, several.head, output_scale)
+        return several
+    refuse_image_options(flat, conv_layers, image_scale)
     policy = MLPPolicy(
         spaces.flatdim(flat),
         head,

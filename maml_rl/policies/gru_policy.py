@@ -22,7 +22,7 @@ from maml_rl.policies.sequence_policy import SequenceOptions, SequencePolicy, Sl
 class GRUPolicy(SequencePolicy):
     """A recurrent layer whose output gives the distribution of actions, and the values.
 
-    Observations are flattened, Discrete ones become one-hot vectors. Gaussians have a learned deviation that does not
+    Observations are encoded as `SequencePolicy` does. Gaussians have a learned deviation that does not
     see the state, as those of `NormalMLPPolicy`. The memory of a GRU is (num, H), that of an LSTM twice that.
 
     Args:
@@ -35,7 +35,8 @@ class GRUPolicy(SequencePolicy):
         layers: units of tanh layers that compute actions from observation and memory, and of equally many that
             estimate values. Without any, both are linear functions of the memory.
         seed: of the initial weights; the global random state does not change.
-        options: `value`, `init_std`, `min_std`, `predict_rewards`, `normalize_observations`; see `SequencePolicy`.
+        options: `value`, `init_std`, `min_std`, `predict_rewards`, `normalize_observations`, `conv_layers`,
+            `image_scale`; see `SequencePolicy`.
 
     Raises:
         TypeError: If a space is not supported.
@@ -81,7 +82,7 @@ class GRUPolicy(SequencePolicy):
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
-        params = {name: value.detach() for name, value in params.items()}
+        params = self._acting_params(params)
         size, inputs = self.hidden_size, self.input_size
         gates, gate_bias = self._gates(params)
         names = self._layers["head"].layer_names if self._layers else (("head.weight", "head.bias"),)
@@ -108,7 +109,7 @@ class GRUPolicy(SequencePolicy):
             chosen_from = outputs[-1][..., rows.own, :].reshape(*grid, -1)
 
             def step(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-                seen.copy_(self._encode(observations, params).reshape(seen.shape))
+                seen.copy_(self._encode_rows(observations, params, rows).reshape(seen.shape))
                 old.copy_(memory[0].reshape(old.shape))
                 sum_gates()
                 torch.sigmoid_(gated)

@@ -31,6 +31,7 @@ from torch.distributions import (
 from maml_rl import functional
 from maml_rl.policies.distributions import (
     DistributionForm,
+    Integers,
     MultiCategorical,
     NoiseKind,
     invert_categorical,
@@ -179,7 +180,8 @@ class Head(Distributions):
         """
         has_reals, counts = np.issubdtype(action_space.dtype, np.floating), category_counts(action_space)
         fits = tuple(action_space.shape or ()) == self.action_shape and has_reals is (self.noise_kind == "normal")
-        if not fits or tuple(counts) != self.num_categories:
+        starts = not isinstance(self, CategoricalHead) or self.start == getattr(action_space, "start", 0)
+        if not fits or not starts or tuple(counts) != self.num_categories:
             raise ValueError(
                 f"a policy with a {type(self).__name__}, actions of shape {self.action_shape}"
                 f"{f' and {list(self.num_categories)} categories' if self.num_categories else ''} does not fit the "
@@ -373,7 +375,10 @@ class SquashedGaussianHead(Head):
     def __init__(self, action_space: gymnasium.Space[Any], log_std_bounds: tuple[float, float] = (-20.0, 2.0)) -> None:
         is_bounded = isinstance(action_space, spaces.Box) and action_space.is_bounded()
         if not is_bounded or not np.issubdtype(action_space.dtype, np.floating):
-            raise TypeError(f"actions are squashed into the bounds of a Box of floats, got {action_space}")
+            raise TypeError(
+                f"actions are squashed into the bounds of a Box of floats, got {action_space}; rl2 and maml-trpo take "
+                "all kinds"
+            )
         assert isinstance(action_space, spaces.Box)
         self.action_shape = tuple(action_space.shape)
         self.noise_size = math.prod(self.action_shape)
@@ -427,32 +432,32 @@ class SquashedGaussianHead(Head):
 
 
 class CategoricalHead(Head):
-    """Categorical distribution over the actions 0 ... K - 1, with the output units as logits.
+    """Categorical distribution over K actions, with the output units as logits.
 
     Args:
         num_actions: K.
+        start: the first action; the others are the following integers.
     """
 
     noise_kind: NoiseKind = "uniform"
     noise_size = 1
     action_shape = ()
 
-    def __init__(self, num_actions: int) -> None:
-        self.num_units, self.num_categories = num_actions, (num_actions,)
+    def __init__(self, num_actions: int, start: int = 0) -> None:
+        self.num_units, self.num_categories, self.start = num_actions, (num_actions,), start
 
     def distribution(self, parameters: DistributionParams) -> Categorical:
         """Return the distribution over actions of logits (..., K)."""
-        return Categorical(logits=parameters[0])
+        return Integers(parameters[0], self.start) if self.start else Categorical(logits=parameters[0])
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
         """Return actions (...) int64 by inverting the cumulative distribution at `noise` (..., 1) from U[0, 1)."""
-        if self.is_greedy:
-            return parameters[0].argmax(-1)
-        return invert_categorical(parameters[0], noise.squeeze(-1))
+        chosen = parameters[0].argmax(-1) if self.is_greedy else invert_categorical(parameters[0], noise.squeeze(-1))
+        return chosen + self.start if self.start else chosen
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
         """Return the log-probability (...) of actions (...)."""
-        return functional.categorical_log_prob(parameters[0], actions)
+        return functional.categorical_log_prob(parameters[0], actions - self.start)
 
     def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
         """Return KL(old, new), (...)."""
@@ -466,7 +471,7 @@ class CategoricalHead(Head):
 
     def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> "CategoricalLogProbability":
         """Return log-probabilities with their derivatives; see `Head.on_samples`."""
-        return CategoricalLogProbability(units, actions)
+        return CategoricalLogProbability(units, actions - self.start)
 
 
 class CategoricalLogProbability(LogProbability):
@@ -595,14 +600,14 @@ def head_for(action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std:
     match action_space:
         case spaces.Box(shape=shape, dtype=dtype) if np.issubdtype(dtype, np.floating):
             return GaussianHead(shape, init_std, min_std)
-        case spaces.Discrete(n=n, start=0):
-            return CategoricalHead(int(n))
+        case spaces.Discrete(n=n, start=start):
+            return CategoricalHead(int(n), int(start))
         case spaces.MultiDiscrete(nvec=counts, shape=shape, start=start) if not start.any():
             return MultiCategoricalHead(counts.ravel().tolist(), shape)
         case spaces.MultiBinary(shape=shape):
             return BernoulliHead(shape)
     raise TypeError(
-        f"no policy for the action space {action_space}: expected a Box of floats, MultiBinary, or Discrete or "
+        f"no policy for the action space {action_space}: expected a Box of floats, MultiBinary, Discrete, or "
         "MultiDiscrete starting at 0; map it to one of these with gymnasium.wrappers.TransformAction"
     )
 

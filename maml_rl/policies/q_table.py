@@ -31,8 +31,10 @@ class QTablePolicy(CountingPolicy):
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], initial_value: float = 0.0
     ) -> None:
         check_countable(observation_space)
-        if not isinstance(action_space, spaces.Discrete):
-            raise TypeError(f"a table needs Discrete actions, and they are {action_space}; use another learner")
+        if not isinstance(action_space, spaces.Discrete) or action_space.start != 0:
+            raise TypeError(
+                f"a table needs Discrete actions that start at 0, and they are {action_space}; use another learner"
+            )
         super().__init__(int(action_space.n), further_noise=1)
         self._is_vector = isinstance(observation_space, spaces.Box)
         self._start = 0 if self._is_vector else int(getattr(observation_space, "start", 0))

@@ -16,6 +16,7 @@ from maml_rl.policies.recurrent import Cell
 from maml_rl.policies.sequence_policy import SlotRows
 from maml_rl.policies.transformer import Attention, TokenStep, Transformer, within
 from maml_rl.policies.trial_encoder import LAST_LAYER, TrialEncoder, make_linear, through
+from maml_rl.spaces import require_vectors
 
 
 class RecurrentActor(MemoryPolicy):
@@ -53,8 +54,8 @@ class RecurrentActor(MemoryPolicy):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if not isinstance(observation_space, spaces.Box) or len(observation_space.shape) != 1:
-            raise TypeError(f"no recurrent actor for the observation space {observation_space}: expected vectors")
+        require_vectors("a RecurrentActor, as of rsac,", observation_space)
+        assert isinstance(observation_space, spaces.Box)
         self.distributions = head_of(action_space)
         self.observation_space, self.action_space = observation_space, action_space
         self.observation_shape = observation_space.shape
@@ -166,5 +167,6 @@ def head_of(action_space: gymnasium.Space[Any]) -> Head:
             return SquashedGaussianHead(action_space)
     raise TypeError(
         f"no soft actor-critic for the action space {action_space}: expected a bounded Box of floats, or Discrete "
-        "starting at 0; map it to one of these with gymnasium.wrappers.TransformAction"
+        "starting at 0; map it to one of these with gymnasium.wrappers.TransformAction, or take rl2, which takes all "
+        "kinds"
     )

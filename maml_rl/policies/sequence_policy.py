@@ -16,12 +16,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from maml_rl.policies.cnn import ConvLayer, InputEncoder, refuse_image_options
 from maml_rl.policies.heads import Head, Params, head_for
 from maml_rl.policies.layers import empty_layer, orthogonal
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.mlp import Perceptron, register_parameters
 from maml_rl.policies.policy import Memory, Unrolled
-from maml_rl.spaces import category_counts
+from maml_rl.spaces import PackedSpace, category_counts, is_image, parts_of
 
 ValueKind = Literal["head", "network", "none"]
 
@@ -40,13 +41,16 @@ class SequenceOptions(TypedDict, total=False):
     min_std: float
     predict_rewards: bool
     normalize_observations: bool
+    conv_layers: Sequence[ConvLayer] | None
+    image_scale: float | None
 
 
 class SequencePolicy(MemoryPolicy):
     """A body with a memory, under a head for actions, and optionally under heads for values and rewards.
 
-    Observations are flattened, Discrete ones become one-hot vectors. A subclass registers its body, takes the heads
-    from `_make_heads`, and writes `initial_memory`, `actor` and `unroll`.
+    Observations are flattened, Discrete ones become one-hot vectors, and images, also among other parts, go through
+    convolutions; see `InputEncoder`. A subclass registers its body, takes the heads from `_make_heads`, and writes
+    `initial_memory`, `actor` and `unroll`.
 
     Args:
         observation_space: of one environment; with `observe_last` it shows the last action and reward.
@@ -60,15 +64,18 @@ class SequencePolicy(MemoryPolicy):
             takes the action; rl2 trains it by `reward-prediction-coefficient`, and acting does not use it.
         normalize_observations: normalize the unbounded numbers of an observation, such as positions, velocities and the
             last reward, by the statistics from `normalize_by`; leave others, such as actions and one-hot vectors.
+        conv_layers: see `InputEncoder`.
+        image_scale: see `InputEncoder`.
 
     Attributes:
+        input_size: numbers of an encoded observation.
         observation_mean: (size,) subtracted from the first numbers of an observation; None for zero.
         observation_std: (size,) by which they are then divided; None for one.
 
     Raises:
         TypeError: If a space is not supported.
-        ValueError: If `hidden_size` is not positive, the kind of value is unknown, or observations that are to be
-            normalized are not vectors.
+        ValueError: If `hidden_size` is not positive, the kind of value is unknown, observations that are to be
+            normalized are not vectors, or options for images come without any.
     """
 
     distributions: Head
@@ -89,6 +96,8 @@ class SequencePolicy(MemoryPolicy):
         min_std: float = 1e-6,
         predict_rewards: bool = False,
         normalize_observations: bool = False,
+        conv_layers: Sequence[ConvLayer] | None = None,
+        image_scale: float | None = None,
     ) -> None:
         super().__init__()
         if value not in get_args(ValueKind):
@@ -99,7 +108,13 @@ class SequencePolicy(MemoryPolicy):
             raise TypeError(f"no policy for the observation space {observation_space}: expected Box or Discrete")
         self.observation_space, self.action_space = observation_space, action_space
         self.hidden_size, self.value, self.predicts_rewards = hidden_size, value, predict_rewards
-        self.input_size = spaces.flatdim(observation_space)
+        self._inputs: InputEncoder | None = None
+        if is_image(observation_space) or isinstance(observation_space, PackedSpace):
+            self._inputs = InputEncoder(observation_space, conv_layers, image_scale=image_scale)
+            self.input_size = self._inputs.size
+        else:
+            refuse_image_options(observation_space, conv_layers, image_scale)
+            self.input_size = spaces.flatdim(observation_space)
         self.distributions = head_for(action_space, init_std, min_std)
         register_parameters(self, self.distributions)
         self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
@@ -108,7 +123,7 @@ class SequencePolicy(MemoryPolicy):
         for name in ("observation_mean", "observation_std"):
             self.register_parameter(name, None)
         if normalize_observations:
-            if not isinstance(observation_space, spaces.Box) or len(observation_space.shape) != 1:
+            if self._inputs or not isinstance(observation_space, spaces.Box) or len(observation_space.shape) != 1:
                 raise ValueError(f"only vectors are normalized, and the observations are {observation_space}")
             is_bounded = np.isfinite(observation_space.low) & np.isfinite(observation_space.high)
             self._normalize(torch.from_numpy(~is_bounded))
@@ -146,6 +161,8 @@ class SequencePolicy(MemoryPolicy):
             if head is not None:
                 orthogonal(head.weight, generator, gain)
                 nn.init.zeros_(head.bias)
+        if self._inputs is not None:
+            self._inputs.register(self, generator)
 
     @abstractmethod
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
@@ -156,12 +173,12 @@ class SequencePolicy(MemoryPolicy):
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse other spaces than those that the policy was made for; see `Policy.check_spaces`."""
         mine, theirs = (
-            (spaces.flatdim(seen), done.shape, category_counts(done))
+            (spaces.flatdim(seen), self._inputs and parts_of(seen), done.shape, category_counts(done))
             for seen, done in ((self.observation_space, self.action_space), (observation_space, action_space))
         )
         if mine != theirs:
             raise ValueError(
-                f"the policy is for {self.input_size} observed numbers and {self.action_space}, but the environment "
+                f"the policy is for {mine[0]} observed numbers and {self.action_space}, but the environment "
                 f"has {spaces.flatdim(observation_space)} and {action_space}; with observe_last=True the last action "
                 "and reward are among them"
             )
@@ -200,7 +217,8 @@ class SequencePolicy(MemoryPolicy):
             units = torch.cat((units, actions.flatten(2).to(units)), -1)
         rewards = linear(units, params["reward_head.weight"], params["reward_head.bias"])
         if self._has_one_choice:
-            rewards = rewards.gather(-1, actions.long().unsqueeze(-1))
+            first = int(getattr(self.action_space, "start", 0))
+            rewards = rewards.gather(-1, (actions.long() - first).unsqueeze(-1))
         return rewards.squeeze(-1)
 
     @property
@@ -212,6 +230,8 @@ class SequencePolicy(MemoryPolicy):
 
         Given the parameters, shared or stacked (M, ...), they are normalized, too, if this policy does that.
         """
+        if self._inputs is not None:
+            return self._inputs.features(observations, dict(self.named_parameters()) if params is None else params)
         dtype = self.head.weight.dtype
         if isinstance(self.observation_space, spaces.Discrete):
             categories = torch.arange(self.input_size, device=observations.device) + int(self.observation_space.start)
@@ -225,6 +245,17 @@ class SequencePolicy(MemoryPolicy):
             lead = (-1, *(1,) * (numbers.dim() - 2))
             mean, std = (each.unflatten(0, lead) for each in (mean, std))
         return (numbers - mean) / std
+
+    def _acting_params(self, params: Params) -> dict[str, Tensor]:
+        """Return the parameters without gradients, ready for `_encode_rows`."""
+        own = {name: value.detach() for name, value in params.items()}
+        return own if self._inputs is None else own | self._inputs.prepared(own)
+
+    def _encode_rows(self, observations: Tensor, params: Params, rows: "SlotRows") -> Tensor:
+        """Return observations (M, S, ...) as numbers (M, S, input_size), to the last bit the same with any others."""
+        if self._inputs is None:
+            return self._encode(observations, params).reshape(*rows.grid, self.input_size)
+        return rows.join([self._encode(block, params) for block in rows.split(observations)])
 
 
 class SlotRows:

@@ -36,7 +36,8 @@ class TransformerPolicy(SequencePolicy):
         checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
             less memory and a third more time; None for never.
         seed: of the initial weights; the global random state does not change.
-        options: `value`, `init_std`, `min_std`, `predict_rewards`, `normalize_observations`; see `SequencePolicy`.
+        options: `value`, `init_std`, `min_std`, `predict_rewards`, `normalize_observations`, `conv_layers`,
+            `image_scale`; see `SequencePolicy`.
 
     Raises:
         TypeError: If a space is not supported.
@@ -93,23 +94,24 @@ class TransformerPolicy(SequencePolicy):
         It writes only to the place that the next token of a slot takes, so that a slot whose step does not count loses
         nothing; see `Policy.actor`.
         """
-        params = {name: value.detach() for name, value in params.items()}
+        params = self._acting_params(params)
         is_stacked = params["head.weight"].dim() == 3
         of_body = within(params, "body.")
         weight, bias = params["head.weight"].mT.contiguous(), params["head.bias"]
         choose = self.distributions.actor(params)
 
         @cache
-        def begin(grid: torch.Size) -> tuple[TokenStep, Callable[[], object], Tensor]:
-            step = TokenStep(self.body, of_body, SlotRows(grid, None if is_stacked else first_task))
+        def begin(grid: torch.Size) -> tuple[TokenStep, Callable[[], object], Tensor, SlotRows]:
+            rows = SlotRows(grid, None if is_stacked else first_task)
+            step = TokenStep(self.body, of_body, rows)
             choices = weight.new_empty(*step.units.shape[:-1], weight.shape[-1])
-            return step, row_product(step.units, weight, bias, choices), choices
+            return step, row_product(step.units, weight, bias, choices), choices, rows
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
             grid = noise.shape[:2]
-            step, multiply, choices = begin(grid)
+            step, multiply, choices, rows = begin(grid)
             ring, count, *before = memory
-            numbers = self._encode(observations, params).reshape(*grid, -1)
+            numbers = self._encode_rows(observations, params, rows)
             step(torch.cat((numbers, *before), -1), ring.flatten(0, 1), count.flatten())
             multiply()
             # The sampler will write to the observations again.

@@ -10,14 +10,23 @@ from maml_rl.envs import LastStepParts, MetaVectorEnv, ObservedLastStep, Observe
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.describing import describe_env
-from maml_rl.spaces import is_image
+from maml_rl.spaces import PackedSpace
 from tests.envs.contract import random_actions
 from tests.envs.third_party import CellEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv
 
 
 def flat(space: spaces.Space[Any], values: np.ndarray) -> np.ndarray:
-    vectors = np.stack([spaces.flatten(space, value) for value in values]).astype(np.float32)
-    return vectors * np.float32(1.0 / 255.0) if is_image(space) else vectors
+    return np.stack([spaces.flatten(space, value) for value in values]).astype(np.float32)
+
+
+def split(space: spaces.Space[Any], seen: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return an environment's own observations, flat, and the numbers after them."""
+    if not isinstance(space, PackedSpace):
+        assert seen.dtype == np.float32
+        return seen[:, :size], seen[:, size:]
+    assert seen.dtype == np.uint8
+    own, further = space.read(seen)
+    return own.reshape(len(own), -1), further
 
 
 def play_trial(plain: MetaVectorEnv, shown: MetaVectorEnv, num_steps: int) -> None:
@@ -34,10 +43,9 @@ def play_trial(plain: MetaVectorEnv, shown: MetaVectorEnv, num_steps: int) -> No
             further[:, -1] = 1.0
         for step in range(num_steps):
             seen, own = shown.buffers.observations, plain.buffers.observations
-            assert seen.dtype == np.float32
-            assert seen.shape == (plain.num_envs, parts.size)
-            np.testing.assert_array_equal(seen[:, parts.observation], flat(plain.single_observation_space, own))
-            np.testing.assert_array_equal(seen[:, parts.last_action.start :], further)
+            own_seen, after = split(shown.single_observation_space, seen, parts.observation.stop)
+            np.testing.assert_array_equal(own_seen, flat(plain.single_observation_space, own))
+            np.testing.assert_array_equal(after, further)
             assert all(shown.single_observation_space.contains(row) for row in seen)
             (actions,) = random_actions(plain, 1, seed=step + 100 * episode)
             stepped = ~(plain.buffers.terminated | plain.buffers.truncated)

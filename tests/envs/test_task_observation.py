@@ -8,7 +8,7 @@ from maml_rl.envs import MetaVectorEnv, ObservedTask, make_vector_env
 from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.spaces import is_image
+from maml_rl.spaces import PackedSpace
 from tests.envs.contract import assert_same_tasks, play, random_actions, same
 from tests.envs.third_party import CellEnv, PixelEnv, WalkEnv, WordEnv
 
@@ -36,11 +36,12 @@ def test_task_follows_the_environments_own_observation(env_id: str, vector_env: 
         if index == 0 or index % 4 == 1:
             if array.ndim == 1:
                 array = np.eye(size)[array]
-            if is_image(vector_env.single_observation_space):
-                array = array.reshape(4, size) * np.float32(1.0 / 255.0)
-            np.testing.assert_array_equal(observed[:, :size], array)
-            expected = np.array([numbers_of(task) for task in tasks], observed.dtype)
-            np.testing.assert_array_equal(observed[:, size:], expected)
+            own_seen, after = observed[:, :size], observed[:, size:]
+            if isinstance(shown.single_observation_space, PackedSpace):
+                array, after = array.reshape(4, size), shown.single_observation_space.read(observed)[1]
+            np.testing.assert_array_equal(own_seen, array)
+            expected = np.array([numbers_of(task) for task in tasks], after.dtype)
+            np.testing.assert_array_equal(after, expected)
             assert all(shown.single_observation_space.contains(row) for row in observed)
         else:
             np.testing.assert_array_equal(observed, array)
@@ -49,14 +50,16 @@ def test_task_follows_the_environments_own_observation(env_id: str, vector_env: 
 
 @pytest.mark.parametrize(
     ("env", "low", "size", "dtype"),
-    [(WalkEnv, -1.0, 3, np.float64), (PixelEnv, 0.0, 49, np.float32), (CellEnv, 0.0, 6, np.float32)],
+    [(WalkEnv, -1.0, 3, np.float64), (PixelEnv, 0.0, 48 + 4, np.uint8), (CellEnv, 0.0, 6, np.float32)],
 )
 def test_third_party_environments_show_their_tasks(env: Any, low: float, size: int, dtype: Any) -> None:
     shown = make_vector_env(ObservedTask(env), {}, 2, max_episode_steps=3)
     shown.reset_task([{"slope": 0.25}, {"slope": -0.75}])
     observations, _ = shown.reset(seed=1)
     assert (observations.shape, observations.dtype) == ((2, size), dtype)
-    assert observations[:, -1].tolist() == [0.25, -0.75]
+    size_of_task = 4 if env is PixelEnv else 1
+    task = observations[:, -size_of_task:].copy().view(np.float32 if env is PixelEnv else dtype)
+    assert task[:, 0].tolist() == [0.25, -0.75]
     assert shown.single_observation_space.low[0] == low
     plain = make_vector_env(env, {}, 2, max_episode_steps=3)
     plain.reset_task([{"slope": 0.25}, {"slope": -0.75}])
@@ -65,8 +68,7 @@ def test_third_party_environments_show_their_tasks(env: Any, low: float, size: i
         assert observations[:, :-1].argmax(1).tolist() == own.tolist()
         assert observations[:, :-1].sum() == 2
     else:
-        own = own.reshape(2, -1) * np.float32(1.0 / 255.0 if env is PixelEnv else 1.0)
-        np.testing.assert_array_equal(observations[:, :-1], own)
+        np.testing.assert_array_equal(observations[:, :-size_of_task], own.reshape(2, -1))
     assert same(play(shown, 1, 3)[2::4], play(plain, 1, 3)[2::4])
     for env_ in (shown, plain):
         env_.close()

@@ -1,0 +1,79 @@
+"""Observations as tensors, part by part: images, and the numbers of all other parts as one vector."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from maml_rl.spaces import PackedSpace, category_counts, is_image, require_numbers
+
+Space = spaces.Space[Any]
+
+
+class ObservationParts:
+    """Splits observations (..., *observation shape) into images and numbers.
+
+    The numbers are what `gymnasium.spaces.flatten` gives for the parts that are not images: Boxes flattened, discrete
+    parts as one-hot vectors.
+
+    Args:
+        space: of the observations as arrays, as samplers and vector environments have it: Box, Discrete or
+            `PackedSpace`.
+
+    Attributes:
+        image_spaces: of the images, in the order of the space.
+        num_numbers: of all other parts together.
+
+    Raises:
+        TypeError: If it has text.
+    """
+
+    def __init__(self, space: Space) -> None:
+        require_numbers("the package", space)
+        self.observation_shape = tuple(space.shape or ())
+        if isinstance(space, PackedSpace):
+            fields: list[tuple[Space, slice | None]] = [(field.space, field.place) for field in space.fields]
+        else:
+            fields = [(space, None)]
+        self.image_spaces = [part for part, _ in fields if is_image(part)]
+        self._images = [field for field in fields if is_image(field[0])]
+        self._others = [field for field in fields if not is_image(field[0])]
+        self.num_numbers = sum(spaces.flatdim(part) for part, _ in self._others)
+
+    def images(self, observations: Tensor) -> list[Tensor]:
+        """Return the images, each (..., *image shape) uint8."""
+        return [self._read(observations, *field) for field in self._images]
+
+    def numbers(self, observations: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the numbers of the other parts, (..., num_numbers)."""
+        lead = observations.shape[: observations.dim() - len(self.observation_shape)]
+        vectors = [self._flat(part, self._read(observations, part, place), dtype) for part, place in self._others]
+        return torch.cat(vectors, -1) if vectors else observations.new_zeros((*lead, 0), dtype=dtype)
+
+    def _read(self, observations: Tensor, part: Space, place: slice | None) -> Tensor:
+        """Return a part (..., *its shape) in its own type."""
+        if place is None:
+            return observations
+        rows, dtype = observations[..., place], torch.from_numpy(np.empty(0, part.dtype)).dtype
+        if dtype != torch.uint8:
+            # In memory of its own, where numbers of several bytes are aligned.
+            rows = rows.clone(memory_format=torch.contiguous_format).view(dtype)
+        return rows.reshape(*observations.shape[:-1], *(part.shape or ()))
+
+    def _flat(self, part: Space, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return values (..., *shape) of a part as vectors."""
+        shape = part.shape or ()
+        lead = values.shape[: values.dim() - len(shape)]
+        counts = category_counts(part)
+        if not counts:
+            return values.reshape(*lead, math.prod(shape)).to(dtype)
+        start = torch.as_tensor(np.asarray(part.start), device=values.device)  # type: ignore[attr-defined]
+        entries = (values - start).reshape(*lead, len(counts)).unbind(-1)
+        one_hot = [
+            entry.unsqueeze(-1) == torch.arange(count, device=values.device)
+            for entry, count in zip(entries, counts, strict=True)
+        ]
+        return torch.cat(one_hot, -1).to(dtype)
