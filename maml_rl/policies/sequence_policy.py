@@ -124,7 +124,10 @@ class SequencePolicy(MemoryPolicy):
             self.register_parameter(name, None)
         if normalize_observations:
             if self._inputs or not isinstance(observation_space, spaces.Box) or len(observation_space.shape) != 1:
-                raise ValueError(f"only vectors are normalized, and the observations are {observation_space}")
+                raise ValueError(
+                    f"only vectors are normalized, and the observations are {observation_space}; leave "
+                    "normalize_observations out"
+                )
             is_bounded = np.isfinite(observation_space.low) & np.isfinite(observation_space.high)
             self._normalize(torch.from_numpy(~is_bounded))
 

@@ -17,7 +17,7 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import Batch, algorithms, find_metalearner
 from tests.metalearners.histories import record
-from tests.metalearners.small_algorithms import OF_HISTORIES, small
+from tests.metalearners.small_algorithms import OF_HISTORIES, OF_TRIALS, small
 from tests.small_runs import config_of, untimed
 
 # Another value of each setting than that of `small`.
@@ -62,7 +62,10 @@ def config_for(algorithm: str, key: str) -> Config:
     """Return a small config in which the key could matter."""
     values: dict[str, Any] = {"num-batches": 1} | ({} if algorithm in OF_HISTORIES else {"fast-batch-size": 3})
     of_images = key in ("conv-layers", "image-scale") and key in find_metalearner(algorithm).uses
-    return small(algorithm).override(values | (PIXELS if of_images else {}))
+    config = small(algorithm).override(values | (PIXELS if of_images else {}))
+    if not (of_images and algorithm in OF_TRIALS):
+        return config
+    return config.override({"algorithm-settings": OF_TRIALS[algorithm] | {"normalize-observations": False}})
 
 
 def digest_of(config: Config) -> str:
