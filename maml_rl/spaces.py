@@ -94,19 +94,26 @@ class ArrayElements:
             raise ValueError(
                 f"{what} of shape {array.shape} and dtype {array.dtype}{where}; its space is {self._space}"
             )
-        if self._limits is None or (self._takes_all and array.dtype == self._dtype):
-            return array
-        low, high = self._limits
-        if isinstance(low, int) and array.size:
-            # Python's own minimum of few numbers takes a fraction of the time.
-            numbers = array.ravel().tolist() if array.size <= _FEW else [array.min(), array.max()]
-            if low <= min(numbers) and max(numbers) <= high:
-                return array
-        if (outside := (array < low) | (array > high)).any():
-            index = tuple(np.argwhere(outside)[0].tolist())
+        if not self.contain(array):
+            index = tuple(np.argwhere(self._outside(array))[0].tolist())
             at = f"{where or ' at '}{list(index)}" if index else where
             raise ValueError(f"{what} with {array[index]}{at}, outside of its space {self._space}")
         return array
+
+    def contain(self, array: NDArray[Any]) -> bool:
+        """Return whether an element, or each of a batch of them, has values in the space."""
+        if self._limits is None or (self._takes_all and array.dtype == self._dtype):
+            return True
+        low, high = self._limits
+        if not isinstance(low, int) or not array.size:
+            return not self._outside(array).any()
+        # Python's own minimum of few numbers takes a fraction of the time.
+        numbers = array.ravel().tolist() if array.size <= _FEW else [array.min(), array.max()]
+        return bool(low <= min(numbers) and max(numbers) <= high)
+
+    def _outside(self, array: NDArray[Any]) -> NDArray[np.bool_]:
+        assert self._limits is not None
+        return np.asarray((array < self._limits[0]) | (array > self._limits[1]))
 
 
 def _limits(space: Space) -> tuple[Any, Any]:

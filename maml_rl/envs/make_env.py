@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,18 +12,19 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import CallRules, is_async, is_async_class
 from maml_rl.envs.checking import require_task_methods
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.last_step import LastStepVectorEnv
-from maml_rl.envs.meta_env import MetaVectorEnv, declared
+from maml_rl.envs.meta_env import MetaVectorEnv, Task, declared, own_task
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.task_observation import TaskObservationVectorEnv
 from maml_rl.envs.threaded import ThreadedVectorEnv, not_thread_safe
+from maml_rl.spaces import ArrayElements
 
 EnvMaker = str | Callable[..., Any]
 
@@ -214,11 +216,59 @@ def make_vector_env(
             if rules.want_threads:
                 vector_env.close()
                 raise _one_batch(spec.id)
-            return vector_env
+            return _with_copies(vector_env, current_slots)
         vector_env.close()
     # Gymnasium's checker costs time at every step, and would warn once for every slot.
     make_env = partial(gymnasium.make, spec.id, **{"disable_env_checker": True, **kwargs})
     return _adapted(make_env, {}, num_envs, current_slots, rules)
+
+
+def _with_copies(env: MetaVectorEnv, current_slots: NDArray[np.int64] | None) -> MetaVectorEnv:
+    """Return a vector environment; one of somebody else's gets copies, and what it observes is checked by value."""
+    made = type(env)
+    if made.__module__.partition(".")[0] == "maml_rl":
+        return env
+    elements, alive = ArrayElements(env.single_observation_space), weakref.ref(env)
+
+    def itself() -> MetaVectorEnv:
+        # In a circle of references it would outlive its last use.
+        found = alive()
+        assert found is not None
+        return found
+
+    def check() -> None:
+        observations = itself().buffers.observations
+        for slot in [] if elements.contain(observations) else range(len(observations)):
+            if current_slots is not None:
+                current_slots[0] = slot
+            try:
+                elements.array(observations[slot])
+            except ValueError as error:
+                raise ValueError(f"{made.__name__} wrote {error}") from None
+
+    def step_recv(timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        received = made.step_recv(itself(), timeout, indices)
+        check()
+        return received
+
+    def reset_buffers(seeds: ArrayLike) -> None:
+        made.reset_buffers(itself(), seeds)
+        check()
+
+    def sample_tasks(num_tasks: int, **options: Any) -> list[Task]:
+        return [own_task(task) for task in made.sample_tasks(itself(), num_tasks, **options)]
+
+    own: dict[str, Callable[..., Any]] = {
+        "sample_tasks": sample_tasks,
+        "reset_task": lambda tasks: made.reset_task(itself(), [own_task(task) for task in tasks]),
+        "reset_buffers": reset_buffers,
+        "first_slots": lambda num: _with_copies(made.first_slots(itself(), num), current_slots),
+        "step_send": lambda index, actions: made.step_send(itself(), index, np.array(actions)),
+        "step_recv": step_recv,
+    }
+    for name, method in own.items():
+        setattr(env, name, method)
+    return env
 
 
 def _may_be_meta(spec: EnvSpec) -> bool:

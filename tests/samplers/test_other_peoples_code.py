@@ -16,7 +16,9 @@ import torch
 from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
+from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ChildEnvError, MamlRLError, TaskError
 from tests.envs.third_party import WalkEnv
@@ -485,3 +487,63 @@ def test_environment_in_threads_that_draws_from_random_is_warned_of(caplog: pyte
     sampled(partial(DrawsGlobally, "step", "random"), num_workers=0, stepping="threads")
     assert ["draws from random, a generator" in message for message in caplog.messages] == [True]
     random.setstate(state)
+
+
+class KeepsActionsOfAllSlots(BatchedFamily):
+    """As `KeepsActions`, in array code; observes the number of the step, of which there should be fewer than 3."""
+
+    def __init__(self, num_envs: int = 1, max_episode_steps: int | None = None, steps: int = 9, **options: Any) -> None:
+        entries = {"price": TaskEntry(())}
+        seen, chosen = spaces.Discrete(steps), spaces.MultiDiscrete([5, 5])
+        super().__init__(num_envs, seen, chosen, entries, max_episode_steps=max_episode_steps, **options)
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"price": float(price)} for price in random.uniform(1.0, 2.0, num_tasks)]
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        self.last, self.steps = None, 0
+
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        before, self.last = actions if self.last is None else self.last, actions
+        self.steps += 1
+        return -self.tasks["price"] * np.abs(np.subtract(actions, before, dtype=np.float64)).sum(1), False
+
+    def _write_observations(self, out: Any) -> None:
+        out[:] = self.steps
+
+
+@pytest.fixture
+def batched(monkeypatch: pytest.MonkeyPatch) -> str:
+    name = "KeepsActionsOfAllSlots-v0"
+    spec = gymnasium.envs.registration.EnvSpec(name, None, vector_entry_point=KeepsActionsOfAllSlots)
+    monkeypatch.setitem(gymnasium.registry, name, spec)
+    return name
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place != "threads"])
+def test_batched_family_of_others_that_keeps_its_actions_gets_the_rewards_of_a_plain_loop(
+    batched: str, place: str
+) -> None:
+    policy = get_policy_for_env(KeepsActionsOfAllSlots(), (4,))
+    options = {"batch_size": 4, "seed": 0, "max_episode_steps": 6, **PLACES[place]}
+    if options["num_workers"]:
+        options["start_method"] = "fork"
+    with MultiTaskSampler(batched, policy=policy, **options) as sampler:
+        episodes = sampler.rollout(sampler.sample_tasks(3))
+    assert episodes.rewards.any()
+    np.testing.assert_allclose(episodes.rewards, rewards_of_a_plain_loop(KeepsActions, episodes), rtol=1e-6)
+
+
+@pytest.mark.parametrize("place", ["in process", "acting workers", "central"])
+def test_batched_family_of_others_that_observes_a_symbol_that_does_not_exist_is_refused(
+    batched: str, place: str
+) -> None:
+    policy = get_policy_for_env(KeepsActionsOfAllSlots(steps=3), (4,))
+    options = {"batch_size": 2, "seed": 0, "max_episode_steps": 6, "env_kwargs": {"steps": 3}, **PLACES[place]}
+    if options["num_workers"]:
+        options["start_method"] = "fork"
+    with (
+        MultiTaskSampler(batched, policy=policy, **options) as sampler,
+        pytest.raises(ChildEnvError, match=r"(?s)slot 0 with the task .*in step 2.* with 3, outside of its space Disc"),
+    ):
+        sampler.rollout(sampler.sample_tasks(2))
