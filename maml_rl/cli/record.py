@@ -1,6 +1,7 @@
 """The command `maml-rl record`: learning histories of single tasks."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,7 +142,8 @@ def _common(options: argparse.Namespace) -> dict[str, Any]:
 def _say_where(recorded: Any, options: argparse.Namespace) -> None:
     print(f"the histories are in {recorded.folder}; maml_rl.experience.load_histories reads them")
     if not options.no_minari:
-        print(f"MINARI_DATASETS_PATH={options.output} and minari.load_dataset({recorded.identifier!r}) read them, too")
+        variable = f"MINARI_DATASETS_PATH={shlex.quote(str(options.output))}"
+        print(f"{variable} and minari.load_dataset({recorded.identifier!r}) read them, too")
 
 
 def _how_to_go_on(options: Any) -> str:

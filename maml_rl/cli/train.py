@@ -1,6 +1,7 @@
 """The command line of train.py: arguments in, one function called."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from maml_rl.cli.run_options import (
     chosen_config,
     is_run,
     overridden,
+    path_or_name,
     refuse_untrusted_code,
     torch_device,
 )
@@ -50,6 +52,12 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in the output folder, or start it")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in the output folder")
+    parser.add_argument(
+        "--init", type=path_or_name, metavar="RUN", help="begin with the policy of another run, or of zoo:NAME"
+    )
+    parser.add_argument(
+        "--init-learner", action="store_true", help="with --init: begin with its learner's optimizers and networks, too"
+    )
     parser.add_argument("--profile", action="store_true", help="record the share of time of each stage")
     parser.add_argument(
         "--seeds",
@@ -121,6 +129,8 @@ def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
+    if options.init_learner and options.init is None:
+        raise ConfigError("--init-learner takes the learner's state from a run; name it with --init")
     given = chosen_config(options)
     config_path = given or _DEFAULT_CONFIG
     config = overridden(load_config(config_path), _settings(options))
@@ -146,10 +156,10 @@ def _train(options: argparse.Namespace) -> None:
             _train_seeds(config, options, device)
     if options.seeds is None:
         print(f"the results are in {folder}; to test the policy on new tasks:")
-        print(f"  {_command(options, 'test')} {folder}")
+        print(f"  {_command(options, 'test')} {shlex.quote(str(folder))}")
     else:
         print(f"the results are in {folder}; to see the curves with their band over the seeds:")
-        print(f"  {_command(options, 'report')} {folder}")
+        print(f"  {_command(options, 'report')} {shlex.quote(str(folder))}")
 
 
 def _check_run_folders(options: argparse.Namespace) -> None:
@@ -186,6 +196,8 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
             device=device,
             resume=options.resume,
             overwrite=options.overwrite,
+            init=options.init,
+            init_learner=options.init_learner,
             profile=options.profile,
             on_iteration=progress,
             on_slots=progress.show_slots,
@@ -275,4 +287,4 @@ def _command(options: argparse.Namespace, name: str) -> str:
         return f"maml-rl {name}"
     path = Path(sys.executable)
     interpreter = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
-    return f"{interpreter} {name}.py"
+    return f"{shlex.quote(interpreter)} {name}.py"

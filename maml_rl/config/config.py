@@ -31,6 +31,8 @@ Count = Annotated[int, Field(ge=1, le=_MOST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 # Parameters are float32, in which larger numbers are infinite.
 Positive = Annotated[float, Field(gt=0, le=3.4e38)]
+# Adam divides its step size by 0.1 in the first step.
+StepSize = Annotated[float, Field(gt=0, le=3e37)]
 ConvLayer = Annotated[tuple[Count, Count, Count], Field(strict=False)]
 Halving = Literal["never", "once", "always"]
 

@@ -19,6 +19,7 @@ from maml_rl.adaptation import AdaptationRule
 from maml_rl.arguments import suggest
 from maml_rl.baseline import make_baseline
 from maml_rl.checksums import check_sum
+from maml_rl.config.catalog import find_run
 from maml_rl.config.config import Config
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
@@ -156,6 +157,22 @@ class Experiment:
         restore(saved, self.metalearner, self.config.algorithm, path)
         self.take_fixed_tasks(run)
         return saved.iteration
+
+    def begin_with(self, source: str | Path, *, policy_alone: bool) -> None:
+        """Load the parameters, and possibly the learner's state, with which another run ended.
+
+        Args:
+            source: its folder, "zoo:NAME", or a checkpoint's folder.
+            policy_alone: leave the learner's state as it is; the run may then be of another algorithm.
+
+        Raises:
+            CheckpointError: If there is no such checkpoint, or it is broken or of another architecture.
+            ConfigError: If the zoo has no such policy.
+        """
+        folder = find_run(source)
+        choice: str | Path = "last" if (folder / CHECKPOINTS).is_dir() else folder
+        path, saved = find_checkpoint(choice, folder / CHECKPOINTS)
+        restore(saved, self.metalearner, self.config.algorithm, path, policy_alone=policy_alone)
 
     def take_fixed_tasks(self, run: Path) -> None:
         """Give the task distribution the sets of tasks that a run has drawn once, if it has any.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maml_rl.config.config import Config
 from maml_rl.envs.meta_env import SlotCounts, Task
-from maml_rl.errors import CheckpointError, ConfigError
+from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread, share_without_signal
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
@@ -53,6 +53,8 @@ def train(
     device: torch.device | str = "cpu",
     resume: bool = False,
     overwrite: bool = False,
+    init: str | Path | None = None,
+    init_learner: bool = False,
     profile: bool = False,
     on_iteration: OnIteration | None = None,
     on_slots: Callable[[SlotCounts], object] | None = None,
@@ -74,6 +76,10 @@ def train(
         device: where the policy and the update run.
         resume: continue from the newest intact checkpoint in `folder`.
         overwrite: replace the run that is in `folder`.
+        init: begin with the policy of the last checkpoint of another run, its folder or "zoo:NAME", or of a
+            checkpoint's folder. A run that is resumed has begun already, and ignores it.
+        init_learner: with `init`, begin with the state of its learner, too: optimizers, other networks, learned step
+            sizes; but not with its experience.
         profile: add each stage's share of the time to the metrics.
         on_iteration: called with the metrics of every iteration.
         on_slots: called every second, by its own thread, with the activity of slow environments' slots.
@@ -92,6 +98,10 @@ def train(
     experiment = make_experiment(config, device, num_workers=num_workers)
     config, samples = experiment.config, experiment.metalearner.samples
     experiment.open_data()
+    if init is not None:
+        experiment.begin_with(init, policy_alone=not init_learner)
+    elif init_learner:
+        raise ConfigError("init_learner takes the learner's state from a run; name it with init")
     remember_code(config)
     num_steps = config.training_steps if experiment.metalearner.takes_steps else 0
     if samples and experiment.update == "driver":
@@ -217,7 +227,7 @@ def _saving_when_interrupted(run: RunFolder) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         try:
             run.save()
-        except CheckpointError as error:
+        except (CheckpointError, NonFiniteError) as error:
             logger.warning("%s", error)
         raise
 

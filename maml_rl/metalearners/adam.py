@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, InnerLoss, check_advantages, reinforce
 from maml_rl.config import Config, SettingsModel
-from maml_rl.config.config import Count, Positive
+from maml_rl.config.config import Count, Positive, StepSize
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import clipped_loss, divergence
@@ -24,7 +24,7 @@ from maml_rl.policies import Policy
 class AdamSettings(SettingsModel):
     """Settings of every such algorithm."""
 
-    learning_rate: Annotated[Positive, Field(description="step size of Adam")] = 1e-3
+    learning_rate: Annotated[StepSize, Field(description="step size of Adam")] = 1e-3
     first_order: Annotated[bool, Field(description="drop the second derivatives of the inner steps")] = False
 
     def steps_per_batch(self) -> int:

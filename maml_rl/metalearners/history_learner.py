@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from maml_rl.config import Config, SettingsModel
-from maml_rl.config.config import Count, Positive
+from maml_rl.config.config import Count, Positive, StepSize
 from maml_rl.derivatives import ChunkWorkers, Workspace, cut, set_gradients, sum_of_chunks
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
@@ -48,7 +48,7 @@ class HistorySettings(SettingsModel):
     num_heads: Annotated[Count, Field(description="heads of its attention")] = 4
     num_updates: Annotated[Count, Field(description="gradient steps in each iteration")] = 100
     batch_size: Annotated[Count, Field(description="sequences in each gradient step")] = 64
-    learning_rate: Annotated[Positive, Field(description="step size of AdamW")] = 1e-3
+    learning_rate: Annotated[StepSize, Field(description="step size of AdamW")] = 1e-3
     weight_decay: Annotated[float, Field(ge=0, description="decay of the weights, as AdamW has it")] = 1e-4
     warmup: Annotated[int, Field(ge=0, description="gradient steps in which the step size rises evenly")] = 200
     anneal_over: Annotated[

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maml_rl import functional
 from maml_rl.config import SettingsModel
-from maml_rl.config.config import Count, Fraction, Positive
+from maml_rl.config.config import Count, Fraction, Positive, StepSize
 from maml_rl.derivatives import PhaseOutcome
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.samples import Samples, chunks_of
@@ -79,7 +79,7 @@ class SingleTaskLearner(ABC):
 class SingleTaskPPOSettings(SettingsModel):
     """Settings of `SingleTaskPPO`."""
 
-    learning_rate: Annotated[Positive, Field(description="step size of Adam")] = 3e-3
+    learning_rate: Annotated[StepSize, Field(description="step size of Adam")] = 3e-3
     num_epochs: Annotated[Count, Field(description="steps of Adam on each batch, all of it in each")] = 4
     clip: Annotated[Positive, Field(description="clip range of the probability ratio around 1")] = 0.2
     entropy_coefficient: Annotated[float, Field(ge=0, description="weight of the policy's entropy")] = 0.01

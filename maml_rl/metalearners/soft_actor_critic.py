@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from maml_rl.config import SettingsModel
-from maml_rl.config.config import Count, Fraction, Positive
+from maml_rl.config.config import Count, Fraction, Positive, StepSize
 from maml_rl.metalearners.optimizer_state import SINGLE
 from maml_rl.policies.trial_encoder import LAST_LAYER
 
@@ -32,8 +32,8 @@ _DISCRETE_TARGET = 0.98
 class SACSettings(SettingsModel):
     """Settings of every soft actor-critic."""
 
-    learning_rate: Annotated[Positive, Field(description="step size of Adam, for actor and critics")] = 3e-4
-    temperature_learning_rate: Annotated[Positive, Field(description="step size of Adam for the temperature")] = 3e-4
+    learning_rate: Annotated[StepSize, Field(description="step size of Adam, for actor and critics")] = 3e-4
+    temperature_learning_rate: Annotated[StepSize, Field(description="step size of Adam for the temperature")] = 3e-4
     initial_temperature: Annotated[Positive, Field(description="initial weight of the entropy")] = 1.0
     target_entropy: Annotated[
         float | None,

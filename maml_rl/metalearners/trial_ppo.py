@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from maml_rl import functional
 from maml_rl.config import Config, SettingsModel
-from maml_rl.config.config import Count, Positive
+from maml_rl.config.config import Count, Positive, StepSize
 from maml_rl.derivatives import Answer, Hosts, Program, Session, Workspace
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
@@ -36,7 +36,7 @@ _SHARE = 0.1
 class TrialPPOSettings(SettingsModel):
     """Settings of every algorithm that trains by `TrialPPO`."""
 
-    learning_rate: Annotated[Positive, Field(description="step size of Adam")] = 2e-4
+    learning_rate: Annotated[StepSize, Field(description="step size of Adam")] = 2e-4
     num_epochs: Annotated[Count, Field(description="passes through each batch")] = 5
     num_minibatches: Annotated[Count, Field(description="steps of Adam in each pass")] = 1
     clip: Annotated[Positive, Field(description="clip range of the probability ratio around 1")] = 0.1

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from maml_rl import functional
 from maml_rl.config import Config
-from maml_rl.config.config import Count, Positive
+from maml_rl.config.config import Count, StepSize
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.errors import NonFiniteError
@@ -74,7 +74,7 @@ class VariBAD(MetaLearner):
         kl_coefficient: Annotated[
             float, Field(ge=0, description="weight of the divergence of each belief from the one before")
         ] = 0.1
-        belief_learning_rate: Annotated[Positive, Field(description="step size of Adam for encoder and decoder")] = 1e-3
+        belief_learning_rate: Annotated[StepSize, Field(description="step size of Adam for encoder and decoder")] = 1e-3
         belief_updates: Annotated[Count, Field(description="steps of Adam for them in each meta-update")] = 3
         belief_trials: Annotated[Count, Field(description="trials for each of these steps, from the replay buffer")] = (
             25

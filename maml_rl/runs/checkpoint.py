@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch import nn
 
 from maml_rl.checksums import SUMS, sum_line, sums
 from maml_rl.config import SettingsModel
-from maml_rl.errors import CheckpointError
+from maml_rl.errors import CheckpointError, NonFiniteError
 from maml_rl.foreign_files import checked, parse_json, read_regular
 from maml_rl.runs.atomic_files import TEMPORARY, discard, remove_unfinished, sync_folder, write_file
 
@@ -62,6 +62,42 @@ class Checkpoint:
     learner: dict[str, Any] = field(default_factory=dict)
     evaluated: bool = False
     earlier: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+
+def check_finite(checkpoint: Checkpoint, parameters: Collection[str]) -> None:
+    """Refuse to save a state from which nothing can be learned, such as that after an update that was too large.
+
+    Args:
+        checkpoint: that is to be saved.
+        parameters: names of the tensors that are trained. Buffers of a policy may hold infinity, as in a mask.
+
+    Raises:
+        NonFiniteError: If a parameter, or a tensor or number of the learner, is not finite, or the square of a
+            parameter is not; the message names it.
+    """
+    states = (("the policy's", checkpoint.tensors), ("the learner's", checkpoint.learner))
+    for whose, state in states:
+        for name, value in state.items():
+            numbers = value if isinstance(value, torch.Tensor) else _numbers(value)
+            if not numbers.is_floating_point() or not numbers.numel():
+                continue
+            wrong = ~numbers.isfinite() if name in parameters or state is checkpoint.learner else numbers.isnan()
+            if name in parameters:
+                wrong |= ~numbers.float().square().isfinite()
+            if bool(wrong.any()):
+                raise NonFiniteError(
+                    f"after iteration {checkpoint.iteration} {whose} {name!r} is {float(numbers[wrong][0]):g}, so this "
+                    "is not saved; use smaller step sizes, or rewards of another scale (train --init continues from "
+                    "the last checkpoint with other settings)"
+                )
+
+
+def _numbers(value: Any) -> torch.Tensor:
+    """Return the floating-point numbers within a JSON value."""
+    if isinstance(value, float):
+        return torch.tensor([value], dtype=torch.float64)
+    entries = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *map(_numbers, entries)])
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: str | Path, keep: int = 3) -> Path:
@@ -232,6 +268,10 @@ class Learner(Protocol):
         """Its policy."""
 
     @property
+    def networks(self) -> nn.Module | None:
+        """Its networks besides the policy, if any, whose parameters are in the state under their names."""
+
+    @property
     def Settings(self) -> type[SettingsModel]:  # noqa: N802
         """Its settings in a config."""
 
@@ -246,7 +286,9 @@ class Learner(Protocol):
         """Load it; raises ValueError if it does not fit."""
 
 
-def restore(checkpoint: Checkpoint, learner: Learner, algorithm: str, origin: Path) -> None:
+def restore(
+    checkpoint: Checkpoint, learner: Learner, algorithm: str, origin: Path, *, policy_alone: bool = False
+) -> None:
     """Give a metalearner the policy and the state of a checkpoint.
 
     Args:
@@ -254,10 +296,15 @@ def restore(checkpoint: Checkpoint, learner: Learner, algorithm: str, origin: Pa
         learner: of the same architecture.
         algorithm: its name in the config.
         origin: the checkpoint's folder.
+        policy_alone: leave the learner's state as it is; the checkpoint may then be of another algorithm.
 
     Raises:
         CheckpointError: If the checkpoint is of another algorithm or architecture.
     """
+    if policy_alone:
+        check_architecture(checkpoint.tensors, learner.policy.state_dict(), origin)
+        learner.policy.load_state_dict(checkpoint.tensors)
+        return
     # Version 0.1 had one algorithm, and did not write its name.
     saved_by = checkpoint.state.get("algorithm", "maml-trpo")
     if saved_by != algorithm:

@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -29,6 +30,7 @@ from maml_rl.runs.atomic_files import (
 from maml_rl.runs.checkpoint import (
     Checkpoint,
     Learner,
+    check_finite,
     latest_intact,
     list_checkpoints,
     restore,
@@ -140,7 +142,9 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 self._create()
             self._metrics = MetricsLog(self.path / METRICS, self.iteration)
             if continues:
-                self.write(CONFIG, self._config.to_json().encode())
+                # A run that was meant to be longer still is.
+                length = max(self._config.num_batches, load_config(self.path / CONFIG).num_batches)
+                self.write(CONFIG, self._config.model_copy(update={"num_batches": length}).to_json().encode())
             self._events = EventLog(self.path / EVENTS, self.iteration)
         except BaseException as error:
             if is_new:
@@ -200,9 +204,13 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
         Raises:
             CheckpointError: If it cannot be written.
+            NonFiniteError: If it is nothing to continue from; see `check_finite`.
         """
         if self._kept is None or self._kept.iteration == self._saved:
             return
+        networks = self._learner.networks
+        trained = [self._learner.policy, *([] if networks is None else [networks])]
+        check_finite(self._kept, {name for module in trained for name, _ in module.named_parameters()})
         # A checkpoint guarantees that the metrics of its iterations, and their experience, are on disk.
         self._metrics.sync()
         self._save_checkpoint(self._kept, self._marks)
@@ -244,6 +252,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def write(self, name: str, data: bytes) -> None:
         """Write one of the files of the run, and its checksum; killed in between, it leaves a file that loads.
 
+        A file that has these bytes already is left as it is.
+
         Raises:
             OSError: If it cannot be written.
         """
@@ -254,6 +264,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             # Earlier versions wrote none.
             files = [self.path / each for each in (CONFIG, SYSTEM) if (self.path / each).is_file()]
             lines = [sum_line(file.name, file.read_bytes()) for file in files]
+        if path.is_file() and path.read_bytes() == data and line in lines:
+            return
         replaced = [each for each in lines if not each.endswith(f"  {name}")] + [line]
         if path.is_file():
             # Until it is replaced, both are listed.
@@ -269,7 +281,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         if changed:
             raise ConfigError(
                 f"the run in {self.path} was made with another {' and '.join(map(repr, changed))}; "
-                "resume it with its own config, or choose another --output-folder"
+                "resume it with its own config, or begin another run with its policy: "
+                f"--init {shlex.quote(str(self.path))} and another --output-folder"
             )
         path, checkpoint = latest_intact(self.path / CHECKPOINTS, self._load_experience)
         if self._learner.experience:
