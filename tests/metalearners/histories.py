@@ -65,7 +65,7 @@ def record(folder: Path) -> Path:
         horizon=PULLS,
         observation_space=described[0],
         action_space=described[1],
-        tasks=episodes.tasks,
+        tasks=list(episodes.tasks),
         learner_seeds=[0] * 4,
         learner="random",
         settings={},
