@@ -63,6 +63,8 @@ class ChildLost(ChildEnvError):
 class NonFiniteError(MamlRLError, ArithmeticError):
     """An observation, a reward or an action is NaN or infinite; the message names task, episode and step.
 
+    Or a parameter of a distribution is outside of its range; the message names it, the task, and the inner steps.
+
     Attributes:
         tasks: numbers of the tasks of a phase with such values at that step; empty outside of phases.
     """

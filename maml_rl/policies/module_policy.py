@@ -1,6 +1,8 @@
 """Any module that maps observations to a distribution of actions, as a policy."""
 
 import copy
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 from torch.func import functional_call, vmap
 
+from maml_rl.errors import NonFiniteError
 from maml_rl.policies.distributions import DistributionForm, mode, noise_shape, sample_from_noise, take_apart
 from maml_rl.policies.heads import DistributionParams, FormDistributions, Params
 from maml_rl.policies.policy import Memory, Policy, Unrolled
@@ -23,6 +26,13 @@ _DEPENDS_ON_BATCH = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchN
 _BLOCK = 16
 # Modules with more parameters act task by task: empty places of a block would cost more than a call for each task.
 _MOST_PARAMETERS_IN_BLOCKS = 100_000
+# How torch's distributions refuse a parameter, with all its values.
+_OUT_OF_RANGE = re.compile(
+    r"Expected parameter (?P<parameter>\w+) .* of distribution (?P<distribution>\w+)\(.*"
+    r"to satisfy the constraint (?P<constraint>.*?), but found invalid values:(?P<values>.*)",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"-?(?:\d+\.\d*(?:e[-+]?\d+)?|\b(?:inf|nan)\b)")
 # Observations in a trial: a number that is not a usual size of an action.
 _TRIED = 7
 
@@ -307,8 +317,8 @@ class ModulePolicy(Policy):
         own: dict[str, Tensor] = {**dict(self.named_buffers()), **params}
         after: Memory = ()
         values: Tensor | None = None
+        returned = self._returned(module, own, (rows, memory) if memory else (rows,))
         if memory:
-            returned = functional_call(module, own, (rows, memory))
             if not isinstance(returned, tuple) or len(returned) not in (2, 3):
                 raise TypeError(
                     f"forward of {self._name}, which has a memory, must return (distribution, memory) or "
@@ -317,7 +327,7 @@ class ModulePolicy(Policy):
             distribution, after = returned[:2]
             values = returned[2] if len(returned) == 3 else None
         else:
-            distribution = functional_call(module, own, (rows,))
+            distribution = returned
         if not isinstance(distribution, Distribution):
             raise TypeError(
                 f"forward of {self._name} must return a torch.distributions.Distribution, got a "
@@ -331,6 +341,28 @@ class ModulePolicy(Policy):
             )
         joint = distribution if len(batch) == 1 else Independent(distribution, len(batch) - 1, validate_args=False)
         return joint, after, values
+
+    def _returned(self, module: nn.Module, own: dict[str, Tensor], arguments: tuple[Any, ...]) -> Any:
+        """Return what the module returns.
+
+        Raises:
+            NonFiniteError: If a parameter of its distribution is outside of its range.
+        """
+        try:
+            return functional_call(module, own, arguments)
+        except ValueError as error:
+            if (found := _OUT_OF_RANGE.search(str(error))) is None:
+                raise
+            numbers = [float(number) for number in _NUMBER.findall(found["values"])]
+            least, most = min(numbers, default=math.nan), max(numbers, default=math.nan)
+            values = f"{least:g}" if least == most else f"between {least:g} and {most:g}"
+            if any(math.isnan(number) for number in numbers):
+                values = "NaN"
+            raise NonFiniteError(
+                f"the parameter {found['parameter']} of the distribution {found['distribution']} of {self._name} is "
+                f"{values}, and must satisfy {found['constraint']}; keep it in its range in the module, as by "
+                "torch.nn.functional.softplus, or use a smaller step size"
+            ) from error
 
     def _tensors_of(self, module: nn.Module, params: Params, rows: Tensor) -> DistributionParams:
         """Return the tensors (N, ...) of the distribution for observations (N, *shape)."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from maml_rl.derivatives import ParameterLayout, chunks_of
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
+from maml_rl.errors import NonFiniteError
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Memory, Policy, as_policy
 from maml_rl.policies.distributions import middle_of
@@ -109,6 +110,7 @@ class Actor:
         num_tasks: M; N = M * S.
         device: where the policy runs.
         first_task: number of the first of the M tasks.
+        inner_steps: how often the parameters were adapted, for messages.
     """
 
     def __init__(
@@ -119,8 +121,9 @@ class Actor:
         num_tasks: int,
         device: torch.device | str,
         first_task: int = 0,
+        inner_steps: int = 0,
     ) -> None:
-        self._policy, self._first_task = policy, first_task
+        self._policy, self._first_task, self._inner_steps = policy, first_task, inner_steps
         self._device = torch.device(device)
         of_phase, self._is_stacked = phase_parameters(policy, num_tasks, params)
         self._params = {name: value.detach().to(self._device) for name, value in of_phase.items()}
@@ -214,6 +217,7 @@ class Actor:
 
         Raises:
             ValueError: If the policy returns a memory of another shape than it got.
+            NonFiniteError: If a parameter of its distribution is outside of its range.
         """
         per_task = self._slots_per_task
         if self._policy.told_who_acts and slots.stop - slots.start < self._num_tasks * per_task:
@@ -226,7 +230,6 @@ class Actor:
             padded = np.zeros((num_rows, noise.shape[1]), np.float32)
             padded[rows] = noise
             noise = padded
-        policy_act = self._actor_of(tasks)
         before = tuple(tensor[tasks] for tensor in self._memory)
         acting: tuple[Tensor, ...] = ()
         if self._policy.told_who_acts:
@@ -235,15 +238,38 @@ class Actor:
         if self._link is None:
             noise_rows = torch.from_numpy(noise).unflatten(0, (-1, per_task))
             observed = self._observations[tasks]
-            actions, after = policy_act(observed, noise_rows, before, *acting)
+            actions, after = self._choose(tasks, observed, noise_rows, before, *acting)
             self._remember(tasks, rows, running, before, _apart_from(after, observed, noise_rows))
             result: NDArray[np.generic] = actions.flatten(0, 1)[rows].numpy()
             return result
         whole = self._rows[tasks.start * per_task : tasks.stop * per_task]
         there, noise_there = (tensor.unflatten(0, (-1, per_task)) for tensor in self._link.send(whole, noise))
-        actions, after = policy_act(there, noise_there, before, *acting)
+        actions, after = self._choose(tasks, there, noise_there, before, *acting)
         self._remember(tasks, rows, running, before, _apart_from(after, there, noise_there))
         return self._link.fetch(actions.flatten(0, 1)[rows])
+
+    def _choose(
+        self, tasks: slice, observations: Tensor, noise: Tensor, memory: Memory, *acting: Tensor
+    ) -> tuple[Tensor, Memory]:
+        """Return the actions of a range of tasks, and the memory after them; an error names the task."""
+        try:
+            return self._actor_of(tasks)(observations, noise, memory, *acting)
+        except NonFiniteError as of_all:
+            faults: dict[int, NonFiniteError] = {}
+            for number, task in enumerate(range(tasks.start, tasks.stop)):
+                row = slice(number, number + 1)
+                parts = observations[row], noise[row], tuple(tensor[row] for tensor in memory)
+                try:
+                    self._actor_of(slice(task, task + 1))(*parts, *(tensor[row] for tensor in acting))
+                except NonFiniteError as error:
+                    faults[self._first_task + task] = error
+            if not faults:
+                raise
+            task, fault = next(iter(faults.items()))
+            steps = f" after {self._inner_steps} inner step{'s' * (self._inner_steps > 1)}" if self._inner_steps else ""
+            named = NonFiniteError(f"in task {task}{steps}, {fault}")
+            named.tasks = tuple(faults)
+            raise named from of_all
 
     def _remember(
         self, tasks: slice, rows: slice, running: NDArray[np.bool_] | None, before: Memory, after: Memory

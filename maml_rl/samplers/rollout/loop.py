@@ -103,7 +103,7 @@ def sample_phase(
     # The error about a number that is not finite says more than NumPy's warnings, which would come before it.
     try:
         with torch.inference_mode(), intra_op_threads(1), np.errstate(over="ignore", invalid="ignore"):
-            actor = Actor(policy, phase.params, own, num_tasks, inference.device, streams.first_task)
+            actor = Actor(policy, phase.params, own, num_tasks, inference.device, streams.first_task, streams.phase)
             if vector_env.advances_by_slot:
                 _run_by_slot(vector_env, phase.with_policy(policy, phase.params), actor, recorder, timer)
             for first in () if vector_env.advances_by_slot else range(0, recorder.episodes_per_task, slots_per_task):
