@@ -52,6 +52,10 @@ class ChildEnvError(MamlRLError, RuntimeError):
     summary = ""
 
 
+class AlgorithmError(MamlRLError, RuntimeError):
+    """Code of an algorithm, its policy or its tasks raised; the message names the line, `__cause__` has the rest."""
+
+
 class ChildEnvTimeout(ChildEnvError, TimeoutError):
     """A worker did not answer within `step_timeout`; the message holds its stack."""
 

@@ -26,7 +26,7 @@ from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import Baseline
-from maml_rl.errors import ConfigError, TaskError, UsersCode, explain
+from maml_rl.errors import AlgorithmError, ConfigError, MamlRLError, TaskError, UsersCode, explain
 from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithm_of
@@ -154,7 +154,8 @@ class Experiment:
             CheckpointError: If the checkpoint is missing, broken, or of another algorithm or architecture.
         """
         path, saved = find_checkpoint(checkpoint, run / CHECKPOINTS)
-        restore(saved, self.metalearner, self.config.algorithm, path)
+        with self.guard:
+            restore(saved, self.metalearner, self.config.algorithm, path)
         self.take_fixed_tasks(run)
         return saved.iteration
 
@@ -253,9 +254,17 @@ class Experiment:
             raise self.config.error(f"{self.config.algorithm} samples nothing in training; leave it out", "prefetch")
         env = self.make_env()
         try:
-            self.metalearner.open_data(self.config, env)
+            with self.guard:
+                self.metalearner.open_data(self.config, env)
         finally:
             env.close()
+
+    @property
+    def guard(self) -> UsersCode:
+        """Turns what code of the algorithm, its policy or its tasks raises into one `AlgorithmError`."""
+        name = self.config.algorithm
+        # Errors of files name these.
+        return UsersCode(lambda error: AlgorithmError(f"{name}: {explain(error)}"), (MamlRLError, OSError))
 
     @property
     def env_maker(self) -> EnvMaker:
@@ -381,7 +390,11 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         own_policy = _make_own_policy(config, env)
         # Further networks of a learner also depend only on the config's seed.
         stream = torch_seed(StreamKey(config.seed, Purpose.LEARNER_CONSTRUCTION))
-        with seeded_torch(stream, device):
+        guard = UsersCode(
+            lambda error: config.error(f"{config.algorithm} cannot be made: {explain(error)}", "algorithm"),
+            (MamlRLError, TypeError, ValueError),
+        )
+        with seeded_torch(stream, device), guard:
             policy = (own_policy or learner.make_policy(env, config, settings)).to(device)
             try:
                 metalearner = learner.from_config(policy, config, settings, device)

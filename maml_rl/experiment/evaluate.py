@@ -257,7 +257,8 @@ def evaluate(
     with opened as sampler:
         if tasks is None:
             sampler.seek(start - 1)
-            tasks = [task for _ in range(num_batches) for task in sampler.sample_tasks(meta_batch_size)]
+            with experiment.guard:
+                tasks = [task for _ in range(num_batches) for task in sampler.sample_tasks(meta_batch_size)]
             if checked:
                 experiment.refuse_learned_tasks(tasks)
             if on_tasks is not None:
@@ -268,9 +269,10 @@ def evaluate(
             infos.append([])
             for repetition in range(repetitions):
                 sampler.seek(start + index + repetition * _BETWEEN_REPETITIONS)
-                batch = metalearner.test(sampler, tasks[first : first + meta_batch_size], num_steps, rule)
-                returns[-1].append(metalearner.returns(batch).cpu().numpy())
-                infos[-1].append({name: info.cpu().numpy() for name, info in metalearner.infos(batch).items()})
+                with experiment.guard:
+                    batch = metalearner.test(sampler, tasks[first : first + meta_batch_size], num_steps, rule)
+                    returns[-1].append(metalearner.returns(batch).cpu().numpy())
+                    infos[-1].append({name: info.cpu().numpy() for name, info in metalearner.infos(batch).items()})
                 if on_batch is not None:
                     on_batch(batch)
     return Evaluation(

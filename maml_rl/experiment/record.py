@@ -265,7 +265,8 @@ def record_run(
 def _draw_tasks(experiment: Experiment, sampler: MultiTaskSampler, num_tasks: int) -> list[Task]:
     """Return the tasks of histories: training tasks, those of a fixed set again and again."""
     fixed = experiment.fixed_tasks("training")
-    drawn = sampler.sample_tasks(num_tasks) if fixed is None else fixed
+    with experiment.guard:
+        drawn = sampler.sample_tasks(num_tasks) if fixed is None else fixed
     return [drawn[number % len(drawn)] for number in range(num_tasks)]
 
 

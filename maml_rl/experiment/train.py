@@ -4,7 +4,7 @@ import copy
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
@@ -62,7 +62,8 @@ def train(
 ) -> Policy:
     """Train a meta-policy, or resume training one.
 
-    A KeyboardInterrupt or SystemExit ends it, once a checkpoint holds the state after the last finished iteration.
+    Whatever ends it early, an error of an environment or a KeyboardInterrupt, a checkpoint then holds the state after
+    the last finished iteration.
 
     The same config gives bit-identical parameters and metrics (except times), for any number of workers, after any
     worker has been replaced, and however often the run is killed and resumed. With `recv-timeout` this does not hold,
@@ -93,6 +94,7 @@ def train(
         ConfigError: If the config is wrong, or `folder` holds another run.
         CheckpointError: If a checkpoint cannot be written or, on resuming, read.
         ChildEnvError: If an environment fails.
+        AlgorithmError: If code of the algorithm, its policy or its task distribution fails.
         NonFiniteError: If an environment or the policy returns NaN or infinity.
     """
     experiment = make_experiment(config, device, num_workers=num_workers)
@@ -109,23 +111,29 @@ def train(
         experiment.refuse_too_large_batches(config.meta_batch_size, num_steps, batches)
     held_out = _held_out_tasks(experiment, Path(folder), resume=resume)
     timer = StageTimer() if profile else NULL_TIMER
-    with (
-        experiment.make_sampler(num_workers=num_workers, timer=timer) if samples else nullcontext() as sampler,
-        _watching(sampler, on_slots) if sampler is not None else nullcontext(),
-        _evaluating(experiment, held_out, num_workers) as evaluate_if_due,
-        RunFolder(folder, config, experiment.metalearner, resume=resume, overwrite=overwrite) as run,
-    ):
-        if isinstance(held_out, list):
-            _write_tasks(run, EVALUATION_TASKS, config.env_name, held_out)
-        _keep_fixed_tasks(experiment, run)
-        if sampler is not None:
-            sampler.seek(run.iteration - 1)
-        _resume_tasks(experiment, run)
-        with _saving_when_interrupted(run), _collecting(run, experiment, sampler) as (next_batch, publish):
-            for iteration in range(run.iteration, config.num_batches):
-                if stop is not None and stop.is_set():
-                    run.save()
-                    break
+    guard = experiment.guard
+    with ExitStack() as stack:
+        sampler = None
+        if samples:
+            sampler = stack.enter_context(experiment.make_sampler(num_workers=num_workers, timer=timer))
+            stack.enter_context(_watching(sampler, on_slots))
+        evaluate_if_due = stack.enter_context(_evaluating(experiment, held_out, num_workers))
+        with guard:
+            opened = RunFolder(folder, config, experiment.metalearner, resume=resume, overwrite=overwrite)
+            run = stack.enter_context(opened)
+            if isinstance(held_out, list):
+                _write_tasks(run, EVALUATION_TASKS, config.env_name, held_out)
+            _keep_fixed_tasks(experiment, run)
+            if sampler is not None:
+                sampler.seek(run.iteration - 1)
+            _resume_tasks(experiment, run)
+            stack.enter_context(_saving_when_broken_off(run))
+            next_batch, publish = stack.enter_context(_collecting(run, experiment, sampler))
+        for iteration in range(run.iteration, config.num_batches):
+            if stop is not None and stop.is_set():
+                run.save()
+                break
+            with guard:
                 metrics, task_state = _iterate(iteration, experiment, next_batch)
                 earlier = publish(iteration + 1)
                 metrics["env_steps"] += run.env_steps
@@ -138,8 +146,8 @@ def train(
                 run.keep(score, evaluated=bool(evaluated), task_state=task_state, earlier=earlier)
                 if evaluated or finished % config.checkpoint_every == 0 or finished == config.num_batches:
                     run.save()
-                if on_iteration is not None:
-                    on_iteration(metrics)
+            if on_iteration is not None:
+                on_iteration(metrics)
     return experiment.policy
 
 
@@ -220,11 +228,14 @@ def _watching(sampler: MultiTaskSampler, on_slots: Callable[[SlotCounts], object
 
 
 @contextmanager
-def _saving_when_interrupted(run: RunFolder) -> Iterator[None]:
-    """Save the last finished iteration when Ctrl-C, or a signal handler that exits, ends the training."""
+def _saving_when_broken_off(run: RunFolder) -> Iterator[None]:
+    """Save the last finished iteration when anything ends the training early: Ctrl-C, or an error of an environment."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except CheckpointError:
+        # It could not be saved.
+        raise
+    except BaseException:
         try:
             run.save()
         except (CheckpointError, NonFiniteError) as error:

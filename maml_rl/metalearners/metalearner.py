@@ -229,7 +229,9 @@ class MetaLearner(ABC):
         self._streams.move_to(StreamKey(self.seed, Purpose.LEARNER_DRAWS, number, 1))
         seed = torch_seed(StreamKey(self.seed, Purpose.LEARNER_UPDATE, number))
         with seeded_torch(seed, self.device), single_threaded():
-            return self.update(batch)
+            metrics = self.update(batch)
+        _check_metrics(metrics, type(self).__name__)
+        return metrics
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
         """Sample the batch of one update, in the place where the update runs."""
@@ -389,6 +391,21 @@ class MetaLearner(ABC):
             device=self.device,
         )
         return Batch([*train_episodes, valid_episodes])
+
+
+def _check_metrics(metrics: Any, learner: str) -> None:
+    """Refuse metrics of a user's learner that cannot be written.
+
+    Raises:
+        TypeError: If they are not numbers, booleans or None by name.
+    """
+    if not isinstance(metrics, dict):
+        raise TypeError(f"{learner}.update returned {metrics!r:.80}; return a dict of metrics by name, {{}} for none")
+    for name, value in metrics.items():
+        is_array = isinstance(value, np.ndarray | Tensor) and value.ndim > 0
+        single = value.item() if hasattr(value, "item") and not is_array else value
+        if not isinstance(name, str) or not isinstance(single, bool | int | float | None):
+            raise TypeError(f"{learner}.update returned the metric {name!r} as {value!r:.80}; return a number by name")
 
 
 def _check_memory(learner: type[MetaLearner], policy: Policy) -> None:

@@ -12,7 +12,7 @@ from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.envs import Task
-from maml_rl.errors import ConfigError, TaskError
+from maml_rl.errors import CheckpointError, ConfigError, TaskError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import Evaluation, evaluate
 from maml_rl.experiment.train import train
@@ -64,8 +64,8 @@ class Stingy(TaskDistribution):
         return family.draw(1, rng)
 
 
-class Interruption(Exception):
-    """Stands for any error that ends a run."""
+class Interruption(CheckpointError):
+    """Stands for a kill: nothing more is saved, as where a checkpoint cannot be written."""
 
 
 def goals(tasks: list[Task]) -> list[list[float]]:

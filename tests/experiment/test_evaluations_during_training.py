@@ -117,8 +117,8 @@ def test_number_of_workers_does_not_change_evaluations(tmp_path: Path, evaluated
     assert_same(tmp_path, evaluated)
 
 
-class Killed(Exception):
-    """Stands for SIGKILL: nothing is saved."""
+class Killed(CheckpointError):
+    """Stands for SIGKILL: nothing more is saved, as where a checkpoint cannot be written."""
 
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]) -> None:

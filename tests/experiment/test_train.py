@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import parse_mapping
-from maml_rl.errors import ConfigError
+from maml_rl.envs.families.navigation import Navigation2DVectorEnv
+from maml_rl.errors import CheckpointError, ChildEnvError, ConfigError
 from maml_rl.experiment.batch_metrics import combined_digest
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
@@ -35,8 +37,8 @@ def assert_same_run(found: Path, wanted: Path) -> None:
         assert torch.equal(parameters(found)[name], tensor), name
 
 
-class Interruption(Exception):
-    """Stands for any error that ends a run."""
+class Interruption(CheckpointError):
+    """Stands for a kill: nothing more is saved, as where a checkpoint cannot be written."""
 
 
 def train_until(iteration: int, config: Config, folder: Path, **options: Any) -> None:
@@ -355,3 +357,26 @@ def test_interrupted_training_saves_its_last_finished_iteration(tmp_path: Path, 
     with pytest.raises(kind):
         train(config, tmp_path / "run", num_workers=0, on_iteration=interrupt)
     assert latest_intact(tmp_path / "run" / "checkpoints")[1].iteration == 2
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_training_that_ends_with_an_error_of_its_environment_saves_the_last_finished_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetch: int
+) -> None:
+    config = config_of(num_batches=5, checkpoint_every=100, prefetch=prefetch)
+    train(config, tmp_path / "whole", num_workers=0)
+    usual, numbers = Navigation2DVectorEnv.step_send, itertools.count()
+
+    def fail(self: Navigation2DVectorEnv, index: int, actions: Any) -> None:
+        # Two phases of ten steps in each of three iterations.
+        if next(numbers) == 65:
+            raise OSError("the simulator is gone")
+        usual(self, index, actions)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Navigation2DVectorEnv, "step_send", fail)
+        with pytest.raises(ChildEnvError, match="the simulator is gone"):
+            train(config, tmp_path / "run", num_workers=0)
+    assert latest_intact(tmp_path / "run" / "checkpoints")[1].iteration == 3
+    train(config, tmp_path / "run", num_workers=0, resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")

@@ -25,8 +25,8 @@ from tests.small_runs import untimed
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
-class Interruption(Exception):
-    """Stands for any error that ends a run."""
+class Interruption(CheckpointError):
+    """Stands for a kill: nothing more is saved, as where a checkpoint cannot be written."""
 
 
 @pytest.fixture(scope="module", autouse=True)
