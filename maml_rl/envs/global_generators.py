@@ -12,7 +12,7 @@ import random
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from time import perf_counter
@@ -309,10 +309,23 @@ class SlotGenerators:
 
 
 class SharedGenerators(SlotGenerators):
-    """For slots whose calls run side by side and share the process's generators: they must not draw from them.
+    """For slots that run side by side, or as one batch, and share the process's generators: these are not for them.
 
-    Drawing from `random` is only a warning: libraries do so before they try a request again.
+    Args:
+        num_envs: N.
+        refused: the names of those that are an error; the others are a warning. Libraries, for example, draw from
+            `random` how long they wait before they try a request again.
+        remedy: for the message.
     """
+
+    def __init__(
+        self,
+        num_envs: int,
+        refused: Collection[str] = ("np.random", "torch"),
+        remedy: str = "self.np_random, or use stepping='serial', which gives each slot generators of its own",
+    ) -> None:
+        super().__init__(num_envs)
+        self._refused, self._remedy = frozenset(refused), remedy
 
     def step(self, slot: int, call: Callable[[], Any]) -> Any:
         """Return the result of a step, or what awaits it.
@@ -343,11 +356,10 @@ class SharedGenerators(SlotGenerators):
         if not drawn:
             return
         message = (
-            f"it draws from {' and '.join(drawn)}, a generator that all slots of the process share, while others run "
-            "beside it: no seed repeats its episodes; draw from self.np_random, or use stepping='serial', which gives "
-            "each slot generators of its own"
+            f"it draws from {' and '.join(drawn)}, a generator that all slots of the process share: no seed repeats "
+            f"its episodes; draw from {self._remedy}"
         )
-        if drawn != [_python().name]:
+        if self._refused & set(drawn):
             raise RuntimeError(message)
         if not self.used:
             self.used = True

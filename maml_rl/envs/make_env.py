@@ -18,6 +18,7 @@ from maml_rl.arguments import check_count
 from maml_rl.envs.calls import CallRules, is_async, is_async_class
 from maml_rl.envs.checking import require_task_methods
 from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.global_generators import SharedGenerators
 from maml_rl.envs.last_step import LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task, declared, own_task
 from maml_rl.envs.registration import FAMILIES, find_spec
@@ -229,6 +230,7 @@ def _with_copies(env: MetaVectorEnv, current_slots: NDArray[np.int64] | None) ->
     if made.__module__.partition(".")[0] == "maml_rl":
         return env
     elements, alive = ArrayElements(env.single_observation_space), weakref.ref(env)
+    generators = SharedGenerators(env.num_envs, (), f"the streams of its slots in {made.__name__}")
 
     def itself() -> MetaVectorEnv:
         # In a circle of references it would outlive its last use.
@@ -247,12 +249,12 @@ def _with_copies(env: MetaVectorEnv, current_slots: NDArray[np.int64] | None) ->
                 raise ValueError(f"{made.__name__} wrote {error}") from None
 
     def step_recv(timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        received = made.step_recv(itself(), timeout, indices)
+        received: list[int] = generators.step(0, partial(made.step_recv, itself(), timeout, indices))
         check()
         return received
 
     def reset_buffers(seeds: ArrayLike) -> None:
-        made.reset_buffers(itself(), seeds)
+        generators.step(0, partial(made.reset_buffers, itself(), seeds))
         check()
 
     def sample_tasks(num_tasks: int, **options: Any) -> list[Task]:

@@ -547,3 +547,20 @@ def test_batched_family_of_others_that_observes_a_symbol_that_does_not_exist_is_
         pytest.raises(ChildEnvError, match=r"(?s)slot 0 with the task .*in step 2.* with 3, outside of its space Disc"),
     ):
         sampler.rollout(sampler.sample_tasks(2))
+
+
+def test_batched_family_of_others_that_draws_from_global_generators_is_warned_of(
+    batched: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def draws(family: Any, mask: Any, streams: Any) -> None:
+        family.last, family.steps = None, 0
+        np.random.uniform()
+
+    monkeypatch.setattr(KeepsActionsOfAllSlots, "_reset_slots", draws)
+    state = np.random.get_state()
+    policy = get_policy_for_env(KeepsActionsOfAllSlots(), (4,))
+    with MultiTaskSampler(batched, policy=policy, max_episode_steps=2, num_workers=0, seed=0) as sampler:
+        for _ in range(2):
+            sampler.rollout(sampler.sample_tasks(2))
+    np.random.set_state(state)
+    assert ["np.random, a generator that all slots" in message for message in caplog.messages] == [True]
