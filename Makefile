@@ -15,6 +15,11 @@ READY := $(VENV)/.ready
 METAWORLD_VENV ?= .venv-metaworld
 METAWORLD_RUN := $(METAWORLD_VENV)/bin/python
 METAWORLD_READY := $(METAWORLD_VENV)/.ready
+# Packages of other people need yet another MuJoCo.
+OTHERS_VENV ?= .venv-others
+OTHERS_RUN := $(OTHERS_VENV)/bin/python
+OTHERS_READY := $(OTHERS_VENV)/.ready
+OTHERS := tests/others/requirements.txt
 RAY_READY := $(VENV)/.ready-ray
 # Files with tests of a kind: to collect those of all files takes longer than some kinds do. Tests of every family have
 # the kind of what a family needs.
@@ -28,7 +33,7 @@ export PIP_COMPILE ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-metaworld train test test-fast test-metaworld test-ray test-nightly lint types docs format lock clean
+.PHONY: help install install-metaworld install-others train test test-fast test-metaworld test-others test-ray test-nightly lint types docs format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -58,10 +63,10 @@ train: $(TRAIN_READY) ## meta-train the default experiment (2D navigation) and p
 
 # A third of the time of a test is waiting, for processes and for a browser.
 test: $(READY) ## run the test suite
-	$(RUN) -m pytest --numprocesses 3 --dist worksteal -m 'not nightly and not ray' $(ARGS)
+	$(RUN) -m pytest --numprocesses 3 --dist worksteal -m 'not nightly and not others and not ray' $(ARGS)
 
 test-fast: $(READY) ## run the tests that take little time each, in some minutes
-	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not slow and not nightly and not ray' $(ARGS)
+	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not slow and not nightly and not others and not ray' $(ARGS)
 
 $(METAWORLD_READY): pyproject.toml constraints-metaworld.txt
 	@$(PYTHON) -m venv --clear $(METAWORLD_VENV)
@@ -74,6 +79,20 @@ install-metaworld: $(METAWORLD_READY) ## set up .venv-metaworld for the tests of
 test-metaworld: $(METAWORLD_READY) ## run the tests of Meta-World, in an environment of its own
 	$(METAWORLD_RUN) -c 'import metaworld'
 	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,metaworld,|\b(env_id|marks)\b) -m 'metaworld and not nightly' $(ARGS)
+
+# opensimplex installs its own tests as a package of the name of ours, which would come first.
+$(OTHERS_READY): pyproject.toml constraints-others.txt $(OTHERS)
+	@$(PYTHON) -m venv --clear $(OTHERS_VENV)
+	@scripts/install-torch $(OTHERS_RUN)
+	@$(OTHERS_RUN) -m pip install --quiet --constraint constraints-others.txt --editable '.[report,test]' --requirement $(OTHERS)
+	@rm -rf $(OTHERS_VENV)/lib/python*/site-packages/tests
+	@touch $@
+
+install-others: $(OTHERS_READY) ## set up .venv-others for the tests with packages of other people
+
+test-others: $(OTHERS_READY) ## run the tests with packages of other people, in an environment of their own
+	$(OTHERS_RUN) -c 'import minigrid'
+	$(OTHERS_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,others) -m 'others and not nightly' $(ARGS)
 
 $(RAY_READY): $(READY)
 	@$(INSTALL) --editable '.[tune]'
@@ -107,6 +126,8 @@ lock: ## pin the dependencies anew for every supported Python; needs uv (`make l
 	$(LOCK) $(addprefix --extra ,fast report tensorboard data docs examples bench tune dev) --output-file constraints.txt pyproject.toml
 	grep -v '^mujoco==' constraints.txt > constraints-metaworld.txt # Versions to prefer.
 	$(LOCK) $(addprefix --extra ,metaworld report data dev) --output-file constraints-metaworld.txt pyproject.toml
+	grep -v '^mujoco==' constraints.txt > constraints-others.txt
+	$(LOCK) $(addprefix --extra ,report test) --output-file constraints-others.txt pyproject.toml $(OTHERS)
 
 clean: ## remove the virtual environments and the caches; runs stay
-	rm -rf $(VENV) $(METAWORLD_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info
+	rm -rf $(VENV) $(METAWORLD_VENV) $(OTHERS_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-MARKERS = ("metaworld", "nightly", "ray", "slow")
+MARKERS = ("metaworld", "nightly", "others", "ray", "slow")
 
 
 def selected(target: str, marked: dict[str, bool]) -> bool:
@@ -29,24 +29,33 @@ def parts() -> set[str]:
 def test_every_test_runs_for_every_change_or_nightly() -> None:
     for marks in product((False, True), repeat=len(MARKERS)):
         marked = dict(zip(MARKERS, marks, strict=True))
-        by_day = [selected(target, marked) for target in ("test", "test-metaworld", "test-ray")]
+        by_day = [selected(target, marked) for target in ("test", "test-metaworld", "test-others", "test-ray")]
         assert any(by_day) or selected("test-nightly", marked), marked
         assert any(by_day) or marked["nightly"], marked
         if selected("test-fast", marked):
             assert by_day[0], marked
 
 
-def test_target_for_metaworld_collects_every_test_of_it(request: pytest.FixtureRequest) -> None:
-    command = subprocess.run(["make", "-n", "test-metaworld"], cwd=ROOT, capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(
+    ("marker", "some"),
+    [
+        ("metaworld", {"tests/envs/test_metaworld.py", "tests/envs/test_contract_tasks.py"}),
+        ("others", {"tests/others/test_others.py"}),
+    ],
+)
+def test_target_for_a_marker_collects_every_test_of_it(
+    marker: str, some: set[str], request: pytest.FixtureRequest
+) -> None:
+    command = subprocess.run(["make", "-n", f"test-{marker}"], cwd=ROOT, capture_output=True, text=True, check=True)
     (search,) = re.findall(r"\$\((grep .*? tests)\)", command.stdout)
     found = subprocess.run(["sh", "-c", search], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     files = {
         item.path.relative_to(ROOT).as_posix()
         for item in request.session.items
-        if item.get_closest_marker("metaworld") is not None
+        if item.get_closest_marker(marker) is not None
     }
     assert files <= set(found)
-    assert {"tests/envs/test_metaworld.py", "tests/envs/test_contract_tasks.py"} <= set(found)
+    assert some <= set(found)
 
 
 def test_every_part_is_a_job_of_a_workflow() -> None:
@@ -93,12 +102,13 @@ def run_parts(folder: Path, *names: str, failing: str = "none", **variables: str
 
 
 def test_parts_run_in_the_given_order_and_refuse_skips(tmp_path: Path) -> None:
-    code, asked, _ = run_parts(tmp_path, "style", "ray", "metaworld", "test", "nightly")
+    code, asked, _ = run_parts(tmp_path, "style", "ray", "metaworld", "others", "test", "nightly")
     assert code == 0
     assert asked == [
         "1 lint types",
         "1 test-ray ARGS=--durations=15",
         "1 test-metaworld ARGS=--durations=15",
+        "1 test-others ARGS=--durations=15",
         "1 test ARGS=--durations=15",
         *("1 install", "1 test-nightly", "1 test-fast"),
     ]
@@ -132,14 +142,15 @@ def test_without_a_part_all_that_are_not_nightly_run_once(tmp_path: Path) -> Non
         "test",
         "test-fast",
         "test-metaworld",
+        "test-others",
         "test-ray",
     ]
     # Everything is set up before the first test.
-    assert set(targets[:2]) == {"install", "install-metaworld"}
+    assert {line.partition(" ")[2] for line in asked[:2]} == {"install", "install-metaworld install-others"}
     assert targets.index("test-ray") < targets.index("test-metaworld")
 
 
-@pytest.mark.parametrize("failing", ["test-ray", "test-metaworld"])
+@pytest.mark.parametrize("failing", ["test-ray", "test-metaworld", "test-others"])
 def test_failure_of_either_of_two_parallel_parts_ends_the_run(tmp_path: Path, failing: str) -> None:
     code, asked, shown = run_parts(tmp_path, failing=failing)
     assert code != 0
@@ -156,4 +167,4 @@ def test_failure_of_a_part_ends_the_run(tmp_path: Path) -> None:
 def test_unknown_part_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     code, asked, errors = run_parts(tmp_path, "lint")
     assert (code, asked) == (2, [])
-    assert "unknown part 'lint'; use style, test, metaworld, ray, pythons or nightly" in errors
+    assert "unknown part 'lint'; use style, test, metaworld, others, ray, pythons or nightly" in errors

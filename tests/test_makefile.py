@@ -35,7 +35,7 @@ def make(tmp_path: Path) -> Make:
     python.write_text(PYTHON)
     python.chmod(0o755)
 
-    def run(target: str, refused: str = "") -> tuple[int, list[str], list[str]]:
+    def run(target: str, refused: str = "", **variables: str) -> tuple[int, list[str], list[str]]:
         log = tmp_path / "log"
         log.write_text("")
         environment = {**os.environ, "log": str(log), "refused": refused}
@@ -43,6 +43,7 @@ def make(tmp_path: Path) -> Make:
         for name in ("MAKEFLAGS", "ARGS", "EXTRAS", "VENV"):
             environment.pop(name, None)
         command = ["make", target, f"PYTHON={python}", f"VENV={tmp_path / 'venv'}"]
+        command += [f"{name}={value}" for name, value in variables.items()]
         ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
         errors = [line for line in ended.stderr.splitlines() if not line.startswith("make")]
         return ended.returncode, log.read_text().splitlines(), errors
@@ -78,6 +79,18 @@ def test_ray_is_added_to_the_environment_of_the_other_tests(make: Make) -> None:
     code, told, _ = make("test")
     assert code == 0
     assert [line.partition(" --")[0] for line in told] == ["-m pytest"]
+
+
+def test_packages_of_others_have_an_environment_and_a_lock_of_their_own(make: Make, tmp_path: Path) -> None:
+    code, told, errors = make("test-others", OTHERS_VENV=str(tmp_path / "others"))
+    assert (code, errors) == (0, [])
+    assert told[-3].startswith("-m pip install --quiet --constraint constraints-others.txt --editable .[report,test]")
+    assert told[-3].endswith("--requirement tests/others/requirements.txt")
+    assert told[-2:] == ["-c import minigrid", told[-1]]
+    assert "-m others and not nightly" in told[-1]
+    assert not (tmp_path / "venv").exists()
+    code, told, _ = make("test-others", OTHERS_VENV=str(tmp_path / "others"))
+    assert [line.partition(" --")[0] for line in told] == ["-c import minigrid", "-m pytest"]
 
 
 @pytest.mark.parametrize("refused", ["--editable", "install --quiet --constraint"])
@@ -117,8 +130,9 @@ def test_torch_for_cpus_is_installed_without_a_driver_or_the_download_announced(
 
 def test_help_lists_every_target() -> None:
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
-    tests = ("test", "test-fast", "test-metaworld", "test-ray", "test-nightly")
-    for target in ("install", "install-metaworld", "train", *tests, "lint", "types", "docs", "format", "lock", "clean"):
+    tests = ("test", "test-fast", "test-metaworld", "test-others", "test-ray", "test-nightly")
+    installs = ("install", "install-metaworld", "install-others")
+    for target in (*installs, "train", *tests, "lint", "types", "docs", "format", "lock", "clean"):
         assert f"  make {target} " in shown
 
 
