@@ -24,8 +24,9 @@ from maml_rl.envs.task_space import Task, task_key
 
 logger = logging.getLogger(__name__)
 
-# Looking at torch's generator takes as long as half of the other work on a step: not at all steps.
-_STEPS_WITH_TORCH = 100
+# Steps of a slot before it is believed that the environment does not draw from the process's generators. Later steps do
+# not look at torch's, which would take longer than all other work on them.
+STEPS_TRIED = 100
 # The Mersenne twister: how many words its state has, and one that tells whether they are other words than before.
 _WORDS, _SOME_WORD = 624, 300
 # What a stream is for: the second word of its key.
@@ -215,7 +216,10 @@ class KeptGenerators:
 
 
 class SlotGenerators:
-    """Runs calls of slots; once one draws from the process's generators, each with generators of its own.
+    """Gives slots whose environments draw from the process's generators such generators of their own.
+
+    At first every call gets them. If no call draws from them for a while, the process's are only looked at, which costs
+    a tenth; from the first call that draws from them then, every call gets them again.
 
     Args:
         num_envs: N.
@@ -228,7 +232,7 @@ class SlotGenerators:
         self.used = False
         self._keys: list[Callable[[], tuple[int, int]]] = [lambda: (0, _DRAWS)] * num_envs
         self._states: list[list[Any] | None] = [None] * num_envs
-        self._steps_with_torch = _STEPS_WITH_TORCH * num_envs
+        self._steps_to_try = STEPS_TRIED * num_envs
         # The process's states when something was last called, which they still are unless others have drawn since.
         self._places: tuple[Any, ...] = ()
         self._saved: list[Any] = []
@@ -239,13 +243,13 @@ class SlotGenerators:
         """Return the result of a step.
 
         Raises:
-            DrawsGloballyError: If it is the first call that draws from the process's generators.
+            DrawsGloballyError: If it has drawn from the process's generators, instead of some of its own.
         """
         if self.used:
             return self._with_own(slot, call)
-        if self._steps_with_torch > 0:
-            self._steps_with_torch -= 1
-            return self._watch_all(call)
+        if self._steps_to_try > 0:
+            self._steps_to_try -= 1
+            return self._with_own(slot, call)
         return self._watch(call, self._look_at_cheap, self._cheap)
 
     def begin(self, slot: int, seed: int | None, call: Callable[[], Any]) -> Any:
@@ -263,16 +267,13 @@ class SlotGenerators:
     def _repeatable(self, slot: int, key: Callable[[], tuple[int, int]] | None, call: Callable[[], Any]) -> Any:
         if key is not None:
             self._keys[slot], self._states[slot] = key, None
-        if not self.used:
+        if not self.used and self._steps_to_try <= 0:
+            generators = _generators()
             try:
-                return self._watch_all(call)
+                return self._watch(call, partial(_look_at, generators), generators)
             except DrawsGloballyError:
                 pass
         return self._with_own(slot, call)
-
-    def _watch_all(self, call: Callable[[], Any]) -> Any:
-        generators = _generators()
-        return self._watch(call, partial(_look_at, generators), generators)
 
     def _watch(
         self, call: Callable[[], Any], look: Callable[[], tuple[Any, ...]], generators: Sequence[_Generator]
@@ -300,9 +301,11 @@ class SlotGenerators:
         before = [each.save() for each in generators]
         for each, state in zip(generators, own, strict=True):
             each.restore(state)
+        places = _look_at(generators)
         try:
             return call()
         finally:
+            self.used = self.used or _look_at(generators) != places
             self._states[slot] = [each.save() for each in generators]
             for each, state in zip(generators, before, strict=True):
                 each.restore(state)

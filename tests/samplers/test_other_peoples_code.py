@@ -16,6 +16,7 @@ import torch
 from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
+from maml_rl.envs import global_generators
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.task_entries import TaskEntry
@@ -416,8 +417,12 @@ GLOBAL = {
 }
 
 
-@pytest.mark.parametrize("kind", GLOBAL)
-def test_environment_that_draws_from_global_generators_has_equal_digests_everywhere(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "steps_tried"), [*((kind, 100) for kind in GLOBAL), ("every call", 0), ("steps", 0)])
+def test_environment_that_draws_from_global_generators_has_equal_digests_everywhere(
+    kind: str, steps_tried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With none tried, the first call that draws is noticed afterwards, and its episode restarts.
+    monkeypatch.setattr(global_generators, "STEPS_TRIED", steps_tried)
     make_env = partial(DrawsGlobally, **GLOBAL[kind])
     places = {name: place for name, place in PLACES.items() if name not in ("threads", "partial waits")}
     places |= {"one worker": {"num_workers": 1}, "four workers": {"num_workers": 4}}
@@ -425,6 +430,8 @@ def test_environment_that_draws_from_global_generators_has_equal_digests_everywh
     digests = {name: of_place.digest() for name, of_place in episodes.items()}
     assert len(set(digests.values())) == 1, digests
     observations = episodes["in process"].observations
+    monkeypatch.setattr(global_generators, "STEPS_TRIED", 100 - steps_tried)
+    assert sampled(make_env, num_workers=0).digest() == episodes["central"].digest()
     if "reset" in GLOBAL[kind]["calls"].split():
         assert len(observations[:, 0, :, 0].unique()) == 12
     if "step" in GLOBAL[kind]["calls"].split():
@@ -449,8 +456,12 @@ def test_global_generators_of_a_slot_are_seeded_with_its_episode() -> None:
         assert [first[slot], second[slot]] == [own.standard_normal(), own.standard_normal()]
 
 
-def test_policy_may_draw_from_global_generators_between_steps() -> None:
+@pytest.mark.parametrize("steps_tried", [0, 2, 100])
+def test_policy_may_draw_from_global_generators_between_steps(
+    steps_tried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What others draw is not repeated, and not taken for what the environment draws."""
+    monkeypatch.setattr(global_generators, "STEPS_TRIED", steps_tried)
     states = np.random.get_state(), random.getstate()
     np.random.seed(3)
     random.seed(3)
