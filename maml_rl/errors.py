@@ -158,7 +158,8 @@ def _installed_package(path: str) -> str:
 
 def _place(path: str, line: int | None) -> str:
     here = Path(path).resolve()
-    for folder in (Path.cwd(), *map(Path, _LIBRARIES[1:])):
+    # An environment of packages may be in the current folder.
+    for folder in (*map(Path, _LIBRARIES[1:]), Path.cwd()):
         if here.is_relative_to(folder):
             return f"{here.relative_to(folder)}, line {line}"
     return f"{path}, line {line}"
