@@ -121,11 +121,12 @@ def explain(error: BaseException) -> str:
         # Python itself replaces one that leaves a generator or a coroutine.
         error = error.__cause__
     message = " ".join(str(error).split())
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    everything = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in everything if not frame.filename.startswith("<")]
     last, own = frames[-1:], _own_frames(frames)
     if isinstance(error, SyntaxError) and error.filename is not None:
         message, place = error.msg, _place(error.filename, error.lineno)
-    elif not own and last and last[0].filename.startswith(_PACKAGE) and message:
+    elif not own and everything and everything[-1].filename.startswith(_PACKAGE):
         return message
     elif own or (last and not message):
         # Without a message, as with a plain assert, only the place can be named, even if it is in a library.

@@ -90,3 +90,23 @@ def test_stop_iteration_that_python_replaces_keeps_its_line(tmp_path: Path) -> N
     path.write_text("def generate():\n    next(iter(()))\n    yield\n\ndef fail():\n    list(generate())\n")
     told = explain(caught(runpy.run_path(str(path))["fail"]))
     assert told == f"StopIteration in {path}, line 2: next(iter(()))"
+
+
+def test_frozen_code_of_python_that_this_package_calls_is_not_this_package() -> None:
+    guard = UsersCode(lambda error: ValueError(explain(error)))
+
+    def leave() -> None:
+        with guard:
+            exit(3)
+
+    with pytest.raises(ValueError, match=r"SystemExit in .*test_errors.py, line \d+: 3"):
+        leave()
+    # As the package calls it: its own frame is the last that has a file.
+    code = compile("def call(function):\n    function()\n", f"{maml_rl.errors._PACKAGE}/calling.py", "exec")
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    with pytest.raises(SystemExit) as caught_exit:
+        scope["call"](exit)
+    trace = caught_exit.value.__traceback__
+    assert trace is not None
+    assert explain(caught_exit.value.with_traceback(trace.tb_next)) == "SystemExit: None"

@@ -427,7 +427,7 @@ def _not_made(config: Config, error: BaseException) -> ConfigError:
     key = "env-kwargs" if config.env_kwargs else "env-name"
     if config.method == "oracle" and isinstance(error, TaskError):
         key = "method"
-    return config.error(f"{config.env_name} cannot be made: {explain(error)}{_remedy(config)}", key)
+    return config.error(f"{config.env_name} cannot be made: {explain(error)}", key)
 
 
 def _make_task_distribution(
@@ -517,12 +517,5 @@ def _check_env_kwargs(config: Config, spec: EnvSpec) -> None:
         return
     for name in config.env_kwargs:
         if name not in parameters:
-            hint = _remedy(config) or suggest(name, [known for known in parameters if known not in _NOT_SUGGESTED])
+            hint = suggest(name, [known for known in parameters if known not in _NOT_SUGGESTED])
             raise config.error(f"{config.env_name} takes no argument {name!r}{hint}", "env-kwargs", name)
-
-
-def _remedy(config: Config) -> str:
-    """Return the remedy for arguments of the family for which the config was written."""
-    if not config.env_kwargs or not config.replaces("env-name") or config.replaces("env-kwargs"):
-        return ""
-    return "; 'env-name' was replaced and 'env-kwargs' was not: give --env-kwargs, too, '{}' for none"

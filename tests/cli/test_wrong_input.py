@@ -272,11 +272,6 @@ ENVIRONMENT_CASES: list[Case] = [
     (train("--env-name", ""), ["--env-name", "expected a value, got an empty text"]),
     (train("--env-name", "2DNavigation"), ["in the command line", "did you mean '2DNavigation-v0'"]),
     (train("--env-name", "CartPole-v1"), ["not a task family", "sample_tasks"]),
-    # Arguments in the config that are for its own family.
-    *[
-        (train("--config", "kwargs.yaml", "--env-name", name), ["kwargs.yaml, line 8", "give --env-kwargs, too"])
-        for name in ("AntDir-v5", "Bandit-K5-v0", "TabularMDP-v0")
-    ],
     (train("--config", "kwargs.yaml", "--env-kwargs", "{lo: 1}"), ["command line", "did you mean 'low'"]),
     (train("--env-kwargs", "{low: 1, high: 0}"), ["command line", "low must be below high"]),
     *[(train("--env-kwargs", value), ["a mapping"]) for value in ("[1]", "x", "3", "true")],
