@@ -94,19 +94,22 @@ def search(options: argparse.Namespace) -> None:
             make_experiment(changed(config, {key: value}))
     study = optuna.create_study(
         direction="maximize",
-        sampler=optuna.samplers.TPESampler(seed=options.seed),
         pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION),
     )
     study.add_trials(read_trials(options.csv, space))
+    begun = len(study.trials)
     # Optuna counts a trial that waits, too.
     remaining = options.trials - len(study.trials)
     own = own_values(config, space)
-    if own is not None and not study.trials:
+    if own and not begun:
         study.enqueue_trial(own)
     deadline = monotonic() + 60.0 * options.minutes
     for _ in range(remaining):
         if monotonic() >= deadline:
             break
+        # A stream for each trial, so that a search that is continued does not draw its first trials again.
+        finished = sum(each.state.is_finished() for each in study.trials)
+        study.sampler = optuna.samplers.TPESampler(seed=_seed_of(options.seed, finished))
         trial = study.ask(space)
         began = monotonic()
 
@@ -162,8 +165,13 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     return config.override(replaced, "the settings that are searched")
 
 
-def own_values(config: Config, space: Mapping[str, "BaseDistribution"]) -> dict[str, Any] | None:
-    """Return what a config itself has for the settings of a space; None where one of them is outside of it."""
+def _seed_of(seed: int, trial: int) -> int:
+    """Return the seed of the draws of one trial of a search."""
+    return int(np.random.SeedSequence((seed, trial)).generate_state(1)[0])
+
+
+def own_values(config: Config, space: Mapping[str, "BaseDistribution"]) -> dict[str, Any]:
+    """Return what a config itself has for the settings of a space, without those that are outside of it."""
     whole = algorithm_of(config)[-1].model_dump(mode="json", by_alias=True)
     flat = {**whole["algorithm-settings"], **whole}
     found = {}
@@ -175,9 +183,8 @@ def own_values(config: Config, space: Mapping[str, "BaseDistribution"]) -> dict[
             value = choices[within.index(value)] if value in within else None
         elif value is not None and not within[0] <= value <= within[-1]:
             value = None
-        if value is None:
-            return None
-        found[key] = value
+        if value is not None:
+            found[key] = value
     return found
 
 

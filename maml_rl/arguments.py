@@ -66,7 +66,24 @@ def check_choices(actions: NDArray[Any], count: int) -> None:
         raise ValueError(f"actions must be integers in [0, {count}), got {actions}")
 
 
+# Least similarity of a suggestion, and number of names that are listed if there is none.
+_NEAR, _LISTED = 0.6, 20
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the entry of `known` that is closest to `word`, or "" if nothing is known."""
-    close = get_close_matches(word, list(known), n=1, cutoff=0.0)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    """Return what a user may have meant by `word`, to be appended to a message.
+
+    "; did you mean 'x'?" for the nearest entry of `known`, if it is near, regardless of case; otherwise "; choose 'x'
+    or 'y'", if there are few; otherwise "".
+    """
+    names = list(known)
+    plain = {name.lower(): name for name in reversed(names)}
+    if close := get_close_matches(word.lower(), list(plain), n=1, cutoff=_NEAR):
+        return f"; did you mean {plain[close[0]]!r}?"
+    # A name that contains the word, or is contained in it, as an abbreviation.
+    if parts := [name for low, name in plain.items() if len(word) > 2 and (word.lower() in low or low in word.lower())]:
+        return f"; did you mean {min(parts, key=len)!r}?"
+    if not names or len(names) > _LISTED:
+        return ""
+    *others, last = map(repr, names)
+    return f"; choose {', '.join(others)} or {last}" if others else f"; choose {last}"

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, get_args
 
 from maml_rl.arguments import suggest
 from maml_rl.config.config import OF_TRAINING_ALONE, RAY_KEYS, Config
+from maml_rl.config.reference import algorithm_settings
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 
@@ -76,6 +77,15 @@ def ending_in_order() -> Iterator[None]:
             signal.signal(each, before)
 
 
+def _hint(option: str, known: Sequence[str]) -> str:
+    """Return what an unknown option may mean: a setting of another algorithm, or one that is written alike."""
+    key = option.removeprefix("--")
+    owners = [name for name, settings in algorithm_settings().items() if key in [each.key for each in settings]]
+    if owners and "--algorithm" in known:
+        return f"; it is a setting of {', '.join(owners)}"
+    return suggest(option, known)
+
+
 class Parser(argparse.ArgumentParser):
     """Reports an error in one line; takes no abbreviations, which would change meaning when an option is added."""
 
@@ -87,7 +97,7 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             names = [each.partition("=")[0] for each in unknown if each.startswith("--")]
-            hint = suggest(names[0], list(self._option_string_actions)) if names else ""
+            hint = _hint(names[0], list(self._option_string_actions)) if names else ""
             if names and (meant := _MEANT.get(names[0])) in self._option_string_actions:
                 hint = f"; did you mean {meant!r}?"
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")

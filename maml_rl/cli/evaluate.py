@@ -188,11 +188,11 @@ def _test(options: argparse.Namespace) -> None:
         if options.policy_name is not None:
             entrant["name"] = options.policy_name
         save_submission(options.submit, submission(rules, evaluation, policy=entrant, command=command))
-    kind = "new tasks" if options.tasks is None else f"tasks of {options.tasks}"
+    kind = "new tasks" if chosen is None else "test tasks" if tasks is None else f"tasks of {options.tasks}"
     if rules is not None:
         kind = f"tasks of {rules.name}"
     if options.training_tasks:
-        kind += " as in training"
+        kind = "new tasks as in training" if chosen is None else "training tasks"
     stepwise = bool(num_steps) and experiment.metalearner.takes_steps
     number = f"{config.fast_batch_size} episode{'s' * (config.fast_batch_size > 1)} of each"
     columns = experiment.metalearner.columns

@@ -104,6 +104,13 @@ class SettingsModel(BaseModel):
         alias_generator=lambda name: name.replace("_", "-"),
     )
 
+    def __init__(self, **values: Any) -> None:
+        """Take settings by their fields' names, as a function takes arguments, or by their keys."""
+        super().__init__(**{name.replace("_", "-"): value for name, value in values.items()})
+
+    # So that only calls go through `__init__`: a mapping, as from a file, has the keys alone.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
     @classmethod
     def from_arguments(cls, **values: Any) -> Self:
         """Make settings of a function's arguments, by the fields' names.

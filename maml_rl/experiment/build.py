@@ -455,7 +455,7 @@ def _make_task_distribution(
     )
     with UsersCode(lambda error: config.error(explain(error), "tasks")):
         distribution = found.from_settings(settings, config.env_name)
-        try_tasks(distribution.check(family), env, "the distribution")
+        distribution.admit(family, lambda tasks: try_tasks(tasks, env, "the distribution"))
         if samples:
             distribution.check_batch(config.meta_batch_size)
     return distribution, config.with_task_settings(settings)

@@ -21,9 +21,10 @@ from maml_rl.derivatives import Hosts, ParameterLayout, blocks_of, cut, even_chu
 from maml_rl.envs.checking import DrawsBySeed
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
+from maml_rl.envs.registration import FAMILIES
 from maml_rl.episode.advantages import TaskwiseBaseline
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
-from maml_rl.errors import ChildLost, TaskError
+from maml_rl.errors import ChildLost, ConfigError, TaskError
 from maml_rl.policies import Memory, as_policy
 from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer
@@ -38,6 +39,7 @@ from maml_rl.seeding import NamedStreams, PhaseStreams, Purpose, StreamKey, chec
 from maml_rl.spaces import require_numbers
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution
 from maml_rl.task_distributions.task_distribution import TaskSplit
+from maml_rl.task_distributions.task_files import try_tasks
 
 Result = TypeVar("Result")
 
@@ -170,6 +172,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         self.evaluation, self.timer = evaluation, timer
         self.task_split: TaskSplit = task_split or ("test" if evaluation else "training")
         self.task_distribution = task_distribution
+        self._has_drawn = False
         self._closed = self._interrupted = False
 
     def __repr__(self) -> str:
@@ -194,7 +197,8 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             M tasks; the same for the same seed and iteration.
 
         Raises:
-            ValueError: If the task distribution does not fit the family.
+            ValueError: If the task distribution does not fit the family, or cannot draw so many tasks.
+            TaskError: If it draws what are no tasks of the family.
         """
         iteration = self.iteration + 1
         key = StreamKey(self.seed, Purpose.EVALUATION_TASKS if self.evaluation else Purpose.TASKS, iteration)
@@ -214,6 +218,9 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             self.seed,
             lambda count, seed: self._replay(lambda: self._backend.sample_tasks(count, seed, True)),
         )
+        distribution.admit(family, lambda tasks: self._try(tasks, "the distribution"))
+        if self.task_split == "training":
+            distribution.check_batch(num_tasks)
         draw = {
             "training": distribution.sample,
             "validation": distribution.sample_validation,
@@ -222,7 +229,31 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         tasks = draw(family, num_tasks, generator(key))
         if len(tasks) != num_tasks:
             raise TaskError(f"{type(distribution).__name__} was asked for {num_tasks} tasks and drew {len(tasks)}")
+        if not self._has_drawn:
+            self._try(tasks, f"the first draw of {type(distribution).__name__}")
+            self._has_drawn = True
         return tasks
+
+    def _try(self, tasks: Sequence[Task], origin: str) -> None:
+        """Refuse what are no tasks, in an environment of this process if there may be one; else the phase does it.
+
+        Raises:
+            TaskError: If one is none of the family; the message names it.
+        """
+        if not all(isinstance(task, Mapping) for task in tasks):
+            raise TaskError(f"{origin} has {tasks!r:.80}; a task is a dict from names to values")
+        here = self.placement.backend == "in-process" or (
+            self._recipe.spec is not None and self._recipe.spec.id in FAMILIES
+        )
+        if not (tasks and here):
+            return
+        env = self._recipe.make(1)
+        try:
+            try_tasks(tasks, env, origin)
+        except ConfigError as error:
+            raise TaskError(str(error)) from error
+        finally:
+            env.close()
 
     def draw_tasks(self, num_tasks: int, key: StreamKey) -> list[Task]:
         """Draw tasks from the random stream `key`, without beginning an iteration."""

@@ -69,6 +69,8 @@ class TaskDistribution(ABC):
     """
 
     Settings: ClassVar[type[SettingsModel]] = SettingsModel
+    # The family that it was checked with last.
+    _admitted: str | None = None
 
     @classmethod
     def from_settings(cls, settings: Any, env_name: str) -> Self:
@@ -108,6 +110,17 @@ class TaskDistribution(ABC):
             ValueError: If the family has no such tasks, in one line with the remedy.
         """
         return []
+
+    def admit(self, family: FamilyTasks, try_all: Callable[[Sequence[Task]], None]) -> None:
+        """Check this distribution with a family, once before its first draw; see `check`.
+
+        Args:
+            family: whose tasks.
+            try_all: gives tasks to an environment, and raises if it cannot use one.
+        """
+        if self._admitted != family.name:
+            try_all(self.check(family))
+            self._admitted = family.name
 
     def check_batch(self, num_tasks: int) -> None:
         """Refuse a number of tasks that training cannot draw at once; called after `check`.

@@ -80,10 +80,10 @@ def test_settings_of_the_suite_are_searched_as_they_are_trained() -> None:
     [
         (("max-kl=1e-3:1e-1:log", "nonlinearity=relu|tanh"), (0.01, "tanh")),
         (("algorithm-settings.cg-iters=1:20", "hidden-sizes=[32]|[64, 64]"), (5, "[64, 64]")),
-        (("max-kl=1e-3:5e-3:log",), None),
-        (("nonlinearity=relu|selu",), None),
+        (("max-kl=1e-3:5e-3:log", "nonlinearity=relu|tanh"), (None, "tanh")),
+        (("nonlinearity=relu|selu",), (None,)),
         (("env-kwargs.high=0.1:1.0",), (0.5,)),
-        (("env-kwargs.wind=0.1:1.0",), None),
+        (("env-kwargs.wind=0.1:1.0",), (None,)),
     ],
 )
 def test_own_values_of_a_config_are_a_trial_where_they_are_in_the_space(space: Any, values: Any) -> None:
@@ -91,7 +91,24 @@ def test_own_values_of_a_config_are_a_trial_where_they_are_in_the_space(space: A
     distributions = {key: tune.distribution_of(key, text) for key, _, text in (each.partition("=") for each in space)}
     config = tune.changed(load_config(find_config(CONFIG)), {"max-kl": 0.01, "hidden-sizes": [64, 64]})
     own = tune.own_values(config, distributions)
-    assert own == (None if values is None else dict(zip(distributions, values, strict=True)))
+    # A value outside of its range is searched in the first trial, too.
+    assert own == {key: value for key, value in zip(distributions, values, strict=True) if value is not None}
+
+
+def test_search_that_is_continued_does_not_repeat_its_first_trials() -> None:
+    optuna = pytest.importorskip("optuna")
+    space = {"max-kl": tune.distribution_of("max-kl", "0.001:0.1:log")}
+
+    def draw(numbers: range) -> list[float]:
+        found = []
+        for number in numbers:
+            study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=tune._seed_of(7000, number)))
+            found.append(study.ask(space).params["max-kl"])
+        return found
+
+    whole = draw(range(4))
+    assert draw(range(2)) + draw(range(2, 4)) == whole
+    assert len(set(whole)) == 4
 
 
 ROWS = re.findall(r"\]\((results/tune/[\w-]+\.csv)\)[^|]*\|[^|]*\|([^|]*)\|[^|]*\|([^|]*)\|([^|]*)\|", PAGE.read_text())

@@ -559,6 +559,10 @@ VALUE_CASES: list[Case] = [
         for command in (["report", "run", "--backend", "zz"], evaluate("--backend", "zz"))
     ],
     (train("--num-batchs", "3"), ["--num-batchs", "did you mean '--num-batches'"]),
+    (
+        train("--algorithm", "rl2", "--max-kl", "3"),
+        ["arguments: --max-kl", "a setting of maml-trpo"],
+    ),
     (evaluate("--chekpoint=3"), ["--chekpoint", "did you mean '--checkpoint'"]),
     (["report", "run", "--vidoes", "0"], ["--vidoes", "did you mean '--videos'"]),
     (["test.py", "nosuch", "--num-workers", "0"], ["there is not a run folder 'nosuch'", "no config of that name"]),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from maml_rl.config import load_config
+from maml_rl.envs import FAMILIES
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import algorithms, find_metalearner
 from tests.envs.contract import marks
@@ -74,7 +75,13 @@ def test_every_experiment_has_a_config() -> None:
         "dark-room",
         "dark-key-door",
         "pixel-navigation",
+        "gridnavi",
+        "semicircle",
+        "wind",
     }
+    # MAML-TRPO has a config for every family, and for the benchmarks of Meta-World.
+    trained = {load_config(path).env_name for path in PATHS if path.parent.name in ("maml", "bandit", "finn2017")}
+    assert [name for name in FAMILIES if not name.startswith("MetaWorld/") and name not in trained] == []
     finn2017 = ("2d-navigation", "halfcheetah-dir", "halfcheetah-vel", "ant-dir", "ant-vel", "ant-pos")
     published = {f"finn2017/{family}.yaml" for family in finn2017}
     published |= {f"metaworld/{benchmark}.yaml" for benchmark in ("ml1-reach", "ml10", "ml25", "ml45")}
