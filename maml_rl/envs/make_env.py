@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
+from maml_rl.envs.adapted_batch import AdaptedVectorEnv, has_tasks
 from maml_rl.envs.calls import CallRules, is_async, is_async_class
 from maml_rl.envs.checking import require_task_methods
 from maml_rl.envs.family import BatchedFamily
@@ -167,8 +169,8 @@ def make_vector_env(
     """Make N slots of a family.
 
     Args:
-        env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`; or an `ObservedTask` or
-            `ObservedLastStep` of one.
+        env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`, or, given `num_envs`, a
+            `gymnasium.vector.VectorEnv`; or an `ObservedTask` or `ObservedLastStep` of one.
         env_kwargs: keyword arguments of the environment.
         num_envs: N, at least 1.
         max_episode_steps: time limit; None for the environment's own.
@@ -177,7 +179,7 @@ def make_vector_env(
         rules: how an adapter carries out the calls of its slots.
 
     Returns:
-        The batched family of an id that has one; otherwise an adapter around N environment objects.
+        The batched family of an id or callable that has one; otherwise an adapter around N environment objects.
 
     Raises:
         ValueError: If no such id is registered, an argument is out of range, or `autoreset_mode` is given: these slots
@@ -200,27 +202,29 @@ def make_vector_env(
     kwargs = dict(env_kwargs or {})
     if "autoreset_mode" in kwargs:
         raise ValueError("the sampler resets the slots itself; leave autoreset_mode out of the environment's arguments")
+    if makes_vector(env):
+        assert callable(env)
+        made = env(num_envs=check_count("num_envs", num_envs), **kwargs)
+        return _adapted_batch(made, max_episode_steps, current_slots, rules)
     if not isinstance(env, str):
         make_limited = partial(_make_limited, env, max_episode_steps)
         return _adapted(make_limited, kwargs, num_envs, current_slots, rules)
     spec = find_spec(env)
-    if max_episode_steps is not None:
-        kwargs["max_episode_steps"] = max_episode_steps
+    limit = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
     if _may_be_meta(spec):
         threads = {"num_threads": num_threads} if spec.id in FAMILIES and FAMILIES[spec.id].has_physics else {}
+        # Vector environments of other code need not know of a limit: the sampler ends episodes there, too.
+        own_limit = limit if _takes(_creator_of(spec.vector_entry_point), "max_episode_steps") else {}
         vector_env = gymnasium.make_vec(
-            spec.id, num_envs, vectorization_mode="vector_entry_point", **{**threads, **kwargs}
+            spec.id, num_envs, vectorization_mode="vector_entry_point", **{**threads, **kwargs, **own_limit}
         )
         if isinstance(vector_env, BatchedFamily):
             vector_env.autoreset_mode = AutoresetMode.DISABLED
-        if isinstance(vector_env, MetaVectorEnv):
-            if rules.want_threads:
-                vector_env.close()
-                raise _one_batch(spec.id)
-            return _with_copies(vector_env, current_slots)
+        if isinstance(vector_env, MetaVectorEnv) or has_tasks(vector_env):
+            return _adapted_batch(vector_env, max_episode_steps, current_slots, rules)
         vector_env.close()
     # Gymnasium's checker costs time at every step, and would warn once for every slot.
-    make_env = partial(gymnasium.make, spec.id, **{"disable_env_checker": True, **kwargs})
+    make_env = partial(gymnasium.make, spec.id, **{"disable_env_checker": True, **kwargs, **limit})
     return _adapted(make_env, {}, num_envs, current_slots, rules)
 
 
@@ -277,9 +281,57 @@ def _may_be_meta(spec: EnvSpec) -> bool:
     """Return whether an id may have a batched family; a class of another kind need not even be made."""
     if spec.vector_entry_point is None:
         return False
-    entry_point = spec.vector_entry_point
-    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    return not isinstance(creator, type) or issubclass(creator, MetaVectorEnv)
+    creator = _creator_of(spec.vector_entry_point)
+    return not isinstance(creator, type) or issubclass(creator, MetaVectorEnv) or has_tasks(creator)
+
+
+def makes_vector(env: EnvMaker) -> bool:
+    """Return whether a callable makes vector environments: a class of them, or a function of `num_envs`."""
+    made = _maker_of(env) if not isinstance(env, str) else None
+    if isinstance(made, type):
+        return issubclass(made, VectorEnv)
+    return made is not None and "num_envs" in _parameters(made)
+
+
+def _creator_of(entry_point: Any) -> Any:
+    return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+
+
+def _parameters(made: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a callable; none where they are not known."""
+    try:
+        return inspect.signature(made).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _takes(made: Any, name: str) -> bool:
+    """Return whether a callable takes an argument of this name."""
+    parameters = _parameters(made)
+    return name in parameters or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+
+
+def _adapted_batch(
+    made: Any, max_episode_steps: int | None, current_slots: NDArray[np.int64] | None, rules: CallRules
+) -> MetaVectorEnv:
+    """Return a vector environment as slots.
+
+    Raises:
+        ValueError: If it should be stepped in threads.
+        TypeError: If it is not one of a task family.
+    """
+    name = type(made).__name__
+    if rules.want_threads:
+        made.close()
+        raise _one_batch(name)
+    if isinstance(made, MetaVectorEnv):
+        return _with_copies(made, current_slots)
+    if not isinstance(made, VectorEnv) or not has_tasks(made):
+        raise TypeError(
+            f"{name} is not a task family of vector environments; a VectorEnv needs sample_tasks(num_tasks), and "
+            "reset_task(tasks) with one task for each slot"
+        )
+    return AdaptedVectorEnv(made, max_episode_steps)
 
 
 def _make_limited(make_env: Callable[..., Any], max_episode_steps: int | None, **kwargs: Any) -> Any:

@@ -157,7 +157,8 @@ class ChildEnv:
         slot = int(self._progress.current_slots[self._index])
         if slot >= 0:
             return slot
-        return 0 if len(self._tasks or range(self._env.num_envs)) == 1 else None
+        num_slots = self._slots.stop - self._slots.start
+        return 0 if len(self._tasks or range(num_slots)) == 1 else None
 
 
 def _what_can_be_sent(infos: dict[str, Any]) -> dict[str, Any]:

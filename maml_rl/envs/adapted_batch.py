@@ -1,0 +1,268 @@
+"""`AdaptedVectorEnv`: a `gymnasium.vector.VectorEnv` with tasks, whose slots other code steps at once, as N slots."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, iterate
+from numpy.typing import ArrayLike, NDArray
+
+from maml_rl.envs.global_generators import SharedGenerators
+from maml_rl.envs.meta_env import (
+    MetaVectorEnv,
+    Seeds,
+    StepBuffers,
+    Task,
+    check_flags,
+    check_recorded_infos,
+    own_task,
+    read_reset_mask,
+    slot_seeds,
+)
+from maml_rl.errors import TaskError
+from maml_rl.spaces import ArrayElements, flattener_for, require_numbers
+
+# Many environments hand their seed to generators that take 32 bits.
+_SEED_BITS = 2**32 - 1
+_TASK_METHODS = ("sample_tasks", "reset_task")
+
+
+def has_tasks(env: Any) -> bool:
+    """Return whether a vector environment, or a class of them, has the methods of a task family."""
+    return all(callable(getattr(env, name, None)) for name in _TASK_METHODS)
+
+
+class AdaptedVectorEnv(MetaVectorEnv):
+    """Adapter around a `VectorEnv` that has `sample_tasks(num_tasks)` and `reset_task(tasks)`, one task for each slot.
+
+    `sample_tasks` draws from its `np_random`. Its `reset` takes one seed for each slot; what a slot does must depend
+    only on its task, its seed and its actions, not on the other slots.
+
+    A slot whose episode is over stays as it is here, whatever `autoreset_mode` of its `metadata` says that it does
+    there: with `NEXT_STEP` and `SAME_STEP` it goes on by itself, unseen; with `DISABLED` it is reset by `reset_mask`,
+    and goes on as well.
+    With `SAME_STEP` the last observation of an episode is that in the info `final_obs`.
+
+    Args:
+        env: the vector environment.
+        max_episode_steps: steps of the longest possible episode; None for its own attribute, or that of its spec.
+
+    Raises:
+        TypeError: If it does not say its `autoreset_mode`, or its spaces are not supported.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], max_episode_steps: int | None = None) -> None:
+        self.env, self.num_envs, name = env, env.num_envs, type(env).__name__
+        mode = env.metadata.get("autoreset_mode")
+        if not isinstance(mode, AutoresetMode):
+            raise TypeError(
+                f"{name} does not say what its slots do at the end of an episode; set metadata = "
+                "{'autoreset_mode': gymnasium.vector.AutoresetMode.NEXT_STEP}, SAME_STEP or DISABLED"
+            )
+        self._mode = mode
+        require_numbers(name, env.single_observation_space, env.single_action_space)
+        self._flattener = flattener_for(env.single_observation_space)
+        flat = env.single_observation_space if self._flattener is None else self._flattener.flat_space
+        self.single_observation_space, self.single_action_space = flat, env.single_action_space
+        self.observation_space, self.action_space = batch_space(flat, self.num_envs), env.action_space
+        self._elements = ArrayElements(self.observation_space)
+        self.spec, self.render_mode = env.spec, env.render_mode
+        of_spec = None if env.spec is None else env.spec.max_episode_steps
+        self.max_episode_steps = max_episode_steps or getattr(env, "max_episode_steps", None) or of_spec
+        self.recorded_infos = check_recorded_infos(getattr(env, "recorded_infos", {}))
+        self.task_space = getattr(env, "task_space", None)
+        self.parts, self.physics_seconds = (slice(0, self.num_envs),), np.zeros(1)
+        self.buffers = StepBuffers.allocate(flat, self.num_envs, self.recorded_infos)
+        self._actions = np.zeros(self.action_space.shape or (), self.action_space.dtype)
+        self._sent: NDArray[Any] | None = None
+        self._generators = SharedGenerators(self.num_envs, (), f"the streams of its slots in {name}")
+        self._last_infos: dict[str, Any] = {}
+
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
+        """Draw tasks from its generator; see `MetaVectorEnv`. `sample_test_tasks` draws those of an evaluation."""
+        if seed is not None:
+            self._seed_draws(seed & _SEED_BITS)
+        name = "sample_test_tasks" if evaluation and hasattr(self.env, "sample_test_tasks") else "sample_tasks"
+        tasks = list(getattr(self.env, name)(num_tasks))
+        if len(tasks) != num_tasks:
+            raise TaskError(f"{name}({num_tasks}) of {self.env} returned {len(tasks)} tasks")
+        return [own_task(task) for task in tasks]
+
+    def _seed_draws(self, seed: int) -> None:
+        """Give `sample_tasks` its generator.
+
+        Raises:
+            TypeError: If it cannot be set.
+        """
+        try:
+            self.env.np_random = seeding.np_random(seed)[0]
+        except AttributeError:
+            raise TypeError(
+                f"np_random of {type(self.env).__name__} cannot be set, and sample_tasks draws from it; add a line "
+                "'np_random = None' to the class, which makes it an attribute"
+            ) from None
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        """Give slot i the task `tasks[i]`; see `MetaVectorEnv`."""
+        if len(tasks) != self.num_envs:
+            raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
+        self.env.reset_task([own_task(task) for task in tasks])  # type: ignore[attr-defined]
+
+    def reset(
+        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Reset all slots, with one seed for each; see `MetaVectorEnv`.
+
+        Raises:
+            ValueError: If `options["reset_mask"]` leaves some of them out.
+        """
+        mask = read_reset_mask(options, self.num_envs)
+        if mask is not None and not mask.all():
+            raise ValueError(f"{type(self.env).__name__} resets all its slots together; leave reset_mask out")
+        seeds = slot_seeds(seed, self.num_envs)
+        self._reset(None if None in seeds else [int(entry or 0) & _SEED_BITS for entry in seeds])
+        return self.buffers.observations.copy(), self._infos()
+
+    def reset_buffers(self, seeds: ArrayLike) -> None:
+        """Reset all slots, slot i with the low 32 bits of `seeds[i]`; see `MetaVectorEnv`."""
+        low = np.asarray(seeds, np.uint64) & np.uint64(_SEED_BITS)
+        self._reset([int(seed) for seed in low])
+
+    def _reset(self, seeds: list[int] | None) -> None:
+        begin = partial(self.env.reset, seed=seeds)  # type: ignore[arg-type]
+        observations, self._last_infos = self._generators.step(0, begin)
+        self._sent, buffers = None, self.buffers
+        self._write(observations, np.ones(self.num_envs, np.bool_))
+        buffers.rewards[:], buffers.terminated[:], buffers.truncated[:] = 0.0, False, False
+        for values in buffers.infos.values():
+            values[:] = np.nan
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Take the actions of all slots (N, *act), which must stay as they are until `step_recv` runs the step."""
+        if actions.shape != self.action_space.shape:
+            raise ValueError(f"expected actions of shape {self.action_space.shape}, got {actions.shape}")
+        self._sent = actions
+
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        """Run the step and write the buffers; see `MetaVectorEnv`."""
+        if self._sent is None:
+            raise RuntimeError("no step was started; call step_send first")
+        actions, self._sent, buffers = self._sent, None, self.buffers
+        active = ~(buffers.terminated | buffers.truncated)
+        # A slot whose episode is over repeats its last action.
+        self._actions[active] = actions[active]
+        own = self._actions.copy()
+        if isinstance(self.single_action_space, spaces.Box):
+            own = np.clip(own, self.action_space.low, self.action_space.high)  # type: ignore[attr-defined]
+        observations, rewards, terminated, truncated, infos = self._generators.step(0, partial(self.env.step, own))
+        self._last_infos = infos
+        terminated, truncated = (
+            self._of_slots(name, check_flags(name, flags))
+            for name, flags in (("terminated", terminated), ("truncated", truncated))
+        )
+        ended = active & (terminated | truncated)
+        goes_on = self._mode is AutoresetMode.SAME_STEP
+        self._write(observations, active & ~ended if goes_on else active)
+        if goes_on and ended.any():
+            self._write_final(infos, ended)
+        buffers.rewards[:] = np.where(active, self._of_slots("the reward", np.asarray(rewards)), 0.0)
+        buffers.terminated |= active & terminated
+        buffers.truncated |= active & truncated
+        for name in buffers.infos:
+            self._write_info(name, infos, active, ended)
+        over = terminated | truncated
+        if self._mode is AutoresetMode.DISABLED and over.any():
+            # It would refuse to step the others. What these slots do from here on is not seen.
+            self.env.reset(options={"reset_mask": over})
+        return [0]
+
+    def _of_slots(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Return one number for each slot.
+
+        Raises:
+            ValueError: If there are others.
+        """
+        if values.shape != (self.num_envs,) or values.dtype.kind not in "biuf":
+            raise ValueError(
+                f"{type(self.env).__name__} returned {name} of shape {values.shape} and dtype {values.dtype}, expected "
+                f"a number for each of the {self.num_envs} slots; make several objectives one number, with their "
+                "weights as part of the task"
+            )
+        return values
+
+    def _write(self, observations: Any, where: NDArray[np.bool_]) -> None:
+        """Write the observations of the slots `where` (N,)."""
+        out = self.buffers.observations
+        try:
+            if self._flattener is None:
+                array = self._elements.array(observations, (), "observations")
+                np.copyto(out, array, where=where.reshape(-1, *(1,) * (out.ndim - 1)), casting="same_kind")
+                return
+            for slot, observation in enumerate(iterate(self.env.observation_space, observations)):
+                if where[slot]:
+                    self._flattener.write(observation, out[slot])
+        except ValueError as error:
+            raise ValueError(f"{type(self.env).__name__} returned {error}") from error
+
+    def _write_final(self, infos: dict[str, Any], ended: NDArray[np.bool_]) -> None:
+        """Write the last observations of the episodes that have just ended, where the slots have gone on."""
+        if "final_obs" not in infos:
+            raise ValueError(
+                f"{type(self.env).__name__} has begun the next episode of slot {int(ended.argmax())} without its last "
+                "observation; add the info 'final_obs', as autoreset_mode SAME_STEP says"
+            )
+        single, out = self.env.single_observation_space, self.buffers.observations
+        elements = ArrayElements(single) if self._flattener is None else None
+        for slot in np.flatnonzero(ended).tolist():
+            final = _entry(infos["final_obs"], slot)
+            try:
+                if elements is not None:
+                    out[slot] = elements.array(final)
+                elif self._flattener is not None:
+                    self._flattener.write(final, out[slot])
+            except ValueError as error:
+                raise ValueError(f"{type(self.env).__name__} returned {error}, as a final_obs") from error
+
+    def _write_info(
+        self, name: str, infos: dict[str, Any], active: NDArray[np.bool_], ended: NDArray[np.bool_]
+    ) -> None:
+        """Write a recorded info of the slots that have stepped.
+
+        Raises:
+            ValueError: If it is missing.
+        """
+        values, wanted = self.buffers.infos[name], active if self.recorded_infos[name] == "step" else ended
+        for slot in np.flatnonzero(wanted).tolist():
+            source = infos
+            if self._mode is AutoresetMode.SAME_STEP and ended[slot]:
+                source = infos.get("final_info", infos)
+            has = source.get(f"_{name}", np.ones(self.num_envs, np.bool_)) if name in source else None
+            if has is None or not has[slot]:
+                raise ValueError(
+                    f"{type(self.env).__name__} returned no info {name!r} for slot {slot}, and declares it"
+                )
+            values[slot] = np.asarray(source[name])[slot]
+
+    def _infos(self) -> dict[str, Any]:
+        return self._last_infos
+
+    def render(self) -> tuple[Any, ...] | None:
+        """Return its pictures."""
+        return self.env.render()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close it."""
+        self.env.close()
+
+
+def _entry(values: Any, slot: int) -> Any:
+    """Return the entry of a slot in an array, or in the arrays of a dict or tuple."""
+    if isinstance(values, dict):
+        return {key: _entry(value, slot) for key, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_entry(value, slot) for value in values)
+    return values[slot]

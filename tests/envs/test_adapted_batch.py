@@ -1,0 +1,189 @@
+"""Vector environments of other code as slots, compared with the same environments stepped one by one."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from maml_rl import MultiTaskSampler, get_policy_for_env
+from maml_rl.baseline import ZeroBaseline
+from maml_rl.envs import make_vector_env
+from maml_rl.envs.calls import CallRules
+from tests.envs.third_party import DictEnv, PixelEnv, WalkEnv
+from tests.looking_env import LookingEnv
+
+
+class Walking(WalkEnv):
+    """Ends early, so that slots of a batch end at different steps."""
+
+    recorded_infos = {"place": "step", "last": "episode"}  # noqa: RUF012
+
+    def step(self, action: Any) -> Any:
+        observation, reward, _, truncated, info = super().step(np.clip(action, -0.5, 0.5))
+        terminated = bool(abs(self.place) > 0.6)
+        return observation, reward, terminated, truncated, info | ({"last": self.place} if terminated else {})
+
+
+class Batch(SyncVectorEnv):
+    """As another package might have it: no class of this one, slots that go on by themselves."""
+
+    # That of SyncVectorEnv is a tuple of the generators of its environments.
+    np_random: Any = None
+    made: type[gymnasium.Env[Any, Any]] = Walking
+    recorded_infos = {"place": "step", "last": "episode"}  # noqa: RUF012
+
+    def __init__(self, num_envs: int, mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> None:
+        super().__init__([self.made] * num_envs, autoreset_mode=mode)
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"slope": float(slope)} for slope in self.np_random.uniform(-1.0, 1.0, num_tasks)]
+
+    def reset_task(self, tasks: list[dict[str, Any]]) -> None:
+        for env, task in zip(self.envs, tasks, strict=True):
+            env.reset_task(task)
+
+
+class DictBatch(Batch):
+    made, recorded_infos = DictEnv, {}
+
+
+class PixelBatch(Batch):
+    made, recorded_infos = PixelEnv, {}
+
+
+class LookingBatch(Batch):
+    made, recorded_infos = LookingEnv, {}
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"left": int(left)} for left in self.np_random.integers(1, 3, num_tasks)]
+
+
+gymnasium.register("BatchedWalk-v0", vector_entry_point=Batch)
+
+
+def digest_of(env: Any, one: Any, **options: Any) -> str:
+    policy = get_policy_for_env(one(), (8,), "tanh")
+    settings: dict[str, Any] = {"batch_size": 3, "seed": 0, "num_workers": 0, "max_episode_steps": 7} | options
+    with MultiTaskSampler(env, {}, policy=policy, baseline=ZeroBaseline(), **settings) as sampler:
+        return sampler.rollout(sampler.sample_tasks(4)).digest()
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize(
+    ("batch", "one"),
+    [(Batch, Walking), (DictBatch, DictEnv), (PixelBatch, PixelEnv), (LookingBatch, LookingEnv)],
+    ids=["vectors", "parts", "images", "parts with images"],
+)
+def test_episodes_are_those_of_single_environments(batch: Any, one: Any, mode: AutoresetMode) -> None:
+    assert digest_of(lambda num_envs: batch(num_envs, mode), one) == digest_of(one, one)
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.timeout(90)
+def test_episodes_are_bit_identical_in_every_placement() -> None:
+    expected = digest_of(Walking, Walking)
+    assert digest_of(Batch, Walking, num_workers=2) == expected
+    assert digest_of("BatchedWalk-v0", Walking, num_workers=2, inference="central") == expected
+    assert digest_of("BatchedWalk-v0", Walking, slots_per_task=1) == digest_of(Walking, Walking, slots_per_task=1)
+
+
+def test_finished_slots_stay_as_they_are() -> None:
+    env = make_vector_env(lambda num_envs: Batch(num_envs, AutoresetMode.SAME_STEP), {}, 2)
+    env.reset_task([{"slope": 1.0}, {"slope": 1.0}])
+    env.reset_buffers(np.arange(2))
+    for _ in range(3):
+        observations, rewards, terminated, *_ = env.step(np.array([[0.5], [0.0]], np.float32))
+    last = observations[0].copy()
+    assert terminated.tolist() == [True, False]
+    observations, rewards, *_ = env.step(np.array([[np.nan], [0.0]], np.float32))
+    assert rewards[0] == 0.0
+    np.testing.assert_array_equal(observations[0], last)
+    env.close()
+
+
+class Vague(Batch):
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.metadata = {}
+
+
+class Several(Batch):
+    def step(self, actions: Any) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        return observations, np.stack((rewards, rewards), 1), *rest
+
+
+class Forgetful(Batch):
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, AutoresetMode.SAME_STEP)
+
+    def step(self, actions: Any) -> Any:
+        *rest, infos = super().step(actions)
+        return *rest, {name: info for name, info in infos.items() if name != "final_obs"}
+
+
+class Fixed(Batch):
+    np_random = property(lambda self: np.random.default_rng(0))
+
+
+class Taskless(SyncVectorEnv):
+    def __init__(self, num_envs: int) -> None:
+        super().__init__([Walking] * num_envs)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (Vague, "Vague does not say what its slots do at the end of an episode; set metadata"),
+        (Fixed, "np_random of Fixed cannot be set, and sample_tasks draws from it"),
+        (Taskless, "Taskless is not a task family of vector environments; a VectorEnv needs sample_tasks"),
+    ],
+)
+def test_vector_environment_without_a_mode_or_tasks_is_refused(made: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make_vector_env(made, {}, 2).sample_tasks(1, seed=0)
+
+
+def test_threads_are_refused() -> None:
+    with pytest.raises(ValueError, match="Batch steps all its slots as one batch"):
+        make_vector_env(Batch, {}, 2, rules=CallRules(stepping="threads"))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (Several, r"the reward of shape \(2, 2\).*make several objectives one number, with their weights as part"),
+        (Forgetful, "has begun the next episode of slot 0 without its last observation; add the info 'final_obs'"),
+    ],
+)
+def test_wrong_results_of_a_step_are_refused(made: Any, message: str) -> None:
+    env = make_vector_env(made, {}, 2)
+    env.reset_buffers(np.arange(2))
+
+    def play() -> None:
+        for _ in range(4):
+            env.step(np.array([[0.5], [0.0]], np.float32))
+
+    with pytest.raises(ValueError, match=message):
+        play()
+    env.close()
+
+
+def test_observation_outside_of_its_space_is_refused() -> None:
+    class Wrong(Batch):
+        single = spaces.Discrete(3)
+
+        def __init__(self, num_envs: int) -> None:
+            super().__init__(num_envs)
+            self.single_observation_space = spaces.Discrete(3)
+
+        def reset(self, **kwargs: Any) -> Any:
+            return np.full(self.num_envs, 7), super().reset(**kwargs)[1]
+
+    env = make_vector_env(Wrong, {}, 2)
+    with pytest.raises(ValueError, match="Wrong returned observations with 7"):
+        env.reset_buffers(np.arange(2))
+    env.close()
