@@ -463,15 +463,15 @@ def test_every_setting_of_a_task_distribution_is_on_its_page_once(documentation:
 
 
 @pytest.mark.parametrize(
-    ("page", "file", "least"),
+    ("page", "files", "least"),
     [
-        ("adding-a-family.md", "custom_family.py", 6),
-        ("adding-an-algorithm.md", "custom_algorithm.py", 3),
-        ("learner-of-experience.md", "learner_of_experience.py", 3),
+        ("adding-a-family.md", ["custom_family.py", "gymnax_family.py"], 7),
+        ("adding-an-algorithm.md", ["custom_algorithm.py"], 3),
+        ("learner-of-experience.md", ["learner_of_experience.py"], 3),
     ],
 )
-def test_walk_through_shows_the_unchanged_example(page: str, file: str, least: int) -> None:
-    example = (ROOT / "examples" / file).read_text(encoding="utf-8")
+def test_walk_through_shows_the_unchanged_example(page: str, files: list[str], least: int) -> None:
+    example = "".join((ROOT / "examples" / file).read_text(encoding="utf-8") for file in files)
     found = blocks(page, "python")
     assert len(found) >= least
     for block in found:
