@@ -220,6 +220,25 @@ def mean_return(name: str, seeds: int, tasks: int) -> _Simulate:
     return simulate
 
 
+def mean_difference(name: str, seeds: int, tasks: int) -> _Simulate:
+    """The difference of the mean returns of two algorithms on the same tasks, to which both respond differently."""
+
+    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
+        world, transform = WORLDS["half"], DISTRIBUTIONS[name]
+        found = []
+        for _ in range(count):
+            difficulty = transform(random.normal(size=(1, tasks, 1)))
+            # One is twice as sensitive to the difficulty as the other.
+            pair = (
+                evaluations(draw(random, World(world.luck, 0.0), seeds, tasks, 1, transform) + factor * difficulty)
+                for factor in (0.5, 1.0)
+            )
+            found.append(difference_interval(*pair))
+        return np.stack(found), 0.0
+
+    return simulate
+
+
 def middle(name: str, seeds: int, tasks: int) -> _Simulate:
     """The interquartile mean, whose truth is that of symmetric distributions."""
 
@@ -280,6 +299,8 @@ def mean_cells(
     for name in DISTRIBUTIONS:
         for size in sizes:
             yield _cell("mean return", name, *size, 0.0, mean_return(name, *size), simulations)
+        for size in sizes:
+            yield _cell("difference of two means", name, *size, 0.0, mean_difference(name, *size), simulations)
         for number, adaptations in fixed:
             simulate = fixed_tasks(name, adaptations, number)
             yield _cell("fixed tasks", name, adaptations, number, 0.0, simulate, simulations)

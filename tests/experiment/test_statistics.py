@@ -390,6 +390,17 @@ def test_trainings_are_warned_of_skewed_luck() -> None:
     assert "where their luck is skewed, they cover the truth in fewer cases" in scope
 
 
+def test_percentile_bootstrap_of_three_seeds_is_two_fifths_as_wide_and_covers_three_quarters() -> None:
+    seeds = np.random.default_rng(0).normal(size=(3, 2000, 1))
+    # Of the 27 resamples of three values, one in 27 consists of the least alone: more than 2.5 %.
+    low, high = seeds.min(axis=0), seeds.max(axis=0)
+    assert ((low <= 0.0) & (high >= 0.0)).mean() == pytest.approx(0.75, abs=0.03)
+    below, above = jackknife_intervals(seeds[..., 0].mean(axis=0), [without_each(list(seeds[:, None, :, 0]), mean)]).T[
+        1:
+    ]
+    assert np.median((high - low)[:, 0] / (above - below)) == pytest.approx(0.4, abs=0.03)
+
+
 # Ranges of returns that a family knows.
 
 
