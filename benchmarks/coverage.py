@@ -229,11 +229,11 @@ def mean_difference(name: str, seeds: int, tasks: int) -> _Simulate:
         for _ in range(count):
             difficulty = transform(random.normal(size=(1, tasks, 1)))
             # One is twice as sensitive to the difficulty as the other.
-            pair = (
+            one, other = (
                 evaluations(draw(random, World(world.luck, 0.0), seeds, tasks, 1, transform) + factor * difficulty)
                 for factor in (0.5, 1.0)
             )
-            found.append(difference_interval(*pair))
+            found.append(difference_interval(one, other))
         return np.stack(found), 0.0
 
     return simulate
