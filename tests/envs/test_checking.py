@@ -607,3 +607,15 @@ def test_family_whose_reset_does_not_seed_its_draws_is_noted() -> None:
 def test_family_that_draws_the_same_tasks_for_every_seed_fails_the_check() -> None:
     with pytest.raises(AssertionError, match=r"draws the same 50 tasks for two seeds, .*self.np_random"):
         check_meta_env(DrawsFromASeedOfItsOwn())
+
+
+class SeesBeyondItsBox(WalkEnv):
+    """Once it has moved, a number is beyond the bounds of the space."""
+
+    def observe(self) -> Any:
+        return np.array([self.place, 0.1 if self.steps == 0 else 5.0])
+
+
+def test_numbers_beyond_the_bounds_of_their_box_are_a_remark() -> None:
+    with pytest.warns(UserWarning, match=r"on SeesBeyondItsBox: .*obs .* is not within the observation space"):
+        check_meta_env(SeesBeyondItsBox())
