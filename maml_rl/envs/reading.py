@@ -64,8 +64,8 @@ def _number(env: Env, reward: Any) -> float:
             return float(number)
         except OverflowError:
             pass
-    size = 0 if number is None or isinstance(number, Real) else number.size
-    remedy = "return one number, such as float(reward)"
+    axes, size = (0, 0) if number is None or isinstance(number, Real) else (number.ndim, number.size)
+    remedy = f"return one number{', such as float(reward)' if axes and size == 1 else ''}"
     if size > 1:
         remedy = "return one number, such as their sum with weights, which may be entries of the task"
     raise TypeError(f"step of {env} returned the reward {_shown(reward)}; {remedy}")
