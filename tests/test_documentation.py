@@ -483,6 +483,7 @@ def test_python_on_every_page_is_run_or_part_of_an_example() -> None:
         *RUN_PAGES,
         "adding-a-family.md",
         "adding-an-algorithm.md",
+        "environments-of-others.md",
         "learner-of-experience.md",
         "other-libraries.md",
         *(page for page, _ in SCRIPTS),
@@ -491,6 +492,23 @@ def test_python_on_every_page_is_run_or_part_of_an_example() -> None:
         assert page in covered or not blocks(page, "python"), page
         for block in blocks(page, "python"):
             ast.parse(textwrap.dedent(block) if page in RUN_PAGES else "if True:\n" + textwrap.indent(block, "  "))
+
+
+def test_recipes_and_versions_for_other_packages_are_those_that_are_tested() -> None:
+    page, families = PAGES["environments-of-others.md"], ROOT / "tests" / "others" / "families"
+    lock = re.findall(r"^[\w.-]+==[\w.]+", (ROOT / "constraints-others.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    codes = {path.name: path.read_text(encoding="utf-8") for path in families.glob("*.py")}
+    recipes = blocks("environments-of-others.md", "python")
+    assert len(recipes) == 8
+    assert set(recipes) <= set(codes.values())
+    rows = re.findall(r"\| `(\w+\.py)`, (\d+) \|.*\| ([\w-]+ [\w.]+) \|$", page, re.MULTILINE)
+    assert {name: int(lines) for name, lines, _ in rows} == {
+        name: len(code.splitlines()) for name, code in codes.items()
+    }
+    versions = [version for *_, version in rows]
+    versions += re.findall(r"((?:Gymnasium|MuJoCo|NumPy) \d[\d.]*\d)", page.partition("\n## ")[0])
+    assert len(versions) == len(codes) + 3
+    assert [version for version in versions if version.lower().replace(" ", "==") not in lock] == []
 
 
 @pytest.mark.parametrize(("page", "line"), list(command_lines()))
