@@ -287,14 +287,16 @@ class SideBySide:
         self._threads = 0
         loop, self._loop = self._loop, None
         if loop is not None and self._loop_thread is not None:
-            if not self._loop_thread.is_alive():
+            ended = threading.Event()
+            asyncio.run_coroutine_threadsafe(_end_loop(loop, ended), loop)
+            self._loop_thread.join(timeout=1.0)
+            if not self._loop_thread.is_alive() and not ended.is_set():
                 # What ended it was reported. Its tasks can only end on it; one that has not begun could end it again.
                 loop.set_exception_handler(lambda loop, context: None)
                 for task in asyncio.all_tasks(loop):
                     task.cancel()
                 self._start_loop(loop)
-            asyncio.run_coroutine_threadsafe(_end_loop(loop), loop)
-            self._loop_thread.join(timeout=1.0)
+                self._loop_thread.join(timeout=1.0)
             if not self._loop_thread.is_alive():
                 loop.close()
 
@@ -414,12 +416,13 @@ def _not_ctrl_c(error: BaseException) -> BaseException:
     return own
 
 
-async def _end_loop(loop: asyncio.AbstractEventLoop) -> None:
+async def _end_loop(loop: asyncio.AbstractEventLoop, ended: threading.Event) -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
     if others:
         await asyncio.wait(others, timeout=0.5)
+    ended.set()
     loop.stop()
 
 
