@@ -288,13 +288,15 @@ class SideBySide:
         loop, self._loop = self._loop, None
         if loop is not None and self._loop_thread is not None:
             ended = threading.Event()
-            asyncio.run_coroutine_threadsafe(_end_loop(loop, ended), loop)
+            ending = _end_loop(loop, ended)
+            asyncio.run_coroutine_threadsafe(ending, loop)
             self._loop_thread.join(timeout=1.0)
             if not self._loop_thread.is_alive() and not ended.is_set():
                 # What ended it was reported. Its tasks can only end on it; one that has not begun could end it again.
                 loop.set_exception_handler(lambda loop, context: None)
                 for task in asyncio.all_tasks(loop):
-                    task.cancel()
+                    if task.get_coro() is not ending:
+                        task.cancel()
                 self._start_loop(loop)
                 self._loop_thread.join(timeout=1.0)
             if not self._loop_thread.is_alive():

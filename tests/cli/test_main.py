@@ -436,7 +436,7 @@ def test_check_env_reports_further_requirements_of_the_sampler(
         "import gymnasium, numpy as np\n"
         "class DoorEnv(gymnasium.Env):\n"
         "    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))\n"
-        "    action_space = gymnasium.spaces.Discrete(2, start=1)\n"
+        "    action_space = gymnasium.spaces.Text(3)\n"
         "    worth = 0.0\n"
         "    def sample_tasks(self, num_tasks):\n"
         "        return [{'worth': worth} for worth in self.np_random.uniform(size=num_tasks)]\n"
@@ -447,7 +447,7 @@ def test_check_env_reports_further_requirements_of_the_sampler(
         "        super().reset(seed=seed)\n"
         "        return np.zeros(1, np.float32), {}\n"
         "    def step(self, action):\n"
-        "        return np.zeros(1, np.float32), float(self.worth * action), False, False, {}\n"
+        "        return np.zeros(1, np.float32), float(self.worth * len(action)), False, False, {}\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
