@@ -5,7 +5,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.coverage import PAGE, SEEDS, SHARES, TASKS, TRUTHS, WORLDS, Cell, mean_cells, share_cells, share_table
+from benchmarks.coverage import (
+    PAGE,
+    SEEDS,
+    SHARES,
+    SIMULATIONS,
+    TASKS,
+    TRUTHS,
+    WORLDS,
+    Cell,
+    mean_cells,
+    share_cells,
+    share_table,
+)
 from maml_rl.experiment.evaluate import (
     Evaluation,
     difference_interval,
@@ -330,7 +342,8 @@ def test_intervals_of_means_cover_them_as_far_as_luck_is_not_skewed() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_intervals_cover_the_truth_on_the_whole_grid() -> None:
-    cells = list(share_cells(300))
+    # The numbers of the page.
+    cells = list(share_cells(SIMULATIONS))
     assert too_few([cell for cell in cells if cell.world == "a fifth"], 0.89) == []
     assert too_few(cells, 0.80) == []
 
