@@ -33,6 +33,16 @@ class Trials:
     episodes: Tensor
     places: Tensor
 
+    def with_end(self, last: Tensor) -> Tensor:
+        """Return the observations with one more after the last real step of each trial, (L + 1, N, ...).
+
+        Args:
+            last: (N, *observation shape).
+        """
+        longer = torch.cat((self.observations, torch.zeros_like(self.observations[:1])))
+        longer[self.mask.sum(0).long(), torch.arange(len(last), device=longer.device)] = last.to(longer)
+        return longer
+
     @classmethod
     def of(cls, episodes: TaskEpisodes, slots_per_task: int = 1) -> Trials:
         """Concatenate episodes (M, T, B, ...): those of slot s of a task are s, s + S, s + 2 S, ...
@@ -83,21 +93,23 @@ class Trials:
         """
         return functional.discounted_returns(self.rewards, self.mask, discount=gamma)
 
-    def advantages(self, values: Tensor, gamma: float, gae_lambda: float) -> Tensor:
+    def advantages(self, values: Tensor, gamma: float, gae_lambda: float, final_values: Tensor | None = None) -> Tensor:
         """Estimate advantages by GAE through the trial, (L, N), not normalized.
 
-        The end of an episode is an ordinary step; the end of the trial is a terminal state.
+        The end of an episode is an ordinary step.
 
         Args:
             values: (L, N), estimates of `returns`.
             gamma: discount per step, in [0, 1].
             gae_lambda: in [0, 1].
+            final_values: (N,), of the state after the trial, zero where it is terminal; None if it always is.
 
         Source: Duan et al. 2016, section 2.2, https://arxiv.org/abs/1611.02779
         """
         lengths = self.mask.sum(0).long()
         # In float64 the recursion neither loses precision nor overflows.
-        following = functional.next_values(values.double(), torch.zeros_like(lengths, dtype=torch.float64), lengths)
+        final = torch.zeros_like(values[0]) if final_values is None else final_values
+        following = functional.next_values(values.double(), final.double(), lengths)
         return functional.generalized_advantages(
             self.rewards.double(), values.double(), following, self.mask, discount=gamma, gae_lambda=gae_lambda
         ).to(values.dtype)

@@ -63,7 +63,12 @@ class RL2(MetaLearner):
         ] = 0.0
 
     uses = frozenset({"gamma", "gae-lambda", "meta-batch-size", "conv-layers", "image-scale"})
-    instead = EPISODES_OF_TRIALS | {"hidden-sizes": "hidden-size", "memory": "cell", "baseline": "value"}
+    instead = EPISODES_OF_TRIALS | {
+        "hidden-sizes": "hidden-size",
+        "memory": "cell",
+        "baseline": "value",
+        "bootstrap": "bootstrap-trials",
+    }
     columns = "episode"
     whole_trials = True
     updates_on_hosts = True

@@ -45,6 +45,9 @@ class TrialPPOSettings(SettingsModel):
         float | None,
         Field(ge=0, le=1, description="lambda of the targets of the values, 1 for returns; null: gae-lambda"),
     ] = None
+    bootstrap_trials: Annotated[
+        bool, Field(description="add the value of the final observation where a time limit ends the trial")
+    ] = False
     entropy_coefficient: Annotated[float, Field(ge=0, description="weight of the policy's entropy")] = 0.0
     anneal_over: Annotated[
         Count | None,
@@ -208,6 +211,8 @@ class _TrialChunk:
         # Of the policy that has sampled, in the unit of the batch before.
         self._log_probs: Tensor
         self._values: Tensor
+        # Of the state after the trial; None if that is always terminal.
+        self._final_values: Tensor | None = None
         self._advantages: Tensor
         self._targets: Tensor
 
@@ -221,6 +226,7 @@ class _TrialChunk:
         program, policy = self._program, self._program.policy
         trials = Trials.of(self._episodes.to(program.device))
         parts = torch.arange(trials.mask.shape[1], device=program.device).split(program.at_once)
+        self._final_values = self._values_at_the_end(trials, parts) if program.settings.bootstrap_trials else None
         if program.see is not None:
             seen = torch.cat([program.see(trials.observations[:, part]) for part in parts], 1)
             trials = replace(trials, observations=seen)
@@ -237,6 +243,19 @@ class _TrialChunk:
         lengths = trials.mask.double().sum(0)
         of_lengths = torch.stack([torch.ones_like(lengths).sum(), lengths.square().sum()])
         return Answer(sums=(*sums.sums, of_lengths, self._observed().sum(0)))
+
+    def _values_at_the_end(self, trials: Trials, parts: Sequence[Tensor]) -> Tensor | None:
+        """Return the values (N,) of the final observations, zero where a trial ended in a terminal state."""
+        program, device = self._program, self._program.device
+        longer = trials.with_end(self._episodes.final_observations[:, -1].to(device))
+        lengths, found = trials.mask.sum(0).long(), []
+        for part in parts:
+            seen = longer[:, part] if program.see is None else program.see(longer[:, part])
+            values = program.policy.unroll(seen).values
+            if values is None:
+                return None
+            found.append(values.gather(0, lengths[part].unsqueeze(0)).squeeze(0))
+        return torch.cat(found) * self._episodes.truncated[:, -1].to(device)
 
     def center_observations(self, mean: Tensor, workspace: Workspace) -> Answer:
         """Return the sums of the squared distances of observations from their mean, (D,)."""
@@ -259,13 +278,14 @@ class _TrialChunk:
             distances of returns and rewards from their means; and the real steps of each minibatch.
         """
         program, trials = self._program, self._trials
-        known = self._values * known_unit
-        self._advantages = trials.advantages(known, program.collection.gamma, program.collection.gae_lambda)
+        known, gamma = self._values * known_unit, program.collection.gamma
+        final = None if self._final_values is None else self._final_values * known_unit
+        self._advantages = trials.advantages(known, gamma, program.collection.gae_lambda, final)
         value_lambda, errors = program.settings.value_lambda, self._advantages
         if value_lambda is not None:
-            errors = trials.advantages(known, program.collection.gamma, value_lambda)
+            errors = trials.advantages(known, gamma, value_lambda, final)
         self._targets = (known + errors) / unit
-        returns = trials.returns(program.collection.gamma)
+        returns = trials.returns(gamma)
         sums = self._sums(
             self._advantages,
             (returns - known).double().square(),

@@ -85,7 +85,7 @@ class VariBAD(MetaLearner):
         replay_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
 
     uses = frozenset({"gamma", "gae-lambda", "hidden-sizes", "nonlinearity", "meta-batch-size"})
-    instead = EPISODES_OF_TRIALS
+    instead = EPISODES_OF_TRIALS | {"bootstrap": "bootstrap-trials"}
     columns = "episode"
     whole_trials = True
     # As in the tests of the published code.

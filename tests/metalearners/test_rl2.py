@@ -64,7 +64,13 @@ def one_by_one(episodes: TaskEpisodes) -> list[tuple[Tensor, Tensor, list[float]
 
 
 def reference_update(
-    policy: GRUPolicy, episodes: TaskEpisodes, epochs: int, value_lambda: float = LAMBDA, of_rewards: float = 0.0
+    policy: GRUPolicy,
+    episodes: TaskEpisodes,
+    epochs: int,
+    value_lambda: float = LAMBDA,
+    of_rewards: float = 0.0,
+    *,
+    bootstrap: bool = False,
 ) -> None:
     """PPO as in the papers: one trial after the other, no padding, no chunks."""
     trials = one_by_one(episodes)
@@ -74,9 +80,12 @@ def reference_update(
     scale = (sum(value**2 for value in plain_returns) / len(plain_returns)) ** 0.5
     old, advantages, targets = [], [], []
     with torch.no_grad():
-        for observations, actions, rewards in trials:
+        for task, (observations, actions, rewards) in enumerate(trials):
             unrolled = policy.unroll(observations.unsqueeze(1))
             values = [float(value) * scale for value in unrolled.values[:, 0]] + [0.0]
+            if bootstrap and episodes.truncated[task, -1]:
+                whole = torch.cat([observations, episodes.final_observations[task, -1:].to(observations)])
+                values[-1] = float(policy.unroll(whole.unsqueeze(1)).values[-1, 0]) * scale
             sums: dict[str, list[float]] = {"advantage": [0.0], "target": [0.0]}
             for step in reversed(range(len(rewards))):
                 error = rewards[step] + GAMMA * values[step + 1] - values[step]
@@ -127,6 +136,26 @@ def test_update_agrees_with_plain_loops_over_trials(value: Any, value_lambda: fl
         torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
     assert metrics["loss/after"] < metrics["loss/before"]
     assert metrics["kl"] > 0.0
+
+
+@pytest.mark.parametrize("value", ["head", "network", "none"])
+def test_values_continue_after_the_time_limit_of_a_trial_where_that_is_set(value: Any) -> None:
+    policies, episodes = [make_policy(value=value) for _ in range(3)], make_episodes(EPISODES)
+    generator = torch.Generator().manual_seed(5)
+    episodes.final_observations = torch.randn(episodes.final_observations.shape, generator=generator)
+    # One trial ends in a terminal state. Ends of episodes within a trial are steps like others.
+    episodes.terminated[1, -1], episodes.truncated[1, -1] = True, False
+    episodes.terminated[3, 0], episodes.truncated[3, 0] = True, False
+    plain, off, on = policies
+    make_learner(on, bootstrap_trials=True).update(Batch([episodes]))
+    make_learner(off).update(Batch([episodes]))
+    if value == "none":
+        assert _same(on, off)
+        return
+    assert not _same(on, off)
+    reference_update(plain, episodes, epochs=3, bootstrap=True)
+    for name, param in on.named_parameters():
+        torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
 
 
 def test_prediction_of_rewards_is_trained_with_the_policy() -> None:
