@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from maml_rl.cli import main as cli
+from maml_rl.machine import usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {"num-batches": 1, "meta-batch-size": 2, "fast-batch-size": 2, "max-episode-steps": 4}
@@ -21,6 +23,8 @@ SMALLER = {
     "record": ["--tasks", "2", "--episodes", "2", "--num-workers", "0"],
     "report": ["--tasks", "2", "--videos", "0", "--num-workers", "0"],
 }
+# Those that leave the sizes of a page as they are.
+BRIEFER = {"train": ["--num-batches", "1"], "test": ["--num-batches", "1"], "record": [], "report": ["--videos", "0"]}
 # These take minutes even in short form, which other tests run; here only the files that they write matter.
 BENCHMARK = re.compile(r"python -m benchmarks\.(?!curves)|maml-rl bench ")
 # These need Meta-World or a Ray cluster, whose own tests train in environments of their own.
@@ -44,7 +48,13 @@ def commands(page: Path) -> Iterator[str]:
                 yield command
 
 
-def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def shown() -> list[str]:
+    """Return the commands of all pages that are tried here."""
+    left_out = (BENCHMARK, ELSEWHERE)
+    return [line for page in pages() for line in commands(page) if not any(kind.match(line) for kind in left_out)]
+
+
+def run(command: str, monkeypatch: pytest.MonkeyPatch, shorter: dict[str, list[str]] = SMALLER) -> None:
     words = shlex.split(re.sub(r"^python (train|test)\.py", r"maml-rl \1", command))
     words = words if words[0] == "maml-rl" else words[1:]
     with monkeypatch.context() as patch:
@@ -52,8 +62,8 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if words[0] == "maml-rl":
             # Sequences are cut from trials of one episode.
             whole = ["--fast-batch-size", "1"] if "rsac/wind" in words else []
-            smaller = list(SMALLER.get(words[1], []))
-            if words[1:2] == ["train"] and re.search(" (ad|dpt)/", command):
+            smaller = list(shorter.get(words[1], []))
+            if "--meta-batch-size" in smaller and words[1] == "train" and re.search(" (ad|dpt)/", command):
                 place = smaller.index("--meta-batch-size")
                 smaller[place : place + 2] = ["--num-updates", "2"]
             assert cli.main([*words[1:], *smaller, *whole]) == 0, command
@@ -83,12 +93,10 @@ def test_commands_of_the_pages_run_in_order_and_write_only_to_runs(
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path)
     before = files(tmp_path)
-    left_out = (BENCHMARK, ELSEWHERE)
-    shown = [line for page in pages() for line in commands(page) if not any(kind.match(line) for kind in left_out)]
-    new = [command for command in shown if re.search(r"\btrain\b", command) and "--overwrite" not in command]
-    assert len(shown) > 15
+    new = [command for command in shown() if re.search(r"\btrain\b", command) and "--overwrite" not in command]
+    assert len(shown()) > 15
     for repetition in range(1, repetitions + 1):
-        for command in shown:
+        for command in shown():
             # A recording is made only once.
             run(command + " --resume" * (repetition > 1 and "maml-rl record" in command), monkeypatch)
         assert files(tmp_path) == before
@@ -98,6 +106,24 @@ def test_commands_of_the_pages_run_in_order_and_write_only_to_runs(
     for page in pages():
         for path in re.findall(r'load_policy\("(?!zoo:)(.*?)"', page.read_text(encoding="utf-8")):
             assert (tmp_path / path / "config.json").is_file(), f"{page.name}: {path}"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+def test_commands_run_at_the_sizes_of_their_pages_with_the_threads_that_a_user_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("benchmarks", "configs", "docs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(2, usable_cores()))
+    try:
+        for command in shown():
+            run(command, monkeypatch, BRIEFER)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_benchmarks_on_the_pages_write_to_runs() -> None:
