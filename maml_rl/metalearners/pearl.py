@@ -21,6 +21,7 @@ from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
+from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted
 from maml_rl.metalearners.collection import Batch, Sampler
 from maml_rl.metalearners.metalearner import MetaLearner
@@ -250,6 +251,7 @@ class PEARL(MetaLearner):
                 phases.append(sampler.rollout(tasks, params, deterministic=deterministic))
         return Adapted(phases, params)
 
+    @single_threaded()
     def _draw_contexts(self, sampler: Sampler, phases: Sequence[TaskEpisodes], shape: tuple[int, int]) -> Tensor:
         """Draw a context for each task from the posterior of all phases, from the prior if there are none, (M, Z)."""
         noise = torch.from_numpy(sampler.generator("context").standard_normal(shape, "float32")).to(self.device)

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from maml_rl import MultiTaskSampler
+from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.config import Config
 from maml_rl.derivatives import ChunkWorkers
 from maml_rl.errors import ConfigError
+from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.record import record
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import algorithms
@@ -125,6 +128,34 @@ def test_chunks_of_batches_collected_ahead_have_as_many_threads_as_those_of_upda
     assert {(name, many) for name, _, many in chunks} == {
         (name, many) for name in ("MainThread", "maml_rl-prefetch") for many in (1, 2)
     }
+
+
+@pytest.mark.slow
+def test_sampler_in_another_thread_changes_nothing_of_a_training(
+    tmp_path: Path, threads: Callable[[int], None]
+) -> None:
+    threads(2)
+    train(config("promp"), tmp_path / "alone", num_workers=0)
+    over, policy, digests = threading.Event(), make_experiment(config("promp")).policy, set()
+
+    def sample() -> None:
+        with MultiTaskSampler("2DNavigation-v0", {}, 4, policy, LinearFeatureBaseline(2), num_workers=0) as sampler:
+            while not over.is_set():
+                sampler.seek(0)
+                (train_episodes, _) = sampler.sample(sampler.sample_tasks(2), num_steps=1)
+                digests.add((train_episodes[0].digest(), torch.get_num_threads()))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        for number in range(4):
+            train(config("promp"), tmp_path / str(number), num_workers=0)
+            assert content(tmp_path / str(number)) == content(tmp_path / "alone")
+            assert torch.get_num_threads() == 2
+    finally:
+        over.set()
+        thread.join()
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize("algorithm", ["maml-trpo", "rl2", "rsac", "pearl", "ad"])

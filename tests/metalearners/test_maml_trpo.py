@@ -88,7 +88,7 @@ def test_importance_ratio_uses_the_log_probabilities_recorded_while_sampling(kin
 def test_repeated_steps_give_the_same_bytes_for_any_number_of_threads() -> None:
     before, results = torch.get_num_threads(), []
     try:
-        for count in (1, 2, 2):
+        for count in (1, 2, 4):
             torch.set_num_threads(count)
             # Large enough for several chunks, so that threads can take different ones.
             policy, train, valid = make_problem(
