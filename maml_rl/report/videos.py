@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-import gymnasium
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.config.config import Config
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.serial import SerialVectorEnv
-from maml_rl.errors import MamlRLError
+from maml_rl.errors import MamlRLError, UsersCode, explain
 from maml_rl.report.curves import after, figure
 from maml_rl.report.evaluations import SampledEvaluation
 from maml_rl.report.markup import Markup, element
@@ -29,6 +28,8 @@ _DEFAULT_FPS = 20
 _WIDTH = 640
 # A picture takes 50 ms to draw where there is no graphics card: of longer episodes only every second one is drawn.
 _MOST_PICTURES = 101
+# Pictures are shown at most 640 pixels wide.
+_MOST_PIXELS = 2**24
 # A shorter episode stays on its last picture, darker.
 _OVER = 0.55
 
@@ -49,7 +50,18 @@ def videos(
         The videos, None where the family draws no pictures or nothing is adapted, and sentences about what could not
         be drawn.
     """
-    if not count or len(sampled.phases) < 2 or not _has_pictures(sampled.config):
+    if not count or len(sampled.phases) < 2:
+        return None, []
+    try:
+        # The environment is someone else's code, and so are the drivers of a graphics card.
+        with UsersCode(lambda error: MamlRLError(explain(error)), MamlRLError):
+            return _videos(sampled, count, on_video)
+    except MamlRLError as error:
+        return None, [f"There are no videos: {' '.join(str(error).split())}."]
+
+
+def _videos(sampled: SampledEvaluation, count: int, on_video: Callable[[], object]) -> tuple[Markup | None, list[str]]:
+    if not _has_pictures(sampled.config):
         return None, []
     last = len(sampled.phases) - 1
     cards = []
@@ -57,14 +69,9 @@ def videos(
         on_video()
         description = describe(sampled.evaluation.tasks[task])
         logger.info("drawing a video of the task %s", description)
-        try:
-            before, fps = replay(sampled, 0, task)
-            later, _ = replay(sampled, last, task)
-            picture = _picture(
-                side_by_side(before, later), fps, f"The policy before and after adaptation: {description}"
-            )
-        except (gymnasium.error.Error, MamlRLError, OSError, ValueError, subprocess.SubprocessError) as error:
-            return None, [f"There are no videos: {' '.join(str(error).split())}."]
+        before, fps = replay(sampled, 0, task)
+        later, _ = replay(sampled, last, task)
+        picture = _picture(side_by_side(before, later), fps, f"The policy before and after adaptation: {description}")
         returns = [sampled.evaluation.returns[task, phase, sampled.median_episode(phase, task)] for phase in (0, last)]
         cards.append(
             element(
@@ -98,7 +105,8 @@ def replay(sampled: SampledEvaluation, phase: int, task: int) -> tuple[Frames, i
 
     Raises:
         gymnasium.error.Error: If nothing can be drawn on this machine.
-        MamlRLError: If the environment does not repeat the sampled episode.
+        MamlRLError: If the environment does not repeat the sampled episode, or returns something else than pictures.
+        Exception: Whatever the environment raises.
     """
     episode = sampled.median_episode(phase, task)
     episodes = sampled.phases[phase]
@@ -115,7 +123,7 @@ def replay(sampled: SampledEvaluation, phase: int, task: int) -> tuple[Frames, i
             total += float(env.buffers.rewards[0])
             if step % every == 0 or step == len(actions):
                 frames.append(_draw(env))
-        fps = round(_metadata(env).get("render_fps", _DEFAULT_FPS) / every)
+        fps = max(1, round(_metadata(env).get("render_fps", _DEFAULT_FPS) / every))
     finally:
         env.close()
     expected = float(sampled.evaluation.returns[task, phase, episode])
@@ -141,10 +149,7 @@ def _prolonged(frames: Frames, count: int) -> Frames:
 def _has_pictures(config: Config) -> bool:
     if config.env_name == NAVIGATION:
         return False  # Its paths show more.
-    try:
-        env = make_vector_env(config.env_name, config.env_kwargs, 1)
-    except (gymnasium.error.Error, TypeError, ValueError):
-        return False
+    env = make_vector_env(config.env_name, config.env_kwargs, 1)
     env.close()
     return "rgb_array" in _metadata(env).get("render_modes", ())
 
@@ -165,9 +170,35 @@ def _make_env(config: Config) -> MetaVectorEnv:
 
 def _draw(env: MetaVectorEnv) -> Frames:
     pictures = env.render()
-    if not pictures:
+    if pictures is None or not len(pictures) or pictures[0] is None:
         raise MamlRLError("the environment has the render mode rgb_array, but renders nothing")
-    return np.asarray(pictures[0], np.uint8)
+    return as_rgb(pictures[0])
+
+
+def as_rgb(picture: ArrayLike) -> Frames:
+    """Return a picture as (height, width, 3) bytes: from RGB, RGBA or gray, of bytes, or of floats from 0 to 1.
+
+    Raises:
+        MamlRLError: If it is none of these.
+    """
+    values = np.asarray(picture)
+    if values.ndim == 2:
+        values = values[..., None]
+    if values.dtype.kind not in "biuf" or values.ndim != 3 or values.shape[2] not in (1, 3, 4) or not values.size:
+        raise MamlRLError(
+            f"the environment renders {values.dtype} {values.shape} instead of a picture (height, width, 3)"
+        )
+    if values.shape[0] * values.shape[1] > _MOST_PIXELS:
+        raise MamlRLError(f"the environment renders pictures of {values.shape[0]} x {values.shape[1]} pixels")
+    most = 255 if values.dtype.kind in "iu" else 1
+    # Not so for NaN, either.
+    if not (values.min() >= 0 and values.max() <= most):
+        raise MamlRLError(f"the environment renders {values.dtype} outside of 0 to {most}")
+    shares = values.astype(np.float32) / most
+    if values.shape[2] == 4:
+        # On white, as the page is.
+        shares = shares[..., :3] * shares[..., 3:] + 1.0 - shares[..., 3:]
+    return np.rint(255 * np.broadcast_to(shares, (*shares.shape[:2], 3))).astype(np.uint8)
 
 
 def _picture(frames: Frames, fps: int, words: str) -> Markup:

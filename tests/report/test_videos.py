@@ -1,6 +1,9 @@
 import io
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from maml_rl.cli.main import main
+from maml_rl.config import load_config
 from maml_rl.envs.mujoco import rendering
 from maml_rl.report import videos
 from maml_rl.report.evaluations import SampledEvaluation, evaluate_group
 from maml_rl.report.runs import read_runs
+from tests.lamp_env import LampEnv
+from tests.report.conftest import NAVIGATION, make_run
 
 
 def moving_square(count: int, size: int = 64) -> np.ndarray:
@@ -138,6 +145,173 @@ def test_machine_that_cannot_draw_gets_a_sentence(
     picture, notices = videos.videos(cheetah_episodes, 2)
     assert picture is None
     assert notices == ["There are no videos: cannot draw: no usable OpenGL; set MUJOCO_GL."]
+
+
+HORIZON = 5
+PIXELS = np.arange(8 * 6 * 3).reshape(8, 6, 3).astype(np.uint8)
+
+
+def fail(error: BaseException) -> Any:
+    raise error
+
+
+# By name: what rendering returns at a call, of which there have been so many before.
+RENDERED: dict[str, Callable[[int], Any]] = {
+    "rgb": lambda calls: PIXELS,
+    "nothing": lambda calls: None,
+    "exit": lambda calls: sys.exit(0),
+    "error": lambda calls: fail(RuntimeError("no\ndisplay")),
+    "key": lambda calls: {}["display"],
+    "assertion": lambda calls: fail(AssertionError()),
+    "memory": lambda calls: fail(MemoryError()),
+    "stop": lambda calls: fail(StopIteration()),
+    "generator": lambda calls: fail(GeneratorExit()),
+    "recursion": lambda calls: fail(RecursionError("deep")),
+    "import": lambda calls: __import__("a_display_that_is_not_installed"),
+    "text": lambda calls: "a picture",
+    "empty": lambda calls: PIXELS[:0],
+    "list": lambda calls: [PIXELS],
+    "object": lambda calls: object(),
+    "complex": lambda calls: PIXELS * 1j,
+    "channels": lambda calls: PIXELS.repeat(2, 2),
+    "five": lambda calls: PIXELS[..., None, None],
+    "NaN": lambda calls: PIXELS * np.nan,
+    "floats beyond 1": lambda calls: PIXELS.astype(float),
+    "negative": lambda calls: PIXELS.astype(int) - 9,
+    "beyond a byte": lambda calls: PIXELS.astype(int) + 200,
+    "huge": lambda calls: np.broadcast_to(np.uint8(1), (2**13, 2**13, 3)),
+    "growing": lambda calls: PIXELS[: calls + 1],
+    "late": lambda calls: PIXELS if calls < 3 else fail(OSError("lost the display")),
+}
+
+
+class PaintedEnv(LampEnv):
+    """Draws itself, well or not; `wrong` may also be a fault elsewhere than in `render`."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+
+    def __init__(self, wrong: str = "rgb", render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode, self.wrong, self.calls = render_mode, wrong, 0
+        if render_mode is not None and wrong == "constructor":
+            sys.exit("no display")
+        if wrong == "fps":
+            self.metadata = {**self.metadata, "render_fps": "fast"}
+        if wrong == "slow":
+            self.metadata = {**self.metadata, "render_fps": 0}
+        if wrong == "metadata":
+            self.metadata = {"render_modes": 3}
+
+    def render(self) -> Any:
+        self.calls += 1
+        return RENDERED.get(self.wrong, RENDERED["rgb"])(self.calls - 1)
+
+    def close(self) -> None:
+        if self.render_mode is not None and self.wrong == "close":
+            raise OSError("cannot close the window")
+
+
+class UnpaintedEnv(LampEnv):
+    """Says that it draws itself, but takes no render_mode."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+
+gymnasium.register("Painted-v0", entry_point=f"{__name__}:PaintedEnv", max_episode_steps=HORIZON)
+gymnasium.register("Unpainted-v0", entry_point=f"{__name__}:UnpaintedEnv", max_episode_steps=HORIZON)
+
+
+@pytest.fixture(scope="module")
+def painted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    values = {**NAVIGATION, "env-name": "Painted-v0", "max-episode-steps": HORIZON, "num-batches": 1}
+    return make_run(tmp_path_factory.mktemp("runs") / "painted", values)
+
+
+@pytest.fixture(scope="module")
+def painted_episodes(painted_run: Path) -> SampledEvaluation:
+    (group,), _ = read_runs([painted_run])
+    result, _ = evaluate_group(group, num_tasks=3, num_workers=0)
+    assert result.sampled is not None
+    return result.sampled
+
+
+def drawn_with(sampled: SampledEvaluation, wrong: str) -> tuple[Any, list[str]]:
+    return videos.videos(replace(sampled, config=sampled.config.override({"env-kwargs": {"wrong": wrong}})), 1)
+
+
+@pytest.mark.parametrize("wrong", [*list(RENDERED)[1:], "constructor", "fps", "metadata", "close"])
+def test_whatever_drawing_raises_is_a_sentence(painted_episodes: SampledEvaluation, wrong: str) -> None:
+    picture, notices = drawn_with(painted_episodes, wrong)
+    assert picture is None
+    (notice,) = notices
+    assert notice.startswith("There are no videos: ")
+    assert "\n" not in notice
+
+
+@pytest.mark.parametrize("wrong", ["rgb", "slow"])
+def test_family_that_draws_itself_has_videos(painted_episodes: SampledEvaluation, wrong: str) -> None:
+    picture, _ = drawn_with(painted_episodes, wrong)
+    assert picture is not None
+
+
+def test_family_whose_constructor_takes_no_render_mode_gets_a_sentence(painted_episodes: SampledEvaluation) -> None:
+    config = painted_episodes.config.override({"env-name": "Unpainted-v0"})
+    picture, (notice,) = videos.videos(replace(painted_episodes, config=config), 1)
+    assert picture is None
+    assert "render_mode" in notice
+
+
+@pytest.mark.parametrize("wrong", ["exit", "late"])
+def test_report_without_pictures_has_everything_else(painted_run: Path, tmp_path: Path, wrong: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(painted_run, run)
+    config = load_config(run / "config.json").override({"env-kwargs": {"wrong": wrong}})
+    (run / "config.json").write_text(config.to_json())
+    (run / "SHA256SUMS").unlink()
+    assert main(["report", str(run), "--tasks", "2", "--videos", "1", "--num-workers", "0"]) == 0
+    page = (run / "report.html").read_text()
+    assert "There are no videos" in page
+    assert len(page) > 20_000
+    assert (run / "report.returns.csv").is_file()
+
+
+def test_pictures_of_other_kinds_are_converted() -> None:
+    white, alpha = np.full((2, 2, 3), 255, np.uint8), np.zeros((2, 2, 4), np.uint8)
+    for picture, expected in (
+        (PIXELS, PIXELS),
+        (PIXELS[..., 0], PIXELS[..., :1].repeat(3, 2)),
+        (PIXELS[..., :1], PIXELS[..., :1].repeat(3, 2)),
+        (PIXELS.astype(np.int64), PIXELS),
+        (PIXELS / 255, PIXELS),
+        ((PIXELS / 255).astype(np.float32), PIXELS),
+        (PIXELS.tolist(), PIXELS),
+        (np.dstack([PIXELS, np.full((8, 6), 255, np.uint8)]), PIXELS),
+        (alpha, white),
+        (np.ones((2, 2), bool), white),
+    ):
+        found = videos.as_rgb(picture)
+        assert found.dtype == np.uint8
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_failed_opengl_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second try of GLFW without a screen aborts Python."""
+    tries = 0
+
+    class Broken:
+        def __init__(self, width: int, height: int) -> None:
+            nonlocal tries
+            tries += 1
+            raise RuntimeError("there is no screen")
+
+    monkeypatch.setattr(rendering, "_context_class", lambda: Broken)
+    monkeypatch.setattr(rendering, "_unusable", {})
+    messages = set()
+    for _ in range(3):
+        with pytest.raises(gymnasium.error.DependencyNotInstalled, match="RuntimeError: there is no screen") as caught:
+            rendering.Renderer(None)
+        messages.add(str(caught.value))
+    assert (tries, len(messages)) == (1, 1)
 
 
 def test_without_an_encoder_the_videos_are_animated_pictures(

@@ -33,16 +33,23 @@ class Renderer:
     def __init__(self, model: mujoco.MjModel, camera: str = "track") -> None:
         self._context: Any = None
         self._resources: Any = None
+        make: Any = None
         try:
-            self._context = _context_class()(_SIZE, _SIZE)
+            make = _context_class()
+            if make in _unusable:
+                raise OSError(_unusable[make])
+            self._context = make(_SIZE, _SIZE)
             self._context.make_current()
             self._resources = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
         # A missing or broken driver may raise ImportError, AttributeError, OSError or FatalError, by binding.
         except Exception as error:
+            reason = _unusable.get(make, f"{type(error).__name__}: {error}")
+            if self._context is None and make is not None:
+                _unusable[make] = reason
             self.close()
             raise DependencyNotInstalled(
-                f"cannot draw, for there is no usable OpenGL ({type(error).__name__}: {error}); run "
-                "scripts/install-system-packages, or set MUJOCO_GL to egl, osmesa or glfw before Python starts"
+                f"cannot draw, for there is no usable OpenGL ({reason}); run scripts/install-system-packages, or set "
+                "MUJOCO_GL to egl, osmesa or glfw before Python starts"
             ) from error
         _open_renderers.add(self)
         # Registered again each time, to run before the handler of MuJoCo's EGL module: the last registered runs first.
@@ -85,6 +92,8 @@ class Renderer:
 
 
 _open_renderers: weakref.WeakSet[Renderer] = weakref.WeakSet()
+# Why contexts of a class cannot be made, after the first try: without a screen, a second one of GLFW aborts Python.
+_unusable: dict[Any, str] = {}
 
 
 def _close_open_renderers() -> None:
