@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import gymnasium
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -54,10 +55,15 @@ def videos(
         return None, []
     try:
         # The environment is someone else's code, and so are the drivers of a graphics card.
-        with UsersCode(lambda error: MamlRLError(explain(error)), MamlRLError):
+        with UsersCode(_reason, MamlRLError):
             return _videos(sampled, count, on_video)
     except MamlRLError as error:
         return None, [f"There are no videos: {' '.join(str(error).split())}."]
+
+
+def _reason(error: BaseException) -> MamlRLError:
+    # Gymnasium's own errors say what is missing; where they are raised does not matter.
+    return MamlRLError(str(error) if isinstance(error, gymnasium.error.Error) else explain(error))
 
 
 def _videos(sampled: SampledEvaluation, count: int, on_video: Callable[[], object]) -> tuple[Markup | None, list[str]]:
