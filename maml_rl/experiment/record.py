@@ -1,7 +1,9 @@
 """Recording: learners of single tasks, all in parallel, with all their episodes from the first to the last."""
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -18,11 +20,11 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import CheckpointError, ConfigError, UsersCode, explain
+from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, UsersCode, explain
 from maml_rl.experience.minari_data_set import Credits, dataset_id, require_minari, write_data_set
 from maml_rl.experience.recording import FOLDER, About, Recording, space_as_json
 from maml_rl.experiment.build import Experiment, make_experiment, placement_of
-from maml_rl.machine import usual_torch
+from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.metalearners.single_task import (
     QLearning,
     QLearningSettings,
@@ -33,6 +35,7 @@ from maml_rl.metalearners.single_task import (
 from maml_rl.policies import Policy
 from maml_rl.policies.classical import PSRL, UCB1, RandomPolicy, ThompsonSampling
 from maml_rl.policies.classical.counting import check_countable
+from maml_rl.runs.atomic_files import LOCK, lock_folder, remove_unfinished
 from maml_rl.runs.checkpoint import list_checkpoints
 from maml_rl.runs.run_folder import CHECKPOINTS, load_run_config
 from maml_rl.runs.trust import check_code
@@ -146,6 +149,7 @@ def record(
     horizon = config.max_episode_steps or described.max_episode_steps
     assert horizon is not None
     recorded = Recorded.within(output, dataset_id(config.env_name, learner))
+    _refuse_too_large(experiment, learner, described, num_tasks)
     keys = [StreamKey(config.seed, Purpose.LEARNER_CONSTRUCTION, task=number) for number in range(num_tasks)]
     # Of the initial weights of each learner.
     seeds = [int(generator(key).integers(2**31)) for key in keys]
@@ -174,7 +178,8 @@ def record(
             sampler.seek(iteration)
             episodes = sampler.rollout(tasks, None if learners is None else learners.params)
             if learners is not None:
-                learners.update(episodes)
+                with UsersCode(lambda error: _failed(learner, iteration, error), MamlRLError):
+                    learners.update(episodes)
             if learner in _BANDIT_LEARNERS:
                 _check_pays(learner, episodes)
             return episodes
@@ -236,6 +241,7 @@ def record_run(
     assert horizon is not None
     recorded = Recorded.within(output, dataset_id(config.env_name, config.algorithm.rpartition(":")[2].lower()))
     experiment.take_fixed_tasks(path)
+    experiment.refuse_too_large_batches(num_tasks, 0)
     with experiment.make_sampler(num_workers=num_workers) as sampler:
         tasks = _draw_tasks(experiment, sampler, num_tasks)
         about = About(
@@ -262,6 +268,28 @@ def record_run(
     return recorded
 
 
+def _failed(learner: str, iteration: int, error: BaseException) -> MamlRLError:
+    return MamlRLError(
+        f"the update of {learner} in iteration {iteration} fails ({explain(error)}); lower its learning-rate"
+    )
+
+
+def _refuse_too_large(experiment: Experiment, learner: str, env: EnvDescription, num_tasks: int) -> None:
+    """Refuse episodes, and learners, that do not fit into the memory of this machine.
+
+    Raises:
+        ConfigError: In one line.
+    """
+    experiment.refuse_too_large_batches(num_tasks, 0)
+    # PPO keeps a gradient and two averages of each parameter.
+    each = 4 * sum(param.nbytes for param in experiment.policy.parameters())
+    if learner == "q-learning" and isinstance(env.action_space, spaces.Discrete):
+        each = 8 * spaces.flatdim(env.observation_space) * int(env.action_space.n)
+    if learner in _LEARNERS:
+        remedy = "lower --tasks or hidden-sizes"
+        refuse_if_too_large(num_tasks * each, f"{num_tasks:,} learners", remedy)
+
+
 def _draw_tasks(experiment: Experiment, sampler: MultiTaskSampler, num_tasks: int) -> list[Task]:
     """Return the tasks of histories: training tasks, those of a fixed set again and again."""
     fixed = experiment.fixed_tasks("training")
@@ -280,14 +308,43 @@ def _record(
     resume: bool,
 ) -> None:
     """Sample iterations, and learn from them, until everything is recorded."""
-    recording = Recording(folder / FOLDER, about, resume=resume)
+    with _locked(folder / FOLDER):
+        recording = Recording(folder / FOLDER, about, resume=resume)
+        _record_rest(recording, sample, learners, on_iteration)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder; remove it if nothing was written to it."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder, "recording")
+    try:
+        # What a process that was killed has left.
+        remove_unfinished(folder)
+        yield
+    finally:
+        if [each.name for each in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink()
+        os.close(lock)
+        with suppress(OSError):  # The first folder that is not empty ends this.
+            for each in made:
+                each.rmdir()
+
+
+def _record_rest(
+    recording: Recording,
+    sample: Callable[[int], TaskEpisodes],
+    learners: SingleTaskLearner | None,
+    on_iteration: OnIteration | None,
+) -> None:
     state = recording.learner_state()
     if state is not None and learners is not None:
         try:
             learners.load(state)
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(
-                f"the learners in {folder / FOLDER} do not fit the recording ({explain(error)}); remove it and record "
+                f"the learners in {recording.folder} do not fit the recording ({explain(error)}); remove it and record "
                 "again"
             ) from error
     for iteration in range(recording.iteration, recording.about.num_iterations):

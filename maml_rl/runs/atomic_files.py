@@ -1,5 +1,6 @@
 """Files and folders that are written atomically, even when the process is killed or the disk is full."""
 
+import logging
 import os
 import shutil
 from contextlib import suppress
@@ -8,6 +9,10 @@ from pathlib import Path
 from maml_rl.errors import ConfigError
 
 TEMPORARY = ".unfinished-"
+# Empty; held while a process writes into its folder.
+LOCK = ".lock"
+
+logger = logging.getLogger(__name__)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -98,14 +103,37 @@ def check_creatable(folder: Path, option: str) -> None:
             path.mkdir()
             made.append(path)
         probe = folder / f"{TEMPORARY}probe-{os.getpid()}"
-        write_file(probe, b"")
-        probe.unlink(missing_ok=True)
+        try:
+            write_file(probe, b"")
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another {option}") from error
     finally:
         for path in reversed(made):
             with suppress(OSError):
                 path.rmdir()
+
+
+def lock_folder(folder: Path, doing: str) -> int:
+    """Open a folder's lock, which lasts until it is closed: two processes in one folder would mix their files.
+
+    Raises:
+        ConfigError: If another process holds it; `doing` says what that does.
+    """
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        pass  # Windows has no fcntl.
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"another process is {doing} in {folder}; end it, or choose another folder") from None
+    except OSError as error:
+        logger.debug("the file system of %s has no locks: %s", folder, error)
+    return descriptor
 
 
 def discard(path: Path) -> None:

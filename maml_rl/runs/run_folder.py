@@ -19,9 +19,11 @@ from maml_rl.config.config import RAY_KEYS, RECORDED, TASKS, Config, load_config
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.foreign_files import parse_json, read_regular
 from maml_rl.runs.atomic_files import (
+    LOCK,
     TEMPORARY,
     check_creatable,
     discard,
+    lock_folder,
     remove,
     remove_unfinished,
     replace_file,
@@ -55,7 +57,6 @@ FIXED_TASKS: dict[Literal["training", "validation", "test"], str] = {
     "training": "training-tasks.json",
     "test": "test-tasks.json",
 }
-_LOCK = ".lock"
 # Parts of the path where Ray unpacks the working directory of a job.
 _RAY_JOB = {"runtime_resources", "working_dir_files"}
 # Files and folders of a run besides its config. The folders may be links, say to a larger disk; the files may not.
@@ -130,7 +131,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         is_new = not (self.path / CONFIG).exists()
         _warn_of_ray_job(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.path)
+        self._lock = lock_folder(self.path, "training")
         try:
             _remove_half_written(self.path)
             continues = resume and _has_begun(self.path)
@@ -150,7 +151,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             if is_new:
                 with suppress(OSError):
                     _clear(self.path)
-                    (self.path / _LOCK).unlink()
+                    (self.path / LOCK).unlink()
                     self.path.rmdir()
             os.close(self._lock)
             if isinstance(error, OSError):
@@ -396,7 +397,7 @@ def _is_unfinished_start(path: Path) -> bool:
     names = set(os.listdir(path))
     if _REPLACED in names:
         return True
-    written = {name for name in names if not name.startswith(TEMPORARY)} - {_LOCK}
+    written = {name for name in names if not name.startswith(TEMPORARY)} - {LOCK}
     trained = [folder.name for folder in list_checkpoints(path / CHECKPOINTS)] not in ([], ["iteration-000000"])
     events = EVENTS in written and not (path / EVENTS).is_symlink()
     return written <= {*_FOLDERS, SYSTEM, SUMS} and not trained and not events
@@ -404,7 +405,7 @@ def _is_unfinished_start(path: Path) -> bool:
 
 def _check_links(path: Path) -> None:
     """Refuse links of files, through which a run would write somewhere else, and links of folders to nowhere."""
-    for link in (path / name for name in (CONFIG, *_FILES, _LOCK)):
+    for link in (path / name for name in (CONFIG, *_FILES, LOCK)):
         if link.is_symlink():
             raise ConfigError(
                 f"{link} is a link to {os.readlink(link)}, and a run writes its files in place: put the file itself "
@@ -453,20 +454,3 @@ def _remove_half_written(path: Path) -> None:
 
 def _text(lines: Sequence[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _lock(folder: Path) -> int:
-    """Open a folder's lock, which lasts as long as this process; two runs in one folder would mix their files."""
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:
-        pass  # Windows has no fcntl.
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ConfigError(f"another process is training in {folder}; end it, or choose another folder") from None
-    except OSError as error:
-        logger.debug("the file system of %s has no locks: %s", folder, error)
-    return descriptor

@@ -1,5 +1,6 @@
 """Learning histories are recorded: the same bytes for any number of workers and after any kill, read back as Minari."""
 
+import errno
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ from maml_rl.experience import recording as recording_module
 from maml_rl.experiment.record import Recorded, record
 from maml_rl.experiment.train import train
 from maml_rl.policies.classical.counting import check_countable
+from maml_rl.runs.atomic_files import LOCK, check_creatable, lock_folder
 from maml_rl.runs.segments import write_segment
 from tests.small_runs import config_of
 
@@ -39,7 +41,8 @@ def record_small(folder: Path, **options: Any) -> Recorded:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,3 +511,54 @@ def test_resumed_recording_refuses_learners_of_another_recording(
             path.write_text(rewritten({**index, "learner": segment.as_state()}))
             with pytest.raises(CheckpointError, match="do not fit"):
                 record_small(tmp_path, resume=True)
+
+
+RECORD = ["record", "dark-room", "--episodes", "2", "--iterations", "1", "--num-workers", "0", "--no-minari"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--tasks", "1000000000"], "a batch of 1,000,000,000 tasks with 2 episodes"),
+        (["--tasks", "1000000", "--learner-settings", "{hidden-sizes: [2000, 2000]}"], "1,000,000 learners would take"),
+        (["--tasks", "2", "--learner-settings", "{learning-rate: 1.0e+38}"], "the update of ppo in iteration 0 fails"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_recording_that_cannot_be_is_one_line_and_leaves_nothing(
+    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*RECORD, *options, "--output", str(tmp_path / "h")]) in (1, 2)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error:" in line)
+    assert words in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_processes_never_record_into_one_folder(tmp_path: Path) -> None:
+    folder = record_small(tmp_path).folder / "recording"
+    before = content(tmp_path)
+    lock = lock_folder(folder, "recording")
+    try:
+        with pytest.raises(ConfigError, match=f"another process is recording in {folder}; end it"):
+            record_small(tmp_path, resume=True)
+    finally:
+        os.close(lock)
+    assert content(tmp_path) == before
+    record_small(tmp_path, resume=True)
+
+
+def test_what_a_killed_recording_has_left_is_removed(tmp_path: Path) -> None:
+    folder = record_small(tmp_path).folder / "recording"
+    (folder / ".unfinished-7-recording.json").write_text("half")
+    record_small(tmp_path, resume=True)
+    assert not list(folder.glob(".unfinished*"))
+
+
+def test_probe_is_removed_even_if_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        check_creatable(tmp_path / "new" / "folder", "--output")
+    assert not list(tmp_path.iterdir())
