@@ -26,6 +26,7 @@ from maml_rl.experience import Histories, load_histories
 from maml_rl.experience import recording as recording_module
 from maml_rl.experiment.record import Recorded, record
 from maml_rl.experiment.train import train
+from maml_rl.metalearners.single_task import SingleTaskPPO
 from maml_rl.policies.classical.counting import check_countable
 from maml_rl.runs.atomic_files import LOCK, check_creatable, lock_folder
 from maml_rl.runs.segments import write_segment
@@ -521,7 +522,6 @@ RECORD = ["record", "dark-room", "--episodes", "2", "--iterations", "1", "--num-
     [
         (["--tasks", "1000000000"], "a batch of 1,000,000,000 tasks with 2 episodes"),
         (["--tasks", "1000000", "--learner-settings", "{hidden-sizes: [2000, 2000]}"], "1,000,000 learners would take"),
-        (["--tasks", "2", "--learner-settings", "{learning-rate: 1.0e+38}"], "the update of ppo in iteration 0 fails"),
     ],
 )
 @pytest.mark.timeout(60)
@@ -531,6 +531,20 @@ def test_recording_that_cannot_be_is_one_line_and_leaves_nothing(
     assert cli.main([*RECORD, *options, "--output", str(tmp_path / "h")]) in (1, 2)
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "error:" in line)
     assert words in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("overflow"), SystemExit(0), ZeroDivisionError()])
+def test_update_that_fails_is_one_line_and_leaves_nothing(
+    error: BaseException, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: SingleTaskPPO, episodes: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(SingleTaskPPO, "update", fail)
+    assert cli.main([*RECORD, "--tasks", "2", "--output", str(tmp_path / "h")]) == 1
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error:" in line)
+    assert "the update of ppo in iteration 0 fails" in line
     assert not list(tmp_path.iterdir())
 
 
