@@ -27,6 +27,7 @@ from benchmarks.learning.results import read_rows
 from benchmarks.suite import SUITE
 from maml_rl.cli import main as cli
 from maml_rl.config import Config, load_config
+from maml_rl.config.catalog import shipped_configs
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import FAMILIES
 from maml_rl.experiment.record import record
@@ -338,7 +339,7 @@ def test_python_of_a_page_runs_as_shown(page: str, tmp_path: Path, monkeypatch: 
         sizes = {"fast-batch-size": 2, "hidden-sizes": [4]}
         config = Config.from_mapping(Mapping("the test", {"env-name": "DarkRoom-v0", **sizes}))
         options = {"num_workers": 0, "minari": find_spec("minari") is not None}
-        record(config, "runs/histories", num_tasks=2, num_iterations=2, **options)
+        record(config, "runs/histories/rooms", num_tasks=2, num_iterations=2, **options)
     if page == "memory.md":
         trials: dict[str, Any] = {"algorithm": "rl2", "observe-last": True, "algorithm-settings": {"hidden-size": 8}}
         trials |= {"env-kwargs": {"pulls": 10}, "fast-batch-size": 1, "meta-batch-size": 2, "num-batches": 1}
@@ -544,3 +545,12 @@ def test_names_on_the_pages_exist() -> None:
             found: Any = maml_rl
             for part in name.split("."):
                 found = getattr(found, part, None) or import_module(f"{found.__name__}.{part}")
+
+
+def test_histories_of_the_page_are_the_only_data_set_in_their_folder() -> None:
+    """Those that the configs of learners of histories record are elsewhere."""
+    page = (ROOT / "docs" / "learning-histories.md").read_text(encoding="utf-8")
+    (loaded,) = set(re.findall(r'load_histories\("([^"]+)"\)', page))
+    recorded = [str(load_config(path).algorithm_settings.get("histories", "")) for path in shipped_configs().values()]
+    assert any(recorded)
+    assert not [each for each in recorded if each and Path(each).is_relative_to(loaded)]

@@ -93,6 +93,14 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def _path_to_infinity(value: Any) -> list[str] | None:
+    """Return the keys and numbers of entries that lead to a number that is not finite; None if there is none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else []
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return next(([str(key), *path] for key, each in entries if (path := _path_to_infinity(each)) is not None), None)
+
+
 class SettingsModel(BaseModel):
     """Strict, typed settings. A key of a file is the field's name with hyphens; its description is shown by --help."""
 
@@ -564,7 +572,10 @@ def _explain(
     ranked = unknown or sorted(errors, key=lambda error: mapping.lines.get((str(error["loc"][0]),), 0))
     error = ranked[0]
     path = [str(part) for part in error["loc"]]
-    key = path[0]
+    key, name = path[0], path[0]
+    if error["type"] == "value_error":
+        path += _path_to_infinity(error["input"]) or []
+        name = ".".join(path)
     if error["type"] == "extra_forbidden":
         known = [field.alias or name for name, field in model.model_fields.items()] + list(more_keys)
         free = [name for name in known if name not in mapping.values]
@@ -577,7 +588,7 @@ def _explain(
     meaning = f" ({field.description})" if field.description else ""
     got = repr(error["input"])
     got = got if len(got) <= _SHOWN else got[:_SHOWN] + "..."
-    return f"{key!r} in {mapping.place(*path)}{inner}: expected {_wanted(error)}, got {got}{meaning}"
+    return f"{name!r} in {mapping.place(*path)}{inner}: expected {_wanted(error)}, got {got}{meaning}"
 
 
 def _wanted(error: ErrorDetails) -> str:

@@ -90,6 +90,13 @@ def test_wrong_value_is_refused_with_line_expected_and_actual_value(line: str, w
     assert got in message
 
 
+def test_number_that_is_not_finite_is_named_with_its_own_key_and_line() -> None:
+    text = "env-name: a\nalgorithm-settings:\n  clip: 0.2\n  tau: .nan\n"
+    message = message_of(text)
+    assert message.startswith("'algorithm-settings.tau' in x.yaml, line 4: expected finite numbers")
+    assert message_of("env-name: a\nenv-kwargs: {low: [0, .inf]}\n").startswith("'env-kwargs.low.1' in x.yaml, line 2")
+
+
 def test_missing_env_name_is_refused_with_a_remedy() -> None:
     assert message_of("gamma: 0.9\n") == "missing key 'env-name' in x.yaml; add a line `env-name: ...`"
 
