@@ -478,6 +478,11 @@ class Config(SettingsModel):
         """Return an error about the value of a key, with its place: for checks that the config cannot make itself."""
         return ConfigError(f"{'.'.join(path)!r} in {self._source.place(*path)}: {message}")
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a run has recorded this config, possibly with some settings replaced since; not its algorithm."""
+        return "algorithm" in self._source.spare
+
     def replaces(self, key: str) -> bool:
         """Return whether `override` has replaced a hyphenated key."""
         return (key,) in self._source.origins

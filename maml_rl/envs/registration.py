@@ -26,6 +26,7 @@ class FamilySpec:
         has_physics: whether its steps take long enough to be worth several processes or threads.
         extra: of this package, without which it cannot be made; "" for none.
         slots_per_task: environments per task that a sampler makes by default; None for one per episode.
+        dynamics: whether its tasks differ in what follows an action, not in the rewards alone.
     """
 
     module: str
@@ -35,10 +36,11 @@ class FamilySpec:
     has_physics: bool = False
     extra: str = ""
     slots_per_task: int | None = None
+    dynamics: bool = False
 
 
 def _mujoco(module: str, name: str) -> FamilySpec:
-    return FamilySpec(f"maml_rl.envs.mujoco.{module}", name, 200, has_physics=True)
+    return FamilySpec(f"maml_rl.envs.mujoco.{module}", name, 200, has_physics=True, dynamics="RandParams" in name)
 
 
 def _metaworld(benchmark: str) -> FamilySpec:
@@ -71,7 +73,7 @@ FAMILIES: dict[str, FamilySpec] = {
         f"GaussianBandit-K{k}-v0": FamilySpec("maml_rl.envs.families.bandit", "GaussianBandit", None, {"k": k})
         for k in (5, 10, 50)
     },
-    "TabularMDP-v0": FamilySpec("maml_rl.envs.families.tabular_mdp", "TabularMDP", 10),
+    "TabularMDP-v0": FamilySpec("maml_rl.envs.families.tabular_mdp", "TabularMDP", 10, dynamics=True),
     "2DNavigation-v0": FamilySpec("maml_rl.envs.families.navigation", "Navigation2D", 100),
     "PixelNavigation-v0": FamilySpec("maml_rl.envs.families.navigation", "PixelNavigation", 50),
     "HalfCheetahVel-v5": _mujoco("half_cheetah", "HalfCheetahVel"),
@@ -100,7 +102,7 @@ FAMILIES: dict[str, FamilySpec] = {
     "PointCorner-v0": FamilySpec("maml_rl.envs.families.point", "PointCorner", 100),
     "SparsePointCorner-v0": FamilySpec("maml_rl.envs.families.point", "PointCorner", 100, {"sparse": True}),
     "SemiCircle-v0": FamilySpec("maml_rl.envs.families.point", "SemiCircle", 60),
-    "Wind-v0": FamilySpec("maml_rl.envs.families.point", "Wind", 75),
+    "Wind-v0": FamilySpec("maml_rl.envs.families.point", "Wind", 75, dynamics=True),
     "GridNavi-v0": FamilySpec("maml_rl.envs.families.grid_navi", "GridNavi", 15),
     "DarkRoom-v0": FamilySpec("maml_rl.envs.families.dark_room", "DarkRoom", 20),
     "DarkKeyDoor-v0": FamilySpec("maml_rl.envs.families.dark_room", "DarkKeyDoor", 50),

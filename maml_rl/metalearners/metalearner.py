@@ -121,6 +121,11 @@ class MetaLearner(ABC):
         self.device = torch.device(device)
 
     @classmethod
+    def complete(cls, settings: Any, config: Config) -> Any:
+        """Return the settings as a run keeps them, with what depends on the rest of its config written out."""
+        return settings
+
+    @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
         """Make the initial policy for the spaces of `env`: a perceptron, or with `memory` a recurrent layer.
 

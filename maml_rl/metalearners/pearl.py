@@ -17,6 +17,7 @@ from maml_rl.config import Config
 from maml_rl.config.config import Count, Positive
 from maml_rl.derivatives import ChunkWorkers, Workspace, cut, set_gradients, sum_of_chunks
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.registration import FAMILIES
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
@@ -82,7 +83,7 @@ class ContextEncoder(nn.Module):
     """Turns every transition of a context set into a Gaussian factor of the posterior over the context.
 
     Args:
-        inputs: numbers in observation, action and reward.
+        inputs: numbers in observation, action and reward, and in the next observation if it is one of them.
         hidden_sizes: of the layers of ReLU.
         context_size: Z.
         generator: draws the initial weights.
@@ -140,6 +141,13 @@ class PEARL(MetaLearner):
             str | None,
             Field(description="info of every step that the encoder sees instead of the reward; null: the reward"),
         ] = None
+        next_observations: Annotated[
+            bool | None,
+            Field(
+                description="whether the encoder sees the next observation, too; null: where it is known that the "
+                "family's tasks differ in their dynamics"
+            ),
+        ] = None
 
     uses = frozenset({"gamma", "hidden-sizes", "num-steps", "meta-batch-size", "evaluation-steps"})
     columns = "round"
@@ -159,7 +167,8 @@ class PEARL(MetaLearner):
             )
         (seen,), done, known = actor.observation_shape, actor.noise_size, len(actor.context)
         generator = self.torch_generator("networks")
-        self.encoder = ContextEncoder(seen + done + 1, settings.encoder_sizes, known, generator).to(self.device)
+        sizes = seen + done + 1 + (seen if settings.next_observations else 0)
+        self.encoder = ContextEncoder(sizes, settings.encoder_sizes, known, generator).to(self.device)
         inputs = seen + known + done
         self.critics = TwinMLP(inputs, actor.hidden_sizes, 1, generator)
         self.networks = SoftCritics(self.critics, actor.action_space, settings).to(self.device)
@@ -178,6 +187,14 @@ class PEARL(MetaLearner):
             "all": Replay(settings.buffer_steps, **kept),
             "from_prior": Replay(settings.buffer_steps, **kept),
         }
+
+    @classmethod
+    def complete(cls, settings: Any, config: Config) -> Any:
+        """Decide whether the encoder sees next observations; in runs of earlier versions it never did."""
+        if settings.next_observations is not None:
+            return settings
+        family = None if config.is_recorded else FAMILIES.get(config.env_name)
+        return settings.model_copy(update={"next_observations": family is not None and family.dynamics})
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
@@ -269,7 +286,9 @@ class PEARL(MetaLearner):
         """Return the encoder's inputs for transitions, (..., inputs), with actions in units of half of their range."""
         name = self.settings.context_reward
         rewards = seen.rewards if name is None else seen.infos[name]
-        parts = seen.observations.float(), self._squashed(seen.actions, rewards.dim()), rewards.unsqueeze(-1).float()
+        parts = [seen.observations.float(), self._squashed(seen.actions, rewards.dim()), rewards.unsqueeze(-1).float()]
+        if self.settings.next_observations:
+            parts.append(seen.next_observations.float())
         return torch.cat([part.to(self.device) for part in parts], -1)
 
     def _squashed(self, actions: Tensor, axes: int) -> Tensor:

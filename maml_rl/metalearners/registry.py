@@ -80,7 +80,7 @@ def algorithm_of(config: Config) -> tuple[type[MetaLearner], SettingsModel, Conf
         owners = [name for name in algorithms() if key in _keys(find_metalearner(name))]
         return f"; it is a setting of {', '.join(owners)}, and the algorithm is {config.algorithm}" if owners else ""
 
-    settings = config.check_algorithm_settings(learner.Settings, explain_unknown)
+    settings = learner.complete(config.check_algorithm_settings(learner.Settings, explain_unknown), config)
     return learner, settings, config.with_algorithm_settings(settings).without(_unused(learner, config))
 
 

@@ -24,7 +24,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import nn
 
 from maml_rl.checksums import SUMS, sum_line, sums
-from maml_rl.config import SettingsModel
+from maml_rl.config import Config, SettingsModel
 from maml_rl.errors import CheckpointError, NonFiniteError
 from maml_rl.foreign_files import checked, parse_json, read_regular
 from maml_rl.runs.atomic_files import TEMPORARY, discard, remove_unfinished, sync_folder, write_file
@@ -278,6 +278,9 @@ class Learner(Protocol):
     @property
     def experience(self) -> Mapping[str, Experience]:
         """Its stored samples, by name."""
+
+    def complete(self, settings: Any, config: Config) -> Any:
+        """Return settings with what depends on the config written out."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state besides the policy."""

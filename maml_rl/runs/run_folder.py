@@ -277,7 +277,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def _resume(self) -> None:
         before = load_config(self.path / CONFIG)
         if before.algorithm == self._config.algorithm:
-            before = before.with_algorithm_settings(before.check_algorithm_settings(self._learner.Settings))
+            settings = self._learner.complete(before.check_algorithm_settings(self._learner.Settings), before)
+            before = before.with_algorithm_settings(settings)
         changed = [key for key in self._config.differences(before) if key not in _MAY_CHANGE]
         if changed:
             raise ConfigError(

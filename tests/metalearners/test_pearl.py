@@ -1,5 +1,6 @@
 """PEARL: its posterior, its rounds of adaptation, learning, resumed runs, and refusals."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from maml_rl.config import Config
+from maml_rl.config import Config, load_config
 from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
@@ -283,3 +284,40 @@ def test_another_policy_is_refused() -> None:
     other: Policy = GRUPolicy(actor.observation_space, actor.action_space, 4)
     with pytest.raises(TypeError, match="GRUPolicy"):
         PEARL(other, None)
+
+
+def test_encoder_sees_next_observations_by_default_where_tasks_differ_in_dynamics() -> None:
+    wind: dict[str, Any] = {"env_name": "Wind-v0", "max_episode_steps": 5}
+    for config, sees in (
+        (pearl(), False),
+        (pearl({"next-observations": True}), True),
+        (pearl(**wind), True),
+        (pearl({"next-observations": False}, **wind), False),
+    ):
+        experiment = make_experiment(config)
+        learner = experiment.metalearner
+        assert isinstance(learner, PEARL)
+        assert experiment.config.algorithm_settings["next-observations"] is sees
+        (size,) = learner.policy.observation_shape
+        with experiment.make_sampler(num_workers=0) as sampler:
+            episodes = sampler.rollout(sampler.sample_tasks(2))
+        seen = learner._transitions(episodes)
+        assert seen.shape[-1] == size + 2 + 1 + (size if sees else 0)
+        if sees:
+            assert torch.equal(seen[..., -size:], episodes.next_observations.float())
+        assert learner.encoder.layers[0].in_features == seen.shape[-1]
+
+
+def test_run_of_an_earlier_version_whose_encoder_saw_less_is_loaded_and_continued(tmp_path: Path) -> None:
+    wind: dict[str, Any] = {"env_name": "Wind-v0", "max_episode_steps": 5}
+    config = pearl({"next-observations": False}, **wind)
+    train(config, tmp_path / "whole", num_workers=0)
+    train(config.override({"num-batches": 2}), tmp_path / "run", num_workers=0)
+    recorded = json.loads((tmp_path / "run" / "config.json").read_text())
+    del recorded["algorithm-settings"]["next-observations"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(recorded))
+    (tmp_path / "run" / "SHA256SUMS").unlink()
+    load_policy(tmp_path / "run")
+    again = load_config(tmp_path / "run" / "config.json").override({"num-batches": 4})
+    train(again, tmp_path / "run", num_workers=0, resume=True)
+    assert untimed(tmp_path / "run") == untimed(tmp_path / "whole")
