@@ -22,8 +22,10 @@ class Modes(gymnasium.Wrapper):
         if task.keys() != {"mode", "difficulty"}:
             raise ValueError(f"a task has the entries 'mode' and 'difficulty', got {task}")
         game = self.unwrapped
+        # A reset with a seed loads the game with the former, one without continues with the latter.
         game._game_mode, game._game_difficulty = task["mode"], task["difficulty"]
-        game.load_game()
+        game.ale.setMode(task["mode"])
+        game.ale.setDifficulty(task["difficulty"])
 
 
 gymnasium.register("Modes-v0", f"{__name__}:Modes", max_episode_steps=10)

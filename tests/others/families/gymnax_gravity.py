@@ -31,7 +31,8 @@ class JaxGravity(gymnasium.Env):
         return np.array(observation), {}
 
     def step(self, action):
-        observation, self.state, reward, over, _ = STEP(self.key, self.state, int(action), self.params)
+        # Before 1.0 gymnax had one flag for both kinds of ends.
+        observation, self.state, reward, over, *_ = STEP(self.key, self.state, int(action), self.params)
         return np.array(observation), float(reward), bool(over), False, {}
 
 
