@@ -795,3 +795,15 @@ def test_policy_is_tested_on_either_side_of_a_split(
     for name, sign in (("evaluation", 1.0), ("training-tasks", -1.0)):
         with np.load(run / f"{name}.npz", allow_pickle=False) as arrays:
             assert all(sign * task["goal"][0] >= 0.0 for task in json.loads(str(arrays["tasks"])))
+
+
+def test_test_on_fixed_tasks_says_which_they_are(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, common = tmp_path / "run", ["--num-workers", "0", "--config"]
+    fixed = "{distribution: fixed, train: 4, test: 3}"
+    options = ["--output-folder", str(run), "--num-batches", "1", "--meta-batch-size", "2", "--tasks", fixed]
+    assert run_train([*common, str(config), *options]) == 0
+    for more, said in (([], ": 3 test tasks, "), (["--training-tasks"], ": 4 training tasks, ")):
+        assert run_test([*common, str(run / "config.json"), *more]) == 0
+        assert said in capsys.readouterr().out
