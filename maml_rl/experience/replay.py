@@ -190,6 +190,11 @@ class Replay:
         """The tasks that have trials here, in the order of their oldest; arrays are lists, as in files of tasks."""
         return [json.loads(key) for key in self._trials_of_tasks() if key != _NO_TASK]
 
+    def bytes_in_memory(self, step_bytes: int) -> int:
+        """Return how much memory the full buffer takes with steps of a size; 0 for one that is memory-mapped."""
+        total = self.capacity * step_bytes
+        return 0 if self._memory_bytes is not None and total > self._memory_bytes else total
+
     def append(self, episodes: TaskEpisodes, *, slots_per_task: int = 1) -> None:
         """Append the trials of a batch of tasks; drop the oldest where they no longer fit.
 

@@ -27,6 +27,7 @@ from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import AlgorithmError, ConfigError, MamlRLError, TaskError, UsersCode, explain
+from maml_rl.experience import Replay
 from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithm_of
@@ -417,8 +418,20 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         env.close()
     length = config.max_episode_steps or env.max_episode_steps or 1
     layouts = map(array_layout, (env.single_observation_space, env.single_action_space))
+    observation_bytes, action_bytes = (math.prod(shape) * dtype.itemsize for shape, dtype in layouts)
+    # A replay has the next observation, the reward and two flags, too.
+    kept_bytes = 2 * observation_bytes + action_bytes + 4 + 2
+    replays = [each for each in metalearner.experience.values() if isinstance(each, Replay)]
+    try:
+        refuse_if_too_large(
+            sum(replay.bytes_in_memory(kept_bytes) for replay in replays),
+            f"the replay buffers of {config.algorithm}, of {sum(replay.capacity for replay in replays):,} steps,",
+            "keep fewer steps, or have them memory-mapped",
+        )
+    except ConfigError as error:
+        raise config.error(str(error), "algorithm") from None
     # Rewards, advantages and the mask beside observations and actions.
-    step_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layouts) + 3 * 4
+    step_bytes = observation_bytes + action_bytes + 3 * 4
     return Experiment(config, metalearner, baseline, device, length * step_bytes, in_child, distribution)
 
 

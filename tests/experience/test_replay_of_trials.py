@@ -13,10 +13,13 @@ from safetensors import safe_open
 from safetensors.torch import save as tensors_to_bytes
 
 import maml_rl.experience.replay as module
+from maml_rl.config import Config
+from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience import Replay, Steps
 from maml_rl.experience.replay import Mark
+from maml_rl.experiment.build import make_experiment
 from maml_rl.runs.segments import write_segment
 
 
@@ -482,3 +485,21 @@ def test_state_of_an_earlier_version_without_sizes_loads(tmp_path: Path) -> None
         del segment["size"]
     replay.load(state)
     assert str(content(replay)) == str(before)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("rsac", {"buffer-steps": 2**26, "mapped-bytes": 2**31 - 1}),
+        ("pearl", {"buffer-steps": 2**25, "mapped-bytes": 2**31 - 1}),
+        ("varibad", {"replay-steps": 2**26}),
+    ],
+)
+def test_replay_that_does_not_fit_into_memory_is_refused_before_anything_is_sampled(
+    algorithm: str, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maml_rl.machine.total_memory", lambda: 2**30)
+    values: dict[str, Any] = {"env-name": "SemiCircle-v0", "observe-last": algorithm != "pearl", "algorithm": algorithm}
+    config = Config.from_mapping(parse_mapping(json.dumps({**values, "algorithm-settings": settings}), "x.yaml"))
+    with pytest.raises(ConfigError, match=rf"'algorithm' in x.yaml.*the replay buffers of {algorithm}, of .* steps,"):
+        make_experiment(config)
