@@ -490,7 +490,7 @@ def test_state_of_an_earlier_version_without_sizes_loads(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     [
-        ("rsac", {"buffer-steps": 2**26, "mapped-bytes": 2**31 - 1}),
+        ("rsac", {"buffer-steps": 2**25, "mapped-bytes": 2**31 - 1}),
         ("pearl", {"buffer-steps": 2**25, "mapped-bytes": 2**31 - 1}),
         ("varibad", {"replay-steps": 2**26}),
     ],
