@@ -406,7 +406,7 @@ FILE_CASES: list[Case] = [
         for policy, words in (
             ("lastest", ["there is no checkpoint lastest"]),
             ("file", ["cannot read"]),
-            ("folder", ["cannot read folder/SHA256SUMS"]),
+            ("folder", ["cannot read folder/state.json"]),
             ("x" * 300, ["--checkpoint", "too long for a file system"]),
             ("", ["--checkpoint", "an empty text"]),
             ("/dev/zero", ["there is no checkpoint /dev/zero"]),

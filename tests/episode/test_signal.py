@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch.nn.utils import parameters_to_vector
 
 from maml_rl import MultiTaskSampler
 from maml_rl.adaptation import adapt
@@ -138,15 +139,19 @@ def test_adaptation_and_update_do_not_depend_on_the_scale_of_rewards(baseline: A
     for episodes, scaled in ((train[0], scaled_train[0]), (valid, scaled_valid)):
         torch.testing.assert_close(scaled.advantages, episodes.advantages, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(scaled.actions, episodes.actions, rtol=1e-5, atol=1e-6)
+    # With damping the direction is as precise as the gradient; otherwise the curvature of few episodes is nearly
+    # singular, and conjugate gradients amplify the last digits.
+    settings = MAMLTRPO.Settings(cg_damping=0.1)
+    before = parameters_to_vector(policy.parameters()).detach()
     metrics, scaled_metrics = (
-        MAMLTRPO(policy, 0.5).step(train, valid),
-        MAMLTRPO(other, 0.5).step(scaled_train, scaled_valid),
+        MAMLTRPO(policy, 0.5, settings=settings).step(train, valid),
+        MAMLTRPO(other, 0.5, settings=settings).step(scaled_train, scaled_valid),
     )
     assert metrics["accepted"]
     assert scaled_metrics["accepted"]
     assert scaled_metrics["kl"] == pytest.approx(metrics["kl"], rel=1e-3)
-    for own, scaled_param in zip(policy.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(scaled_param, own, rtol=1e-3, atol=1e-4)
+    step, scaled_step = (parameters_to_vector(each.parameters()).detach() - before for each in (policy, other))
+    assert float((scaled_step - step).norm() / step.norm()) < 1e-2
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])

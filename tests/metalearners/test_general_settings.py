@@ -1,6 +1,7 @@
 """No general setting is ignored: changed alone, it changes what an algorithm computes, or it is refused."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from maml_rl.config import Config, load_config
 from maml_rl.config.config import OF_LEARNERS
+from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
@@ -18,7 +20,7 @@ from maml_rl.experiment.train import train
 from maml_rl.metalearners import Batch, algorithms, find_metalearner
 from tests.metalearners.histories import record
 from tests.metalearners.small_algorithms import OF_HISTORIES, OF_TRIALS, small
-from tests.small_runs import config_of, untimed
+from tests.small_runs import SMALL, config_of, untimed
 
 # Another value of each setting than that of `small`.
 OTHERS: dict[str, Any] = {
@@ -137,8 +139,9 @@ def test_setting_that_a_policy_does_not_use_is_refused_where_it_was_given() -> N
     assert message_of(conv_layers=[[3, 2, 1]]).endswith(images)
     assert message_of(image_scale=3.0).endswith(images)
     assert "'nonlinearity' in x.yaml, line 1: a policy with a 'memory'" in message_of(memory="gru", nonlinearity="relu")
-    own = "tests.experiment.test_own_policy:make_user_policy"
-    assert "'hidden-sizes' in x.yaml, line 1: 'policy' makes a policy of its own" in message_of(policy=own)
+    own = {**SMALL, "policy": "tests.experiment.own_policy:Squashed"}
+    with pytest.raises(ConfigError, match=r"'hidden-sizes' in x.yaml, line 1: 'policy' makes a policy of its own"):
+        make_experiment(Config.from_mapping(parse_mapping(json.dumps(own), "x.yaml")))
     # Null says that there is none.
     make_experiment(config_of(conv_layers=None, image_scale=None, memory=None))
 
