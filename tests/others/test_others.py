@@ -47,7 +47,14 @@ class Family:
     renders: bool = True
 
 
-RL2 = {"algorithm": "rl2", "observe-last": True}
+# None: a setting that the learner does not use.
+RL2 = {
+    "algorithm": "rl2",
+    "observe-last": True,
+    "hidden-sizes": None,
+    "evaluation-steps": None,
+    "algorithm-settings": {"hidden-size": 8},
+}
 PEARL = {
     "algorithm": "pearl",
     "num-steps": 1,
@@ -127,6 +134,7 @@ def test_training_is_killed_resumed_tested_and_reported(env_id: str, family: Fam
         "evaluation-steps": 1,
         **family.settings,
     }
+    settings = {key: value for key, value in settings.items() if value is not None}
     (tmp_path / "config.yaml").write_text(json.dumps(settings))
     config = Config.from_mapping(parse_mapping(json.dumps(settings), "x.yaml"))
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
