@@ -9,6 +9,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import reinforce
 from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.functional import masked_mean, masked_normalize
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
 from maml_rl.metalearners.collection import Batch
@@ -25,8 +26,8 @@ class EMAML(AdamLearner):
         """Settings of E-MAML."""
 
         exploration: Annotated[
-            float, Field(ge=0, description="weight of the term for the episodes before adaptation; 1 is unbiased")
-        ] = 1.0
+            float, Field(ge=0, description="weight of the term for the episodes before adaptation")
+        ] = 1e-3
 
     settings: Settings
     _gains: Tensor
@@ -46,15 +47,14 @@ class EMAML(AdamLearner):
 
 
 def mean_rewards(phases: Sequence[TaskEpisodes]) -> Tensor:
-    """Return each task's mean reward after adaptation, (k,)."""
-    valid = phases[-1]
-    return torch.where(valid.mask > 0, valid.rewards, 0.0).sum((1, 2)) / valid.mask.sum((1, 2)).clamp(min=1.0)
+    """Return each task's mean reward after adaptation, (k,) float64."""
+    return masked_mean(phases[-1].rewards.double(), phases[-1].mask)
 
 
 def gains_of(rewards: Tensor) -> Tensor:
-    """Return by how much each task's mean reward after adaptation, (M,), exceeds that of the other tasks, (M,).
+    """Return by how much each task's mean reward after adaptation, (M,), exceeds that of all tasks, (M,).
 
-    The other tasks are a baseline that does not depend on a task's own episodes, so that it adds no bias.
+    The unit is the deviation over tasks: as that of advantages, the scale of rewards has no influence. Where all tasks
+    are equal, gains are zero.
     """
-    others = (rewards.sum() - rewards) / max(1, len(rewards) - 1)
-    return rewards - others
+    return masked_normalize(rewards, torch.ones_like(rewards), dims=(0,))

@@ -134,9 +134,8 @@ def test_e_maml_is_exact_for_sampled_inner_steps_of_any_number_of_episodes(name:
         problem.episodes(num_tasks, columns, torch.ones(columns.shape, dtype=torch.float64)),
         problem.all_episodes(*adapted),
     ]
-    # Where tasks are sampled, the other tasks are a baseline that is independent of a task. Here each is listed once,
-    # so the mean of the others is the mean of all, which would be independent, minus the task's own share.
-    settings = EMAML.Settings(exploration=(num_tasks - 1) / num_tasks)
+    # Gains are in units of their deviation, and the returns here in units of the reward.
+    settings = EMAML.Settings(exploration=float(mean_rewards(phases).std(correction=0)))
     errors = {}
     for learner in (EMAML(policy, STEP_SIZE, settings=settings), MAMLVPG(policy, STEP_SIZE)):
         if isinstance(learner, EMAML):
@@ -192,7 +191,12 @@ def sampled_meta_gradients(
     for _ in range(num_batches):
         train = sampled(before)
         adapted = adapt(policy, train, rule=rule)
-        learner.update(Batch([train, sampled(problem.probabilities(adapted).detach())]))
+        batch = Batch([train, sampled(problem.probabilities(adapted).detach())])
+        if isinstance(learner, EMAML):
+            # Gains are in units of their deviation, and the returns here in units of the reward.
+            unit = float(mean_rewards(batch.phases).std(correction=0))
+            learner.settings = EMAML.Settings(exploration=unit * num_tasks / (num_tasks - 1))
+        learner.update(batch)
         found.append(flat([param.grad for param in policy.parameters() if param.grad is not None]))
     return torch.stack(found)
 
