@@ -23,15 +23,14 @@ from maml_rl.metalearners import MAMLTRPO
 class PendulumVectorEnv(VectorEnv):
     """N pendulums, which gymnax steps in one call."""
 
-    # gymnax begins the next episode within the step that ends one.
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+    # `step_env` of gymnax never begins another episode by itself.
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
 
     def __init__(self, num_envs: int, max_episode_steps: int = 200) -> None:
         self.num_envs, self.max_episode_steps = num_envs, max_episode_steps
         env, params = gymnax.make("Pendulum-v1")
         self._params = jax.tree.map(lambda entry: jnp.full(num_envs, entry), params)
-        self._params = self._params.replace(max_steps_in_episode=jnp.full(num_envs, max_episode_steps))
-        self._reset, self._step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
+        self._reset, self._step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step_env))
         self._split = jax.jit(jax.vmap(jax.random.split))
         bound = np.array([1.0, 1.0, params.max_speed], np.float32)
         self.single_observation_space = spaces.Box(-bound, bound)
@@ -55,14 +54,16 @@ class PendulumVectorEnv(VectorEnv):
         # A stream for each slot: what happens in it depends neither on other slots nor on how many there are.
         self._keys = jax.vmap(jax.random.key)(jnp.array(seeds, jnp.uint32))
         observations, self._states = self._reset(self._next_keys(), self._params)
+        self._steps = 0
         return np.asarray(observations), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all slots; an episode that ends has its last observation in the info `final_obs`."""
+        """Step all slots. A pendulum never stops: only the time limit ends its episodes, which begin together."""
         results = self._step(self._next_keys(), self._states, jnp.asarray(actions), self._params)
-        observations, self._states, rewards, terminated, truncated, infos = results
-        infos = {"final_obs": np.asarray(infos["final_observation"])}
-        return *(np.asarray(each) for each in (observations, rewards, terminated, truncated)), infos
+        observations, self._states, rewards, *_ = results
+        self._steps += 1
+        truncated = np.full(self.num_envs, self._steps >= self.max_episode_steps)
+        return np.asarray(observations), np.asarray(rewards), np.zeros(self.num_envs, np.bool_), truncated, {}
 
     def _next_keys(self) -> Any:
         keys = self._split(self._keys)

@@ -52,5 +52,5 @@ def test_episodes_of_gymnax_are_those_of_its_own_steps(family: Any) -> None:
             np.testing.assert_allclose(recorded, observation, rtol=1e-5, atol=1e-5)
             action = np.clip(episodes.actions[task, step, episode].numpy(), -2.0, 2.0)
             key, now = jax.random.split(key)
-            observation, state, reward, *_ = env.step(now, state, action, own)
+            observation, state, reward, *_ = env.step_env(now, state, action, own)
             np.testing.assert_allclose(episodes.rewards[task, step, episode], reward, rtol=1e-4, atol=1e-4)
