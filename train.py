@@ -5,8 +5,10 @@ import sys
 
 # A child process imports this file again: every child loads what is above the guard.
 if __name__ == "__main__":
-    # While libraries load there is nothing to clean up, and not all of them take a KeyboardInterrupt for what it is.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # While libraries load there is nothing to clean up, and not all of them take a KeyboardInterrupt for what it is:
+    # until its work begins, Ctrl-C ends the command at once. An ignored signal, as in a background job, stays ignored.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         from maml_rl.cli.train import run_train
     except (ImportError, SyntaxError) as error:
@@ -14,5 +16,4 @@ if __name__ == "__main__":
         print(f"train.py: error: {sys.executable} cannot load maml_rl ({error}); {hint}", file=sys.stderr)
         sys.exit(2)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run_train())

@@ -4,7 +4,17 @@ Public names are loaded on first use, so that worker processes, which only step 
 """
 
 import importlib as _importlib
+import os as _os
+import signal as _signal
+import sys as _sys
 import typing as _typing
+
+# The program: a script, or what follows -m. It is another one in child processes.
+_program = _os.path.basename("".join(_sys.orig_argv[-len(_sys.argv) :][:1]))
+# While libraries load there is nothing to clean up, and not all of them take a KeyboardInterrupt for what it is: until
+# its work begins, Ctrl-C ends the command at once. An ignored signal, as in a background job, stays ignored.
+if _program in ("maml-rl", "maml_rl") and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 try:
     from maml_rl import envs as envs

@@ -51,9 +51,10 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end the work in the block like Ctrl-C; a second signal ends the process at once.
+    """Make Ctrl-C, SIGTERM and SIGHUP raise in the block; a second signal ends the process at once.
 
-    A second SIGHUP does not: both the system and the shell send one when a terminal is closed.
+    A second SIGHUP does not: both the system and the shell send one when a terminal is closed. Before and after the
+    block, Ctrl-C ends the process of a command at once; load its libraries before.
     """
     hangup = getattr(signal, "SIGHUP", None)  # Windows has none.
     ends = [signal.SIGINT, signal.SIGTERM, *([] if hangup is None else [hangup])]

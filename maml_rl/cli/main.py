@@ -17,10 +17,13 @@ from maml_rl import __version__
 from maml_rl.arguments import suggest
 from maml_rl.cli.console import (
     BAD_INPUT,
+    INTERRUPTED,
+    Ended,
     Parser,
     add_log_level,
     add_placement,
     add_trust,
+    ending_in_order,
     file_path,
     not_negative,
     placement,
@@ -107,7 +110,7 @@ def _report(options: Namespace) -> None:
     from maml_rl.cli.progress import PartProgress
     from maml_rl.report import write_report
 
-    with logging_redirect_tqdm(), PartProgress() as progress:
+    with ending_in_order(), logging_redirect_tqdm(), PartProgress() as progress:
         path = write_report(
             options.runs,
             options.output,
@@ -180,14 +183,15 @@ def _run_zoo_add(arguments: Sequence[str], prog: str) -> int:
 def _zoo_add(options: Namespace) -> None:
     from maml_rl.experiment.zoo import add_to_zoo
 
-    folder = add_to_zoo(
-        options.run,
-        options.name,
-        options.checkpoint,
-        num_tasks=options.tasks,
-        overwrite=options.overwrite,
-        num_workers=options.num_workers,
-    )
+    with ending_in_order():
+        folder = add_to_zoo(
+            options.run,
+            options.name,
+            options.checkpoint,
+            num_tasks=options.tasks,
+            overwrite=options.overwrite,
+            num_workers=options.num_workers,
+        )
     print(f"added {folder}; maml-rl test zoo:{options.name} tests it")
 
 
@@ -202,7 +206,12 @@ def run_check_env(arguments: Sequence[str], prog: str) -> int:
         help="also sample episodes, in this process, in threads and in workers, and compare every value with a loop",
     )
     add_log_level(parser)
-    return run_command(parser, arguments, _check_env)
+
+    def check(options: Namespace) -> None:
+        with ending_in_order():
+            _check_env(options)
+
+    return run_command(parser, arguments, check)
 
 
 def _check_env(options: Namespace) -> None:
@@ -361,9 +370,10 @@ def run_benchmark(arguments: Sequence[str], prog: str) -> int:
     paths = [str(_BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     try:
-        return subprocess.call([sys.executable, "-P", "-m", f"benchmarks.{name}", *arguments[1:]], env=environment)
-    except KeyboardInterrupt:
-        return 130
+        with ending_in_order():
+            return subprocess.call([sys.executable, "-P", "-m", f"benchmarks.{name}", *arguments[1:]], env=environment)
+    except KeyboardInterrupt as interrupt:
+        return interrupt.exit_code if isinstance(interrupt, Ended) else INTERRUPTED
 
 
 def _benchmarks() -> list[str]:

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,11 @@ def _train(options: argparse.Namespace) -> None:
     refuse_untrusted_code(config, config_path, options)
     device = torch_device(options)
     check_creatable(options.output_folder, "--output-folder")
-    with new_folder(options.output_folder) if new else nullcontext(options.output_folder) as folder:
+    # Loaded before the work begins, for until then Ctrl-C ends the process at once.
+    for module in ("maml_rl.cli.progress", "maml_rl.experiment.train"):
+        import_module(module)
+    reserved = new_folder(options.output_folder) if new else nullcontext(options.output_folder)
+    with ending_in_order(), reserved as folder:
         options.output_folder = folder
         _check_run_folders(options)
         if options.seeds is None:
@@ -189,7 +194,7 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
     from maml_rl.experiment.train import train
 
     name = f"seed {config.seed}" if options.seeds else None
-    with ending_in_order(), logging_redirect_tqdm(), TrainingProgress(config.num_batches, name) as progress:
+    with logging_redirect_tqdm(), TrainingProgress(config.num_batches, name) as progress:
         train(
             config,
             folder,

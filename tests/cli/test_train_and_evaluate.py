@@ -527,7 +527,7 @@ class Script:
 
     def __init__(self, name: str, *options: str, folder: Path, variables: dict[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(ROOT / name), *options],
+            [sys.executable, name if name == "-m" else str(ROOT / name), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -704,20 +704,60 @@ sys.meta_path.insert(0, Interrupt)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("module", "code", "line"),
-    [("numpy._core._multiarray_umath", -signal.SIGINT, ""), ("torch._C", 130, "train.py: interrupted\n")],
+# In the order in which they are loaded: from the first that the package imports to the last before the work.
+MOMENTS = (
+    *("numpy", "numpy._core._multiarray_umath", "gymnasium.core", "pydantic._internal._generate_schema"),
+    *("maml_rl.cli.console", "torch", "torch._C", "maml_rl.metalearners.metalearner"),
 )
-def test_interrupted_start_ends_without_a_traceback(
-    tmp_path: Path, config: Path, start: Callable[..., Script], module: str, code: int, line: str
+COMMAND = Path(sys.executable).with_name("maml-rl")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "way",
+    [
+        ["train.py"],
+        [str(COMMAND), "train"],
+        pytest.param(["-m", "maml_rl", "train"], marks=pytest.mark.nightly),
+        pytest.param(["test.py"], marks=pytest.mark.nightly),
+    ],
+    ids=" ".join,
+)
+def test_start_that_is_interrupted_at_any_moment_ends_at_once_without_a_traceback(
+    tmp_path: Path, config: Path, run_folder: Path, start: Callable[..., Script], way: list[str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPT_AT)
-    settings = ["--config", str(config), "--num-workers", "2", "--num-batches", "100000"]
-    script = start("train.py", *settings, PYTHONPATH=str(tmp_path), INTERRUPT_AT=module)
-    assert script.end() == (code, "", line)
-    assert script.survivors() == []
+    training = ["--config", str(config), "--num-workers", "2", "--num-batches", "100000"]
+    options = [str(run_folder)] if way == ["test.py"] else training
+    for module in MOMENTS:
+        script = start(*way, *options, PYTHONPATH=str(tmp_path), INTERRUPT_AT=module)
+        # A shell calls this 130.
+        assert (module, *script.end()) == (module, -signal.SIGINT, "", "")
+        assert script.survivors() == []
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_signals_of_other_programs_and_those_that_are_ignored_are_left_alone(tmp_path: Path) -> None:
+    show = "import maml_rl, signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    (tmp_path / "own.py").write_text(show)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text(show)
+    (tmp_path / "package" / "__main__.py").touch()
+    for program in (["own.py", "maml-rl"], ["-c", show, "maml_rl"], ["-m", "package"]):
+        shown = subprocess.run([sys.executable, *program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert shown.stdout == "True\n", shown.stderr
+    # As a shell starts a background job.
+    ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT_AT)
+    variables = os.environ | {"PYTHONPATH": str(tmp_path), "INTERRUPT_AT": "gymnasium.core"}
+    for command in ([str(COMMAND), "configs"], [sys.executable, str(ROOT / "train.py"), "--help"]):
+        ended = subprocess.run(
+            [*ignoring, *command], env=variables, timeout=60, capture_output=True, start_new_session=True
+        )
+        assert ended.returncode == 0
 
 
 @pytest.mark.slow
