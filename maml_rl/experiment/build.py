@@ -5,14 +5,12 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from maml_rl.adaptation import AdaptationRule
@@ -20,7 +18,7 @@ from maml_rl.arguments import suggest
 from maml_rl.baseline import make_baseline
 from maml_rl.checksums import check_sum
 from maml_rl.config.catalog import find_run
-from maml_rl.config.config import Config
+from maml_rl.config.config import SECTION, Config, SettingsModel
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
@@ -387,7 +385,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
             if not is_image(env.single_observation_space) and not isinstance(env.single_observation_space, PackedSpace):
                 why = f"it is for images, and {config.env_name} has none; leave it out"
                 config = config.without(dict.fromkeys(("conv-layers", "image-scale"), why))
-            _check_policy_memory(config, env)
+            _check_policy_memory(learner, config, settings, env)
         own_policy = _make_own_policy(config, env)
         # Further networks of a learner also depend only on the config's seed.
         stream = torch_seed(StreamKey(config.seed, Purpose.LEARNER_CONSTRUCTION))
@@ -474,22 +472,63 @@ def _make_task_distribution(
     return distribution, config.with_task_settings(settings)
 
 
-def _check_policy_memory(config: Config, env: MetaVectorEnv) -> None:
-    """Refuse layers that certainly do not fit: parameters, and a gradient of the same size."""
-    observation_space = env.single_observation_space
-    if is_image(observation_space) or isinstance(observation_space, PackedSpace):
+def _check_policy_memory(
+    learner: type[MetaLearner], config: Config, settings: SettingsModel, env: MetaVectorEnv
+) -> None:
+    """Refuse policies that certainly do not fit: parameters, a gradient of the same size, and memories of slots."""
+    space = env.single_observation_space
+    if is_image(space) or isinstance(space, PackedSpace):
         try:
-            num_inputs = InputEncoder(observation_space, config.conv_layers).size
+            InputEncoder(space, config.conv_layers)
         except ValueError as error:
             raise config.error(str(error), "conv-layers") from None
-    else:
-        num_inputs = spaces.flatdim(observation_space)
-    widths = [num_inputs, *config.hidden_sizes, spaces.flatdim(env.single_action_space)]
-    num_parameters = sum((before + 1) * after for before, after in pairwise(widths))
+    num_bytes, what = _size_of_policy(learner, config, settings, env)
     try:
-        refuse_if_too_large(2 * 4 * num_parameters, f"a policy of {num_parameters:,} parameters", "lower hidden-sizes")
+        refuse_if_too_large(num_bytes, what, "lower it")
     except ConfigError as error:
-        raise config.error(str(error), "hidden-sizes") from None
+        # The setting without which the policy would be smallest.
+        sizes: dict[tuple[str, ...], int] = {("algorithm",): num_bytes}
+        for path, others in _with_one_default(config, settings):
+            sizes[path], _ = _size_of_policy(learner, *others, env)
+        raise config.error(str(error), *min(sizes, key=lambda path: sizes[path])) from None
+
+
+def _with_one_default(
+    config: Config, settings: SettingsModel
+) -> Iterator[tuple[tuple[str, ...], tuple[Config, SettingsModel]]]:
+    """Yield the place of each setting that may have a size, and the config and settings with its default."""
+    for name in ("hidden_sizes", "conv_layers"):
+        default = Config.model_fields[name].get_default()
+        yield (name.replace("_", "-"),), (config.model_copy(update={name: default}), settings)
+    for name, field in type(settings).model_fields.items():
+        # A choice by name decides which of the numbers count.
+        if not field.is_required() and not isinstance(getattr(settings, name), str):
+            default = field.get_default(call_default_factory=True)
+            yield (SECTION, name.replace("_", "-")), (config, settings.model_copy(update={name: default}))
+
+
+def _size_of_policy(
+    learner: type[MetaLearner], config: Config, settings: SettingsModel, env: MetaVectorEnv
+) -> tuple[int, str]:
+    """Return the least bytes that a policy takes in training, and what they hold; 0 where that is not known."""
+    try:
+        # Tensors there have shapes and no numbers.
+        with seeded_torch(config.seed), torch.device("meta"):
+            policy = learner.make_policy(env, config, settings)
+            memory = sum(each.nbytes for each in policy.initial_memory(1))
+    except Exception as error:
+        # An algorithm of the user's own may need the numbers; other errors come again where the policy is made.
+        is_huge = isinstance(error, RuntimeError | OverflowError) and "overflow" in str(error).lower()
+        return (2**63 if is_huge else 0), "a policy of more parameters than torch counts"
+    parameters = list(policy.parameters())
+    num_bytes = sum(2 * param.nbytes for param in parameters) + sum(each.nbytes for each in policy.buffers())
+    what = f"a policy of {sum(param.numel() for param in parameters):,} parameters"
+    if memory:
+        # A cluster spreads the slots over its machines.
+        num_slots = 1 if config.backend == "ray" else config.meta_batch_size
+        what += f", with a memory in {num_slots:,} slots,"
+        num_bytes += num_slots * memory
+    return num_bytes, what
 
 
 def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:

@@ -13,6 +13,9 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 def orthogonal(weights: Tensor, generator: torch.Generator, gain: float = 1.0) -> None:
     """Fill a matrix with orthogonal rows or columns of length `gain`, the same on any number of cores."""
+    if weights.is_meta:
+        # Only its size is wanted; torch would import sympy.
+        return
     with single_threaded():
         nn.init.orthogonal_(weights, gain, generator)
 
