@@ -9,7 +9,6 @@ show them. One that is not shown is counted nowhere: whether it is shown must de
 trainings alone.
 """
 
-import argparse
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.cli.console import Parser
 from maml_rl.experiment.evaluate import (
     Evaluation,
     difference_interval,
@@ -347,7 +347,7 @@ def mean_table(cells: Sequence[Cell]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--simulations", type=int, default=SIMULATIONS, help="of each cell (%(default)s)")
     parser.add_argument("--print", action="store_true", help="print the tables, and leave the page as it is")
     options = parser.parse_args(arguments)

@@ -150,7 +150,7 @@ def test_another_run_is_overwritten_only_on_request(
         (["--config", "wrong"], ["wrong is not a run folder", "no config.json", "give a run"]),
         (["--checkpoint", "nowhere"], ["there is no checkpoint nowhere"]),
         (["--checkpoint", "3"], ["no checkpoint of iteration 3", "kept are: 0, 2, 4"]),
-        (["--policy", "wrong"], ["wrong", "SHA256SUMS"]),
+        (["--policy", "wrong"], ["wrong/state.json"]),
         (["--output", "missing/results.npz"], ["there is no folder missing"]),
         (["--save-tasks", "missing/tasks.json"], ["there is no folder missing", "--save-tasks"]),
         (["--save-tasks", "there.npz"], ["there.npz exists", "another --save-tasks"]),
