@@ -37,6 +37,15 @@ class LampEnv(gymnasium.Env):
         return self.np_random.normal(size=1).astype(np.float32), float(action[0]), False, False, info
 
 
+class FlickeringEnv(LampEnv):
+    """Its power is another one at every step, and an episode ends where it is low, with that as its success."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, _, _, _ = super().step(action)
+        power = self.power * self.np_random.uniform()
+        return observation, reward, power < 0.1, False, {"power": power, "success": power}
+
+
 class MarkedEnv(LampEnv):
     """Records in a file the processes that create it; may raise an error in its constructor."""
 
@@ -56,4 +65,5 @@ class MarkedEnv(LampEnv):
 
 
 gymnasium.register("Marked-v0", entry_point=f"{__name__}:MarkedEnv", max_episode_steps=HORIZON)
+gymnasium.register("Flickering-v0", entry_point=f"{__name__}:FlickeringEnv", max_episode_steps=HORIZON)
 gymnasium.register("Lamp-v0", entry_point=f"{__name__}:LampEnv", max_episode_steps=HORIZON)

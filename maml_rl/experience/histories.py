@@ -84,6 +84,8 @@ class Histories:
         env_kwargs: of its environments.
         horizon: steps of the longest possible episode; None for that of the longest one here.
         distinct: (D, *observation shape), the different observations, where the others are integers.
+        infos: numbers from the environments' infos by name, (S,) of every step or (E,) of every episode, kept as
+            float32; NaN where one is not known.
 
     Raises:
         ValueError: If the shapes do not fit each other, or there is no step.
@@ -105,6 +107,7 @@ class Histories:
         env_kwargs: Mapping[str, Any] | None = None,
         horizon: int | None = None,
         distinct: NDArray[Any] | None = None,
+        infos: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         self.tasks = list(tasks)
         self.num_episodes, self.lengths = np.asarray(num_episodes, np.int64), np.asarray(lengths, np.int64)
@@ -112,6 +115,7 @@ class Histories:
         self.observation_space, self.action_space = observation_space, action_space
         self.env_id, self.env_kwargs = env_id, dict(env_kwargs or {})
         self._seen, self._final, self._distinct = np.asarray(observations), np.asarray(final_observations), distinct
+        self.infos = {name: np.asarray(values, np.float32) for name, values in (infos or {}).items()}
         self._check_shapes()
         self.horizon = int(self.lengths.max()) if horizon is None else check_count("horizon", horizon)
         self._strands = lru_cache(maxsize=4)(self._make_strands)
@@ -134,6 +138,11 @@ class Histories:
         for name, (array, shape) in expected.items():
             if array.shape != shape:
                 raise ValueError(f"{name} must have the shape {shape}, got {array.shape}")
+        for name, array in self.infos.items():
+            if array.shape not in ((num_steps,), (num_episodes,)):
+                raise ValueError(
+                    f"the info {name!r} must have the shape {(num_steps,)} or {(num_episodes,)}, got {array.shape}"
+                )
 
     @classmethod
     def of(
@@ -157,6 +166,7 @@ class Histories:
             horizon: steps of the longest possible episode.
         """
         gathered: dict[str, list[NDArray[Any]]] = {}
+        infos: dict[str, list[NDArray[Any]]] = {}
         for task in range(len(iterations[0])):
             for episodes in iterations:
                 real = episodes.mask[task].mT.bool()
@@ -169,10 +179,14 @@ class Histories:
                 }
                 for name, values in rows.items():
                     gathered.setdefault(name, []).append(values.detach().cpu().numpy())
+                for name, info in episodes.infos.items():
+                    kept = info[task].mT[real] if info.dim() == 3 else info[task]
+                    infos.setdefault(name, []).append(kept.cpu().numpy())
         return cls(
             iterations[0].tasks,
             [sum(episodes.lengths.shape[1] for episodes in iterations)] * len(iterations[0]),
             **{name: np.concatenate(parts) for name, parts in gathered.items()},
+            infos={name: np.concatenate(parts) for name, parts in infos.items()},
             observation_space=observation_space,
             action_space=action_space,
             env_id=env_id,

@@ -24,6 +24,7 @@ from safetensors.numpy import load as arrays_from_bytes
 from safetensors.numpy import save as arrays_to_bytes
 from torch import Tensor
 
+from maml_rl.envs.meta_env import InfoKind
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience.histories import Distinct, Histories
@@ -59,6 +60,7 @@ class About(BaseModel):
         learner: its name.
         settings: of the learner, and of the sampling.
         num_iterations: batches of episodes that are recorded in all.
+        infos: the kinds of the recorded infos, by name; see `MetaEnv.recorded_infos`. Earlier versions recorded none.
     """
 
     model_config = _STRICT
@@ -73,6 +75,7 @@ class About(BaseModel):
     learner: Printable
     settings: dict[str, Any]
     num_iterations: Annotated[int, Field(ge=1)]
+    infos: dict[Printable, InfoKind] = {}
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
@@ -134,6 +137,9 @@ class Recording:
                 f"{folder} holds a recording already; continue it with --resume, or choose another --output"
             )
         index = _read_index(folder)
+        if not index.about.infos:
+            # A recording of an earlier version goes on without infos.
+            self.about = about = about.model_copy(update={"infos": {}})
         mine = _as_json(about)
         for key, there in _as_json(index.about).items():
             if there != mine[key]:
@@ -208,6 +214,7 @@ class Block:
         actions: (S, ...).
         rewards: (S,) float32.
         distinct: (D, *observation shape), the different observations; None where they are kept as they are.
+        infos: by name, float32, (S,) of every step or (M, B) of every episode; NaN where one is not known.
     """
 
     iteration: int
@@ -219,6 +226,7 @@ class Block:
     actions: NDArray[Any]
     rewards: NDArray[np.float32]
     distinct: NDArray[Any] | None
+    infos: dict[str, NDArray[np.float32]]
 
     def decoded(self) -> Self:
         """Return the block with its observations as they were."""
@@ -268,7 +276,8 @@ class FinishedRecording:
             for iteration in range(segment.first, self.about.num_iterations if end < 0 else end):
                 try:
                     values = {name: arrays[f"{iteration} {name}"] for name in _ARRAYS}
-                    block = Block(iteration, **values, distinct=arrays.get(f"{iteration} distinct"))
+                    infos = {name: arrays[f"{iteration} info {name}"] for name in self.about.infos}
+                    block = Block(iteration, **values, distinct=arrays.get(f"{iteration} distinct"), infos=infos)
                     self._check(block)
                 except KeyError as error:
                     raise CheckpointError(f"{path} is not a segment of a recording: it lacks {error}") from error
@@ -307,10 +316,11 @@ class FinishedRecording:
             expected["final_observations"] = (grid[0] * grid[1],), np.uint16
         for name, (shape, dtype) in expected.items():
             values = getattr(block, name)
-            if values.shape != shape or values.dtype != np.dtype(dtype):
-                raise ValueError(f"{name!r} is {values.dtype} {values.shape} instead of {np.dtype(dtype)} {shape}")
+            _check_layout(name, values, shape, dtype)
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 raise ValueError(f"{name!r} has numbers that are not finite")
+        for name, kind in self.about.infos.items():
+            _check_layout(f"info {name}", block.infos[name], (num_steps,) if kind == "step" else grid, np.float32)
         if block.distinct is None:
             numbers = {"observations": self.observation_space, "final_observations": self.observation_space}
         else:
@@ -333,7 +343,10 @@ class FinishedRecording:
         """
         blocks = list(self.blocks())
         distinct = self._common_numbers(blocks)
-        num_bytes = sum(getattr(block, name).nbytes for block in blocks for name in _ARRAYS)
+        arrays = [
+            array for block in blocks for array in (*(getattr(block, name) for name in _ARRAYS), *block.infos.values())
+        ]
+        num_bytes = sum(array.nbytes for array in arrays)
         refuse_if_too_large(3 * num_bytes, f"the histories in {self.folder}", "record fewer of them")
         gathered = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in _ARRAYS[3:]}
         # (I, M, B) episodes in the order of time; a history has those of one learner in all iterations.
@@ -356,6 +369,12 @@ class FinishedRecording:
             env_kwargs=self.about.env_kwargs,
             horizon=self.about.horizon,
             distinct=distinct,
+            infos={
+                name: np.concatenate([block.infos[name].ravel() for block in blocks])[
+                    steps if kind == "step" else order
+                ]
+                for name, kind in self.about.infos.items()
+            },
         )
 
     def _common_numbers(self, blocks: list[Block]) -> NDArray[Any] | None:
@@ -410,7 +429,16 @@ def _block(episodes: TaskEpisodes, about: About) -> dict[str, NDArray[Any]]:
         "final_observations": final,
         "actions": np.ascontiguousarray(actions),
         "rewards": np.ascontiguousarray(episodes.rewards.mT[real].numpy()),
+        **{
+            f"info {name}": (episodes.infos[name].mT[real] if kind == "step" else episodes.infos[name]).numpy()
+            for name, kind in about.infos.items()
+        },
     }
+
+
+def _check_layout(name: str, values: NDArray[Any], shape: tuple[int, ...], dtype: Any) -> None:
+    if values.shape != shape or values.dtype != np.dtype(dtype):
+        raise ValueError(f"{name!r} is {values.dtype} {values.shape} instead of {np.dtype(dtype)} {shape}")
 
 
 def space_as_json(space: gymnasium.Space[Any]) -> dict[str, Any]:

@@ -172,6 +172,7 @@ def record(
             learner=learner,
             settings=_what_counts(config, checked),
             num_iterations=1 if learners is None else num_iterations or config.num_batches,
+            infos=dict(described.recorded_infos),
         )
 
         def sample(iteration: int) -> TaskEpisodes:
@@ -236,7 +237,8 @@ def record_run(
     if not checkpoints:
         raise ConfigError(f"{path} has no checkpoints to record; train it first")
     bare = make_vector_env(config.env_name, config.env_kwargs, max_episode_steps=config.max_episode_steps)
-    observation_space, horizon = bare.single_observation_space, config.max_episode_steps or bare.max_episode_steps
+    described = EnvDescription.of(bare)
+    horizon = config.max_episode_steps or described.max_episode_steps
     bare.close()
     assert horizon is not None
     recorded = Recorded.within(output, dataset_id(config.env_name, config.algorithm.rpartition(":")[2].lower()))
@@ -248,13 +250,14 @@ def record_run(
             env_id=config.env_name,
             env_kwargs=config.env_kwargs,
             horizon=horizon,
-            observation_space=space_as_json(observation_space),
+            observation_space=space_as_json(described.observation_space),
             action_space=space_as_json(sampler.env.action_space),
             tasks=tasks,
             learner_seeds=[config.seed] * num_tasks,
             learner=config.algorithm,
             settings={"checkpoints": [each.name for each in checkpoints], **json.loads(config.to_json())},
             num_iterations=len(checkpoints),
+            infos=dict(described.recorded_infos),
         )
 
         def sample(iteration: int) -> TaskEpisodes:

@@ -2,12 +2,14 @@
 
 import errno
 import hashlib
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience import Histories, load_histories
 from maml_rl.experience import recording as recording_module
-from maml_rl.experiment.record import Recorded, record
+from maml_rl.experiment import record as record_module
+from maml_rl.experiment.record import Recorded, record, record_run
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.single_task import SingleTaskPPO
 from maml_rl.policies.classical.counting import check_countable
@@ -221,6 +224,71 @@ def test_meta_training_is_recorded_checkpoint_by_checkpoint(memory: bool, tmp_pa
         assert drawn.actions[:, column].tolist() == [int(each) for part in wanted for each in part[history]]
 
 
+def test_infos_that_a_family_declares_are_those_of_a_plain_sampler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_segments(monkeypatch)
+    family = "tests.lamp_env:Flickering-v0"
+    sizes = {"num_batches": 2, "checkpoint_every": 1, "meta_batch_size": 2, "max_episode_steps": None}
+    train(config_of(**DARK_ROOM | sizes | {"env_name": family}), tmp_path / "run", num_workers=0)
+    has_minari = find_spec("minari") is not None
+    recorded = record_run(tmp_path / "run", tmp_path, num_tasks=4, num_workers=0, minari=has_minari, trust=True)
+    histories = load_histories(recorded.folder)
+    sampled = []
+    for iteration, checkpoint in enumerate(sorted((tmp_path / "run" / "checkpoints").iterdir())):
+        policy = load_policy(tmp_path / "run", checkpoint, trust=True)
+        with MultiTaskSampler(family, {}, 3, policy, num_workers=0, seed=0) as sampler:
+            sampler.seek(iteration)
+            sampled.append(sampler.rollout(histories.tasks))
+    powers, successes = [], []
+    for task in range(4):
+        for episodes in sampled:
+            for column, length in enumerate(episodes.lengths[task].tolist()):
+                powers.append(episodes.infos["power"][task, :length, column].tolist())
+                successes.append(float(episodes.infos["success"][task, column]))
+    assert len({len(each) for each in powers}) > 1, "episodes have different lengths"
+    assert histories.infos["power"].tolist() == [power for each in powers for power in each]
+    assert histories.infos["success"].tolist() == successes == [each[-1] for each in powers]
+    direct = Histories.of(sampled, observation_space=histories.observation_space, action_space=histories.action_space)
+    assert {name: values.tolist() for name, values in direct.infos.items()} == {
+        name: values.tolist() for name, values in histories.infos.items()
+    }
+    if has_minari:
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+        data = importlib.import_module("minari").load_dataset(recorded.identifier)
+        found = list(zip(data.storage.get_episode_metadata(range(data.total_episodes)), data, strict=True))
+        found.sort(key=lambda each: (each[0]["trial"], each[0]["episode"]))
+        for (_, episode), power, success in zip(found, powers, successes, strict=True):
+            unknown = [np.nan] * len(power)
+            np.testing.assert_array_equal(episode.infos["power"], np.array([np.nan, *power], np.float32))
+            np.testing.assert_array_equal(episode.infos["success"], np.array([*unknown, success], np.float32))
+
+
+def test_recording_of_an_earlier_version_is_read_and_continued_without_infos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_segments(monkeypatch)
+    original = recording_module.About
+
+    def of_earlier_version(**values: Any) -> recording_module.About:
+        return original(**values | {"infos": {}})
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record_module, "About", of_earlier_version)
+        with pytest.raises(KeyboardInterrupt):
+            record_small(tmp_path, on_iteration=interrupt)
+    (path,) = tmp_path.rglob("recording.json")
+    index = json.loads(path.read_text())
+    del index["about"]["infos"]
+    path.write_text(rewritten(index))
+    record_small(tmp_path, resume=True)
+    assert load_histories(tmp_path).infos == {}
+    assert load_histories(tmp_path).num_steps == 5 * 4 * 3 * 6
+
+
 def test_test_tasks_of_a_fixed_set_are_never_recorded(tmp_path: Path) -> None:
     tasks = {"distribution": "fixed", "train": 4, "test": 6}
     record_small(tmp_path, tasks=tasks, num_tasks=9, num_iterations=1)
@@ -374,13 +442,24 @@ def forged_indexes(index: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 if (key, value) != ("learner", None):
                     yield f"{key}: {value!r}", rewritten({**index, key: value})
             yield f"without {key}", rewritten({name: entry for name, entry in index.items() if name != key})
-    harmless = [("env_id", "x"), ("learner", "x"), ("env_kwargs", {}), ("settings", {}), ("horizon", 10**30)]
+    harmless = [
+        ("infos", {}),
+        ("env_id", "x"),
+        ("learner", "x"),
+        ("env_kwargs", {}),
+        ("settings", {}),
+        ("horizon", 10**30),
+    ]
     for key in about:
         for value in values:
             # More iterations than there are is a recording that is not finished; longer episodes may be.
             if (key, value) not in harmless:
                 yield f"about.{key}: {value!r}", rewritten({**index, "about": {**about, key: value}})
-        yield f"without about.{key}", rewritten({**index, "about": {k: v for k, v in about.items() if k != key}})
+        # Earlier versions recorded no infos.
+        if key != "infos":
+            yield f"without about.{key}", rewritten({**index, "about": {k: v for k, v in about.items() if k != key}})
+    for infos in ({"success": "never"}, {"": "step"}, {"\x1b[2J": "step"}, {"success": "step"}, {"power": "episode"}):
+        yield f"infos: {infos}", rewritten({**index, "about": {**about, "infos": infos}})
     for key in ("observation_space", "action_space"):
         for entry in about[key]:
             for value in [*values, 2**40, [10**9, 10**9]]:
