@@ -394,7 +394,7 @@ def test_every_forged_submission_is_refused_in_one_printable_line(
         assert not shown.out, name
         (line,) = shown.err.splitlines()
         assert line.isprintable(), name
-        assert len(line) - len(str(path)) < 500, name
+        assert len(line) - len(str(path)) < 600, name
         count += 1
     assert count > 300
 
