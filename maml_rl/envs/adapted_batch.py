@@ -6,28 +6,29 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.envs.checking import seed_draws
 from maml_rl.envs.global_generators import SharedGenerators
 from maml_rl.envs.meta_env import (
+    SEED_BITS,
     MetaVectorEnv,
     Seeds,
     StepBuffers,
     Task,
     check_flags,
     check_recorded_infos,
+    low_seeds,
     own_task,
     read_reset_mask,
+    require_one_each,
     slot_seeds,
 )
 from maml_rl.errors import TaskError
 from maml_rl.spaces import ArrayElements, flattener_for, require_numbers
 
-# Many environments hand their seed to generators that take 32 bits.
-_SEED_BITS = 2**32 - 1
 _TASK_METHODS = ("sample_tasks", "reset_task")
 
 
@@ -69,7 +70,7 @@ class AdaptedVectorEnv(MetaVectorEnv):
         flat = env.single_observation_space if self._flattener is None else self._flattener.flat_space
         self.single_observation_space, self.single_action_space = flat, env.single_action_space
         self.observation_space, self.action_space = batch_space(flat, self.num_envs), env.action_space
-        self._elements = ArrayElements(self.observation_space)
+        self._elements, self._final = ArrayElements(self.observation_space), ArrayElements(flat)
         self.spec, self.render_mode = env.spec, env.render_mode
         of_spec = None if env.spec is None else env.spec.max_episode_steps
         self.max_episode_steps = max_episode_steps or getattr(env, "max_episode_steps", None) or of_spec
@@ -85,7 +86,7 @@ class AdaptedVectorEnv(MetaVectorEnv):
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from its generator; see `MetaVectorEnv`. `sample_test_tasks` draws those of an evaluation."""
         if seed is not None:
-            self._seed_draws(seed & _SEED_BITS)
+            self._seed_draws(seed & SEED_BITS)
         name = "sample_test_tasks" if evaluation and hasattr(self.env, "sample_test_tasks") else "sample_tasks"
         tasks = list(getattr(self.env, name)(num_tasks))
         if len(tasks) != num_tasks:
@@ -99,7 +100,7 @@ class AdaptedVectorEnv(MetaVectorEnv):
             TypeError: If it cannot be set.
         """
         try:
-            self.env.np_random = seeding.np_random(seed)[0]
+            seed_draws(self.env, seed)
         except AttributeError:
             raise TypeError(
                 f"np_random of {type(self.env).__name__} cannot be set, and sample_tasks draws from it; add a line "
@@ -108,8 +109,7 @@ class AdaptedVectorEnv(MetaVectorEnv):
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Give slot i the task `tasks[i]`; see `MetaVectorEnv`."""
-        if len(tasks) != self.num_envs:
-            raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
+        require_one_each(tasks, self.num_envs)
         self.env.reset_task([own_task(task) for task in tasks])  # type: ignore[attr-defined]
 
     def reset(
@@ -123,14 +123,13 @@ class AdaptedVectorEnv(MetaVectorEnv):
         mask = read_reset_mask(options, self.num_envs)
         if mask is not None and not mask.all():
             raise ValueError(f"{type(self.env).__name__} resets all its slots together; leave reset_mask out")
-        seeds = slot_seeds(seed, self.num_envs)
-        self._reset(None if None in seeds else [int(entry or 0) & _SEED_BITS for entry in seeds])
+        seeds = [entry for entry in slot_seeds(seed, self.num_envs) if entry is not None]
+        self._reset(low_seeds(seeds) if len(seeds) == self.num_envs else None)
         return self.buffers.observations.copy(), self._infos()
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         """Reset all slots, slot i with the low 32 bits of `seeds[i]`; see `MetaVectorEnv`."""
-        low = np.asarray(seeds, np.uint64) & np.uint64(_SEED_BITS)
-        self._reset([int(seed) for seed in low])
+        self._reset(low_seeds(seeds))
 
     def _reset(self, seeds: list[int] | None) -> None:
         begin = partial(self.env.reset, seed=seeds)  # type: ignore[arg-type]
@@ -143,8 +142,7 @@ class AdaptedVectorEnv(MetaVectorEnv):
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Take the actions of all slots (N, *act), which must stay as they are until `step_recv` runs the step."""
-        if actions.shape != self.action_space.shape:
-            raise ValueError(f"expected actions of shape {self.action_space.shape}, got {actions.shape}")
+        self._require_all(actions)
         self._sent = actions
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
@@ -215,14 +213,13 @@ class AdaptedVectorEnv(MetaVectorEnv):
                 f"{type(self.env).__name__} has begun the next episode of slot {int(ended.argmax())} without its last "
                 "observation; add the info 'final_obs', as autoreset_mode SAME_STEP says"
             )
-        single, out = self.env.single_observation_space, self.buffers.observations
-        elements = ArrayElements(single) if self._flattener is None else None
+        out = self.buffers.observations
         for slot in np.flatnonzero(ended).tolist():
             final = _entry(infos["final_obs"], slot)
             try:
-                if elements is not None:
-                    out[slot] = elements.array(final)
-                elif self._flattener is not None:
+                if self._flattener is None:
+                    out[slot] = self._final.array(final)
+                else:
                     self._flattener.write(final, out[slot])
             except ValueError as error:
                 raise ValueError(f"{type(self.env).__name__} returned {error}, as a final_obs") from error

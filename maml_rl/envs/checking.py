@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils import seeding
 from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import VectorEnv
 
 from maml_rl.envs.calls import Awaited, is_async
 from maml_rl.envs.global_generators import KeptGenerators, seconds_of_own_generators
@@ -127,7 +128,7 @@ def _method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any] | Non
     return method if callable(method) else None
 
 
-def seed_draws(env: gymnasium.Env[Any, Any], seed: int) -> None:
+def seed_draws(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any], seed: int) -> None:
     """Give `sample_tasks` a generator: the one that `reset(seed=...)` gives to an environment that hands the seed on.
 
     A reset alone would not do. A family whose task is the seed of a level resets with that, and an environment may have

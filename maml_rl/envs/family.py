@@ -273,8 +273,7 @@ class BatchedFamily(MetaVectorEnv):
             raise ResetNeeded("cannot step before the first reset; call reset first")
         if self._sent is not None:
             raise RuntimeError("the step before has not been received; call step_recv first")
-        if actions.shape != self.action_space.shape:
-            raise ValueError(f"expected actions of shape {self.action_space.shape}, got {actions.shape}")
+        self._require_all(actions)
         self._sent = actions
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:

@@ -34,6 +34,8 @@ ValueRanges = Mapping[str, tuple[float, float]]
 NEVER_POSITIVE: ValueRanges = {"reward": (-math.inf, 0.0)}
 AT_MOST_1: ValueRanges = {"reward": (0.0, 1.0)}
 Seeds = int | Sequence[int | None] | NDArray[np.integer] | None
+# Many environments hand their seed to generators that take 32 bits.
+SEED_BITS = 2**32 - 1
 
 
 @dataclass(slots=True)
@@ -333,6 +335,11 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
             indices: which parts to wait for; all that were started by default.
         """
 
+    def _require_all(self, actions: NDArray[Any]) -> None:
+        """Refuse actions of another shape than those of all slots, (N, *act)."""
+        if actions.shape != self.action_space.shape:
+            raise ValueError(f"expected actions of shape {self.action_space.shape}, got {actions.shape}")
+
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """Step all slots; the arrays are the caller's own.
 
@@ -402,6 +409,22 @@ class EnvDescription:
             env.advances_by_slot,
             dict(env.value_ranges),
         )
+
+
+def require_one_each(tasks: Sequence[Task], num_envs: int) -> None:
+    """Refuse tasks of which there is not one for each slot.
+
+    Raises:
+        TaskError: With both numbers.
+    """
+    if len(tasks) != num_envs:
+        raise TaskError(f"expected one task for each of the {num_envs} slots, got {len(tasks)}")
+
+
+def low_seeds(seeds: ArrayLike) -> list[int]:
+    """Return the low 32 bits of seeds."""
+    low: list[int] = (np.asarray(seeds, np.uint64) & np.uint64(SEED_BITS)).tolist()
+    return low
 
 
 def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:

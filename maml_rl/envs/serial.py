@@ -20,6 +20,7 @@ from maml_rl.envs.checking import declared_task_space, find_method, has_method, 
 from maml_rl.envs.global_generators import DrawsGloballyError, SlotGenerators
 from maml_rl.envs.infos import collect_infos
 from maml_rl.envs.meta_env import (
+    SEED_BITS,
     InfoKind,
     MetaVectorEnv,
     Seeds,
@@ -29,8 +30,10 @@ from maml_rl.envs.meta_env import (
     check_recorded_infos,
     check_value_ranges,
     declared,
+    low_seeds,
     own_task,
     read_reset_mask,
+    require_one_each,
     slot_seeds,
 )
 from maml_rl.envs.reading import read_reset, read_step
@@ -39,8 +42,6 @@ from maml_rl.spaces import ArrayElements, PackedSpace, flattener_for, packed
 
 logger = logging.getLogger(__name__)
 
-# Many environments hand their seed to generators that take 32 bits.
-SEED_BITS = 2**32 - 1
 _BEFORE_RESET = "cannot step before a reset, nor after sample_tasks(seed=...), which resets slot 0; call reset first"
 
 
@@ -173,8 +174,7 @@ class SerialVectorEnv(MetaVectorEnv):
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Give slot i the task `tasks[i]`; errors of its `reset_task` pass through."""
-        if len(tasks) != self.num_envs:
-            raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
+        require_one_each(tasks, self.num_envs)
         for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
             self.current_slots[0] = slot
             self._attempts.retries[slot] = 0
@@ -212,8 +212,7 @@ class SerialVectorEnv(MetaVectorEnv):
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         """Reset all slots, slot i with the low 32 bits of `seeds[i]`; see `MetaVectorEnv`."""
-        low = np.asarray(seeds, np.uint64) & np.uint64(SEED_BITS)
-        self._reset([int(seed) for seed in low], None, None)
+        self._reset(low_seeds(seeds), None, None)
 
     def _reset(
         self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
@@ -256,8 +255,7 @@ class SerialVectorEnv(MetaVectorEnv):
             raise ResetNeeded(_BEFORE_RESET)
         if self._sent is not None:
             raise RuntimeError("the step before has not been received; call step_recv first")
-        if actions.shape != self.action_space.shape:
-            raise ValueError(f"expected actions of shape {self.action_space.shape}, got {actions.shape}")
+        self._require_all(actions)
         self._sent = actions
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.meta_env import Task, require_one_each
 from maml_rl.errors import TaskError
 
 # By entry, (N, ...) float64; or objects that are text.
@@ -104,8 +104,7 @@ def parse_tasks(tasks: Sequence[Task], entries: Mapping[str, TaskEntry], num_env
     """
     # A list keeps every dict alive, so that no two share an id.
     tasks = list(tasks)
-    if len(tasks) != num_envs:
-        raise TaskError(f"expected one task for each of the {num_envs} slots, got {len(tasks)}")
+    require_one_each(tasks, num_envs)
     parsed: list[TaskArrays] = []
     row_of: dict[int, int] = {}
     rows = []

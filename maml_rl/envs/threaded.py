@@ -18,9 +18,8 @@ from maml_rl.arguments import check_count
 from maml_rl.envs.calls import LOOK_SECONDS, CallHangsError, CallRules, SideBySide, is_async, without_wrappers
 from maml_rl.envs.checking import seed_draws
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
-from maml_rl.envs.meta_env import SlotCounts, Task, declared
-from maml_rl.envs.serial import SEED_BITS, SerialVectorEnv, time_limit
-from maml_rl.errors import TaskError
+from maml_rl.envs.meta_env import SEED_BITS, SlotCounts, Task, declared, require_one_each
+from maml_rl.envs.serial import SerialVectorEnv, time_limit
 
 # Seconds that calls may still take when the slots are closed.
 _CLOSE_SECONDS = 1.0
@@ -104,8 +103,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Give slot i the task `tasks[i]`, in all slots concurrently; errors of `reset_task` pass through."""
-        if len(tasks) != self.num_envs:
-            raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
+        require_one_each(tasks, self.num_envs)
         self._settle()
         for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
             self._attempts.retries[slot] = 0

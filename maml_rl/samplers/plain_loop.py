@@ -18,7 +18,7 @@ from maml_rl.envs.calls import CallRules
 from maml_rl.envs.checking import as_sampled, find_method
 from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.envs.make_env import EnvMaker, check_stepping
-from maml_rl.envs.serial import SEED_BITS
+from maml_rl.envs.meta_env import SEED_BITS
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.policies import Memory, Policy

@@ -20,8 +20,8 @@ from maml_rl.arguments import check_count
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.infos import join_infos
 from maml_rl.envs.make_env import env_id
-from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task, slot_seeds
-from maml_rl.errors import ChildEnvError, ChildLost, TaskError
+from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task, require_one_each, slot_seeds
+from maml_rl.errors import ChildEnvError, ChildLost
 from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.env_recipe import Recipe, require_picklable_tasks
 from maml_rl.samplers.processes.channel import encode
@@ -190,8 +190,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
             TypeError: If a task cannot be pickled.
             TaskError: If a task is malformed, or there is not one per slot.
         """
-        if len(tasks) != self.num_envs:
-            raise TaskError(f"expected one task for each of the {self.num_envs} slots, got {len(tasks)}")
+        require_one_each(tasks, self.num_envs)
         all_tasks = tuple(tasks)
         self._settle()
         generation = self._pool.generation
