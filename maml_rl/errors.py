@@ -7,7 +7,7 @@ so that they survive pickling between processes.
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -107,6 +107,13 @@ class UsersCode:
         """Raise the error, if anything was raised."""
         if error is not None and not isinstance(error, self._passing):
             raise self._error_of(error) from error
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, what it comes from, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def explain(error: BaseException) -> str:

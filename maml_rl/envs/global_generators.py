@@ -159,6 +159,16 @@ def _look_at(generators: Sequence[_Generator]) -> tuple[Any, ...]:
     return tuple([each.place() for each in generators])
 
 
+def _places() -> dict[str, Any]:
+    """Return a value of each generator that every draw changes, by its name."""
+    return {each.name: each.place() for each in _generators()}
+
+
+def _drawn_since(places: dict[str, Any]) -> list[str]:
+    """Return the generators that were drawn from; one that was imported meanwhile was not."""
+    return [name for name, place in _places().items() if places.get(name, place) != place]
+
+
 def _states_of(words: tuple[int, int]) -> list[Any]:
     """Return the states of all generators for a key of two words."""
     # A fixed number of words, of which the last is never zero: no two keys are one stream.
@@ -185,7 +195,7 @@ class KeptGenerators:
     def __enter__(self) -> KeptGenerators:
         """Keep the states."""
         self._before = [each.save() for each in _generators()]
-        self._places = {each.name: each.place() for each in _generators()}
+        self._places = _places()
         return self
 
     def seed(self, seed: int) -> None:
@@ -200,12 +210,11 @@ class KeptGenerators:
         self.drawn()
         for each, state in zip(_generators(), _states_of(key), strict=True):
             each.restore(state)
-        self._places = {each.name: each.place() for each in _generators()}
+        self._places = _places()
 
     def drawn(self) -> list[str]:
         """Return the names of the generators from which the block has drawn so far."""
-        places = self._places
-        self._drawn |= {each.name for each in _generators() if places.get(each.name, each.place()) != each.place()}
+        self._drawn.update(_drawn_since(self._places))
         return sorted(self._drawn)
 
     def __exit__(self, *error: object) -> None:
@@ -342,7 +351,7 @@ class SharedGenerators(SlotGenerators):
         return self._look(call)
 
     def _look(self, call: Callable[[], Any]) -> Any:
-        places = {each.name: each.place() for each in _generators()}
+        places = _places()
         result = call()
         if isinstance(result, Coroutine):
             return self._look_after(result, places)
@@ -355,7 +364,7 @@ class SharedGenerators(SlotGenerators):
         return result
 
     def _refuse(self, places: dict[str, Any]) -> None:
-        drawn = [each.name for each in _generators() if places.get(each.name, each.place()) != each.place()]
+        drawn = _drawn_since(places)
         if not drawn:
             return
         message = (

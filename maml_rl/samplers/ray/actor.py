@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ConfigError, causes
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
@@ -175,14 +175,6 @@ def differing_version(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str
     return ""
 
 
-def _is_failed_import(error: BaseException) -> bool:
-    """Return whether an error comes from a failed import, as Gymnasium's DependencyNotInstalled does."""
-    each: BaseException | None = error
-    while each is not None and not isinstance(each, ImportError):
-        each = each.__cause__ or each.__context__
-    return each is not None
-
-
 def _from_store(reference: Any) -> Any:
     """Return the object that the driver has put into the store.
 
@@ -252,7 +244,9 @@ class RolloutActor:
             if self._host is not None:
                 self._host.forget()
             who = f"actor with pid {os.getpid()} on {ray.util.get_node_ip_address()}"
-            cannot_load = not self._has_made_env and (method == "start" or _is_failed_import(error))
+            # Also behind another error, as Gymnasium's DependencyNotInstalled.
+            fails_to_import = any(isinstance(each, ImportError) for each in causes(error))
+            cannot_load = not self._has_made_env and (method == "start" or fails_to_import)
             return Raised(failure, self._steps(), who, cannot_load)
 
     # Methods of the working thread.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ray
 
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ConfigError, causes
 
 _MODE, _TOKEN, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _SAME_TOKEN = "give this process the token of the cluster in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
@@ -65,10 +65,7 @@ def require_accepted(address: str, error: BaseException) -> None:
     Raises:
         ConfigError: If `error`, or one that it comes from, is such an error.
     """
-    each: BaseException | None = error
-    while each is not None:
-        if type(each).__name__ == "AuthenticationError":
-            has_mode = os.environ.get(_MODE, "").lower() == "token"
-            remedy = _SAME_TOKEN if has_mode else f"set RAY_AUTH_MODE=token, and {_SAME_TOKEN}"
-            raise ConfigError(f"the Ray cluster at {address} accepts only requests with its token; {remedy}") from None
-        each = each.__cause__ or each.__context__
+    if any(type(each).__name__ == "AuthenticationError" for each in causes(error)):
+        has_mode = os.environ.get(_MODE, "").lower() == "token"
+        remedy = _SAME_TOKEN if has_mode else f"set RAY_AUTH_MODE=token, and {_SAME_TOKEN}"
+        raise ConfigError(f"the Ray cluster at {address} accepts only requests with its token; {remedy}") from None
