@@ -171,7 +171,7 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         finite = flat.isfinite().all(1)
         causes = dict.fromkeys(torch.nonzero(~finite).flatten().tolist(), f"its weights are not finite as {flat.dtype}")
         streams = PhaseStreams(self._seed, self._generation, 0, common=self._common_noise, population=True)
-        own = self._layout.flatten(dict(self._policy.named_parameters())).detach()
+        own = torch.from_numpy(self.policy_weights()).to(flat)
         while True:
             # The policy's own weights act in the place of those that cannot.
             flat[list(causes)] = own
