@@ -28,7 +28,7 @@ from maml_rl.experiment.evaluate import (
     pooled_intervals,
     profile_intervals,
 )
-from maml_rl.experiment.statistics import interquartile_mean, mean
+from maml_rl.experiment.statistics import Statistic, interquartile_mean, mean
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "intervals.md"
 TRUTHS = 0.05, 0.5, 0.9, 0.97
@@ -160,7 +160,7 @@ def rate_difference(world: World, seeds: int, tasks: int, rate: float) -> _Simul
             difficulty = np.sqrt(alone.tasks) * random.normal(size=(1, tasks, 1))
             scores = [difficulty + draw(random, World(alone.luck, 0.0), seeds, tasks, 1) for _ in range(2)]
             one, other = (
-                evaluations(np.zeros((seeds, tasks, 1)), _succeed(random, each * 1.0, share, alone))
+                evaluations(np.zeros((seeds, tasks, 1)), _succeed(random, each, share, alone))
                 for each, share in zip(scores, (rate, 0.8 * rate), strict=True)
             )
             found.append(difference_interval(one, other, _INFO))
@@ -205,17 +205,16 @@ DISTRIBUTIONS: dict[str, Callable[[Values], Values]] = {
     "skewed (lognormal, 0.5)": partial(skewed, 0.5),
     "very skewed (lognormal, 1)": partial(skewed, 1.0),
 }
-STATISTICS = {"mean return": mean, "interquartile mean": interquartile_mean}
 # Of the certified benchmarks, and fewer adaptations to two tasks: numbers of tasks, and of adaptations to each.
 FIXED = (2, 3), (2, 10), (21, 10), (40, 3), (100, 3)
 
 
-def mean_return(name: str, seeds: int, tasks: int) -> _Simulate:
-    """The mean return where luck and difficulty have this distribution."""
+def mean_return(name: str, seeds: int, tasks: int, statistic: Statistic = mean) -> _Simulate:
+    """The mean return, or another statistic of symmetric returns, where luck and difficulty have this distribution."""
 
     def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
         scores = draw(random, WORLDS["half"], seeds, tasks, count, DISTRIBUTIONS[name])
-        return pooled_intervals(evaluations(scores)), 0.0
+        return pooled_intervals(evaluations(scores), statistic), 0.0
 
     return simulate
 
@@ -235,16 +234,6 @@ def mean_difference(name: str, seeds: int, tasks: int) -> _Simulate:
             )
             found.append(difference_interval(one, other))
         return np.stack(found), 0.0
-
-    return simulate
-
-
-def middle(name: str, seeds: int, tasks: int) -> _Simulate:
-    """The interquartile mean, whose truth is that of symmetric distributions."""
-
-    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
-        scores = draw(random, WORLDS["half"], seeds, tasks, count, DISTRIBUTIONS[name])
-        return pooled_intervals(evaluations(scores), interquartile_mean), 0.0
 
     return simulate
 
@@ -305,7 +294,8 @@ def mean_cells(
             simulate = fixed_tasks(name, adaptations, number)
             yield _cell("fixed tasks", name, adaptations, number, 0.0, simulate, simulations)
     for size in sizes:
-        yield _cell("interquartile mean", "normal", *size, 0.0, middle("normal", *size), simulations)
+        simulate = mean_return("normal", *size, interquartile_mean)
+        yield _cell("interquartile mean", "normal", *size, 0.0, simulate, simulations)
 
 
 def _percent(cells: Iterable[Cell]) -> str:

@@ -71,7 +71,7 @@ class LinearFeatureBaseline:
         self.image_shape = None if image_shape is None else tuple(image_shape)
         self._parts: ObservationParts | None = None
         if self.image_shape is not None and input_size is None:
-            input_size = _cells_of(self.image_shape) ** 2 * min(self.image_shape[0], self.image_shape[2])
+            input_size = _pooled_size(self.image_shape)
         elif self.image_shape is not None or input_size is None:
             raise TypeError("a LinearFeatureBaseline needs either an input_size or an image_shape")
         if not 1 <= input_size <= _MAX_INPUT_SIZE:
@@ -105,10 +105,8 @@ class LinearFeatureBaseline:
         if isinstance(space, gymnasium.spaces.Box) and not isinstance(space, PackedSpace):
             return cls(gymnasium.spaces.flatdim(space), reg_coeff)
         parts = ObservationParts(space)
-        cells = [_cells_of(image.shape) for image in parts.image_spaces]
-        channels = [min(image.shape[0], image.shape[2]) for image in parts.image_spaces]
-        grids = sum(along**2 * number for along, number in zip(cells, channels, strict=True))
-        made = cls(grids + parts.num_numbers, reg_coeff)
+        pooled = sum(_pooled_size(image.shape) for image in parts.image_spaces)
+        made = cls(pooled + parts.num_numbers, reg_coeff)
         made._parts = parts
         return made
 
@@ -293,6 +291,11 @@ def _cells_of(image_shape: Sequence[int]) -> int:
     """Return the number of cells along each side of the grid for an image."""
     channels = min(image_shape[0], image_shape[2])
     return next(cells for cells in _GRIDS if cells == 1 or cells**2 * channels <= _MOST_IN_GRID)
+
+
+def _pooled_size(image_shape: Sequence[int]) -> int:
+    """Return how many numbers `_pool` makes of an image."""
+    return _cells_of(image_shape) ** 2 * min(image_shape[0], image_shape[2])
 
 
 def _pool(images: Tensor) -> Tensor:

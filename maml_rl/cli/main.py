@@ -206,14 +206,10 @@ def run_check_env(arguments: Sequence[str], prog: str) -> int:
         help="also sample episodes, in this process, in threads and in workers, and compare every value with a loop",
     )
     add_log_level(parser)
-
-    def check(options: Namespace) -> None:
-        with ending_in_order():
-            _check_env(options)
-
-    return run_command(parser, arguments, check)
+    return run_command(parser, arguments, _check_env)
 
 
+@ending_in_order()
 def _check_env(options: Namespace) -> None:
     from maml_rl.envs import FAMILIES
 

@@ -96,7 +96,7 @@ def _unused(learner: type[MetaLearner], config: Config) -> dict[str, str]:
         return unused
     if "make_policy" in vars(learner):
         return unused | {"memory": f"the algorithm {config.algorithm!r} makes a policy of its own; leave it out"}
-    of_layers = [key for key in OF_POLICIES if key in ("nonlinearity", "output-scale")]
+    of_layers = "nonlinearity", "output-scale"
     return unused | dict.fromkeys(of_layers, "a policy with a 'memory' does not use it; leave it out")
 
 
