@@ -9,7 +9,7 @@ from maml_rl.derivatives.hosts import Answer, Hosts, Program, Session, ThreadHos
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples, chunks_of, cut, even_chunks, every_nth, number_kept
-from maml_rl.derivatives.workers import ChunkWorkers, Workspace, set_gradients, sum_of_chunks
+from maml_rl.derivatives.workers import ChunkWorkers, Workspace, sum_gradients
 
 __all__ = [
     "Answer",
@@ -32,6 +32,5 @@ __all__ = [
     "even_chunks",
     "every_nth",
     "number_kept",
-    "set_gradients",
-    "sum_of_chunks",
+    "sum_gradients",
 ]

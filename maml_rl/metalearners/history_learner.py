@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import Count, Positive, StepSize
-from maml_rl.derivatives import ChunkWorkers, Workspace, cut, set_gradients, sum_of_chunks
+from maml_rl.derivatives import Workspace, cut, sum_gradients
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.task_space import task_key
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experience.histories import Histories, Sequences
 from maml_rl.experience.recording import load_histories
+from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes
@@ -224,6 +225,7 @@ class HistoryLearner(MetaLearner):
         known = {"loss": loss, "updates": self._steps_taken}
         return known | ({"accuracy": accuracy} if self._has_one_choice else {})
 
+    @single_threaded()
     def step(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Take a gradient step on sequences, in chunks of them.
 
@@ -251,17 +253,16 @@ class HistoryLearner(MetaLearner):
                 right = (outputs[0].argmax(-1) + self._first == actions[:, part]).float().mean() * share
             return torch.stack((loss, right)).detach(), gradients
 
-        with ChunkWorkers(self.device) as workers:
-            found = workers.map(differentiate, cut(num, length, self.settings.hidden_size, self.device))
-            set_gradients(params, [gradients for _, gradients in found])
-            norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.max_grad_norm)
-            if not math.isfinite(float(norm)):
-                raise NonFiniteError(
-                    "the gradient of a loss on histories is not finite; lower learning-rate, or look for observations "
-                    "and rewards that are huge"
-                )
-            self.optimizer.step()
-        return sum_of_chunks([losses for losses, _ in found])
+        chunks = cut(num, length, self.settings.hidden_size, self.device)
+        losses = sum_gradients(params, differentiate, chunks, self.device)
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.max_grad_norm)
+        if not math.isfinite(float(norm)):
+            raise NonFiniteError(
+                "the gradient of a loss on histories is not finite; lower learning-rate, or look for observations "
+                "and rewards that are huge"
+            )
+        self.optimizer.step()
+        return losses
 
     def _share(self) -> float:
         """Return the factor of the step size for the next gradient step."""

@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.config import Count, Positive
-from maml_rl.derivatives import ChunkWorkers, Workspace, cut, set_gradients, sum_of_chunks
+from maml_rl.derivatives import Workspace, cut, sum_gradients
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.registration import FAMILIES
 from maml_rl.envs.task_space import task_key
@@ -328,6 +328,7 @@ class PEARL(MetaLearner):
         names = "loss/critics", "loss/actor", "kl", "temperature", "entropy"
         return known | {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
 
+    @single_threaded()
     def step(self, context: Steps, steps: Steps) -> Tensor:
         """Take one step.
 
@@ -355,19 +356,16 @@ class PEARL(MetaLearner):
                 loss, losses = self._losses(*parts, share=(tasks.stop - tasks.start) / num_tasks)
                 return torch.stack((loss.detach(), *losses)), torch.autograd.grad(loss, params)
 
-        with ChunkWorkers(self.device) as workers:
-            chunks = cut(num_tasks, num_steps, max(self.policy.hidden_sizes), self.device)
-            found = workers.map(differentiate, chunks)
-            loss, *losses = sum_of_chunks([losses for losses, _ in found]).cpu()
-            if not math.isfinite(float(loss)):
-                raise NonFiniteError(
-                    "a loss of pearl is not finite; lower learning-rate or reward-scale, or look for observations and "
-                    "rewards that are huge"
-                )
-            set_gradients(params, [gradients for _, gradients in found])
-            for optimizer in self.optimizers.values():
-                optimizer.step()
-            self.networks.follow()
+        chunks = cut(num_tasks, num_steps, max(self.policy.hidden_sizes), self.device)
+        loss, *losses = sum_gradients(params, differentiate, chunks, self.device).cpu()
+        if not math.isfinite(float(loss)):
+            raise NonFiniteError(
+                "a loss of pearl is not finite; lower learning-rate or reward-scale, or look for observations and "
+                "rewards that are huge"
+            )
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+        self.networks.follow()
         return torch.stack(losses)
 
     def _losses(

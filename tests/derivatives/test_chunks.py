@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Samples, Workspace, cut, every_nth, set_gradients
+from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Samples, Workspace, cut, every_nth
+from maml_rl.derivatives.workers import set_gradients
 from maml_rl.machine import chunk_threads, single_threaded
 from tests.synthetic import make_episodes, make_policy
 
