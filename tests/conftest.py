@@ -65,6 +65,17 @@ def stable_baselines3() -> Any:
         return pytest.importorskip("stable_baselines3")
 
 
+@pytest.fixture(scope="module")
+def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Histories in the current folder, where the configs of `small` and `bandit_config` look for them."""
+    from tests.metalearners.histories import record  # needs torch, which most tests here do not wait for
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("histories"))
+        record(Path("histories"))
+        yield
+
+
 @pytest.fixture
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers start by fork unless a test says otherwise: a fork server first imports torch, which takes two seconds.

@@ -20,10 +20,9 @@ from maml_rl.experiment.train import train
 from maml_rl.metalearners import algorithms
 from maml_rl.runs.checkpoint import latest_intact
 from tests.metalearners.histories import bandit_config
-from tests.metalearners.histories import record as record_histories
 from tests.small_runs import config_of, untimed
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("histories")]
 # Two chunks or more: wide networks on many steps, or many trials.
 OF_STEPS = {"meta-batch-size": 4, "fast-batch-size": 16, "max-episode-steps": 100, "hidden-sizes": [64]}
 OF_TRIALS = {"meta-batch-size": 66, "fast-batch-size": 2, "max-episode-steps": 5, "observe-last": True}
@@ -44,14 +43,6 @@ def config(algorithm: str, **values: Any) -> Config:
         return of_data.override({**keys, "algorithm-settings": {**of_data.algorithm_settings, **SETTINGS[algorithm]}})
     keys |= OF_TRIALS if algorithm in ("rl2", "varibad", "rsac") else OF_STEPS
     return config_of().override({**keys, "algorithm-settings": SETTINGS.get(algorithm, {})})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("histories"))
-        record_histories(Path("histories"))
-        yield
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The guarantees of every registered algorithm: runs repeat, resume, and can be tested and adapted."""
 
 import gc
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -18,24 +17,14 @@ from maml_rl.metalearners import algorithms
 from maml_rl.report import write_report
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.metrics import Metrics
-from tests.metalearners.histories import record
 from tests.metalearners.small_algorithms import OF_CONTEXTS, OF_HISTORIES, OF_TRIALS, small
 from tests.small_runs import untimed
 
-pytestmark = pytest.mark.usefixtures("forked_workers")
+pytestmark = pytest.mark.usefixtures("forked_workers", "histories")
 
 
 class Interruption(CheckpointError):
     """Stands for a kill: nothing more is saved, as where a checkpoint cannot be written."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Histories in the folder that the configs of `small` name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("histories"))
-        record(Path("histories"))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import Batch, algorithms, find_metalearner
-from tests.metalearners.histories import record
 from tests.metalearners.small_algorithms import OF_HISTORIES, OF_TRIALS, small
 from tests.small_runs import SMALL, config_of, untimed
+
+pytestmark = pytest.mark.usefixtures("histories")
 
 # Another value of each setting than that of `small`.
 OTHERS: dict[str, Any] = {
@@ -50,14 +50,6 @@ OF_ALL = {
     *("ray-placement-group", "ray-runtime-env", "ray-log-to-driver"),
 }
 PIXELS = {"env-name": "PixelNavigation-v0", "max-episode-steps": 4, "fast-batch-size": 2}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("histories"))
-        record(Path("histories"))
-        yield
 
 
 def config_for(algorithm: str, key: str) -> Config:
