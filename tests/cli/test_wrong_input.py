@@ -213,12 +213,11 @@ Case = tuple[list[str], list[str]]
 
 ENVIRONMENT_CASES: list[Case] = [
     *[
-        (command(name), ["relative", "full name"])
-        for name in (".x:Foo-v0", "..:Foo", "..wrong_envs:Foo", "./wrong_envs.py:WrongExits-v0")
-        for command in (lambda name: train("--env-name", name), check_env)
+        (train("--env-name", name), ["relative", "full name"])
+        for name in (".x:Foo-v0", "./wrong_envs.py:WrongExits-v0")
     ],
     *[
-        (command(f"{module}:Foo-v0"), [module, *words])
+        (check_env(f"{module}:Foo-v0"), [module, *words])
         for module, words in (
             ("wrong_syntax", ["SyntaxError in wrong_syntax.py, line 1: '(' was never closed"]),
             ("wrong_name", ["NameError in wrong_name.py, line 3: name 'undefined' is not defined"]),
@@ -228,14 +227,11 @@ ENVIRONMENT_CASES: list[Case] = [
             ("wrong_deeply", ["NameError in wrong_name.py, line 3: name 'undefined' is not defined"]),
             ("wrong_null", ["null bytes"]),
             ("a b", ["No module named 'a b'"]),
-            ("os/path", ["not of its file"]),
             ("wrong_envs.py", ["not of its file"]),
-            ("/etc/passwd", ["not of its file"]),
         )
-        for command in (lambda name: train("--env-name", name), check_env)
     ],
     *[
-        (command(f"wrong_envs:Wrong{name}-v0"), [f"wrong_envs:Wrong{name}-v0 cannot be made", *words])
+        (train("--env-name", f"wrong_envs:Wrong{name}-v0"), [f"wrong_envs:Wrong{name}-v0 cannot be made", *words])
         for name, words in (
             ("RaisesInInit", [raised_by('raise RuntimeError("no', "RuntimeError", ": no license for this host")]),
             ("RaisesNothingToRead", [raised_by("raise RuntimeError\n", "RuntimeError")]),
@@ -250,7 +246,6 @@ ENVIRONMENT_CASES: list[Case] = [
             ("Module", ["No module named 'gone'"]),
             ("EntryPoint", ["ValueError"]),
         )
-        for command in (lambda name: train("--env-name", name), check_env)
     ],
     (
         train("--env-name", "wrong_envs:WrongRaisesLate-v0"),
@@ -344,22 +339,14 @@ FILE_CASES: list[Case] = [
         (train("--device", device), ["device", "--device", *words])
         for device, words in (
             ("meta", ["meta"]),
-            ("privateuseone", ["privateuseone"]),
-            ("mps", ["mps"]),
-            ("xla", ["xla"]),
-            ("mkldnn", ["mkldnn"]),
-            ("hpu", ["hpu"]),
-            ("vulkan", ["vulkan"]),
             ("cuda:99", ["cuda:99"]),
             ("cuda:-1", ["cuda:-1"]),
-            ("cpu:99999999999", ["cpu:99999999999"]),
             ("", ["''"]),
             ("\udcff", ["udcff"]),
         )
     ],
     *[
-        (evaluate("--output", output, *options), ["--output", *words])
-        for options in ((), ("--overwrite",))
+        (evaluate("--output", output, "--overwrite"), ["--output", *words])
         for output, words in (
             ("folder", ["folder is a folder"]),
             ("full", ["full is a folder"]),
@@ -379,8 +366,7 @@ FILE_CASES: list[Case] = [
         )
     ],
     *[
-        (evaluate("--save-tasks", path, *options), ["--save-tasks", *words])
-        for options in ((), ("--overwrite",))
+        (evaluate("--save-tasks", path, "--overwrite"), ["--save-tasks", *words])
         for path, words in (
             ("folder", ["folder is a folder"]),
             ("dangling", ["dangling is a link to nowhere"]),
@@ -438,8 +424,7 @@ FILE_CASES: list[Case] = [
 
 ZOO_CASES: list[Case] = [
     *[
-        (["zoo", "add", "run", "--name", name, *options], words)
-        for options in ((), ("--overwrite",))
+        (["zoo", "add", "run", "--name", name], words)
         for name, words in (
             ("rl2", ["'rl2' is above the policy 'rl2/"]),
             ("2d-navigation/mine", ["is below the policy '2d-navigation'"]),

@@ -33,10 +33,12 @@ def assert_same_results(first: Any, second: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", AUTORESET)
-def test_finished_slots_are_reset_as_gymnasium_resets_single_environments(env_id: str, mode: AutoresetMode) -> None:
-    batch: Any = gymnasium.make_vec(env_id, num_envs=SLOTS, max_episode_steps=LIMIT, autoreset_mode=mode)
+def test_finished_slots_are_reset_as_gymnasium_resets_single_environments(
+    base_env_id: str, mode: AutoresetMode
+) -> None:
+    batch: Any = gymnasium.make_vec(base_env_id, num_envs=SLOTS, max_episode_steps=LIMIT, autoreset_mode=mode)
     sync: Any = gymnasium.make_vec(
-        env_id,
+        base_env_id,
         num_envs=SLOTS,
         vectorization_mode="sync",
         vector_kwargs={"autoreset_mode": mode},

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium
@@ -10,24 +10,34 @@ import numpy as np
 import pytest
 
 from maml_rl.envs import FAMILIES, make_vector_env
-from tests.envs.contract import TRIED, marks, random_actions, same
+from tests.envs.contract import BASES, TRIED, marks, random_actions, same
 
 COPIES: tuple[Callable[[Any], Any], ...] = (copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env)))
 
 
-# Every family, on each engine if it has physics.
-FAMILIES_AND_ENGINES = [
-    pytest.param((env_id, {"engine": engine} if engine else {}), marks=marks(env_id))
-    for env_id in TRIED
-    for engine in (("mjbatch", "mujoco") if FAMILIES[env_id].has_physics else ("",))
-]
+def on_engines(names: Iterable[str]) -> list[Any]:
+    """Return families, on each engine if they have physics."""
+    return [
+        pytest.param((env_id, {"engine": engine} if engine else {}), marks=marks(env_id), id=f"{env_id}-{engine}")
+        for env_id in names
+        for engine in (("mjbatch", "mujoco") if FAMILIES[env_id].has_physics else ("",))
+    ]
 
 
-@pytest.fixture(params=FAMILIES_AND_ENGINES, ids=lambda case: "-".join([case[0], *case[1].values()]))
-def family(request: pytest.FixtureRequest) -> Any:
-    if request.param[1] == {"engine": "mjbatch"}:
+def installed(family: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    if family[1] == {"engine": "mjbatch"}:
         pytest.importorskip("mjbatch", exc_type=ImportError)
-    return request.param
+    return family
+
+
+@pytest.fixture(params=on_engines(TRIED))
+def family(request: pytest.FixtureRequest) -> Any:
+    return installed(request.param)
+
+
+@pytest.fixture(params=on_engines(BASES))
+def base_family(request: pytest.FixtureRequest) -> Any:
+    return installed(request.param)
 
 
 def go_on(env: Any, actions: list[Any]) -> list[Any]:
@@ -60,8 +70,8 @@ def test_copy_of_a_single_environment_continues_bit_identically(family: tuple[st
         each.close()
 
 
-def test_copy_of_a_batch_continues_bit_identically(family: tuple[str, dict[str, Any]]) -> None:
-    env_id, physics_kwargs = family
+def test_copy_of_a_batch_continues_bit_identically(base_family: tuple[str, dict[str, Any]]) -> None:
+    env_id, physics_kwargs = base_family
     env: Any = make_vector_env(env_id, physics_kwargs, 3, max_episode_steps=7, num_threads=2)
     env.reset_task(env.sample_tasks(3, seed=0))
     env.reset(seed=3)
@@ -75,8 +85,8 @@ def test_copy_of_a_batch_continues_bit_identically(family: tuple[str, dict[str, 
         each.close()
 
 
-def test_environment_can_be_reset_after_it_was_closed(family: tuple[str, dict[str, Any]]) -> None:
-    env_id, physics_kwargs = family
+def test_environment_can_be_reset_after_it_was_closed(base_family: tuple[str, dict[str, Any]]) -> None:
+    env_id, physics_kwargs = base_family
     env: Any = gymnasium.make(env_id, **physics_kwargs)
     before = env.reset(seed=1)[0]
     env.close()

@@ -53,36 +53,36 @@ def test_slot_does_not_depend_on_the_number_of_slots(env_id: str) -> None:
     assert same(play(few, 3), [array[:2] for array in play(many, 3)])
 
 
-def test_seed_zero_is_a_seed(vector_env: MetaVectorEnv) -> None:
-    first = play(vector_env, 0)
-    assert same(first, play(vector_env, 0))
-    vector_env.reset(seed=0)
-    tasks = vector_env.sample_tasks(2)
-    vector_env.reset(seed=0)
-    assert_same_tasks(tasks, vector_env.sample_tasks(2))
+def test_seed_zero_is_a_seed(base_vector_env: MetaVectorEnv) -> None:
+    first = play(base_vector_env, 0)
+    assert same(first, play(base_vector_env, 0))
+    base_vector_env.reset(seed=0)
+    tasks = base_vector_env.sample_tasks(2)
+    base_vector_env.reset(seed=0)
+    assert_same_tasks(tasks, base_vector_env.sample_tasks(2))
 
 
-def test_integer_seed_means_consecutive_seeds(vector_env: MetaVectorEnv) -> None:
-    first = play(vector_env, 5)
-    assert same(first, play(vector_env, [5, 6, 7, 8]))
-    assert same(first, play(vector_env, np.arange(5, 9)))
+def test_integer_seed_means_consecutive_seeds(base_vector_env: MetaVectorEnv) -> None:
+    first = play(base_vector_env, 5)
+    assert same(first, play(base_vector_env, [5, 6, 7, 8]))
+    assert same(first, play(base_vector_env, np.arange(5, 9)))
 
 
-def test_reset_buffers_is_reset_without_copies(vector_env: MetaVectorEnv) -> None:
-    expected = play(vector_env, [3, 1, 4, 2**62])
-    vector_env.reset_buffers(np.array([3, 1, 4, 2**62]))
-    buffers = vector_env.buffers
+def test_reset_buffers_is_reset_without_copies(base_vector_env: MetaVectorEnv) -> None:
+    expected = play(base_vector_env, [3, 1, 4, 2**62])
+    base_vector_env.reset_buffers(np.array([3, 1, 4, 2**62]))
+    buffers = base_vector_env.buffers
     for array in (buffers.rewards, buffers.terminated, buffers.truncated):
         assert not array.any()
     history = [buffers.observations.copy()]
-    for actions in random_actions(vector_env, STEPS):
-        history += vector_env.step(actions)[:4]
+    for actions in random_actions(base_vector_env, STEPS):
+        history += base_vector_env.step(actions)[:4]
     assert same(expected, history)
 
 
-def test_unseeded_reset_continues_from_the_seeded_one(vector_env: MetaVectorEnv) -> None:
-    first = [play(vector_env, 4), play(vector_env, None)]
-    second = [play(vector_env, 4), play(vector_env, None)]
+def test_unseeded_reset_continues_from_the_seeded_one(base_vector_env: MetaVectorEnv) -> None:
+    first = [play(base_vector_env, 4), play(base_vector_env, None)]
+    second = [play(base_vector_env, 4), play(base_vector_env, None)]
     assert same(first[0], second[0])
     assert same(first[1], second[1])
 
@@ -97,12 +97,12 @@ def test_time_limit_truncates_without_terminating(env_id: str) -> None:
     assert last[0].all() if "Bandit" in env_id else not last[0].any()
 
 
-def test_default_time_limit_is_that_of_the_id(env_id: str) -> None:
-    limit = FAMILIES[env_id].max_episode_steps
-    assert gymnasium.spec(env_id).max_episode_steps == limit
-    expected = 1 if "Bandit" in env_id else limit
-    assert make_vector_env(env_id).max_episode_steps == expected
-    assert gymnasium.make_vec(env_id, num_envs=2).max_episode_steps == expected
+def test_default_time_limit_is_that_of_the_id(base_env_id: str) -> None:
+    limit = FAMILIES[base_env_id].max_episode_steps
+    assert gymnasium.spec(base_env_id).max_episode_steps == limit
+    expected = 1 if "Bandit" in base_env_id else limit
+    assert make_vector_env(base_env_id).max_episode_steps == expected
+    assert gymnasium.make_vec(base_env_id, num_envs=2).max_episode_steps == expected
 
 
 def test_frozen_slots_keep_their_final_observation_and_ignore_actions(env_id: str) -> None:
@@ -143,9 +143,9 @@ def test_reset_mask_resets_only_the_masked_slots(env_id: str) -> None:
             np.testing.assert_array_equal(result[mask], new[mask])
 
 
-def test_slot_continues_the_same_way_after_being_frozen(env_id: str) -> None:
+def test_slot_continues_the_same_way_after_being_frozen(base_env_id: str) -> None:
     """Unseeded resets continue a slot's own stream, which steps of other slots must not advance."""
-    alone, together = (make_vector_env(env_id, {}, 8, max_episode_steps=2) for _ in range(2))
+    alone, together = (make_vector_env(base_env_id, {}, 8, max_episode_steps=2) for _ in range(2))
     waiting = np.arange(8) >= 4
     actions = random_actions(alone, 2)
     seen: dict[MetaVectorEnv, list[Any]] = {alone: [], together: []}
@@ -164,11 +164,11 @@ def test_slot_continues_the_same_way_after_being_frozen(env_id: str) -> None:
     assert same(*([array[waiting] for array in history] for history in seen.values()))
 
 
-def test_returned_arrays_belong_to_the_caller(vector_env: MetaVectorEnv) -> None:
-    buffers = vector_env.buffers
+def test_returned_arrays_belong_to_the_caller(base_vector_env: MetaVectorEnv) -> None:
+    buffers = base_vector_env.buffers
     own = [buffers.observations, buffers.rewards, buffers.terminated, buffers.truncated]
-    results = [vector_env.reset(seed=0)]
-    results += [vector_env.step(actions) for actions in random_actions(vector_env, 2)]
+    results = [base_vector_env.reset(seed=0)]
+    results += [base_vector_env.step(actions) for actions in random_actions(base_vector_env, 2)]
     returned = [array for *arrays, infos in results for array in (*arrays, *arrays_in(infos))]
     for number, array in enumerate(returned):
         assert not any(np.shares_memory(array, other) for other in (*own, *returned[:number]))

@@ -38,12 +38,12 @@ def test_single_environment_passes_stable_baselines3s_checker(env_id: str, stabl
         stable_baselines3.common.env_checker.check_env(env)
 
 
-def test_stable_baselines3_can_make_single_environments(env_id: str, stable_baselines3: Any) -> None:
+def test_stable_baselines3_can_make_single_environments(base_env_id: str, stable_baselines3: Any) -> None:
     """It requests pictures first, and handles the `TypeError`."""
     with warnings.catch_warnings():
         # Gymnasium warns that a family without rendering has none.
         warnings.filterwarnings("ignore", r".*not in the possible render_modes.*")
-        envs = stable_baselines3.common.env_util.make_vec_env(env_id, n_envs=2, seed=0)
+        envs = stable_baselines3.common.env_util.make_vec_env(base_env_id, n_envs=2, seed=0)
     assert envs.reset().shape[0] == 2
     envs.close()
 
@@ -56,8 +56,8 @@ def test_single_environment_passes_our_checker(env_id: str) -> None:
     env.close()
 
 
-def test_make_vec_finds_the_batched_family(env_id: str) -> None:
-    env = gymnasium.make_vec(env_id, num_envs=3)
+def test_make_vec_finds_the_batched_family(base_env_id: str) -> None:
+    env = gymnasium.make_vec(base_env_id, num_envs=3)
     assert isinstance(env, MetaVectorEnv)
     assert env.num_envs == 3
     env.close()

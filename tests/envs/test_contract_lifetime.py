@@ -48,14 +48,14 @@ def test_episodes_of_full_length_are_bit_identical_to_single_environments(env_id
 
 
 @pytest.mark.slow
-def test_unseeded_environments_differ(env_id: str) -> None:
-    one, other = make_vector_env(env_id, {}, 8), make_vector_env(env_id, {}, 8)
+def test_unseeded_environments_differ(base_env_id: str) -> None:
+    one, other = make_vector_env(base_env_id, {}, 8), make_vector_env(base_env_id, {}, 8)
     # A pull of a bandit has two outcomes; hundreds of them are practically never all equal.
-    times = 2 if FAMILIES[env_id].has_physics or FAMILIES[env_id].extra else 20
+    times = 2 if FAMILIES[base_env_id].has_physics or FAMILIES[base_env_id].extra else 20
     plays = [[array for _ in range(times) for array in play(env, None)] for env in (one, other, one)]
     # Families whose episodes are deterministic.
     sure = ("2DNavigation-v0", "PixelNavigation-v0", "SparsePointGoal-v0", "DarkRoom-v0", "GridNavi-v0", "Wind-v0")
-    chance = env_id not in (*sure, *OF_EXTRAS)
+    chance = base_env_id not in (*sure, *OF_EXTRAS)
     assert same(plays[0], plays[1]) is not chance
     assert same(plays[0], plays[2]) is not chance
     with pytest.raises(AssertionError):

@@ -12,21 +12,21 @@ from maml_rl.errors import TaskError
 from tests.envs.contract import assert_same_tasks, play, random_actions, same
 
 
-def test_single_and_batched_environment_draw_the_same_tasks(env_id: str, vector_env: MetaVectorEnv) -> None:
-    single = gymnasium.make(env_id)
+def test_single_and_batched_environment_draw_the_same_tasks(base_env_id: str, base_vector_env: MetaVectorEnv) -> None:
+    single = gymnasium.make(base_env_id)
     for seed in (0, 9):
         single.reset(seed=seed)
-        vector_env.reset(seed=seed)
+        base_vector_env.reset(seed=seed)
         drawn = single.unwrapped.sample_tasks(30)
-        assert_same_tasks(drawn, vector_env.sample_tasks(30))
-        assert_same_tasks(drawn, vector_env.sample_tasks(30, seed=seed))
+        assert_same_tasks(drawn, base_vector_env.sample_tasks(30))
+        assert_same_tasks(drawn, base_vector_env.sample_tasks(30, seed=seed))
 
 
-def test_seeded_sample_tasks_repeats_and_unseeded_continues(vector_env: MetaVectorEnv) -> None:
+def test_seeded_sample_tasks_repeats_and_unseeded_continues(base_vector_env: MetaVectorEnv) -> None:
     for seed in (0, 1, 2**63 - 1):
-        tasks = vector_env.sample_tasks(30, seed=seed)
-        following = vector_env.sample_tasks(30)
-        assert_same_tasks(vector_env.sample_tasks(30, seed=seed), tasks)
+        tasks = base_vector_env.sample_tasks(30, seed=seed)
+        following = base_vector_env.sample_tasks(30)
+        assert_same_tasks(base_vector_env.sample_tasks(30, seed=seed), tasks)
         with pytest.raises(AssertionError):
             assert_same_tasks(tasks, following)
 
@@ -91,17 +91,19 @@ def test_tasks_survive_json(vector_env: MetaVectorEnv) -> None:
     assert same(before, play(vector_env, 0))
 
 
-def test_task_given_to_the_constructor_is_the_task(env_id: str, vector_env: MetaVectorEnv) -> None:
-    task = vector_env.sample_tasks(2, seed=5)[1]
-    vector_env.reset_task([task] * 4)
-    made = gymnasium.make_vec(env_id, num_envs=4, task=task, autoreset_mode="Disabled")
-    assert same(play(vector_env, 0), play(made, 0))
-    info = gymnasium.make(env_id, task=task).reset(seed=0)[1]
+def test_task_given_to_the_constructor_is_the_task(base_env_id: str, base_vector_env: MetaVectorEnv) -> None:
+    task = base_vector_env.sample_tasks(2, seed=5)[1]
+    base_vector_env.reset_task([task] * 4)
+    made = gymnasium.make_vec(base_env_id, num_envs=4, task=task, autoreset_mode="Disabled")
+    assert same(play(base_vector_env, 0), play(made, 0))
+    info = gymnasium.make(base_env_id, task=task).reset(seed=0)[1]
     assert_same_tasks([info["task"]], [task])
 
 
-def test_environments_without_a_given_task_all_have_the_same_one(env_id: str, vector_env: MetaVectorEnv) -> None:
-    assert same(play(vector_env, 0), play(make_vector_env(env_id, {}, 4), 0))
+def test_environments_without_a_given_task_all_have_the_same_one(
+    base_env_id: str, base_vector_env: MetaVectorEnv
+) -> None:
+    assert same(play(base_vector_env, 0), play(make_vector_env(base_env_id, {}, 4), 0))
 
 
 FLAWS = ("missing", "misspelled", "shape", "nan", "infinite", "text", "none", "truth", "ragged")
