@@ -13,7 +13,6 @@ from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.registration import find_spec, register_families
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.samplers.env_recipe import Recipe
-from tests.envs.contract import TRIED, marks
 from tests.envs.third_party import NoTaskEnv, WalkEnv
 
 IDS = {
@@ -81,12 +80,12 @@ def test_registering_again_changes_nothing() -> None:
     assert all(gymnasium.registry[env_id] is spec for env_id, spec in specs.items())
 
 
-@pytest.mark.parametrize("env_id", [pytest.param(name, marks=marks(name)) for name in TRIED])
-def test_every_family_describes_its_tasks(env_id: str) -> None:
-    family = make_vector_env(env_id)
-    assert isinstance(family, BatchedFamily)
-    for name in family.entries:
-        assert name in family.task_description
+def test_every_family_describes_its_tasks() -> None:
+    for env_id in (name for name in FAMILIES if not FAMILIES[name].extra):
+        family = make_vector_env(env_id)
+        assert isinstance(family, BatchedFamily)
+        for name in family.entries:
+            assert name in family.task_description, env_id
 
 
 @pytest.mark.timeout(60)

@@ -20,7 +20,7 @@ from tests.synthetic import KINDS, OpaquePolicy, direction, make_problem
 STEP_SIZES = (0.3, 0.2, 0.25)
 RAGGED = ((5, 2), (1, 3), (4, 4))
 FULL = ((5, 5), (5, 5), (5, 5))
-STEPS = pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+STEPS = pytest.mark.parametrize("num_steps", [0, 1, 3])
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 WAYS = pytest.mark.parametrize("automatic", [False, True], ids=["by_hand", "automatic"])
 
@@ -91,8 +91,9 @@ def test_curvature_product_is_the_second_slope_of_the_divergence(kind: str, num_
 @WAYS
 @STEPS
 @ALL_KINDS
-@pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
-@pytest.mark.parametrize("lengths", [FULL, RAGGED], ids=["full", "ragged"])
+@pytest.mark.parametrize(
+    ("nonlinearity", "lengths"), [("tanh", FULL), ("tanh", RAGGED), ("relu", RAGGED)], ids=["full", "ragged", "relu"]
+)
 def test_everything_agrees_with_the_double_backward_version(
     kind: str, num_steps: int, nonlinearity: str, lengths: tuple[tuple[int, ...], ...], automatic: bool
 ) -> None:

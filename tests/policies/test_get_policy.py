@@ -24,25 +24,14 @@ def env(observation_space: gym.Space, action_space: gym.Space) -> SimpleNamespac
 
 
 @pytest.mark.parametrize(
-    "observation_space",
+    ("observation_space", "action_space"),
     [
-        BOX,
-        spaces.Box(-1.0, 1.0, (2, 3), np.float64),
-        spaces.Box(-1.0, 1.0, ()),
-        spaces.Box(0, 255, (4, 4, 3), np.uint8),
-        spaces.Discrete(7),
-        spaces.Discrete(7, start=2),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "action_space",
-    [
-        spaces.Box(-1.0, 1.0, (2,)),
-        spaces.Box(-1.0, 1.0, (2,), np.float64),
-        spaces.Discrete(5),
-        spaces.MultiDiscrete([[3, 2]]),
-        spaces.MultiBinary([2, 2]),
+        (BOX, spaces.Box(-1.0, 1.0, (2,))),
+        (spaces.Box(-1.0, 1.0, (2, 3), np.float64), spaces.Box(-1.0, 1.0, (2,), np.float64)),
+        (spaces.Box(-1.0, 1.0, ()), spaces.Discrete(5)),
+        (spaces.Box(0, 255, (4, 4, 3), np.uint8), spaces.MultiDiscrete([[3, 2]])),
+        (spaces.Discrete(7), spaces.MultiBinary([2, 2])),
+        (spaces.Discrete(7, start=2), spaces.Discrete(5)),
     ],
     ids=str,
 )

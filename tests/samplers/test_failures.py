@@ -172,8 +172,15 @@ class StopsEnv(WalkEnv):
 
 
 @pytest.mark.parametrize("options", [*PLACEMENTS.values(), {"num_workers": 0, "stepping": "threads"}], ids=str)
-@pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError, GeneratorExit])
-@pytest.mark.parametrize("place", ["reset_task", "reset", "step"])
+@pytest.mark.parametrize(
+    ("error", "place"),
+    [
+        (StopIteration, "step"),
+        (asyncio.CancelledError, "reset"),
+        (GeneratorExit, "reset_task"),
+        (GeneratorExit, "step"),
+    ],
+)
 def test_error_without_a_text_is_reported_by_its_line(error: Any, place: str, options: dict[str, Any]) -> None:
     policy = NormalMLPPolicy(2, 1, (4,), "tanh")
     env = partial(StopsEnv, error=error, place=place)
