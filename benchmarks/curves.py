@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.charts import write_panels
 from maml_rl.cli.console import Parser
+from maml_rl.experiment.comparable import moving_mean
 from maml_rl.report.curves import after
 from maml_rl.report.plot import Plot
-from maml_rl.report.runs import moving_mean
 from maml_rl.report.scales import Span
 
 

@@ -98,6 +98,9 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
     parser.add_argument(
         "--videos", type=not_negative, default=2, help="tasks to make videos of; 0 for none (default: 2)"
     )
+    parser.add_argument(
+        "--unfinished", action="store_true", help="also compare unfinished runs, as far as all runs have come"
+    )
     add_placement(parser)
     add_trust(parser)
     add_log_level(parser)
@@ -120,6 +123,7 @@ def _report(options: Namespace) -> None:
             num_videos=options.videos,
             placement=placement(options),
             trust=options.trust,
+            unfinished=options.unfinished,
             on_part=progress,
         )
     print(f"the report is {path}; open it in any browser")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.experiment.comparable import METHODS
 from maml_rl.experiment.evaluate import (
     Evaluation,
     difference_interval,
@@ -15,7 +16,7 @@ from maml_rl.experiment.evaluate import (
     same_tasks,
 )
 from maml_rl.experiment.statistics import ENOUGH_TASKS, interquartile_mean, mean
-from maml_rl.report.curves import METHODS, figure, group_css, group_names, legend, scrolling
+from maml_rl.report.curves import figure, group_css, legend, scrolling
 from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
@@ -167,7 +168,7 @@ def difference_table(results: Sequence[GroupResult]) -> Markup | None:
     known = [result for result in results if result.evaluations]
     if len(known) < 2:
         return None
-    names = group_names([result.group for result in known])
+    names = [result.group.name for result in known]
     place = next((index for index, result in enumerate(known) if result.group.config.method == "pretrain"), 0)
     base = known[place]
     everyone = [evaluation for result in known for evaluation in result.evaluations]
@@ -247,7 +248,7 @@ def _lines(results: Sequence[GroupResult]) -> list[Line]:
     """Return (class, name, evaluations) of every policy that was evaluated."""
     known = [(index, result) for index, result in enumerate(results) if result.evaluations]
     several = len(results) > 1
-    names = group_names([result.group for result in results])
+    names = [result.group.name for result in results]
     lines: list[Line] = [
         (
             group_css(result.group) if several else "run",
@@ -266,7 +267,7 @@ def _lines(results: Sequence[GroupResult]) -> list[Line]:
 def _sources(results: Sequence[GroupResult]) -> list[tuple[str, str, NDArray[np.float32]]]:
     """Return (class, name, returns by episode) of the learners whose histories were learned from."""
     several = len(results) > 1
-    names = group_names([result.group for result in results])
+    names = [result.group.name for result in results]
     found = []
     for name, result in zip(names, results, strict=True):
         if result.sampled is not None and (curve := result.sampled.source_returns) is not None:

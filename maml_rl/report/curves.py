@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.experiment.comparable import METHODS, Curve, RunGroup
 from maml_rl.report.markup import Markup, element, join
 from maml_rl.report.plot import Plot
-from maml_rl.report.runs import Curve, RunGroup
 from maml_rl.report.scales import Span, decimals, readable, readable_count
 
 _SEEDS_FOR_A_BAND = 3
@@ -15,7 +15,6 @@ _SEEDS_FOR_A_BAND = 3
 _STEP_COLORS, _GROUP_COLORS = 6, 6
 # Numbers of iterations to average over, from which the reader chooses.
 _SMOOTHINGS = 1, 5, 25
-METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, sees the task"}
 _ON_TRAINING_TASKS = "Mean over the tasks of each iteration, on the tasks and episodes that training sampled."
 _ON_HELD_OUT_TASKS = "Mean over held-out tasks, which are the same in every evaluation."
 _ON_FIXED_TASKS = "Mean over training tasks of a fixed set, which are the same in every evaluation."
@@ -54,14 +53,6 @@ def after_last(count: int, columns: str = "step") -> str:
     if count > 1:
         return after(count - 1, columns)
     return {"step": "without adaptation", "episode": "in the trial"}.get(columns, after(0, columns))
-
-
-def group_names(groups: Sequence[RunGroup]) -> list[str]:
-    """Return the names for legends, with the methods where these differ."""
-    methods = [METHODS[group.config.method] for group in groups]
-    if len(set(methods)) == 1:
-        return [group.name for group in groups]
-    return [f"{group.name}: {method}" for group, method in zip(groups, methods, strict=True)]
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> Markup:
@@ -199,7 +190,7 @@ def _compared(
         y_label="mean return",
         x_counts=True,
     )
-    names = group_names(groups)
+    names = [group.name for group in groups]
     _draw_all(plot, lasts, [group_css(group) for group in groups], names, costs)
     entries = [
         (group_css(group), f"{name}, {after_last(len(each), group.columns)}")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from maml_rl.envs.task_space import task_key
+from maml_rl.experiment.comparable import RunGroup
 from maml_rl.report.evaluations import GroupResult
-from maml_rl.report.runs import RunGroup
 
 # Both tables begin with this column.
 FIRST_COLUMN = "experiment"

@@ -1,7 +1,7 @@
 """The page: the results, in the order of their interest to readers."""
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from importlib.resources import files
@@ -11,13 +11,13 @@ import numpy as np
 from pydantic import BaseModel
 
 from maml_rl.config.config import Config
+from maml_rl.experiment.comparable import Run, RunGroup, readable_value
 from maml_rl.experiment.evaluate import pooled_intervals
 from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.report import curves, task_charts
 from maml_rl.report.comparison import difference_table, performance_profiles, step_returns, step_table
 from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.markup import Markup, element, join
-from maml_rl.report.runs import Run, RunGroup
 from maml_rl.report.scales import decimals, readable, readable_count, readable_interval, readable_seconds
 from maml_rl.runs.system import package_versions
 
@@ -112,14 +112,25 @@ def _family(
     name: str, members: Sequence[GroupResult], videos: Sequence[Markup | None], *, alone: bool
 ) -> Iterable[Markup | None]:
     """Return the sections about the groups of one family; returns of different families are not comparable."""
-    groups = [result.group for result in members]
-    if len(members) == 1:
-        (result,) = members
+    compared = [result for result in members if result.group.compared]
+    if len(compared) > 1:
+        yield from _compared(name, compared, videos, alone=alone)
+    for result in members:
+        if len(compared) > 1 and result in compared:
+            continue
+        groups = [result.group]
+        alone &= len(members) == 1
         yield None if alone else element("h2", f"{groups[0].name}: {name}")
         yield _tiles(result)
         yield _section("Learning" if alone else None, *_about_one(result, videos[groups[0].index], compared=False))
         yield _section("Speed" if alone else None, curves.time_per_stage(groups[0]), curves.throughput(groups))
-        return
+
+
+def _compared(
+    name: str, members: Sequence[GroupResult], videos: Sequence[Markup | None], *, alone: bool
+) -> Iterable[Markup | None]:
+    """Return the sections that compare the groups of one family."""
+    groups = [result.group for result in members]
     yield None if alone else element("h2", name)
     yield _comparison(members)
     learning = curves.compared_learning_curves(groups), curves.compared_evaluation_curves(groups)
@@ -221,7 +232,7 @@ def _comparison(results: Sequence[GroupResult]) -> Markup:
         "minutes of training": [(total[2] + total[3]) / 60.0 for total in totals],
     }
     digits = {label: 0 if label == "iterations" else decimals(values) for label, values in columns.items()}
-    names = curves.group_names([result.group for result in results])
+    names = [result.group.name for result in results]
     rows = [
         element(
             "tr",
@@ -256,9 +267,9 @@ def _settings(groups: Sequence[RunGroup]) -> Markup:
         if key == hidden:
             continue
         values = [config.get(key) for config in configs]
-        changed = any(_plain(value) != _plain(defaults.get(key)) for value in values)
+        changed = any(readable_value(value) != readable_value(defaults.get(key)) for value in values)
         same = all(value == values[0] for value in values)
-        cells = [element("td", element("code", _plain(value))) for value in (values[:1] if same else values)]
+        cells = [element("td", element("code", readable_value(value))) for value in (values[:1] if same else values)]
         (rows if same else differing).append(
             element("tr", element("th", key), cells, class_="changed" if changed and len(groups) == 1 else None)
         )
@@ -288,16 +299,6 @@ def _defaults(config: Config) -> dict[str, Any]:
         for model in models
         for name, field in model.model_fields.items()
     }
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_plain(entry)}" for key, entry in value.items()) + "}"
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(_plain, value)) + "]"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def _runs(groups: Sequence[RunGroup]) -> Markup:

@@ -10,11 +10,11 @@ from typing import Any
 
 from maml_rl.errors import ConfigError, MamlRLError
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.comparable import RunGroup, read_runs
 from maml_rl.report.data import FIRST_COLUMN, returns_table, training_table
 from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
 from maml_rl.report.page import GENERATOR, page
-from maml_rl.report.runs import RunGroup, read_runs
 from maml_rl.report.videos import videos
 from maml_rl.runs.atomic_files import check_writable, replace_file
 
@@ -39,6 +39,7 @@ def write_report(
     num_workers: int | None = None,
     placement: Mapping[str, Any] | None = None,
     trust: bool = False,
+    unfinished: bool = False,
     on_part: OnPart = lambda what, done, total: None,
 ) -> Path:
     """Write a self-contained page about one or several training runs, and its numbers as CSV beside it.
@@ -63,6 +64,7 @@ def write_report(
         trust: import modules that the configs of the runs name: families, policies, algorithms, task distributions.
             Without it no such module is imported, whether installed or not; such policies are shown from their files
             only, and not tried.
+        unfinished: also compare runs that are unfinished, as far as all runs have come.
         on_part: called with the next part, the number of finished parts and their total; a run is a part, and so is a
             video.
 
@@ -72,7 +74,7 @@ def write_report(
     Raises:
         ConfigError: If no folder holds a run, the output exists and is not a report, or the tasks fit no run.
     """
-    groups, notices = read_runs(runs)
+    groups, notices = read_runs(runs, unfinished=unfinished)
     # Checked before any work: these errors are the same for all runs.
     groups[0].config.override(dict(placement or {}))
     path = Path(output) if output is not None else _default_output(runs)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from maml_rl.config.config import Config, load_config
+from maml_rl.experiment.comparable import RunGroup, read_runs
 from maml_rl.experiment.evaluate import Evaluation
 from maml_rl.report import curves, task_charts, write_report
 from maml_rl.report.comparison import performance_profiles, step_returns, step_table
 from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
 from maml_rl.report.published import published_returns
-from maml_rl.report.runs import RunGroup, read_runs
 from maml_rl.report.scales import readable
 from tests.report.conftest import NAVIGATION, make_run
 
@@ -139,9 +139,9 @@ def compared(navigation_runs: Path, compared_runs: list[Path]) -> list[GroupResu
 def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[GroupResult]) -> None:
     root = read(step_returns(compared))
     assert ["".join(item.itertext()) for item in root.iter("li")] == [
-        "seed-0: meta-trained",
-        "pretrain: pretrained",
-        "oracle: oracle, sees the task",
+        "meta-trained",
+        "pretrained",
+        "oracle, sees the task",
         "random initialization",
     ]
     # An oracle is a level, with one dot.
@@ -154,9 +154,9 @@ def test_compared_learning_curves_name_the_steps_and_run_over_environment_steps(
     groups = [result.group for result in compared]
     root = read(curves.compared_learning_curves(groups))
     assert ["".join(item.itertext()) for item in root.iter("li")] == [
-        "seed-0: meta-trained, after 1 step",
-        "pretrain: pretrained, without adaptation",
-        "oracle: oracle, sees the task, without adaptation",
+        "meta-trained, after 1 step",
+        "pretrained, without adaptation",
+        "oracle, sees the task, without adaptation",
     ]
     assert "environment steps" in words(root)
     ends = [
@@ -486,8 +486,8 @@ def test_profiles_compare_evaluations_and_show_their_values(compared: list[Group
     assert [count(root, "path", css) for css in ("group0", "group1", "group2", "untrained")] == [2, 2, 2, 2]
     # A profile begins where all returns are above, and ends where none is.
     shown = [text.text or "" for text in root.iter("text") if "group2" in text.get("class", "")]
-    assert shown[0] == "oracle: oracle, sees the task: 100 %"
-    assert shown[-1] == "oracle: oracle, sees the task: 0 %"
+    assert shown[0] == "oracle, sees the task: 100 %"
+    assert shown[-1] == "oracle, sees the task: 0 %"
     assert "Half of the returns are above" in str(ElementTree.tostring(root))
     alone = replace(compared[0], untrained=None)
     assert performance_profiles([alone]) is None

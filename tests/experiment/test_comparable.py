@@ -8,7 +8,15 @@ import pytest
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import ConfigError
-from maml_rl.report.runs import RunGroup, moving_mean, read_runs
+from maml_rl.experiment.comparable import (
+    RunGroup,
+    common_steps,
+    difference_at_common_steps,
+    equal_steps,
+    moving_mean,
+    read_runs,
+    unequal_settings,
+)
 from maml_rl.runs.metrics import MetricsLog
 
 
@@ -40,16 +48,110 @@ def test_seeds_of_one_experiment_are_one_group(tmp_path: Path) -> None:
     assert group.name == "study"
 
 
-def test_runs_with_other_settings_are_groups_of_their_own(tmp_path: Path) -> None:
-    slow, fast = write_run(tmp_path / "slow", [1.0]), write_run(tmp_path / "fast", [1.0], fast_lr=0.5)
-    groups, _ = read_runs([slow, fast])
-    assert [group.name for group in groups] == ["slow", "fast"]
+def names_of(*folders: Path) -> list[str]:
+    return [group.name for group in read_runs(folders)[0]]
 
 
-def test_groups_of_the_same_name_are_distinguished(tmp_path: Path) -> None:
-    first, second = write_run(tmp_path / "a" / "run", [1.0]), write_run(tmp_path / "b" / "run", [1.0], gamma=0.5)
-    groups, _ = read_runs([first, second])
-    assert [group.name for group in groups] == ["run", "run (2)"]
+def test_groups_are_named_by_the_algorithm_where_it_tells_them_apart(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "maml" / "2d-navigation", [1.0])
+    second = write_run(tmp_path / "promp" / "2d-navigation", [1.0], algorithm="promp", fast_lr=0.3)
+    assert names_of(first, second) == ["maml-trpo", "promp"]
+    third = write_run(tmp_path / "pretrained", [1.0], method="pretrain")
+    assert names_of(first, second, third) == ["maml-trpo", "promp", "maml-trpo, pretrained"]
+    assert names_of(first, third) == ["meta-trained", "pretrained"]
+
+
+def test_groups_of_one_algorithm_are_named_by_as_few_settings_as_tell_them_apart(tmp_path: Path) -> None:
+    slow, fast = write_run(tmp_path / "a", [1.0]), write_run(tmp_path / "b", [1.0], fast_lr=0.5)
+    assert names_of(slow, fast) == ["fast-lr 0.1", "fast-lr 0.5"]
+    wide = write_run(tmp_path / "c", [1.0], fast_lr=0.5, hidden_sizes=[100])
+    assert names_of(slow, fast, wide) == [
+        "hidden-sizes [64, 64], fast-lr 0.1",
+        "hidden-sizes [64, 64], fast-lr 0.5",
+        "hidden-sizes [100], fast-lr 0.5",
+    ]
+
+
+def test_groups_that_differ_in_many_settings_are_named_by_their_folders(tmp_path: Path) -> None:
+    many = {"gamma": 0.9, "fast_lr": 0.5, "meta_batch_size": 7, "gae_lambda": 0.9}
+    folders = write_run(tmp_path / "mine" / "run", [1.0]), write_run(tmp_path / "theirs" / "run", [1.0], **many)
+    assert names_of(*folders) == ["mine", "theirs"]
+    for seed in range(2):
+        write_run(tmp_path / "study" / f"mine-{seed}", [1.0], seed=seed)
+        write_run(tmp_path / "study" / f"theirs-{seed}", [1.0], seed=seed, **many)
+    assert names_of(tmp_path / "study") == ["mine-0", "theirs-0"]
+
+
+def test_groups_of_several_families_are_named_by_these(tmp_path: Path) -> None:
+    other = {"env_name": "AntDir-v5", "gamma": 0.9, "fast_lr": 0.5, "meta_batch_size": 7}
+    assert names_of(write_run(tmp_path / "a", [1.0]), write_run(tmp_path / "b", [1.0], **other)) == [
+        "2DNavigation-v0",
+        "AntDir-v5",
+    ]
+
+
+def test_settings_of_the_machine_make_no_other_experiment(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / "study" / str(seed), [1.0], seed=seed, num_workers=seed, backend="auto", max_restarts=seed)
+    assert len(only_group(tmp_path / "study").runs) == 2
+
+
+def test_unequal_settings_are_those_that_both_algorithms_have(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", [1.0], seed=1, algorithm_settings={"max-kl": 0.1}, num_workers=1)
+    second = write_run(tmp_path / "b", [1.0], algorithm="promp", fast_lr=0.5, gamma=0.9)
+    assert unequal_settings(read_runs([first, second])[0]) == {"gamma": [0.99, 0.9], "fast-lr": [0.1, 0.5]}
+
+
+def test_difference_is_that_of_the_last_returns_within_common_steps(tmp_path: Path) -> None:
+    # Ten steps an iteration: thirty are common, at which the shorter ones end.
+    long, short = ([[0.0, 1.0, 5.0, 99.0], [0.0, 1.0, 7.0, 99.0]], [[0.0, 0.0, 2.0], [0.0, 0.0, 4.0]])
+    for name, lr, runs in (("long", 0.1, long), ("short", 0.5, short)):
+        for seed, returns in enumerate(runs):
+            write_run(tmp_path / name / str(seed), returns, seed=seed, fast_lr=lr)
+    groups, _ = read_runs([tmp_path / "long", tmp_path / "short"])
+    assert common_steps(groups) == 30
+    assert not equal_steps(groups)
+    assert equal_steps(groups[:1])
+    found = difference_at_common_steps(*groups)
+    assert found is not None
+    assert (found.env_steps, found.evaluated) == (30, False)
+    # The half-widths of both, each t of one degree of freedom times a standard error of 1, add up in squares.
+    reach = 12.706 * np.sqrt(2.0)
+    np.testing.assert_allclose(found.interval, [3.0, 3.0 - reach, 3.0 + reach], rtol=1e-3)
+
+
+def test_difference_between_single_runs_has_no_interval(tmp_path: Path) -> None:
+    folders = write_run(tmp_path / "a", [1.0]), write_run(tmp_path / "b", [4.0], fast_lr=0.5)
+    found = difference_at_common_steps(*read_runs(folders)[0])
+    assert found is not None
+    np.testing.assert_array_equal(found.interval, [-3.0, np.nan, np.nan])
+
+
+def test_runs_without_returns_near_their_common_steps_are_not_compared(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", [1.0, 2.0, None])
+    second = write_run(tmp_path / "b", [1.0] * 3, fast_lr=0.5)
+    assert difference_at_common_steps(*read_runs([first, second])[0]) is None
+
+
+def test_unfinished_run_is_named_and_left_out_of_its_group_unless_it_is_asked_for(tmp_path: Path) -> None:
+    for seed, returns in enumerate(([1.0, 1.0], [3.0, 3.0], [8.0])):
+        write_run(tmp_path / "study" / str(seed), returns, seed=seed, num_batches=2)
+    (group,), notices = read_runs([tmp_path / "study"])
+    assert [run.config.seed for run in group.runs] == [0, 1]
+    assert "1 of 2 iterations" in notices[0]
+    assert "left out of means and comparisons; `--unfinished` includes" in notices[1]
+    (whole,), _ = read_runs([tmp_path / "study"], unfinished=True)
+    assert [run.config.seed for run in whole.runs] == [0, 1, 2]
+    np.testing.assert_allclose(whole.curve("return/step_0").mean, [4.0])
+
+
+def test_group_without_a_finished_run_is_not_compared_unless_it_is_asked_for(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / "a", [1.0, 1.0]),
+        write_run(tmp_path / "b", [4.0], num_batches=2, fast_lr=0.5),
+    ]
+    assert [group.compared for group in read_runs(folders)[0]] == [True, False]
+    assert [group.compared for group in read_runs(folders, unfinished=True)[0]] == [True, True]
 
 
 def test_run_that_is_given_twice_counts_once(tmp_path: Path) -> None:
@@ -84,13 +186,12 @@ def test_interval_of_many_seeds_is_that_of_a_normal_mean(tmp_path: Path) -> None
     )
 
 
-def test_curve_continues_with_the_seeds_that_were_trained_longer(tmp_path: Path) -> None:
-    for seed, returns in enumerate(([1.0, 1.0, 7.0], [3.0])):
-        write_run(tmp_path / "study" / str(seed), returns, seed=seed, num_batches=3)
-    (group,), notices = read_runs([tmp_path / "study"])
-    np.testing.assert_allclose(group.curve("return/step_0").mean, [2.0, 1.0, 7.0])
-    assert len(notices) == 1
-    assert "1 of 3 iterations" in notices[0]
+def test_mean_ends_where_the_shortest_run_does_and_has_no_value_where_a_seed_has_none(tmp_path: Path) -> None:
+    for seed, returns in enumerate(([1.0, 1.0, 7.0, 7.0], [3.0, None, 5.0])):
+        write_run(tmp_path / "study" / str(seed), returns, seed=seed)
+    curve = only_group(tmp_path / "study").curve("return/step_0")
+    np.testing.assert_array_equal(curve.mean, [2.0, np.nan, 6.0])
+    np.testing.assert_array_equal(curve.seeds, [[1.0, 1.0, 7.0], [3.0, np.nan, 5.0]])
 
 
 def test_values_that_were_not_finite_are_gaps(tmp_path: Path) -> None:
