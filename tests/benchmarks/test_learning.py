@@ -3,14 +3,12 @@
 import math
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import time_to_result
 from benchmarks.learning import page
 from benchmarks.learning.command import run
 from benchmarks.learning.plan import COMPARISON, Family, Method, Plan, named
@@ -494,9 +492,8 @@ def test_no_statement_is_based_on_a_single_training() -> None:
     [
         (COMPARISON, page.draw_curves, page.tables),
         (SUITE, page.draw_curves, page.tables),
-        (time_to_result.PLAN, partial(page.draw_curves, minutes=True), time_to_result.tables),
     ],
-    ids=["comparison", "suite", "performance"],
+    ids=["comparison", "suite"],
 )
 def test_committed_page_and_charts_are_those_of_the_committed_results(
     plan: Plan, draw: page.Draw, tables: page.Tables, tmp_path: Path

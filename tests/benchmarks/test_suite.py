@@ -1,13 +1,9 @@
 """The suite's trainings, and the time to a result."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
-from benchmarks import published, suite, time_to_result
-from benchmarks.learning.plan import ROOT, Family, Method, Plan, env_steps_of, named
-from benchmarks.learning.results import Row, write_rows
+from benchmarks import suite
+from benchmarks.learning.plan import ROOT, Family, Method, Plan, env_steps_of
 from maml_rl.config import load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.experiment.build import make_experiment
@@ -20,7 +16,7 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize("plan", [suite.SUITE, time_to_result.PLAN, published.PLAN], ids=lambda plan: plan.page.stem)
+@pytest.mark.parametrize("plan", [suite.SUITE], ids=lambda plan: plan.page.stem)
 def test_every_method_has_a_config_for_every_family(plan: Plan) -> None:
     for family in plan.families.values():
         for name in plan.methods_of(family):
@@ -99,24 +95,3 @@ def test_settings_of_an_algorithm_on_a_family_override_others() -> None:
     assert (promp.fast_lr, trpo.fast_lr) == (0.3, 0.7)
     assert trpo.algorithm_settings["max-kl"] == 0.5
     assert "max-kl" not in promp.algorithm_settings
-
-
-def test_time_to_a_result_is_that_of_the_first_of_two_evaluations_that_reach_it(tmp_path: Path) -> None:
-    family = Family("family", "Family", "2d-navigation.yaml", 10**7, threshold=5.0)
-    methods = named(Method("slow"), Method("fast"), Method("never"))
-    plan = Plan(tmp_path / "page.md", named(family), methods, {family.name: (0, 1)})
-    assert time_to_result.tables(plan, family) == "No results yet."
-    for name, reached, seconds in (("slow", 20, 60.0), ("fast", 10, 30.0), ("never", 99, 1.0)):
-        rows = [
-            Row(
-                seed, iteration, 10**5 * iteration, seconds * iteration * (1 + seed), 0.0, "1", np.array([[0.0, value]])
-            )
-            for seed in (0, 1)
-            for iteration in (0, 10, 20, 30)
-            for value in (9.0 if iteration >= reached else 0.0,)
-        ]
-        write_rows(plan.folder(family) / f"{name}.csv", rows)
-    table = time_to_result.tables(plan, family).splitlines()
-    assert table[-3] == "| slow | 2 | 2 | 20 (20 to 20) | 2.0 M | 30.0 (20.0 to 40.0) | 1.00 |"
-    assert table[-2] == "| fast | 2 | 2 | 10 (10 to 10) | 1.0 M | 7.5 (5.0 to 10.0) | 0.25 |"
-    assert table[-1] == "| never | 2 | 0 |  |  |  |  |"
