@@ -1,4 +1,4 @@
-"""How often the intervals of this package cover the truth, simulated: the tables of docs/intervals.md.
+"""How often the intervals of this package cover the truth, simulated: the tables of docs/results/coverage.md.
 
     python -m benchmarks.coverage                # the whole grid, a quarter of an hour of one core; writes the page
     python -m benchmarks.coverage --simulations 100 --print
@@ -30,7 +30,7 @@ from maml_rl.experiment.evaluate import (
 )
 from maml_rl.experiment.statistics import Statistic, interquartile_mean, mean
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "intervals.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "coverage.md"
 TRUTHS = 0.05, 0.5, 0.9, 0.97
 SEEDS = 1, 2, 3, 5, 10
 TASKS = 10, 40, 200
@@ -309,7 +309,7 @@ def share_table(cells: Sequence[Cell]) -> str:
         by_row.setdefault((cell.kind, cell.world, cell.seeds), {}).setdefault(cell.truth, []).append(cell)
     truths = list(dict.fromkeys(cell.truth for cell in cells))
     lines = [
-        f"| interval | luck | trainings | {' | '.join(f'truth {truth:g}' for truth in truths)} |",
+        f"| interval | luck | runs | {' | '.join(f'truth {truth:g}' for truth in truths)} |",
         "|---|---|---:|" + "---:|" * len(truths),
     ]
     for (kind, world, seeds), row in by_row.items():
@@ -324,7 +324,7 @@ def mean_table(cells: Sequence[Cell]) -> str:
     """Return a table of means: a row for each kind and size, a column for each distribution."""
     by_row: dict[tuple[str, str], dict[str, list[Cell]]] = {}
     for cell in cells:
-        size = f"{cell.seeds} trainings" if cell.seeds > 1 else "one policy"
+        size = f"{cell.seeds} runs" if cell.seeds > 1 else "one policy"
         if cell.kind == "fixed tasks":
             size = f"{cell.tasks} tasks x {cell.seeds} adaptations"
         by_row.setdefault((cell.kind, size), {}).setdefault(cell.world, []).append(cell)

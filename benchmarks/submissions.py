@@ -1,4 +1,4 @@
-"""The table of certified benchmarks: `python -m benchmarks.submissions` makes docs/benchmarks.md from submissions.
+"""The tables of certified benchmarks: `python -m benchmarks.submissions` makes docs/results/submissions.md.
 
 A submission is a file that `maml-rl test --benchmark NAME --submit FILE` or `save_submission` has written, put into
 docs/results/submissions/. With `--classical` those of classical algorithms are first measured again.
@@ -22,7 +22,7 @@ from maml_rl.policies import Policy
 from maml_rl.policies.classical import PSRL, UCB1, BayesOptimalGridNavi, GittinsIndex, RandomPolicy, ThompsonSampling
 
 FOLDER = ROOT / "docs" / "results" / "submissions"
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = FOLDER.parent / "submissions.md"
 # By benchmark and name: the function that makes a policy, and the episodes of its trials; None for the maximum.
 _CLASSICAL: dict[tuple[str, str], tuple[Callable[[], Policy], int | None]] = {
     ("bandit-k5-n10-v1", "Gittins index"): (lambda: GittinsIndex(5, 10), None),
@@ -64,9 +64,9 @@ def tables(folder: Path) -> str:
     submissions = read_submissions(sorted(folder.glob("*.json")))
     parts = []
     for name, rules in benchmarks().items():
-        parts.append(f"### {name}\n\n{_rules(rules)}\n")
+        parts.append(f"## {name}\n\n{_rules(rules)}\n")
         if name in submissions:
-            parts.append(as_markdown(standings(submissions[name], "results/submissions/")) + "\n")
+            parts.append(as_markdown(standings(submissions[name], "submissions/")) + "\n")
     return "\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""The suite of families: `python -m benchmarks.suite` makes docs/suite.md from the CSV files; `--train` trains first.
+"""The suite of families: `python -m benchmarks.suite` makes docs/results/suite.md; `--train` trains first.
 
 The trainings are those of `benchmarks.learning`, of fewer algorithms on more families.
 """
@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.learning.command import run
+from benchmarks.learning.overview import write_overview
 from benchmarks.learning.plan import (
     HALFCHEETAH_DIR,
     NAVIGATION,
@@ -119,7 +120,7 @@ FAMILIES = (
     ),
     Family(
         "walker2d-rand-params",
-        "Walker2D with random parameters, horizon 200",
+        "Walker2D, random bodies",
         "walker2d-rand-params.yaml",
         5_000_000,
         **_as_halfcheetah_dir(),
@@ -217,7 +218,7 @@ def _trained_on(family: Family) -> Family:
 
 _FAMILIES = named(*map(_trained_on, (*FAMILIES, *ML1, *AT_HORIZON_200)))
 SUITE = Plan(
-    ROOT / "docs" / "suite.md",
+    ROOT / "docs" / "results" / "suite.md",
     _FAMILIES,
     named(*_ON_POLICY, *_WITH_A_BELIEF_OR_A_REPLAY, *_REFERENCES),
     dict.fromkeys(_FAMILIES, (0, 1, 2)),
@@ -227,6 +228,7 @@ SUITE = Plan(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     run(SUITE, arguments)
+    write_overview(SUITE, ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images" / "benchmarks.svg")
 
 
 if __name__ == "__main__":

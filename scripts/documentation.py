@@ -125,7 +125,11 @@ def with_rows(markdown: str, docs: Path = DOCS) -> str:
         found: list[dict[str, str]] = []
         for section, text in _SECTION.findall((docs / page).read_text(encoding="utf-8")):
             table = _TABLE.search(text)
-            rows = [row for row in table[2].splitlines() if row.startswith(f"| {name} |")] if table else []
+            rows = (
+                [row for row in table[2].splitlines() if row.startswith((f"| {name} |", f"| [{name}]("))]
+                if table
+                else []
+            )
             if table and rows:
                 titles, cells = ([cell.strip() for cell in line.split("|")[1:-1]] for line in (table[1], rows[0]))
                 found.append(dict(zip(["family", *titles[1:]], [section, *cells[1:]], strict=True)))

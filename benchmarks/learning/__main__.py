@@ -1,4 +1,4 @@
-"""Makes docs/comparison.md from the CSV files: `python -m benchmarks.learning`; with `--train` it trains first."""
+"""Makes docs/results/comparison.md: `python -m benchmarks.learning`; with `--train` it trains first."""
 
 from benchmarks.learning.command import run
 from benchmarks.learning.plan import COMPARISON

@@ -17,7 +17,6 @@ from maml_rl.experiment.evaluate import (
     difference_interval,
     improvement_interval,
     interval_cautions,
-    intervals_cover,
     pooled_intervals,
 )
 from maml_rl.experiment.statistics import interquartile_mean
@@ -35,6 +34,11 @@ _MOST_GROUPS = 4
 _CONTINUED = ", continued"
 # A share of another's environment steps that still counts as equal: episodes may end early.
 _ALIKE = 0.9
+
+# Of the interval of a difference.
+_PLACES = ("includes 0", "is below 0", "is above 0", "cannot be computed")
+# Rows of two methods.
+_Pair = tuple[list[Row], list[Row]]
 
 # (plan, family) -> Markdown.
 Tables = Callable[[Plan, Family], str]
@@ -77,7 +81,7 @@ def rows_of(plan: Plan, family: Family) -> dict[str, list[Row]]:
 
 def chart_of(plan: Plan, family: Family) -> Path:
     """Return the file of a family's chart."""
-    return plan.page.parent / "images" / f"{plan.page.stem}-{family.name}.svg"
+    return plan.page.parent.parent / "images" / f"{plan.page.stem}-{family.name}.svg"
 
 
 def final_rows(found: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
@@ -106,7 +110,7 @@ def with_continued(found: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row
     return lines
 
 
-def at_equal_steps(one: Sequence[Row], other: Sequence[Row]) -> tuple[list[Row], list[Row]] | None:
+def at_equal_steps(one: Sequence[Row], other: Sequence[Row]) -> _Pair | None:
     """Return the last rows of two methods that have about as many environment steps.
 
     One that is not trained is compared as it is. None if a method was not evaluated where the other one ended.
@@ -138,7 +142,7 @@ def ranked(finals: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def leader(found: Mapping[str, Sequence[Row]]) -> str:
-    """Return which method is best, with its intervals, in a few sentences. A single training is no evidence.
+    """Return which method is best, with its intervals, in a few sentences. A single run is no evidence.
 
     The best is the one with the highest return at its end; it is compared with each other at equal environment steps.
     """
@@ -147,40 +151,54 @@ def leader(found: Mapping[str, Sequence[Row]]) -> str:
     if not names:
         return "No algorithm was trained yet."
     single = [name for name in names if len(finals[name]) == 1]
-    several = [name for name in names if name not in single]
-    caution = f" A single training, as of {_listed(single)}, is no evidence." if single else ""
+    caution = f" One run each, which is no evidence: {_listed(single)}." if single else ""
     caution += _shorter({name: finals[name] for name in names})
-    if len(several) < 2:
-        return f"**No statement is possible**: it needs several trainings of at least two algorithms.{caution}"
-    best, *others = several
-    pairs = {name: pair for name in others if (pair := at_equal_steps(found[best], found[name])) is not None}
-    differences = {name: difference_interval(adapted(one), adapted(other)) for name, (one, other) in pairs.items()}
-    behind = [name for name, (_, least, _) in differences.items() if least > 0.0]
-    above = [name for name, (*_, most) in differences.items() if most < 0.0]
-    close = [name for name, (_, least, most) in differences.items() if least <= 0.0 <= most]
-    unknown = [name for name in others if name not in behind + above + close]
+    best, pairs, differences = compared(found)
+    if not differences:
+        return f"**No statement is possible**: it needs several runs of at least two algorithms.{caution}"
     middle = _with_interval(*pooled_intervals(adapted(finals[best]), interquartile_mean)[-1])
-    if above or close or unknown:
-        wheres = {"includes 0": close, "is below 0": above, "is above 0": behind, "cannot be computed": unknown}
-        parts = [f"to {_listed(which)} {where}" for where, which in wheres.items() if which]
-        sentences = [
-            f"**No algorithm is ahead of all others.** {best} has the highest interquartile mean, {middle}.",
-            f"At equal environment steps, the 95 % interval of its difference {', that '.join(parts)}.",
-        ]
+    if leads(differences):
+        gaps = [f"{name} by {_with_interval(*gap)} at {_at(pairs[name])} steps" for name, gap in differences.items()]
+        sentences = [f"**{best} leads** {_listed(gaps)}. Its interquartile mean is {middle}."]
     else:
-        gaps = [f"of {name} by {_with_interval(*gap)} ({_at(pairs[name])})" for name, gap in differences.items()]
+        where = {name: _place_of_zero(gap) for name, gap in differences.items()}
+        places = [place for place in _PLACES if place in where.values()]
+        parts = [f"to {_listed([name for name in where if where[name] == place])} {place}" for place in places]
         sentences = [
-            f"**{best} is ahead.** Its interquartile mean is {middle}. At equal environment steps, its mean is above "
-            f"that {_listed(gaps)}."
+            f"**No algorithm leads all others.** {best} has the highest interquartile mean, {middle}.",
+            f"At equal environment steps, the 95 % interval of its difference {', that '.join(parts)}.",
         ]
     if PRETRAIN.name in finals and finals[PRETRAIN.name][0].iteration > 0:
         pair = at_equal_steps(found[best], found[PRETRAIN.name])
         if pair is not None:
             chance = _in_percent(improvement_interval(*map(adapted, pair)))
-            sentences.append(
-                f"It is above `{PRETRAIN.name}` in {chance} of all comparisons of a training on a task ({_at(pair)})."
-            )
+            sentences.append(f"It beats `{PRETRAIN.name}` on the same task in {chance} of the runs.")
     return " ".join(sentences) + caution
+
+
+def compared(found: Mapping[str, Sequence[Row]]) -> tuple[str, dict[str, _Pair], dict[str, Values]]:
+    """Return the best method of several runs, and what it is compared with at equal environment steps.
+
+    Returns:
+        Its name; rows of the two methods by the other one's name; and the intervals of the differences, all NaN where
+        the methods were not evaluated at equal steps. There are no differences without two methods of several runs.
+    """
+    finals = final_rows(found)
+    best, *others = [name for name in ranked(finals) if len(finals[name]) > 1] or [""]
+    pairs = {name: pair for name in others if (pair := at_equal_steps(found[best], found[name])) is not None}
+    gaps = {name: difference_interval(adapted(one), adapted(other)) for name, (one, other) in pairs.items()}
+    return best, pairs, {name: gaps.get(name, np.full(3, np.nan)) for name in others}
+
+
+def leads(differences: Mapping[str, Values]) -> bool:
+    """Return whether the best method is better than every other one, by these intervals."""
+    return bool(differences) and all(_place_of_zero(gap) == "is above 0" for gap in differences.values())
+
+
+def _place_of_zero(gap: Values) -> str:
+    _, least, most = gap
+    held = (least <= 0.0 <= most, most < 0.0, least > 0.0)
+    return next((place for place, holds in zip(_PLACES, held, strict=False) if holds), _PLACES[-1])
 
 
 def _at(pair: tuple[Sequence[Row], Sequence[Row]]) -> str:
@@ -196,7 +214,7 @@ def _shorter(finals: Mapping[str, Sequence[Row]]) -> str:
     if not shorter:
         return ""
     verb, most = "was" if len(shorter) == 1 else "were", f"{longest} ({_millions(steps[longest])})"
-    return f" {_listed(shorter)} {verb} trained for fewer environment steps than {most}."
+    return f" {_listed(shorter)} {verb} trained for fewer steps than {most}."
 
 
 def _steps(rows: Sequence[Row]) -> float:
@@ -221,7 +239,7 @@ def tables(plan: Plan, family: Family) -> str:
     parts = [leader(found)]
     if highlighted := _highlighted(found, minutes=False):
         words = f"{family.title}: return after one step over environment steps; highlighted: {_listed(highlighted)}"
-        parts.append(f"![{words}](images/{chart_of(plan, family).name})")
+        parts.append(f"![{words}](../images/{chart_of(plan, family).name})")
     lines = with_continued(found)
     parts.append(_final_table(lines, family))
     if len(groups := _groups(plan, family)) <= _MOST_GROUPS:
@@ -234,36 +252,33 @@ def tables(plan: Plan, family: Family) -> str:
         if {row.settings for row in rows} - {"", plan.methods[name].settings(family)}
     ]
     if earlier:
-        parts.append(f"Trained with earlier settings than those of the plan: {_listed(earlier)}.")
-    parts.append(_sources(plan, family, list(found)))
+        parts.append(f"With earlier settings than those of the plan: {_listed(earlier)}.")
+    parts.append(_sources(plan, family))
     return "\n\n".join(parts)
 
 
-def _sources(plan: Plan, family: Family, names: Sequence[str]) -> str:
-    """Return links to the files that the tables are made from, and what identifies the tasks."""
-    folder = plan.folder(family)
-    at = folder.relative_to(plan.page.parent).as_posix()
-    links = [f"[{name}]({at}/{name}.csv)" for name in names]
-    digest = sha256((folder / "tasks.json").read_bytes()).hexdigest()
-    return f"Every evaluation: {_listed(links)}. The held-out tasks: [SHA-256 `{digest[:16]}`]({at}/tasks.json)."
+def _sources(plan: Plan, family: Family) -> str:
+    """Return a link to the tasks that all methods are measured on."""
+    tasks = plan.folder(family) / "tasks.json"
+    digest = sha256(tasks.read_bytes()).hexdigest()
+    return f"Held-out tasks: [SHA-256 `{digest[:16]}`]({family.name}/{tasks.name})."
 
 
 def _final_table(found: Mapping[str, Sequence[Row]], family: Family) -> str:
     finals = final_rows(found)
     steps = max(row.task_returns.shape[1] for rows in finals.values() for row in rows)
     # Before the pretraining has begun there is nothing to report.
-    compared = [name for name in (PRETRAIN.name, TRPO.name) if name in finals and finals[name][0].iteration > 0]
+    rivals = [name for name in (PRETRAIN.name, TRPO.name) if name in finals and finals[name][0].iteration > 0]
     # Rows that were written before success was recorded lack it.
     succeed = [name for name, rows in finals.items() if all(row.task_successes is not None for row in rows)]
-    successes = [f"success, k={step}" for step in range(_STEP + 1)] if succeed else []
-    titles = ["trainings", "meta-updates", "environment steps", *(f"k={step}" for step in range(steps))]
-    titles += ["each training", *successes]
-    titles += [f"above `{name}`" for name in compared]
+    successes = [f"success {_when(step)}" for step in range(_STEP + 1)] if succeed else []
+    titles = ["runs", "meta-updates", "steps", *(_when(step) for step in range(steps)), "each run", *successes]
+    titles += [f"beats `{name}`" for name in rivals]
     lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
     for name, rows in finals.items():
         intervals = pooled_intervals([row.evaluation() for row in rows], interquartile_mean)
         cells = [
-            name,
+            f"[{name}]({family.name}/{name.removesuffix(_CONTINUED)}.csv)",
             str(len(rows)),
             str(rows[0].iteration),
             _millions(_steps(rows)),
@@ -274,20 +289,20 @@ def _final_table(found: Mapping[str, Sequence[Row]], family: Family) -> str:
         rates = [_in_percent(rate) for rate in pooled_intervals(adapted(rows), info=SUCCESS)] if name in succeed else []
         # An oracle has none after a step.
         cells += [*rates, *[""] * (len(successes) - len(rates))]
-        for other in compared:
-            # Trainings that went on are compared with each other, where there are some of both.
+        for other in rivals:
+            # Runs that went on are compared with each other, where there are some of both.
             goes_on = name.endswith(_CONTINUED) and other + _CONTINUED in finals
             with_whom = other + _CONTINUED if goes_on else other
             pair = at_equal_steps(found[name], found[with_whom]) if with_whom != name else None
             cells.append("" if pair is None else _in_percent(improvement_interval(*map(adapted, pair))))
         lines.append(f"| {' | '.join(cells)} |")
     measured = {name: [row.evaluation() for row in rows] for name, rows in finals.items()}
-    # What intervals of several seeds cover comes first.
-    scope = "; where there is one seed, ".join(sorted({intervals_cover(each) for each in measured.values()}))
     cautions = [f"{name}: {each}." for name, rows in measured.items() for each in interval_cautions(rows)]
-    whole = f"A whole training has {family.steps / 1e6:g} M environment steps, or fewer where episodes end early."
-    note = " ".join([whole, f"Brackets hold 95 % intervals: {scope}.", *cautions])
-    return "\n".join(lines) + f"\n\n{note}"
+    return "\n".join(lines) + "\n\n" + " ".join([f"A whole run: {family.steps / 1e6:g} M steps.", *cautions])
+
+
+def _when(step: int) -> str:
+    return "after " + ("1 step" if step == 1 else f"{step} steps") if step else "before"
 
 
 def _groups(plan: Plan, family: Family) -> dict[str, list[int]]:
@@ -301,7 +316,7 @@ def _groups(plan: Plan, family: Family) -> dict[str, list[int]]:
 
 def _group_table(finals: Mapping[str, Sequence[Row]], groups: Mapping[str, list[int]]) -> str:
     lines = [
-        "The mean return after one step in each of the tasks, and the mean of these:",
+        "Mean return after one step in each task:",
         "",
         f"| | {' | '.join(groups)} | mean |",
         "|---|" + "---:|" * (len(groups) + 1),
@@ -317,7 +332,7 @@ def _threshold_table(found: dict[str, list[Row]], threshold: float) -> str:
     lines = [
         f"Until the return after one step is at least {threshold:g} in two evaluations in a row:",
         "",
-        "| | trainings | that reach it | environment steps | minutes |",
+        "| | runs | that reach it | steps | minutes |",
         "|---|---:|---:|---:|---:|",
     ]
     for name, rows in found.items():
@@ -357,7 +372,7 @@ def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False
     methods are gray.
     """
     found = rows_of(plan, family)
-    lines = {name: _curves(rows, minutes) for name, rows in found.items() if max(row.iteration for row in rows) > 0}
+    lines = {name: curves(rows, minutes) for name, rows in found.items() if max(row.iteration for row in rows) > 0}
     chosen = _highlighted(found, minutes)
     # The initial policies of a family may be far below everything that is learned.
     later = [middle[1:] for (_, middle), *_ in lines.values()]
@@ -401,7 +416,7 @@ def _highlighted(found: Mapping[str, Sequence[Row]], minutes: bool) -> list[str]
     return order[:_HIGHLIGHTED]
 
 
-def _curves(rows: Sequence[Row], minutes: bool) -> list[tuple[Values, Values]]:
+def curves(rows: Sequence[Row], minutes: bool = False) -> list[tuple[Values, Values]]:
     """Return a method's mean at the points that all of its trainings reached, and each training to its end."""
     trainings = list(by_seed(rows).values())
     common = sorted(set.intersection(*({row.iteration for row in of_seed} for of_seed in trainings)))

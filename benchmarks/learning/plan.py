@@ -130,7 +130,7 @@ class Plan:
     """Methods on families.
 
     Attributes:
-        page: shows the results; tasks and CSV files are in `results/<family>` beside it, charts in `images`.
+        page: shows the results; tasks and CSV files are in folders beside it, one a family, charts in `../images`.
         seeds: by the name of a family; the seeds of training.
         families: by name.
         methods: by name; the order is that of tables.
@@ -143,7 +143,7 @@ class Plan:
 
     def folder(self, family: Family) -> Path:
         """Return where the tasks and the CSV files of a family are."""
-        return self.page.parent / "results" / family.name
+        return self.page.parent / family.name
 
     def methods_of(self, family: Family) -> Sequence[str]:
         """Return the names of the methods that are on the page of a family and trained on it."""
@@ -200,7 +200,7 @@ ALGORITHMS = (
 )
 
 COMPARISON = Plan(
-    ROOT / "docs" / "comparison.md",
+    ROOT / "docs" / "results" / "comparison.md",
     named(NAVIGATION, HALFCHEETAH_DIR),
     named(TRPO, *(Method(name, name) for name in ALGORITHMS), PRETRAIN, ORACLE, RANDOM),
     {NAVIGATION.name: (0, 1, 2), HALFCHEETAH_DIR.name: (0, 1, 2)},

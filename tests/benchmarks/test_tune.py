@@ -111,11 +111,11 @@ def test_search_that_is_continued_does_not_repeat_its_first_trials() -> None:
     assert len(set(whole)) == 4
 
 
-ROWS = re.findall(r"\]\((results/tune/[\w-]+\.csv)\)[^|]*\|[^|]*\|([^|]*)\|[^|]*\|([^|]*)\|([^|]*)\|", PAGE.read_text())
+ROWS = re.findall(r"\]\((tune/[\w-]+\.csv)\)[^|]*\|[^|]*\|([^|]*)\|[^|]*\|([^|]*)\|([^|]*)\|", PAGE.read_text())
 
 
 def test_every_search_is_on_the_page_of_the_suite() -> None:
-    assert {PAGE.parent / path for path, *_ in ROWS} == set((PAGE.parent / "results" / "tune").glob("*.csv"))
+    assert {PAGE.parent / path for path, *_ in ROWS} == set((PAGE.parent / "tune").glob("*.csv"))
 
 
 @pytest.mark.parametrize(("path", "trials", "first", "best"), ROWS)
