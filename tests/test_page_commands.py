@@ -26,7 +26,7 @@ SMALLER = {
 # Those that leave the sizes of a page as they are.
 BRIEFER = {"train": ["--num-batches", "1"], "test": ["--num-batches", "1"], "record": [], "report": ["--videos", "0"]}
 # These take minutes even in short form, which other tests run; here only the files that they write matter.
-BENCHMARK = re.compile(r"python -m benchmarks\.(?!curves)|maml-rl bench ")
+BENCHMARK = re.compile(r"python -m benchmarks\.(?!curves)")
 # These need Meta-World or a Ray cluster, whose own tests train in environments of their own.
 # Certified benchmarks refuse shorter runs; their own tests run them whole.
 ELSEWHERE = re.compile(r".*\bml1|.* --backend ray\b|.*/tune_step_size|.* --benchmark |.*benchmarks enter ")

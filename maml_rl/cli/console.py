@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, get_args
@@ -26,6 +27,8 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 _READER_GONE = 128 + getattr(signal, "SIGPIPE", 13)
 # Options by names that users expect, where the nearest name means something else: --tasks takes a file.
 _MEANT = {"--num-tasks": "--meta-batch-size", "--num-episodes": "--fast-batch-size"}
+# The environment variable by which a shell asks for completions: the number of its word that is a parser's program.
+_COMPLETED_FROM = "_ARGCOMPLETE"
 # Bytes that Linux allows in a name and in a path.
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 # How many characters of a wrong value a line shows.
@@ -92,9 +95,14 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
+        self.completed_from = str(len(self.prog.split()))
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Refuse unknown arguments; for an unknown option, suggest the closest one."""
+        """Refuse unknown arguments; for an unknown option, suggest the closest one. Complete the word of a shell."""
+        if os.environ.get(_COMPLETED_FROM) == self.completed_from:
+            import argcomplete
+
+            argcomplete.autocomplete(self)
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             names = [each.partition("=")[0] for each in unknown if each.startswith("--")]
@@ -112,6 +120,19 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Report an error of the arguments in one line, and exit."""
         self.exit(BAD_INPUT, f"{self.prog}: error: {_printable(message)} (--help lists the options)\n")
+
+
+def words_to_complete() -> list[str] | None:
+    """Return the words before the one that a shell asks argcomplete to complete; None where it asks nothing."""
+    if _COMPLETED_FROM not in os.environ or find_spec("argcomplete") is None:
+        return None
+    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    return f"{line}.".split()[1:-1]
+
+
+def complete_after_command() -> None:
+    """Let argcomplete complete the words after the second: the command's own parser knows them."""
+    os.environ[_COMPLETED_FROM] = "2"
 
 
 def add_log_level(parser: argparse.ArgumentParser) -> None:
@@ -184,7 +205,8 @@ def run_command(
     _open_closed_streams()
     options = parser.parse_args(arguments)
     try:
-        with _log_to_standard_error(parser.prog, options.log_level):
+        quiet = getattr(options, "quiet", False) and options.log_level == "info"
+        with _log_to_standard_error(parser.prog, "warning" if quiet else options.log_level):
             try:
                 command(options)
             except MamlRLError:

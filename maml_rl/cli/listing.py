@@ -1,14 +1,21 @@
 """Output of `maml-rl configs`, `envs` and `zoo`: groups with full names and whole sentences, more with --verbose."""
 
 import json
+import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from itertools import groupby, takewhile
 from pathlib import Path
+from typing import Any, TypeVar
 
+from maml_rl.arguments import suggest
 from maml_rl.config.catalog import full_name, shipped_configs, zoo
-from maml_rl.config.config import load_config
+from maml_rl.config.config import Config, load_config
+from maml_rl.config.reference import MEASURED
+from maml_rl.errors import ConfigError
+
+_Entry = TypeVar("_Entry")
 
 _WIDTH = 120
 # Without --verbose, at most this many families with the same tasks are named.
@@ -25,9 +32,10 @@ _KINDS = {
 }
 
 
-def list_configs(*, verbose: bool) -> Iterable[str]:
-    """Yield lines about the configs in the package."""
-    paths = {full_name(path): path for path in shipped_configs().values()}
+def list_configs(text: str, *, verbose: bool) -> Iterable[str]:
+    """Yield lines about the configs in the package whose names have this text."""
+    paths = _matching({full_name(path): path for path in shipped_configs().values()}, text, "config")
+    measured = json.loads(MEASURED.read_text(encoding="utf-8"))
     for folder, names in groupby(paths, lambda name: name.partition("/")[0]):
         yield f"{folder}/"
         group = list(names)
@@ -36,47 +44,85 @@ def list_configs(*, verbose: bool) -> Iterable[str]:
             lines = paths[name].read_text(encoding="utf-8").splitlines()
             # The first comment of a config describes its purpose.
             purpose = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
-            yield from _entry(name.ljust(width), purpose)
+            config = load_config(paths[name])
+            yield from _entry(name.ljust(width), f"{purpose} {_what_it_takes(measured.get(name, {}), config)}".strip())
             if verbose:
-                config = load_config(paths[name])
                 yield from _entry(
                     " " * width,
                     f"{config.env_name}, {config.algorithm}: {config.num_batches:,} meta-updates of "
                     f"{config.meta_batch_size} tasks, {config.fast_batch_size} episodes each.",
                 )
         yield ""
-    yield "`maml-rl train NAME` trains with one. The last part of a name is enough, and prefers maml/."
+    yield from _wrapped(
+        "`maml-rl train NAME` trains with one. The last part of a name is enough, and prefers maml/. Times are those "
+        "of two cores, from two timed iterations each; `maml-rl train NAME --dry-run` times it here. Returns are those "
+        "of the zoo's policies on new tasks."
+    )
     if not verbose:
-        yield "--verbose adds the family, the algorithm and the sizes of each."
+        yield from _wrapped("--verbose adds the family, the algorithm and the sizes of each.")
 
 
-def list_envs(*, verbose: bool) -> Iterable[str]:
-    """Yield lines about the task families."""
+def _what_it_takes(measured: Mapping[str, Any], config: Config) -> str:
+    """Return a sentence about steps, minutes and the return to expect, as far as they were measured."""
+    known = []
+    if measured.get("env-steps"):
+        known.append(f"{measured['env-steps'] / 1e6:.2g} M steps")
+    if "minutes" in measured:
+        known.append(f"{_time(measured['minutes'])} on two cores")
+    if "last" in measured:
+        number = measured["iterations"]
+        when = "" if number == config.num_batches else f" after {number:,} iterations"
+        known.append(f"return {measured['first']} before adaptation and {measured['last']} at its end{when}")
+    text = ", ".join(known)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _time(minutes: float) -> str:
+    """Return a measured time in hours where it has many."""
+    return f"{minutes:.2g} minutes" if minutes < 100.0 else f"{minutes / 60.0:.2g} hours"
+
+
+def _matching(entries: Mapping[str, _Entry], text: str, noun: str) -> dict[str, _Entry]:
+    """Return the entries whose names have a text in them.
+
+    Raises:
+        ConfigError: If none has.
+    """
+    found = {name: entry for name, entry in entries.items() if text.lower() in name.lower()}
+    if not found:
+        raise ConfigError(f"no {noun} has {text!r} in its name{suggest(text, list(entries))}")
+    return found
+
+
+def list_envs(text: str, *, verbose: bool) -> Iterable[str]:
+    """Yield lines about the task families whose ids have this text."""
     from maml_rl.envs import FAMILIES
 
     kinds: dict[str, dict[str, list[str]]] = {}
-    for env_id, family in FAMILIES.items():
+    for env_id, family in _matching(FAMILIES, text, "family").items():
         description = getattr(import_module(family.module), f"{family.name}VectorEnv").task_description
         steps = "one step" if family.max_episode_steps is None else f"{family.max_episode_steps} steps"
         kind = _KINDS[family.module.removeprefix("maml_rl.envs.").removeprefix("families.").partition(".")[0]]
-        text = f"{description.rstrip('.')}. Episodes have {steps}."
-        kinds.setdefault(kind, {}).setdefault(text, []).append(env_id)
+        about = f"{description.rstrip('.')}. Episodes have {steps}."
+        kinds.setdefault(kind, {}).setdefault(about, []).append(env_id)
     for kind, tasks in kinds.items():
         yield kind
-        for text, ids in tasks.items():
+        for about, ids in tasks.items():
             named = ids if verbose or len(ids) <= _NAMED else ids[: _NAMED - 1]
             more = "" if named == ids else f", and {len(ids) - len(named)} more"
             yield from _wrapped(", ".join(named) + more, "  ", "  ")
-            yield from _wrapped(text, "      ", "      ")
+            yield from _wrapped(about, "      ", "      ")
         yield ""
     if not verbose:
-        yield "--verbose names all families."
-    yield "Any gymnasium.Env with sample_tasks and reset_task is a family, too, as module:Id-v0; see maml-rl check-env."
+        yield from _wrapped("--verbose names all families.")
+    yield from _wrapped(
+        "Any gymnasium.Env with sample_tasks and reset_task is a family, too, as module:Id-v0; see maml-rl check-env."
+    )
 
 
-def list_zoo(*, verbose: bool) -> Iterable[str]:
-    """Yield lines about the trained policies that come with the package."""
-    policies = zoo()
+def list_zoo(text: str, *, verbose: bool) -> Iterable[str]:
+    """Yield lines about the trained policies that come with the package and whose names have this text."""
+    policies = _matching(zoo(), text, "policy of the zoo")
     width = max(map(len, policies))
     configs = {name: load_config(folder / "config.json") for name, folder in policies.items()}
     for algorithm in dict.fromkeys(config.algorithm for config in configs.values()):
@@ -99,19 +145,21 @@ def list_zoo(*, verbose: bool) -> Iterable[str]:
                     for value, low, high in intervals
                 )
                 when = "after 0, 1, ... inner steps" if counted == "step" else f"in each {counted}"
-                text = f"{config.num_batches:,} meta-updates. Returns {when}, with 95 % intervals: {each}."
-                yield from _entry(" " * width, text)
+                about = f"{config.num_batches:,} meta-updates. Returns {when}, with 95 % intervals: {each}."
+                yield from _entry(" " * width, about)
         yield ""
-    yield "maml_rl.load_policy('zoo:NAME') loads one, maml-rl test zoo:NAME tests it. Returns are those on new tasks."
+    yield from _wrapped(
+        "maml_rl.load_policy('zoo:NAME') loads one, maml-rl test zoo:NAME tests it. Returns are those on new tasks."
+    )
     if not verbose:
-        yield "--verbose adds the returns after every step, with their intervals."
+        yield from _wrapped("--verbose adds the returns after every step, with their intervals.")
 
 
-def list_benchmarks(*, verbose: bool) -> Iterable[str]:
-    """Yield lines about the certified benchmarks."""
+def list_benchmarks(text: str, *, verbose: bool) -> Iterable[str]:
+    """Yield lines about the certified benchmarks whose names have this text."""
     from maml_rl.experiment.certified import benchmarks
 
-    known = benchmarks()
+    known = _matching(benchmarks(), text, "benchmark")
     width = max(map(len, known))
     for name, rules in known.items():
         tasks = rules.tasks()
@@ -124,10 +172,10 @@ def list_benchmarks(*, verbose: bool) -> Iterable[str]:
                 f"{rules.sha256}.",
             )
     yield ""
-    yield "`maml-rl test RUN --benchmark NAME --submit FILE` measures a policy."
-    yield "`maml-rl benchmarks enter FILE` shows the result in the table of its benchmark."
+    yield from _wrapped("`maml-rl test RUN --benchmark NAME --submit FILE` measures a policy.")
+    yield from _wrapped("`maml-rl benchmarks enter FILE` shows the result in the table of its benchmark.")
     if not verbose:
-        yield "--verbose adds the rules of each and the SHA-256 of its tasks."
+        yield from _wrapped("--verbose adds the rules of each and the SHA-256 of its tasks.")
 
 
 def list_entries(files: Sequence[Path]) -> Iterable[str]:
@@ -147,11 +195,18 @@ def list_entries(files: Sequence[Path]) -> Iterable[str]:
 
 
 def _entry(start: str, text: str) -> list[str]:
-    """Return lines that begin with a name in a separate column."""
+    """Return lines that begin with a name in a separate column; in a narrow terminal, on a line of its own."""
+    if 2 * len(start) > _width():
+        return [*([f"  {start.rstrip()}"] if start.strip() else []), *_wrapped(text, " " * 6, " " * 6)]
     return _wrapped(text, f"  {start}  ", " " * (len(start) + 4))
 
 
-def _wrapped(text: str, first: str, others: str) -> list[str]:
+def _wrapped(text: str, first: str = "", others: str = "") -> list[str]:
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
+        text, _width(), initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
     )
+
+
+def _width() -> int:
+    """Return how wide a line may be: as the terminal; in a pipe, as usual."""
+    return min(shutil.get_terminal_size((_WIDTH, 0)).columns, _WIDTH)

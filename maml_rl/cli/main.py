@@ -1,8 +1,6 @@
 """The command `maml-rl`: training, testing, reports, lists of families and configs, benchmarks, checks."""
 
-import os
 import re
-import subprocess
 import sys
 import warnings
 from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
@@ -16,13 +14,11 @@ from typing import Any
 from maml_rl import __version__
 from maml_rl.arguments import suggest
 from maml_rl.cli.console import (
-    BAD_INPUT,
-    INTERRUPTED,
-    Ended,
     Parser,
     add_log_level,
     add_placement,
     add_trust,
+    complete_after_command,
     ending_in_order,
     file_path,
     not_negative,
@@ -30,6 +26,7 @@ from maml_rl.cli.console import (
     positive,
     run_command,
     utf8,
+    words_to_complete,
 )
 from maml_rl.cli.evaluate import run_test
 from maml_rl.cli.listing import list_benchmarks, list_configs, list_entries, list_envs, list_zoo
@@ -37,7 +34,6 @@ from maml_rl.cli.record import run_record
 from maml_rl.cli.train import run_train
 from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 
-_BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 # Steps of an episode that are compared with a loop.
 _MOST_COMPARED_STEPS = 100
 # Shorter steps than this end before another thread has started.
@@ -68,8 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.add_argument("--version", action="version", version=f"maml-rl {__version__}")
-    parser.add_argument("command", help=SUPPRESS)
-    if not arguments:
+    parser.add_argument("command", help=SUPPRESS).completer = lambda **_: [*COMMANDS]  # type: ignore[attr-defined]
+    to_complete = words_to_complete()
+    if to_complete is not None:
+        arguments = to_complete
+        if arguments[:1] and arguments[0] in COMMANDS:
+            complete_after_command()
+    elif not arguments:
         parser.print_help()
         return 0
     # The command parses the arguments after its name.
@@ -136,11 +137,12 @@ def _count_or_file(text: str) -> int | Path:
 def _run_list(entries: Callable[..., Iterable[str]], description: str, arguments: Sequence[str], prog: str) -> int:
     """Print what `entries` yields, more with --verbose, and return the exit code."""
     parser = Parser(prog=prog, description=description)
+    parser.add_argument("text", nargs="?", default="", help="list only those with this text in their names")
     parser.add_argument("--verbose", action="store_true", help="list everything")
     add_log_level(parser)
 
     def show(options: Namespace) -> None:
-        for line in entries(verbose=options.verbose):
+        for line in entries(options.text, verbose=options.verbose):
             print(line)
 
     return run_command(parser, arguments, show)
@@ -352,34 +354,26 @@ def _kwargs(text: str) -> dict[str, Any]:
     return kwargs
 
 
-def run_benchmark(arguments: Sequence[str], prog: str) -> int:
-    """Run a benchmark with its own arguments, and return its exit code."""
-    names = _benchmarks()
-    parser = Parser(
-        prog=prog,
-        usage=f"{prog} NAME ...",
-        description=f"Run a benchmark: {', '.join(names)}. {prog} NAME --help lists its options.",
-    )
-    parser.add_argument("name", help=SUPPRESS)
-    name = parser.parse_args(arguments[:1]).name
-    if not names:
-        print(f"{prog}: error: the benchmarks are in the repository; run this from a clone of it", file=sys.stderr)
-        return BAD_INPUT
-    if name not in names:
-        parser.error(f"there is no benchmark {name!r}{suggest(name, names)} There are {', '.join(names)}")
-    paths = [str(_BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    try:
-        with ending_in_order():
-            return subprocess.call([sys.executable, "-P", "-m", f"benchmarks.{name}", *arguments[1:]], env=environment)
-    except KeyboardInterrupt as interrupt:
-        return interrupt.exit_code if isinstance(interrupt, Ended) else INTERRUPTED
+def run_help(arguments: Sequence[str], prog: str) -> int:
+    """Show what the commands are for, or the options of one of them, and return the exit code."""
+    return main([*arguments[:1], "--help"])
 
 
-def _benchmarks() -> list[str]:
-    """Return the benchmarks of the repository that this package is part of; none if it was installed without them."""
-    paths = [*_BENCHMARKS.glob("*.py"), *(path.parent for path in _BENCHMARKS.glob("*/__main__.py"))]
-    return sorted(path.stem for path in paths if path.is_dir() or '__name__ == "__main__"' in path.read_text("utf-8"))
+def run_version(arguments: Sequence[str], prog: str) -> int:
+    """Show the versions that a report of a fault needs, and return the exit code."""
+    from maml_rl.runs.system import describe_system
+
+    parser = Parser(prog=prog, description="Show the version of the package, of Python and of the libraries.")
+    add_log_level(parser)
+
+    def show(options: Namespace) -> None:
+        print(f"maml-rl {__version__}")
+        system = describe_system()
+        packages = ", ".join(f"{name} {number}" for name, number in system.pop("packages").items())
+        for name, value in {**system, "packages": packages}.items():
+            print(f"  {name}: {value}")
+
+    return run_command(parser, arguments, show)
 
 
 COMMANDS = {
@@ -391,7 +385,6 @@ COMMANDS = {
         "list the task families and their tasks",
         partial(_run_list, list_envs, "List the task families and their tasks."),
     ),
-    "bench": Command("run a benchmark", run_benchmark),
     "configs": Command(
         "list the configs that come with the package",
         partial(_run_list, list_configs, "List the configs that maml-rl train takes by name."),
@@ -402,6 +395,8 @@ COMMANDS = {
     ),
     "zoo": Command("list the trained policies that come with the package", run_zoo),
     "check-env": Command("check that your environment is a task family", run_check_env),
+    "help": Command("show the options of a command: maml-rl help train", run_help),
+    "version": Command("show the versions of the package and of what it uses", run_version),
 }
 
 if __name__ == "__main__":

@@ -23,14 +23,18 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         num_batches: meta-updates in all.
         name: of the run, if it is one of several.
         seconds_between_lines: how often to log a line, where standard error is no terminal.
+        shown: whether there is a bar in a terminal.
     """
 
-    def __init__(self, num_batches: int, name: str | None = None, seconds_between_lines: float = 30.0) -> None:
+    def __init__(
+        self, num_batches: int, name: str | None = None, seconds_between_lines: float = 30.0, *, shown: bool = True
+    ) -> None:
         self._num_batches, self._name = num_batches, name
         self._seconds_between_lines = seconds_between_lines
         self._started = self._last_line = monotonic()
         # disable=None is off unless standard error is a terminal.
-        self._bar: tqdm[Any] = tqdm(desc=name, total=num_batches, bar_format=_BAR, dynamic_ncols=True, disable=None)
+        hidden = None if shown else True
+        self._bar: tqdm[Any] = tqdm(desc=name, total=num_batches, bar_format=_BAR, dynamic_ncols=True, disable=hidden)
         self._seconds: dict[str, float] = {}
         self._env_steps = 0.0
         self.first: Metrics | None = None

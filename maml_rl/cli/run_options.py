@@ -22,7 +22,8 @@ _YAML = ".yaml", ".yml"
 def add_config(parser: argparse.ArgumentParser, meaning: str, default: str | None = None) -> None:
     """Add the two ways to name a config."""
     suffix = f" (default: {default})" if default else ""
-    parser.add_argument("name", nargs="?", type=path_or_name, metavar="CONFIG", help=meaning + suffix)
+    named = parser.add_argument("name", nargs="?", type=path_or_name, metavar="CONFIG", help=meaning + suffix)
+    named.completer = lambda **_: [*shipped_configs()]  # type: ignore[attr-defined]
     parser.add_argument("--config", type=path_or_name, help="the same as CONFIG")
 
 

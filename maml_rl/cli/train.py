@@ -60,6 +60,13 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
         "--init-learner", action="store_true", help="with --init: begin with its learner's optimizers and networks, too"
     )
     parser.add_argument("--profile", action="store_true", help="record the share of time of each stage")
+    parser.add_argument("--quiet", action="store_true", help="show neither progress nor results, only warnings")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print every setting and where it is from, as YAML; train nothing"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="the same, and what the run will take: steps, memory, minutes"
+    )
     parser.add_argument(
         "--seeds",
         nargs="+",
@@ -145,6 +152,9 @@ def _train(options: argparse.Namespace) -> None:
     refuse_untrusted_code(config, config_path, options)
     device = torch_device(options)
     check_creatable(options.output_folder, "--output-folder")
+    if options.print_config or options.dry_run:
+        _describe(config, options, device)
+        return
     # Loaded before the work begins, for until then Ctrl-C ends the process at once.
     for module in ("maml_rl.cli.progress", "maml_rl.experiment.train"):
         import_module(module)
@@ -153,18 +163,32 @@ def _train(options: argparse.Namespace) -> None:
         options.output_folder = folder
         _check_run_folders(options)
         if options.seeds is None:
-            progress = _train_one(config, folder, options, device)
-            print(progress.summary())
-            if options.profile:
-                print(progress.profile())
+            _show(_train_one(config, folder, options, device), options)
         else:
             _train_seeds(config, options, device)
+    if options.quiet:
+        return
+    quoted = shlex.quote(str(folder))
     if options.seeds is None:
-        print(f"the results are in {folder}; to test the policy on new tasks:")
-        print(f"  {_command(options, 'test')} {shlex.quote(str(folder))}")
+        print(f"the results are in {folder}; to test the policy on new tasks, and to see the curves:")
+        print(f"  {_command(options, 'test')} {quoted}\n  {_command(options, 'report')} {quoted}")
     else:
         print(f"the results are in {folder}; to see the curves with their band over the seeds:")
-        print(f"  {_command(options, 'report')} {shlex.quote(str(folder))}")
+        print(f"  {_command(options, 'report')} {quoted}")
+
+
+def _describe(config: Config, options: argparse.Namespace, device: Any) -> None:
+    """Print every setting with its source; for a dry run also what the run will take, measured."""
+    from maml_rl.experiment.build import make_experiment
+
+    print("\n".join(make_experiment(config, device).config.with_sources()))
+    if options.dry_run:
+        from maml_rl.experiment.estimate import estimate
+
+        with ending_in_order():
+            found = estimate(config, device=device)
+        print("\n".join(found.lines()))
+        print(f"The run would be in {options.output_folder}; this was a dry run, which has written nothing.")
 
 
 def _check_run_folders(options: argparse.Namespace) -> None:
@@ -181,7 +205,13 @@ def _train_seeds(config: Config, options: argparse.Namespace, device: Any) -> No
     runs = [(config.override({"seed": seed}), run) for seed, run in _run_folders(options).items()]
     for number, (seeded, run) in enumerate(runs, start=1):
         progress = _train_one(seeded, run, options, device)
-        print(f"seed {seeded.seed}, {number} of {len(runs)}:\n{progress.summary()}", flush=True)
+        _show(progress, options, f"seed {seeded.seed}, {number} of {len(runs)}:\n")
+
+
+def _show(progress: Any, options: argparse.Namespace, head: str = "") -> None:
+    """Print how a run went, unless nothing is to be shown."""
+    if not options.quiet:
+        print(head + progress.summary(), flush=True)
         if options.profile:
             print(progress.profile())
 
@@ -194,7 +224,8 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
     from maml_rl.experiment.train import train
 
     name = f"seed {config.seed}" if options.seeds else None
-    with logging_redirect_tqdm(), TrainingProgress(config.num_batches, name) as progress:
+    shown = not options.quiet
+    with logging_redirect_tqdm(), TrainingProgress(config.num_batches, name, shown=shown) as progress:
         train(
             config,
             folder,

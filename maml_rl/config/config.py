@@ -24,6 +24,9 @@ _SHOWN = 80
 # Characters that JSON may hold as they are, but that YAML refuses or folds into spaces.
 _NOT_YAML = re.compile("[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 
+# Where the comments of a listed config begin, unless a value is longer.
+_WIDEST = 50
+
 # Entries that pytorch-maml-rl writes into config.json besides the settings.
 _SAVED_OPTIONS = ("config", "output_folder", "num_workers", "use_cuda", "device")
 
@@ -504,6 +507,28 @@ class Config(SettingsModel):
         values = {key: value for key, value in values.items() if key not in self._unused}
         text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         return _NOT_YAML.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+    def with_sources(self) -> list[str]:
+        """Return lines of YAML with every setting that is used, and a comment on where it is from.
+
+        The first line names the file; after a value is its line there, an option, or that it is a default.
+        """
+        rows: list[tuple[str, tuple[str, ...]]] = []
+        for key, value in json.loads(self.to_json()).items():
+            if isinstance(value, dict) and value:
+                rows.append((f"{key}:", ()))
+                rows += [
+                    (f"  {name}: {json.dumps(each, ensure_ascii=False)}", (key, name)) for name, each in value.items()
+                ]
+            else:
+                rows.append((f"{key}: {json.dumps(value, ensure_ascii=False)}", (key,)))
+        width = min(max(len(text) for text, _ in rows), _WIDEST)
+        lines = [f"# {self._source.origin}"]
+        for text, path in rows:
+            given = self._source.given(*path)
+            source = f"line {given}" if isinstance(given, int) else given or "default"
+            lines.append(f"{text:<{width}}  # {source}" if path else text)
+        return lines
 
     def flat(self) -> dict[str, Any]:
         """Return every value as JSON has it, those of the algorithm's settings beside the others."""

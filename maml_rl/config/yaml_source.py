@@ -38,12 +38,16 @@ class Mapping:
 
     def place(self, *path: str) -> str:
         """Return the place of a key, or of its nearest parent that has one: "configs/x.yaml, line 3"."""
+        given = self.given(*path)
+        return f"{self.origin}, line {given}" if isinstance(given, int) else given or self.origin
+
+    def given(self, *path: str) -> int | str | None:
+        """Return the line of a key here, or the other source of its value, or of its nearest parent; None without."""
         for length in range(len(path), 0, -1):
-            if path[:length] in self.origins:
-                return self.origins[path[:length]]
-            if path[:length] in self.lines:
-                return f"{self.origin}, line {self.lines[path[:length]]}"
-        return self.origin
+            found = self.origins.get(path[:length]) or self.lines.get(path[:length])
+            if found:
+                return found
+        return None
 
 
 class _Loader(yaml.SafeLoader):

@@ -9,6 +9,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import gymnasium
@@ -71,6 +72,11 @@ def coins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     gymnasium.registry.pop("Coin-v0", None)
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 def exit_code(*arguments: str) -> int:
     try:
         return cli.main(arguments)
@@ -87,10 +93,10 @@ def test_installed_command_is_the_main_function() -> None:
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--help") == 0
     shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown for name in ("train", "test", "report", "envs", "bench", "check-env"))
+    assert all(f"  {name} " in shown for name in ("train", "test", "report", "envs", "configs", "check-env"))
 
 
-@pytest.mark.parametrize("name", ["train", "test", "report", "envs", "check-env", "bench"])
+@pytest.mark.parametrize("name", ["train", "test", "report", "envs", "check-env", "version"])
 def test_help_of_every_command_names_the_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(name, "--help") == 0
     assert f"usage: maml-rl {name}" in capsys.readouterr().out
@@ -103,9 +109,8 @@ def test_help_of_every_command_names_the_command(name: str, capsys: pytest.Captu
         (["train", "halfcheetah-dri"], ["there is no config 'halfcheetah-dri'; did you mean 'halfcheetah-dir'?"]),
         (["train", "ant-dir", "--config", "ant-vel"], ["two configs", "ant-dir", "ant-vel"]),
         (["test"], ["give a run"]),
-        (["bench"], ["name"]),
-        (["bench", "smapling"], ["there is no benchmark 'smapling'", "sampling"]),
-        (["bench", "measuring"], ["there is no benchmark 'measuring'"]),
+        (["bench"], ["there is no command 'bench'; did you mean 'benchmarks'?"]),
+        (["configs", "halfchetah"], ["no config has 'halfchetah' in its name"]),
         (["report"], ["RUN"]),
         (["report", "nowhere", "--tasks", "-1"], ["--tasks", "at least 0"]),
         (["train", "--config", "nowhere.yaml"], ["nowhere.yaml"]),
@@ -262,7 +267,7 @@ def test_run_is_trained_then_tested_then_reported(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "bench"])
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "help"])
 def test_every_command_takes_a_log_level(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(name, "--help") == 0
     assert "--log-level {debug,info,warning,error}" in capsys.readouterr().out
@@ -326,23 +331,65 @@ def test_commands_do_not_change_the_logging_of_the_process(capsys: pytest.Captur
     assert "nowhere.yaml" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_benchmark_runs_with_its_own_options_from_anywhere(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "maml_rl.cli.main", "bench", "sampling", "--help"]
-    shown = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=True
-    )
-    assert "--json" in shown.stdout
+def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("help", "zoo") == 0
+    shown = capsys.readouterr().out
+    assert exit_code("zoo", "--help") == 0
+    assert capsys.readouterr().out == shown
+    assert exit_code("help") == 0
+    assert "Commands:" in capsys.readouterr().out
 
 
-def test_package_without_its_repository_reports_where_the_benchmarks_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_version_names_what_results_depend_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("version") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"maml-rl {maml_rl.__version__}\n")
+    assert f"torch {version('torch')}" in shown
+
+
+@pytest.mark.parametrize("name", ["configs", "envs", "zoo", "benchmarks"])
+@pytest.mark.parametrize("columns", [60, 200])
+def test_lists_fit_the_terminal_and_take_a_part_of_a_name(
+    name: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_BENCHMARKS", tmp_path / "benchmarks")
-    assert exit_code("bench", "sampling") == 2
-    assert "in the repository" in capsys.readouterr().err
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert exit_code(name) == 0
+    everything = capsys.readouterr().out
+    part = {"benchmarks": "navigation"}.get(name, "cheetah")
+    assert exit_code(name, part.upper()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert 1 < len(lines) < len(everything.splitlines())
+    names = [line.split()[0] for line in lines if re.match(r"  \S", line)]
+    assert names
+    assert all(part in each.lower() for each in names), names
+    # Names and words that are longer than the line stay whole.
+    assert all(len(line) <= min(columns, 120) or len(line.split()) <= 2 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("maml-rl tr", {"train"}),
+        ("maml-rl train dark-k", {"dark-key-door"}),
+        ("maml-rl train promp/2d-navigation --clip", {"--clip"}),
+        ("maml-rl train 2d-navigation --clip", set()),
+        ("maml-rl report --ti", {"--title"}),
+    ],
+)
+def test_shell_completes_commands_configs_and_options(line: str, expected: set[str], tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete")
+    # The shell's function reads the completions from the file descriptor 8.
+    found = subprocess.run(
+        ["bash", "-c", f"exec 8> found; exec {sys.executable} -P -m maml_rl"],
+        cwd=tmp_path,
+        env={**os.environ, "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line, "COMP_TYPE": "9"}
+        | {"COMP_POINT": str(len(line)), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == 0, found.stderr
+    assert {each.strip() for each in (tmp_path / "found").read_text().split("\n") if each.strip()} == expected
 
 
 @pytest.mark.parametrize(

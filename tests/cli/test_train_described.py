@@ -1,0 +1,96 @@
+"""What `train` says of a run before it, without it, and after it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from maml_rl.cli import main as cli
+from maml_rl.config import load_config
+from maml_rl.experiment.estimate import estimate
+from maml_rl.experiment.train import train
+from maml_rl.runs.metrics import read_metrics
+from tests.small_runs import SMALL, config_of
+
+# Given as options below.
+OPTIONS = {"fast-lr": 0.25, "max-kl": 0.02}
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "small.yaml"
+    path.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in SMALL.items()))
+    return path
+
+
+def train_with(*arguments: str) -> int:
+    return cli.main(["train", "small.yaml", "--num-workers", "0", "--log-level", "warning", *arguments])
+
+
+def test_printed_config_trains_the_same_run_and_names_every_source(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word for key, value in OPTIONS.items() for word in (f"--{key}", str(value))]
+    assert train_with("--print-config", *given) == 0
+    shown = capsys.readouterr().out
+    assert sorted(path.name for path in config.parent.iterdir()) == ["small.yaml"]
+    assert shown.startswith("# small.yaml\n")
+    sources = dict(re.findall(r"^ *([\w-]+): .*?  # (.*)$", shown, re.MULTILINE))
+    lines = config.read_text().splitlines()
+    for key in SMALL:
+        assert lines[int(sources.pop(key).removeprefix("line ")) - 1].startswith(f"{key}: ")
+    assert {key for key, source in sources.items() if source == "the command line"} == {*OPTIONS, "num-workers"}
+    assert {source for source in sources.values() if source != "the command line"} == {"default"}
+    assert train_with("--quiet", "--output-folder", "first", *given) == 0
+    (config.parent / "printed.yaml").write_text(shown)
+    assert cli.main(["train", "printed.yaml", "--quiet", "--output-folder", "second"]) == 0
+    first, second = (json.loads((config.parent / name / "config.json").read_text()) for name in ("first", "second"))
+    assert first == second
+    digests = [[row["digest"] for row in read_metrics(Path(name) / "metrics.jsonl")] for name in ("first", "second")]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_estimate_has_the_steps_and_evaluations_of_the_run(every: int | None, tmp_path: Path) -> None:
+    # Episodes of tabular MDPs always have the same length.
+    config = config_of(env_name="TabularMDP-v0", num_batches=7, evaluate_every=every)
+    found = estimate(config, num_workers=0)
+    train(config, tmp_path / "run", num_workers=0)
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert found.total_env_steps == rows[-1]["env_steps"]
+    assert found.num_evaluations == sum("time/evaluation_s" in row for row in rows)
+    assert (found.evaluating > 0.0) == (every is not None)
+
+
+def test_estimated_time_is_that_of_the_timed_iterations(tmp_path: Path) -> None:
+    ticks = iter([0.0, 100.0, 103.0, 107.0])
+    found = estimate(config_of(num_batches=60), num_workers=0, clock=lambda: next(ticks))
+    # 100 s for the first iteration, of which 3.5 are those of any other.
+    assert found.seconds == 3.5
+    assert found.minutes == pytest.approx((96.5 + 60 * 3.5) / 60.0)
+
+
+def test_dry_run_writes_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_with("--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert sorted(path.name for path in config.parent.iterdir()) == ["small.yaml"]
+    # Phases before and after a step, of 3 tasks with 4 episodes of at most 10 steps.
+    found = re.search(r"Steps: 5 iterations of (\d+) environment steps", shown)
+    assert found is not None
+    assert 0 < int(found[1]) <= 2 * 3 * 4 * 10
+    assert re.search(r"Time: about .* from 2 timed iterations", shown)
+    assert "The run would be in runs/small" in shown
+
+
+def test_quiet_training_says_nothing_and_another_names_the_next_commands(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_with("--quiet", "--output-folder", "quiet") == 0
+    assert capsys.readouterr() == ("", "")
+    assert load_config("quiet/config.json").num_batches == SMALL["num-batches"]
+    assert train_with("--output-folder", "loud run") == 0
+    shown = capsys.readouterr().out
+    assert "maml-rl test 'loud run'" in shown
+    assert "maml-rl report 'loud run'" in shown
