@@ -395,7 +395,7 @@ def test_script_of_a_page_runs_as_shown(page: str, package: str, tmp_path: Path)
 
 @pytest.mark.slow
 def test_job_of_slurm_trains_and_continues_when_it_is_submitted_again(tmp_path: Path) -> None:
-    (job,) = blocks("slurm.md", "bash")
+    (job,) = [block for block in blocks("scaling.md", "bash") if "--array" in block]
     (tmp_path / "job.sh").write_text(job)
     small_config(tmp_path, "configs/maml/halfcheetah-dir.yaml")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)

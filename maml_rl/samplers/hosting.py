@@ -284,7 +284,7 @@ class EpisodeHost:
         except ImportError as error:
             raise ConfigError(
                 f"the algorithm cannot be loaded where its episodes are ({explain(error)}); install its module on all "
-                "nodes, or send it along with a runtime_env (docs/cluster.md), or use update: driver"
+                "nodes, or send it along with a runtime_env (docs/scaling.md), or use update: driver"
             ) from None
 
 

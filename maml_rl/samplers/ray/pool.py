@@ -54,7 +54,7 @@ _STORE_REMEDY = (
     "shorter episodes"
 )
 _SAME_VERSIONS = "install the same versions everywhere, or the episodes would differ"
-_SEND_CODE = "install what is missing on all nodes, or send it along with a runtime_env (docs/cluster.md)"
+_SEND_CODE = "install what is missing on all nodes, or send it along with a runtime_env (docs/scaling.md)"
 # Maximum number of characters in a quotation.
 _LINE = 300
 

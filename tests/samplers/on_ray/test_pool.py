@@ -195,7 +195,7 @@ def test_no_node_left_is_one_error_with_all_causes_and_no_warning(
     assert str(raised.value) == (
         "no node of the Ray cluster is left: the Ray node 10.0.0.1 has gymnasium 9.9.9, this process has "
         f"{VERSIONS['gymnasium']}; Ray actors cannot load 'env' or the policy on the node 10.0.0.2: no module "
-        "my_family; install what is missing on all nodes, or send it along with a runtime_env (docs/cluster.md)"
+        "my_family; install what is missing on all nodes, or send it along with a runtime_env (docs/scaling.md)"
     )
     assert warnings_of(caplog) == []
 
@@ -258,8 +258,8 @@ def test_actors_and_losses_are_reported_to_the_monitoring_of_the_cluster(monkeyp
     pool._lose(actor, "was lost")
     assert Noted.values["maml_rl_actors"] == [1, 2, 1]
     assert len(Noted.values["maml_rl_actors_lost"]) == 1
-    page = (Path(__file__).resolve().parents[3] / "docs" / "cluster.md").read_text(encoding="utf-8")
-    assert all(f"| `{name}` |" in page for name in Noted.values)
+    page = (Path(__file__).resolve().parents[3] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page for name in Noted.values)
     assert cluster.left_out == {}
 
 
