@@ -440,7 +440,7 @@ def test_every_file_of_a_run_is_documented(run: Path) -> None:
 @pytest.mark.slow
 def test_every_setting_is_on_the_page_of_settings_once(documentation: Any, site: Path) -> None:
     models = [Config, *(find_metalearner(name).Settings for name in algorithms())]
-    keys = sorted(str(field.alias) for model in models for field in model.model_fields.values())
+    keys = sorted(key for model in models for key in model.fields_by_key())
     page = documentation.with_settings(PAGES["settings.md"])
     assert sorted(re.findall(r"^\| `([\w-]+)` \|(?:[^|]+\|){3}$", page, re.MULTILINE)) == keys
     built = (site / "settings.html").read_text(encoding="utf-8")

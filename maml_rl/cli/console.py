@@ -7,16 +7,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
 from maml_rl.arguments import suggest
-from maml_rl.config.config import OF_TRAINING_ALONE, RAY_KEYS, Config
-from maml_rl.config.reference import algorithm_settings
+from maml_rl.config.placement import ELSEWHERE, WAYS_OF_COLLECTING, Placement
+from maml_rl.config.reference import FLAG, LIST, Setting, algorithm_settings, describe_settings
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 
@@ -33,8 +33,6 @@ _COMPLETED_FROM = "_ARGCOMPLETE"
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 # How many characters of a wrong value a line shows.
 _SHOWN = 80
-# Options of a Ray cluster, beside its address. Without them settings are as the run has them, or none.
-_OF_RAY = tuple(key for key in RAY_KEYS if key != "ray-address")
 
 
 class Ended(KeyboardInterrupt):
@@ -145,27 +143,65 @@ def add_log_level(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def default_in_config(setting: Setting) -> str:
+    """Return what holds where a config does not have a setting."""
+    return "required in the config" if setting.default is None else f"default {setting.default}"
+
+
+def add_settings(
+    parser: argparse.ArgumentParser,
+    title: str,
+    settings: Iterable[Setting],
+    prefix: str = "",
+    default_of: Callable[[Setting], str] = default_in_config,
+) -> None:
+    """Add an option for each setting, whose text is YAML.
+
+    Args:
+        parser: of the command.
+        title: of the group of options.
+        settings: of a config, or of a section of one.
+        prefix: before the names of the options' values.
+        default_of: says what holds without an option.
+    """
+    group = parser.add_argument_group(title)
+    for setting in settings:
+        is_flag = setting.allowed == FLAG
+        group.add_argument(
+            f"--{setting.key}",
+            dest=prefix + setting.key.replace("-", "_"),
+            nargs="+" if setting.allowed.startswith(LIST) else "?" if is_flag else None,
+            const="true" if is_flag else None,
+            metavar="VALUE",
+            help=f"{setting.meaning} [{setting.allowed}; {default_of(setting)}]".replace("%", "%%"),
+        )
+
+
 def add_placement(parser: argparse.ArgumentParser) -> None:
     """Add the options for the placement of environments."""
+    add_num_workers(parser)
+    # Without a value, so that the name of a run may follow.
     parser.add_argument(
-        "--backend",
-        choices=get_args(Config.model_fields["backend"].annotation),
-        help="where environments are; auto (the default): in processes, or in this one if there are no workers",
+        "--strict", action="store_true", help=str(Placement.model_fields["strict"].description) + " (default: false)"
     )
+
+    def default_of(setting: Setting) -> str:
+        return default_in_config(setting) if setting.key in ELSEWHERE else "default: as the run has it"
+
+    add_settings(parser, "where and how environments are stepped", _placement_settings(), default_of=default_of)
+
+
+def _placement_settings() -> list[Setting]:
+    """Return the settings of a placement that an evaluation has, except for those whose options are no YAML."""
+    others = {"num-workers", "strict", *(name.replace("_", "-") for name in WAYS_OF_COLLECTING)}
+    return [setting for setting in describe_settings(Placement) if setting.key not in others]
+
+
+def add_num_workers(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the number of workers."""
     parser.add_argument(
         "--num-workers", type=not_negative, help="worker processes or Ray actors (default: one per core; 0: none)"
     )
-    parser.add_argument("--ray-address", help="host:port of the Ray cluster (default: the one of this machine)")
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        default=None,
-        help="refuse a Ray cluster with room for fewer actors than workers, instead of using fewer",
-    )
-    for key in _OF_RAY:
-        meaning = Config.model_fields[key.replace("-", "_")].description or ""
-        default = "none" if key in OF_TRAINING_ALONE else "as the run has it"
-        parser.add_argument(f"--{key}", metavar="VALUE", help=f"{meaning} (default: {default})".replace("%", "%%"))
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
@@ -179,13 +215,9 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 def placement(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_placement` as settings of a config; where the run was trained does not matter."""
-    given = options.backend or "auto", options.num_workers, options.ray_address, bool(options.strict)
-    of_ray = {key: getattr(options, key.replace("-", "_")) for key in _OF_RAY}
-    return {
-        **dict(zip(("backend", "num-workers", "ray-address", "strict"), given, strict=True)),
-        **OF_TRAINING_ALONE,
-        **{key: parse_value(text, f"--{key}") for key, text in of_ray.items() if text is not None},
-    }
+    given = {setting.key: getattr(options, setting.key.replace("-", "_")) for setting in _placement_settings()}
+    parsed = {key: parse_value(text, f"--{key}") for key, text in given.items() if text is not None}
+    return ELSEWHERE | {"num-workers": options.num_workers, "strict": options.strict} | parsed
 
 
 def run_command(

@@ -16,6 +16,7 @@ from maml_rl.arguments import suggest
 from maml_rl.cli.console import (
     Parser,
     add_log_level,
+    add_num_workers,
     add_placement,
     add_trust,
     complete_after_command,
@@ -181,7 +182,7 @@ def _run_zoo_add(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument("--checkpoint", default="last", help="of the run: 'last' (default), 'best', or a number")
     parser.add_argument("--tasks", type=positive, default=40, help="new tasks to evaluate it on (default: 40)")
     parser.add_argument("--overwrite", action="store_true", help="replace the policy of this name")
-    parser.add_argument("--num-workers", type=not_negative, help="worker processes (default: one per core; 0: none)")
+    add_num_workers(parser)
     add_log_level(parser)
     return run_command(parser, arguments, _zoo_add)
 

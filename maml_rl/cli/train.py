@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from maml_rl.cli.console import INTERRUPTED, Parser, ending_in_order, file_path, not_negative, run_command
+from maml_rl.cli.console import INTERRUPTED, Parser, add_settings, ending_in_order, file_path, not_negative, run_command
 from maml_rl.cli.run_options import (
     add_common,
     add_config,
@@ -22,14 +22,7 @@ from maml_rl.cli.run_options import (
 )
 from maml_rl.config.catalog import SHIPPED, name_of
 from maml_rl.config.config import OF_LEARNERS, SECTION, Config, load_config
-from maml_rl.config.reference import (
-    FLAG,
-    LIST,
-    Setting,
-    algorithm_settings,
-    describe_settings,
-    settings_in_use,
-)
+from maml_rl.config.reference import algorithm_settings, describe_settings, settings_in_use
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
 from maml_rl.runs.atomic_files import check_creatable
@@ -76,7 +69,7 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
     )
     parser.set_defaults(prog=prog)
     add_common(parser)
-    _add_settings(parser, "settings, as in YAML, that replace those of the config", describe_settings(Config))
+    add_settings(parser, "settings, as in YAML, that replace those of the config", describe_settings(Config))
     try:
         # Where the algorithm is the user's own, this imports torch, in the middle of which Ctrl-C may come.
         _add_algorithm_settings(parser, sys.argv[1:] if arguments is None else arguments)
@@ -84,21 +77,6 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
         print(f"{prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
     return run_command(parser, arguments, _train, _how_to_go_on)
-
-
-def _add_settings(parser: Parser, title: str, settings: Sequence[Setting], prefix: str = "") -> None:
-    group = parser.add_argument_group(title)
-    for setting in settings:
-        default = "required in the config" if setting.default is None else f"default {setting.default}"
-        is_flag = setting.allowed == FLAG
-        group.add_argument(
-            f"--{setting.key}",
-            dest=prefix + setting.key.replace("-", "_"),
-            nargs="+" if setting.allowed.startswith(LIST) else "?" if is_flag else None,
-            const="true" if is_flag else None,
-            metavar="VALUE",
-            help=f"{setting.meaning} [{setting.allowed}; {default}]".replace("%", "%%"),
-        )
 
 
 def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
@@ -127,7 +105,7 @@ def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
         return
     used = settings_in_use().get(name, OF_LEARNERS)
     unused = ", ".join(key for key in OF_LEARNERS if key not in used)
-    _add_settings(
+    add_settings(
         parser,
         f"settings of the algorithm {name}{f', which does not use {unused}' * bool(unused)}",
         settings,
@@ -308,7 +286,8 @@ def _default_folder(config_path: Path, method: str, *, resume: bool) -> Path:
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of a config and of its algorithm that the command line may give."""
-    values = {name: getattr(options, name) for name in Config.model_fields}
+    names = [key.replace("-", "_") for key in Config.fields_by_key()]
+    values = {name: getattr(options, name) for name in names}
     given = {key: getattr(options, _ALGORITHM + key.replace("-", "_")) for key in options.algorithm_keys}
     section = {key: parse_value(value, f"--{key}") for key, value in given.items() if value is not None}
     if section:

@@ -7,18 +7,27 @@ from collections.abc import Callable, Sequence
 from collections.abc import Mapping as AbstractMapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
+from pydantic import (
+    BeforeValidator,
+    Field,
+    JsonValue,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from maml_rl.arguments import suggest
 from maml_rl.checksums import check_sum
+from maml_rl.config.placement import PLACEMENT_KEYS, Placement
+from maml_rl.config.settings import MOST, AnySettings, Count, Fraction, Positive, SettingsModel, finite, none_is_empty
 from maml_rl.config.yaml_source import Mapping, read_mapping
 from maml_rl.errors import ConfigError
 
-# A value above this is a mistake; the random streams count tasks, episodes and iterations in 32 bits.
-_MOST = 2**31 - 1
 # Number of characters of a wrong value that an error shows.
 _SHOWN = 80
 # Characters that JSON may hold as they are, but that YAML refuses or folds into spaces.
@@ -30,17 +39,12 @@ _WIDEST = 50
 # Entries that pytorch-maml-rl writes into config.json besides the settings.
 _SAVED_OPTIONS = ("config", "output_folder", "num_workers", "use_cuda", "device")
 
-Count = Annotated[int, Field(ge=1, le=_MOST)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-# Parameters are float32, in which larger numbers are infinite.
-Positive = Annotated[float, Field(gt=0, le=3.4e38)]
-# Adam divides its step size by 0.1 in the first step.
-StepSize = Annotated[float, Field(gt=0, le=3e37)]
 ConvLayer = Annotated[tuple[Count, Count, Count], Field(strict=False)]
 Halving = Literal["never", "once", "always"]
 
 SECTION = "algorithm-settings"
 TASKS = "tasks"
+_PLACEMENT = "placement"
 # Settings of maml-trpo that are allowed at the top level, where earlier configs have them.
 FLAT_KEYS = (
     "inner-loss",
@@ -73,27 +77,12 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-def _none_is_empty(value: object) -> object:
-    """A key without a value is null in YAML, and means no arguments here."""
-    return {} if value is None else value
-
-
 def _distribution_of_text(value: object) -> object:
     """Accept the name of a distribution, or of a file of tasks, and use its defaults."""
     if not isinstance(value, str):
         return value
     is_name = re.fullmatch(r"[\w.]+:\w+|[\w-]+", value)
     return {"distribution": value} if is_name else {"distribution": "list", "file": value}
-
-
-def _finite(value: Any) -> Any:
-    """Refuse numbers that JSON cannot write."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("numbers must be finite")
-    if isinstance(value, dict | list):
-        for entry in value.values() if isinstance(value, dict) else value:
-            _finite(entry)
-    return value
 
 
 def _path_to_infinity(value: Any) -> list[str] | None:
@@ -104,75 +93,31 @@ def _path_to_infinity(value: Any) -> list[str] | None:
     return next(([str(key), *path] for key, each in entries if (path := _path_to_infinity(each)) is not None), None)
 
 
-class SettingsModel(BaseModel):
-    """Strict, typed settings. A key of a file is the field's name with hyphens; its description is shown by --help."""
-
-    model_config = ConfigDict(
-        strict=True,
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
-        alias_generator=lambda name: name.replace("_", "-"),
-    )
-
-    def __init__(self, **values: Any) -> None:
-        """Take settings by their fields' names, as a function takes arguments, or by their keys."""
-        super().__init__(**{name.replace("_", "-"): value for name, value in values.items()})
-
-    # So that only calls go through `__init__`: a mapping, as from a file, has the keys alone.
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
-
-    @classmethod
-    def from_arguments(cls, **values: Any) -> Self:
-        """Make settings of a function's arguments, by the fields' names.
-
-        Raises:
-            ValueError: If one is out of range; the message names it as an argument.
-        """
-        try:
-            return cls.model_validate({name.replace("_", "-"): value for name, value in values.items()})
-        except ValidationError as error:
-            wrong = error.errors(include_url=False)[0]
-            name = str(wrong["loc"][0]).replace("-", "_")
-            message = wrong["msg"].replace("Input should be ", "")
-            raise ValueError(f"{name} must be {message}, got {wrong['input']!r}") from None
-
-    def check_with(self, config: "Config") -> None:
-        """Refuse these settings of an algorithm if the rest of its config excludes them; this base refuses nothing.
-
-        Raises:
-            ConfigError: If something does not fit.
-        """
-
-
-AnySettings = TypeVar("AnySettings", bound=SettingsModel)
-
-
 class Config(SettingsModel):
     """The settings of one experiment; those of its algorithm are a section of their own, checked by the algorithm."""
 
     env_name: Annotated[str, Field(min_length=1, description="id of the task family")]
     env_kwargs: Annotated[
         dict[str, JsonValue],
-        BeforeValidator(_finite),
-        BeforeValidator(_none_is_empty),
+        BeforeValidator(finite),
+        BeforeValidator(none_is_empty),
         Field(description="arguments of the environment"),
-    ] = {}
+    ] = {}  # noqa: RUF012 - pydantic copies it
     algorithm: Annotated[
         str, Field(min_length=1, description="metalearner: a registered name, or your own class as module:Class")
     ] = "maml-trpo"
     algorithm_settings: Annotated[
         dict[str, JsonValue],
-        BeforeValidator(_finite),
-        BeforeValidator(_none_is_empty),
+        BeforeValidator(finite),
+        BeforeValidator(none_is_empty),
         Field(description="settings of the algorithm"),
-    ] = {}
+    ] = {}  # noqa: RUF012 - pydantic copies it
     method: Annotated[
         Literal["maml", "pretrain", "oracle"],
         Field(description="maml, or a baseline: pretrain (adapts only after training), oracle (observes its task)"),
     ] = "maml"
     tasks: Annotated[
-        Annotated[dict[str, JsonValue], BeforeValidator(_finite)] | None,
+        Annotated[dict[str, JsonValue], BeforeValidator(finite)] | None,
         BeforeValidator(_distribution_of_text),
         Field(description="which tasks training draws: `distribution` and its settings; null: as the family does"),
     ] = None
@@ -223,92 +168,11 @@ class Config(SettingsModel):
         Count | None,
         Field(description="environments for each task; null: one for each episode, or the family's own default"),
     ] = None
-    backend: Annotated[
-        Literal["auto", "in-process", "processes", "ray"],
-        Field(description="where environments are; auto: in child processes, or in this one if there are no workers"),
-    ] = "auto"
-    num_workers: Annotated[
-        Annotated[int, Field(ge=0, le=_MOST)] | None,
-        Field(
-            description="child processes or Ray actors; null: one for each usable core, or CPU of the cluster; 0: none"
-        ),
-    ] = None
-    ray_address: Annotated[
-        Annotated[str, Field(min_length=1)] | None,
-        Field(description="host:port of the Ray cluster; null: the one of this machine, or a new one on it"),
-    ] = None
-    strict: Annotated[
-        bool,
-        Field(description="refuse a Ray cluster with room for fewer actors than num-workers, instead of using fewer"),
-    ] = False
-    ray_start_timeout: Annotated[
-        Positive, Field(description="seconds that the first Ray actor may take to start; with strict, all of them")
-    ] = 120.0
-    ray_head_timeout: Annotated[
-        Positive, Field(description="seconds for which the head node of the Ray cluster may be away")
-    ] = 10.0
-    ray_num_cpus: Annotated[
-        Positive, Field(description="CPUs that each Ray actor requests; with a fraction, several actors share one")
-    ] = 1.0
-    ray_resources: Annotated[
-        dict[str, Positive],
-        BeforeValidator(_none_is_empty),
-        Field(
-            description="what else each Ray actor requests: GPU, memory in bytes, or names that nodes were started with"
-        ),
-    ] = {}
-    ray_placement_group: Annotated[
-        Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] | None,
-        Field(
-            description="reserve places for all num-workers Ray actors at once, laid out so; null: place each by itself"
-        ),
-    ] = None
-    ray_runtime_env: Annotated[
-        dict[str, JsonValue],
-        BeforeValidator(_finite),
-        BeforeValidator(_none_is_empty),
-        Field(description="Ray's runtime_env of the actors, as {pip: [simulator]}"),
-    ] = {}
-    ray_log_to_driver: Annotated[
-        bool, Field(description="show what Ray actors print, and what Ray says of the cluster")
-    ] = False
-    update: Annotated[
-        Literal["auto", "driver", "workers"],
-        Field(
-            description="where updates are: main process (driver) or Ray actors, which keep the episodes (workers);"
-            " auto: workers if the algorithm supports it"
-        ),
-    ] = "auto"
-    inference: Annotated[
-        Literal["auto", "central", "worker"],
-        Field(description="where the policy acts: main process (central), each worker (worker), the faster one (auto)"),
-    ] = "auto"
-    num_groups: Annotated[Count, Field(description="groups of workers that take turns")] = 1
-    recv_timeout: Annotated[
-        Annotated[float, Field(ge=0)] | None, Field(description="seconds to wait for slow workers; null: wait for all")
-    ] = None
-    stepping: Annotated[
-        Literal["auto", "serial", "threads"],
-        Field(
-            description="how a worker steps slots: one by one (serial), at once (threads), the family's default (auto)"
-        ),
-    ] = "auto"
-    stepping_threads: Annotated[
-        Count | None, Field(description="slots of a worker that may wait at once; null: all (with stepping: threads)")
-    ] = None
-    step_timeout: Annotated[
-        Positive, Field(description="seconds that one call of an environment may take before it counts as hung")
-    ] = 60.0
-    max_retries: Annotated[
-        int, Field(ge=0, le=_MOST, description="how often one episode may restart when its environment raises Retry")
-    ] = 3
-    max_restarts: Annotated[
-        int, Field(ge=0, le=_MOST, description="how often a worker that dies is replaced within one phase")
-    ] = 3
+    placement: Annotated[Placement, Field(description="where and how environments are stepped")] = Placement()
     prefetch: Annotated[
         int,
         Field(
-            ge=0, le=_MOST, description="batches collected ahead of time, by parameters that many updates old; 0: none"
+            ge=0, le=MOST, description="batches collected ahead of time, by parameters that many updates old; 0: none"
         ),
     ] = 0
     checkpoint_every: Annotated[Count, Field(description="iterations between checkpoints")] = 10
@@ -329,6 +193,23 @@ class Config(SettingsModel):
     # Keys that nothing uses.
     _unused: frozenset[str] = PrivateAttr(default=frozenset())
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nest(cls, values: Any) -> Any:
+        """Gather the placement, whose keys are beside the others."""
+        if not isinstance(values, dict) or _PLACEMENT in values:
+            return values
+        nested = {key: value for key, value in values.items() if key in PLACEMENT_KEYS}
+        return {key: value for key, value in values.items() if key not in nested} | {_PLACEMENT: nested}
+
+    @model_serializer(mode="wrap")
+    def _flatten(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write the keys of the placement beside the others."""
+        written: dict[str, Any] = {}
+        for key, value in write(self).items():
+            written |= value if key == _PLACEMENT else {key: value}
+        return written
+
     @classmethod
     def from_mapping(cls, mapping: Mapping) -> Self:
         """Check a mapping with hyphenated keys.
@@ -338,6 +219,10 @@ class Config(SettingsModel):
                 first such key.
         """
         mapping = _gathered(mapping)
+        if _PLACEMENT in mapping.values:
+            raise ConfigError(
+                f"unknown key {_PLACEMENT!r} in {mapping.place(_PLACEMENT)}; its settings are keys of their own"
+            )
         try:
             config = cls.model_validate(mapping.values)
         except ValidationError as error:
@@ -542,12 +427,6 @@ class Config(SettingsModel):
         return [key for key in mine | theirs if key not in unused and mine.get(key) != theirs.get(key)]
 
 
-# Keys for the Ray cluster and the place in it where a run samples.
-RAY_KEYS = tuple(str(field.alias) for name, field in Config.model_fields.items() if name.startswith("ray_"))
-# Keys for the training only: a reservation was made for it, and a runtime_env may execute anything.
-OF_TRAINING_ALONE: dict[str, Any] = {"ray-placement-group": None, "ray-runtime-env": {}}
-
-
 def load_config(path: str | Path) -> Config:
     """Read a config from YAML, or from a run's `config.json`, in which settings that nothing uses are ignored.
 
@@ -593,11 +472,14 @@ def _explain_saved_option(key: str) -> str:
 def _explain(
     errors: list[ErrorDetails],
     mapping: Mapping,
-    model: type[BaseModel],
+    model: type[SettingsModel],
     more_keys: Sequence[str] = (),
     explain_unknown: Callable[[str], str] = lambda key: "",
 ) -> str:
     """Describe the first error in the file in one line; unknown keys come before others."""
+    for error in errors:
+        if error["loc"][0] == _PLACEMENT:
+            error["loc"] = error["loc"][1:]
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     ranked = unknown or sorted(errors, key=lambda error: mapping.lines.get((str(error["loc"][0]),), 0))
     error = ranked[0]
@@ -607,13 +489,13 @@ def _explain(
         path += _path_to_infinity(error["input"]) or []
         name = ".".join(path)
     if error["type"] == "extra_forbidden":
-        known = [field.alias or name for name, field in model.model_fields.items()] + list(more_keys)
+        known = [*model.fields_by_key(), *more_keys]
         free = [name for name in known if name not in mapping.values]
         remedy = explain_unknown(key) or suggest(key, free or known)
         return f"unknown key {key!r} in {mapping.place(key)}{remedy}"
     if error["type"] == "missing":
         return f"missing key {key!r} in {mapping.origin}; add a line `{key}: ...`"
-    field = next(field for field in model.model_fields.values() if field.alias == key)
+    field = model.fields_by_key()[key]
     inner = f", entry {int(path[1]) + 1}" if path[1:] and path[1].isdigit() else ""
     meaning = f" ({field.description})" if field.description else ""
     got = repr(error["input"])

@@ -44,18 +44,18 @@ class Setting:
 
 
 def describe_settings(model: type[BaseModel]) -> list[Setting]:
-    """Return the settings of a model of a config, or of a section of one, in the model's order."""
+    """Return the settings of a model of a config, or of a section of one, in order, those of a model inside, too."""
     schema = model.model_json_schema(by_alias=True)
-    required = schema.get("required", ())
-    return [
-        Setting(
-            key,
-            value.get("description", ""),
-            _allowed(value),
-            None if key in required else json.dumps(value.get("default"), ensure_ascii=False),
-        )
-        for key, value in schema.get("properties", {}).items()
-    ]
+    settings: list[Setting] = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            settings += describe_settings(field.annotation)
+        elif not field.exclude:
+            key = field.alias or name
+            value = schema["properties"][key]
+            default = None if field.is_required() else json.dumps(value.get("default"), ensure_ascii=False)
+            settings.append(Setting(key, value.get("description", ""), _allowed(value), default))
+    return settings
 
 
 def algorithm_settings() -> dict[str, list[Setting]]:

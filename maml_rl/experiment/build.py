@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from maml_rl.arguments import suggest
 from maml_rl.baseline import make_baseline
 from maml_rl.checksums import check_sum
 from maml_rl.config.catalog import find_run
-from maml_rl.config.config import SECTION, Config, SettingsModel
+from maml_rl.config.config import SECTION, Config
+from maml_rl.config.placement import WAYS_OF_COLLECTING, Placement, Update
+from maml_rl.config.settings import SettingsModel
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
@@ -36,7 +38,6 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.samplers.placement import Placement, Update
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
 from maml_rl.spaces import PackedSpace, array_layout, is_image, require_numbers
@@ -44,11 +45,9 @@ from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_
 from maml_rl.task_distributions.task_distribution import TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks, try_tasks
 
-# Ways of collecting, which are for training only.
-_MODES = ("inference", "num_groups", "recv_timeout", "update")
 # Settings that may cause an error when a sampler is made.
 _CAUSES = (
-    *(*_MODES, "stepping", "stepping_threads"),
+    *(*WAYS_OF_COLLECTING, "stepping", "stepping_threads"),
     *("ray_num_cpus", "ray_resources", "ray_placement_group", "backend"),
 )
 # Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
@@ -122,10 +121,11 @@ class Experiment:
         against = _against_workers(self.config, self.metalearner, self.device)
         if not against and self.config.prefetch:
             against = "prefetch collects a batch while the workers would compute the update; leave one of both out"
-        if self.config.update == "workers" and against:
+        placement = self.config.placement
+        if placement.update == "workers" and against:
             raise self.config.error(against, "update")
-        possible = self.config.backend == "ray" and not against
-        return self.config.update if possible or self.config.update != "auto" else "driver"
+        possible = placement.backend == "ray" and not against
+        return placement.update if possible or placement.update != "auto" else "driver"
 
     @property
     def evaluation_update(self) -> Update:
@@ -134,7 +134,8 @@ class Experiment:
         # Trials adapt by a memory, while they are sampled.
         memory_alone = learner.whole_trials and self.device.type == "cpu"
         possible = memory_alone or not _against_workers(self.config, learner, self.device)
-        return self.config.update if self.config.backend == "ray" and possible else "driver"
+        placement = self.config.placement
+        return placement.update if placement.backend == "ray" and possible else "driver"
 
     @property
     def test_rule(self) -> AdaptationRule | None:
@@ -287,18 +288,16 @@ class Experiment:
         Raises:
             ConfigError: If the config combines ways of collecting that exclude each other.
         """
-        config = self.config
-        # An evaluation is sampled in the default mode.
-        of_config = placement_of(config).items()
-        placement = {name: value for name, value in of_config if not (evaluation and name in _MODES)}
+        config, placed = self.config, self.config.placement
         # The update may still run elsewhere.
-        acts_elsewhere = placement["backend"] == "ray" or placement.get("inference") == "worker"
-        placement["device"] = "cpu" if acts_elsewhere else self.device
-        placement["update"] = self.evaluation_update if evaluation else self.update
-        if num_workers is not None:
-            placement["num_workers"] = num_workers
+        acts_elsewhere = placed.backend == "ray" or (placed.inference == "worker" and not evaluation)
+        changes: dict[str, Any] = {"device": "cpu" if acts_elsewhere else self.device}
+        changes |= {} if num_workers is None else {"num_workers": num_workers}
         prefetched = config.prefetch > 0 and not evaluation
+        update = self.evaluation_update if evaluation else self.update
         try:
+            change = placed.for_evaluation if evaluation else placed.replace
+            placement = change(update=update, **changes)
             sampler = MultiTaskSampler(
                 self.env_maker,
                 config.env_kwargs,
@@ -315,23 +314,19 @@ class Experiment:
                 task_distribution=self.task_distribution,
                 record_log_probs=not evaluation and (prefetched or self.metalearner.record_log_probs),
                 timer=timer,
-                **placement,
+                placement=placement,
             )
             sampler.check_threads(config.meta_batch_size)
             return sampler
         except ConfigError:
             raise
         except (TypeError, ValueError) as error:
-            chosen = [name for name in _CAUSES if name in placement and _is_chosen(config, name)]
+            causes = [name for name in _CAUSES if not (evaluation and name in WAYS_OF_COLLECTING)]
+            chosen = [name for name in causes if getattr(placed, name) != Placement.model_fields[name].default]
             if not chosen:
                 raise
             named = [name for name in chosen if name in str(error)] or chosen
             raise config.error(str(error), named[0].replace("_", "-")) from error
-
-
-def placement_of(config: Config) -> dict[str, Any]:
-    """Return the fields of `Placement` that a config sets, by name."""
-    return {each.name: getattr(config, each.name) for each in fields(Placement) if each.name in Config.model_fields}
 
 
 def _against_workers(config: Config, learner: MetaLearner, device: torch.device) -> str:
@@ -343,10 +338,6 @@ def _against_workers(config: Config, learner: MetaLearner, device: torch.device)
     if device.type != "cpu":
         return f"the workers compute on CPUs, and the device is {str(device)!r}; use `update: driver`"
     return ""
-
-
-def _is_chosen(config: Config, name: str) -> bool:
-    return bool(getattr(config, name) != Config.model_fields[name].default)
 
 
 @usual_torch()
@@ -374,8 +365,9 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         raise config.error(explain(error), "env-name") from error
     with UsersCode(lambda error: _not_made(config, error), ConfigError):
         _check_env_kwargs(config, spec)
-        workers = config.num_workers if num_workers is None else num_workers
-        in_child = workers != 0 and config.backend != "in-process" and spec.id not in FAMILIES and os.name == "posix"
+        placed = config.placement
+        workers = placed.num_workers if num_workers is None else num_workers
+        in_child = workers != 0 and placed.backend != "in-process" and spec.id not in FAMILIES and os.name == "posix"
         env = _make_env(config, in_child=in_child)
     try:
         require_numbers("training", env.single_observation_space, env.single_action_space)
@@ -525,7 +517,7 @@ def _size_of_policy(
     what = f"a policy of {sum(param.numel() for param in parameters):,} parameters"
     if memory:
         # A cluster spreads the slots over its machines.
-        num_slots = 1 if config.backend == "ray" else config.meta_batch_size
+        num_slots = 1 if config.placement.backend == "ray" else config.meta_batch_size
         what += f", with a memory in {num_slots:,} slots,"
         num_bytes += num_slots * memory
     return num_bytes, what

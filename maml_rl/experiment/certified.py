@@ -18,7 +18,8 @@ import torch
 from pydantic import Field, StringConstraints, model_validator
 
 from maml_rl.arguments import suggest
-from maml_rl.config.config import Config, SettingsModel
+from maml_rl.config.config import Config
+from maml_rl.config.settings import SettingsModel
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import task_key

@@ -15,16 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.config.config import Config
+from maml_rl.config.placement import PLACEMENT_KEYS
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.statistics import interval, jackknife_intervals, jackknife_reach, mean, pooled, without_each
 from maml_rl.runs.metrics import Metrics, MetricsFile, counted_by, describe_damage, inspect_metrics
 from maml_rl.runs.run_folder import CONFIG, METRICS, load_run_config, load_system
-from maml_rl.samplers.placement import PlacementOptions
 
 METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, sees the task"}
 # Runs that differ in nothing else are the same experiment.
-_NOT_THE_EXPERIMENT = {"seed", "num-batches", "checkpoint-every", "keep-checkpoints", "evaluate-every", "num-workers"}
-_NOT_THE_EXPERIMENT |= {name.replace("_", "-") for name in PlacementOptions.__annotations__}
+_NOT_THE_EXPERIMENT = {"seed", "num-batches", "checkpoint-every", "keep-checkpoints", "evaluate-every", *PLACEMENT_KEYS}
 # A share of another's environment steps that still counts as equal: episodes may end early.
 _ALIKE = 0.9
 # Names are made of settings if no more than these differ, and their values are as short as that.

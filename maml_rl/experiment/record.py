@@ -15,7 +15,8 @@ from pydantic import Field
 from maml_rl.arguments import suggest
 from maml_rl.baseline import make_baseline
 from maml_rl.config.catalog import find_run
-from maml_rl.config.config import Config, SettingsModel
+from maml_rl.config.config import Config
+from maml_rl.config.settings import SettingsModel
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import EnvDescription, Task
@@ -23,7 +24,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, UsersCode, explain
 from maml_rl.experience.minari_data_set import Credits, dataset_id, require_minari, write_data_set
 from maml_rl.experience.recording import FOLDER, About, Recording, space_as_json
-from maml_rl.experiment.build import Experiment, make_experiment, placement_of
+from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.metalearners.single_task import (
     QLearning,
@@ -379,7 +380,7 @@ def _check_settings(learner: str, settings: Mapping[str, Any]) -> SettingsModel 
         if name not in known:
             raise ConfigError(f"the learner {learner} has no setting {name!r}{suggest(name, known)}")
     try:
-        return model.from_arguments(**values)
+        return model(**values)
     except ValueError as error:
         raise ConfigError(f"a setting of the learner {learner}: {error}") from None
 
@@ -454,9 +455,7 @@ def _make_sampler(
     distribution: TaskDistribution | None,
     num_workers: int | None,
 ) -> MultiTaskSampler:
-    placement = placement_of(config) | {"device": "cpu", "update": "driver"}
-    if num_workers is not None:
-        placement["num_workers"] = num_workers
+    workers = config.placement.num_workers if num_workers is None else num_workers
     return MultiTaskSampler(
         config.env_name,
         config.env_kwargs,
@@ -467,7 +466,7 @@ def _make_sampler(
         max_episode_steps=config.max_episode_steps,
         observe_last=in_trials,
         task_distribution=distribution,
-        **placement,
+        placement=config.placement.replace(update="driver", num_workers=workers),
     )
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from maml_rl.config.catalog import ZOO, find_run, zoo
-from maml_rl.config.config import RAY_KEYS, Config, load_config
+from maml_rl.config.config import Config, load_config
+from maml_rl.config.placement import RAY_KEYS
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import Evaluation, evaluate
@@ -72,7 +73,7 @@ def add_to_zoo(
     for key, value in config.named_code().items():
         raise ConfigError(f"{key} {value!r} of {folder} is not part of the package, so others could not load it")
     # The placement of the run and its evaluations are of no use here, and may name resources that others lack.
-    defaults = {str(field.alias): field.default for field in Config.model_fields.values() if field.alias in _NOT_KEPT}
+    defaults = {key: field.default for key, field in Config.fields_by_key().items() if key in _NOT_KEPT}
     trained_with = load_system(folder)
     if trained_with.get("command"):
         trained_with["command"] = without_folders(trained_with["command"])

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from maml_rl.config.config import Count
+from maml_rl.config.settings import Count
 from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, InnerLoss, check_advantages, reinforce
 from maml_rl.config import Config, SettingsModel
-from maml_rl.config.config import Count, Positive, StepSize
+from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import clipped_loss, divergence

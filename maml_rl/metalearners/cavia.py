@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
-from maml_rl.config.config import Count
+from maml_rl.config.settings import Count
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.policies import DistributionParams, Memory, MLPPolicy, Params, Policy, get_policy_for_env
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from maml_rl.config import Config, SettingsModel
-from maml_rl.config.config import Count, Positive, StepSize
+from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import Workspace, cut, sum_gradients
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task

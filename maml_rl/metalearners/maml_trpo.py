@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps, as_rule, check_phases, reinforce
 from maml_rl.config import Config, SettingsModel
-from maml_rl.config.config import Count, Positive
+from maml_rl.config.settings import Count, Positive
 from maml_rl.derivatives import Hosts
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
@@ -88,9 +88,7 @@ class MAMLTRPO(MetaLearner):
         collection: Collection | None = None,
         seed: int = 0,
     ) -> None:
-        settings = settings or self.Settings.from_arguments(
-            **_given(first_order=first_order, curvature_fraction=curvature_fraction)
-        )
+        settings = settings or self.Settings(**_given(first_order=first_order, curvature_fraction=curvature_fraction))
         super().__init__(policy, settings=settings, collection=collection, device=device, seed=seed)
         self.rule = as_rule(fast_lr).replace(inner_loss=inner_loss)
         self._objective = objective
@@ -143,7 +141,7 @@ class MAMLTRPO(MetaLearner):
             ls_max_steps=ls_max_steps,
             ls_backtrack_ratio=ls_backtrack_ratio,
         )
-        settings = self.Settings.from_arguments(**self.settings.model_dump(by_alias=False) | given)
+        settings = self.Settings(**self.settings.model_dump(by_alias=False) | given)
         train, valid = [_stacked(episodes) for episodes in train_episodes], _stacked(valid_episodes)
         check_phases(train, valid, self.rule)
         return self._step(self.hosts_of(Batch([*train, valid])), settings)

@@ -14,7 +14,7 @@ from torch.nn.functional import softplus
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
-from maml_rl.config.config import Count, Positive
+from maml_rl.config.settings import Count, Positive
 from maml_rl.derivatives import Workspace, cut, sum_gradients
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.registration import FAMILIES

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import Tensor
 
-from maml_rl.config.config import Positive
+from maml_rl.config.settings import Positive
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
 from maml_rl.metalearners.collection import Batch

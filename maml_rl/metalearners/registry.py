@@ -102,4 +102,4 @@ def _unused(learner: type[MetaLearner], config: Config) -> dict[str, str]:
 
 def _keys(owner: Any) -> list[str]:
     model = owner if issubclass(owner, SettingsModel) else owner.Settings
-    return [str(field.alias) for field in model.model_fields.values()]
+    return list(model.fields_by_key())

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from maml_rl.adaptation import AdaptationRule, check_advantages
 from maml_rl.config import Config, SettingsModel
-from maml_rl.config.config import Positive
+from maml_rl.config.settings import Positive
 from maml_rl.derivatives import ParameterLayout
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.collection import Batch

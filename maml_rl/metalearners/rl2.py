@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from maml_rl.config import Config
-from maml_rl.config.config import Count
+from maml_rl.config.settings import Count
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes

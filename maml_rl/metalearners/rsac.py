@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from maml_rl.config import Config
-from maml_rl.config.config import Count, Fraction
+from maml_rl.config.settings import Count, Fraction
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded

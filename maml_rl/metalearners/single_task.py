@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maml_rl import functional
 from maml_rl.config import SettingsModel
-from maml_rl.config.config import Count, Fraction, Positive, StepSize
+from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.derivatives import PhaseOutcome
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.samples import Samples, chunks_of

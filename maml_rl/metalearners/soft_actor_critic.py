@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from maml_rl.config import SettingsModel
-from maml_rl.config.config import Count, Fraction, Positive, StepSize
+from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.metalearners.optimizer_state import SINGLE
 from maml_rl.policies.trial_encoder import LAST_LAYER
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from maml_rl import functional
 from maml_rl.config import Config, SettingsModel
-from maml_rl.config.config import Count, Positive, StepSize
+from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import Answer, Hosts, Program, Session, Workspace
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials

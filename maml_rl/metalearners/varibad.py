@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from maml_rl import functional
 from maml_rl.config import Config
-from maml_rl.config.config import Count, StepSize
+from maml_rl.config.settings import Count, StepSize
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.errors import NonFiniteError

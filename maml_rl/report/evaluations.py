@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.config.config import OF_TRAINING_ALONE, Config
+from maml_rl.config.config import Config
+from maml_rl.config.placement import ELSEWHERE
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import MamlRLError
@@ -100,8 +101,7 @@ def evaluate_group(
         The results, and sentences about runs that could not be evaluated.
     """
     # The placement of the training does not apply to the evaluation.
-    here = {"backend": "auto", "num-workers": num_workers, "ray-address": None, "strict": False}
-    settings = {**here, **OF_TRAINING_ALONE, **(placement or {})}
+    settings = {**ELSEWHERE, "num-workers": num_workers, **(placement or {})}
     evaluations: list[Evaluation] = []
     notices: list[str] = []
     sampled = untrained = held_out = None

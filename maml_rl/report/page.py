@@ -8,9 +8,9 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
 from maml_rl.config.config import Config
+from maml_rl.config.settings import SettingsModel
 from maml_rl.experiment.comparable import Run, RunGroup, readable_value
 from maml_rl.experiment.evaluate import pooled_intervals
 from maml_rl.metalearners.registry import find_metalearner
@@ -290,14 +290,14 @@ def _defaults(config: Config) -> dict[str, Any]:
 
     A page imports nothing that a run names.
     """
-    models: list[type[BaseModel]] = [Config]
+    models: list[type[SettingsModel]] = [Config]
     with suppress(ValueError):
         if "algorithm" not in config.named_code():
             models.append(find_metalearner(config.algorithm).Settings)
     return {
-        field.alias or name: field.get_default(call_default_factory=True)
+        key: field.get_default(call_default_factory=True)
         for model in models
-        for name, field in model.model_fields.items()
+        for key, field in model.fields_by_key().items()
     }
 
 

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from maml_rl.checksums import SUMS, check_sum, sum_line
-from maml_rl.config.config import RAY_KEYS, RECORDED, TASKS, Config, load_config
+from maml_rl.config.config import RECORDED, TASKS, Config, load_config
+from maml_rl.config.placement import PLACEMENT_KEYS
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.foreign_files import parse_json, read_regular
 from maml_rl.runs.atomic_files import (
@@ -74,18 +75,8 @@ _MAY_CHANGE = {
     "evaluation-steps",
     "halve-step-size",
     "evaluate-every",
-    "backend",
-    "update",
-    "num-workers",
-    "strict",
-    *RAY_KEYS,
-    "inference",
-    "num-groups",
-    "stepping",
-    "stepping-threads",
-    "step-timeout",
-    "max-retries",
-    "max-restarts",
+    # Only a worker that is not waited for makes a difference to the results.
+    *(key for key in PLACEMENT_KEYS if key != "recv-timeout"),
 }
 
 logger = logging.getLogger(__name__)

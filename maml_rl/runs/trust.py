@@ -82,9 +82,10 @@ def remember_code(config: Config) -> None:
 def _named(config: Config) -> dict[str, str]:
     """Return by key what a config names: code, the cluster that samples, and the runtime_env of its actors."""
     named = config.named_code()
-    if config.backend == "ray":
-        env = config.ray_runtime_env
-        sampled = {_CLUSTER: config.ray_address, _RUNTIME_ENV: json.dumps(env, sort_keys=True) if env else None}
+    placement = config.placement
+    if placement.backend == "ray":
+        env = placement.ray_runtime_env
+        sampled = {_CLUSTER: placement.ray_address, _RUNTIME_ENV: json.dumps(env, sort_keys=True) if env else None}
         named |= {key: value for key, value in sampled.items() if value is not None}
     return named
 

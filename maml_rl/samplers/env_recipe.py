@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -20,6 +20,10 @@ from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.named_modules import import_named
 from maml_rl.samplers.describing import describe_env, describe_task
 from maml_rl.samplers.importing import find_unimportable, main_is_importable
+
+if TYPE_CHECKING:
+    # Workers need no settings, nor the time that their models take.
+    from maml_rl.config.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,19 @@ class Recipe:
             env = spec.id
         return cls(env, dict(env_kwargs or {}), max_episode_steps, spec)
 
-    def with_rules(self, rules: CallRules) -> Recipe:
-        """Return the recipe with rules for the calls of environment objects.
+    def placed(self, placement: Placement) -> Recipe:
+        """Return the recipe with a placement's rules for the calls of environment objects.
 
         Raises:
             TypeError: If the environment is not safe in threads, or must be awaited.
-            ValueError: If threads are wanted for slots that are one batch.
+            ValueError: If threads are wanted for slots that are one batch, or stepped one by one.
         """
+        rules = CallRules(
+            stepping=placement.stepping,
+            threads=placement.stepping_threads,
+            timeout=placement.step_timeout,
+            max_retries=placement.max_retries,
+        )
         check_stepping(self.env, rules)
         return replace(self, rules=rules)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.config.placement import Placement
 from maml_rl.envs.calls import CallHangsError
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, SlotCounts, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
@@ -21,7 +22,6 @@ from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import failed
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.rollout.loop import CentralInference, sample_phase
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from maml_rl.config.placement import Placement
 from maml_rl.errors import ConfigError
 from maml_rl.policies import Policy
 from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.in_process import InProcessBackend
-from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.processes.backend import ProcessBackend
 
 

@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from inspect import signature
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
-from maml_rl.arguments import check_count, suggest
+from maml_rl.arguments import check_count
+from maml_rl.config.placement import Placement
 from maml_rl.derivatives import Hosts, ParameterLayout, blocks_of, cut, even_chunks
 from maml_rl.envs.checking import DrawsBySeed
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
@@ -33,7 +33,6 @@ from maml_rl.samplers.hosting import HostedBatch, RemoteHosts
 from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.make_backend import make_backend
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.placement import Placement, PlacementOptions
 from maml_rl.samplers.rollout.actor import log_probs_of, memory_after, memory_of, try_memory
 from maml_rl.seeding import NamedStreams, PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.spaces import require_numbers
@@ -103,8 +102,9 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         task_distribution: what `sample_tasks` draws from; None for the family's own distribution. Your code passes the
             returns of its tasks to a curriculum, with the method `update`.
         timer: gets the seconds of every stage.
-        placement: where and how the slots are stepped and the policy acts, by the fields of `Placement`: `backend`,
-            `device`, `inference`, `step_timeout`, `max_restarts` and others.
+        placement: where and how the slots are stepped and the policy acts.
+        **options: the fields of `Placement` one by one: `backend`, `device`, `inference`, `step_timeout`,
+            `max_restarts` and others; they replace those of `placement`.
 
     Raises:
         ValueError: If a number is out of range, or two arguments exclude each other.
@@ -134,13 +134,12 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         task_split: TaskSplit | None = None,
         task_distribution: TaskDistribution | None = None,
         timer: StageTimer = NULL_TIMER,
-        **placement: Unpack[PlacementOptions],
+        placement: Placement | None = None,
+        **options: Any,
     ) -> None:
-        for name in placement:
-            if name not in PlacementOptions.__annotations__:
-                *known, _ = signature(MultiTaskSampler).parameters
-                nearest = suggest(name, [*known, *PlacementOptions.__annotations__])
-                raise TypeError(f"a MultiTaskSampler has no argument {name!r}{nearest}")
+        if num_workers is not None or placement is None:
+            options["num_workers"] = num_workers
+        self.placement = Placement.of_call(MultiTaskSampler, placement, options)
         if policy is None:
             raise TypeError("a MultiTaskSampler needs a policy; make one with get_policy_for_env")
         policy = as_policy(policy)
@@ -160,8 +159,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         if batch_size % self.slots_per_task:
             raise ValueError(f"slots_per_task must divide batch_size, got {slots_per_task} and {batch_size}")
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
-        self.placement = Placement(num_workers=num_workers, **placement)
-        self._recipe = self._recipe.with_rules(self.placement.call_rules)
+        self._recipe = self._recipe.placed(self.placement)
         self._backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
         self.policy, self.baseline = policy, baseline
         self._streams: NamedStreams | None = None

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from maml_rl.arguments import check_count
 from maml_rl.config import SettingsModel
-from maml_rl.config.config import Count, Fraction
+from maml_rl.config.settings import Count, Fraction
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import TaskParameter, TaskSpace, task_key
 from maml_rl.seeding import Purpose, StreamKey, generator

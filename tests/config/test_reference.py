@@ -57,7 +57,7 @@ def test_options_of_training_are_known_without_torch(words: list[str], shown: st
 
 def test_every_setting_of_a_config_has_a_description() -> None:
     settings = describe_settings(Config)
-    assert {setting.key for setting in settings} == {field.alias for field in Config.model_fields.values()}
+    assert {setting.key for setting in settings} == set(Config.fields_by_key())
     assert [setting.key for setting in settings if not setting.meaning or setting.allowed == "any value"] == []
 
 

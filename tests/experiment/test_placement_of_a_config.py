@@ -1,14 +1,19 @@
 """The placement settings of a config reach the sampler."""
 
-from dataclasses import fields
+import json
+from inspect import signature
 from typing import Any
 
 import pytest
 
 from maml_rl.config.config import Config
+from maml_rl.config.placement import PLACEMENT_KEYS, WAYS_OF_COLLECTING, Placement
+from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.errors import ConfigError
 from maml_rl.experiment import build
 from maml_rl.experiment.build import make_experiment
-from maml_rl.samplers.placement import Placement, PlacementOptions
+from maml_rl.policies import NormalMLPPolicy
+from maml_rl.samplers import MultiTaskSampler, ParallelVectorEnv
 
 OTHERS: dict[str, Any] = {
     "backend": "processes",
@@ -34,12 +39,54 @@ OTHERS: dict[str, Any] = {
 }
 
 
-def test_every_field_of_a_placement_is_an_argument_of_the_sampler() -> None:
-    # The number of workers has a place of its own, as in pytorch-maml-rl.
-    assert {field.name for field in fields(Placement)} == {*PlacementOptions.__annotations__, "num_workers"}
+def make_sampler(**options: Any) -> MultiTaskSampler:
+    return MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2, (4,)), num_workers=0, **options)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Placement) if field.name in Config.model_fields])
+def test_sampler_takes_a_placement_as_a_whole_and_its_fields_one_by_one() -> None:
+    whole = Placement(num_workers=3, step_timeout=7.0, max_retries=7)
+    sampler = make_sampler(placement=whole, max_retries=9)
+    assert sampler.placement == Placement(num_workers=0, step_timeout=7.0, max_retries=9)
+    assert make_sampler(step_timeout=7.0).placement == Placement(num_workers=0, step_timeout=7.0)
+
+
+@pytest.mark.parametrize("function", [MultiTaskSampler, ParallelVectorEnv])
+def test_no_field_of_a_placement_has_a_second_default_in_a_signature(function: Any) -> None:
+    defaults = {name: each.default for name, each in signature(function).parameters.items()}
+    assert {name: value for name, value in defaults.items() if name in Placement.model_fields} == {"num_workers": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"step_timeout": 0.0}, "step_timeout must be greater than 0, got 0.0"),
+        ({"step_timeout": float("inf")}, "step_timeout must be a finite number, got inf"),
+        ({"start_method": "thread"}, "start_method must be 'forkserver', 'spawn' or 'fork', got 'thread'"),
+        ({"ray_resources": {"simulator": -1}}, r"ray_resources\['simulator'\] must be greater than 0, got -1"),
+    ],
+)
+def test_value_out_of_range_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Placement(**options)
+    with pytest.raises(ValueError, match=message):
+        make_sampler(**options)
+
+
+def test_keys_of_a_placement_are_beside_the_others_in_a_config_and_what_it_writes() -> None:
+    config = Config.model_validate({"env-name": "2DNavigation-v0", "step-timeout": 7.0})
+    assert config.placement == Placement(step_timeout=7.0)
+    written = json.loads(config.to_json())
+    assert written["step-timeout"] == 7.0
+    assert set(PLACEMENT_KEYS) < set(written)
+    assert not {"placement", "device", "start-method"} & set(written)
+    with pytest.raises(ConfigError, match=r"unknown key 'placement' in x\.yaml, line 2; its settings are keys"):
+        Config.from_mapping(parse_mapping("env-name: 2DNavigation-v0\nplacement: {backend: ray}", "x.yaml"))
+    for key in ("device", "start-method"):
+        with pytest.raises(ConfigError, match=f"unknown key '{key}' in x.yaml, line 2"):
+            Config.from_mapping(parse_mapping(f"env-name: 2DNavigation-v0\n{key}: fork", "x.yaml"))
+
+
+@pytest.mark.parametrize("name", [key.replace("-", "_") for key in PLACEMENT_KEYS])
 def test_every_setting_of_a_placement_reaches_the_sampler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
@@ -54,7 +101,7 @@ def test_every_setting_of_a_placement_reaches_the_sampler(name: str, monkeypatch
     config = {"env-name": "2DNavigation-v0", name.replace("_", "-"): OTHERS[name]}
     experiment = make_experiment(Config.model_validate(config))
     experiment.make_sampler()
-    assert given[name] == OTHERS[name]
-    given.clear()
+    assert getattr(given["placement"], name) == OTHERS[name]
     experiment.make_sampler(evaluation=True)
-    assert (name in given) is (name not in ("inference", "recv_timeout", "num_groups"))
+    in_evaluation = Placement.model_fields[name].default if name in WAYS_OF_COLLECTING else OTHERS[name]
+    assert getattr(given["placement"], name) == ("driver" if name == "update" else in_evaluation)

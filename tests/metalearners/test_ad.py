@@ -47,7 +47,7 @@ def test_loss_is_the_mean_cross_entropy_with_smoothed_targets() -> None:
 def test_loss_of_gaussian_actions_is_their_negative_log_density() -> None:
     seen, done = spaces.Box(-1.0, 1.0, (2 + 2 + 2,)), spaces.Box(-1.0, 1.0, (2,))
     policy = TransformerPolicy(seen, done, 8, context=4, num_layers=1, num_heads=2, value="none")
-    learner = AD(policy, None, settings=AD.Settings.from_arguments(context=4))
+    learner = AD(policy, None, settings=AD.Settings(context=4))
     outputs = policy.unroll(torch.zeros(4, 3, 6)).distribution
     actions = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
     expected = -policy.distributions.distribution(outputs).log_prob(actions).mean()

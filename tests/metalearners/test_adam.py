@@ -95,7 +95,7 @@ ALGORITHMS: dict[str, tuple[Loss, Loss, float]] = {
 def make_learner(algorithm: str, policy: MLPPolicy, **settings: float | bool) -> AdamLearner:
     kind = find_metalearner(algorithm)
     assert issubclass(kind, AdamLearner)
-    chosen = kind.Settings.from_arguments(**settings)
+    chosen = kind.Settings(**settings)
     head = policy.perceptron.layer_names[-1] if algorithm == "anil" else None
     # Meta-SGD starts with one step size for all parameters.
     rule = AdaptationRule(SIZES[0] if algorithm == "meta-sgd" else SIZES, parameters=head, inner_loss=kind.inner_loss)

@@ -82,7 +82,7 @@ def digest_of(config: Config) -> str:
 
 
 def test_every_setting_is_one_that_all_use_or_one_that_learners_declare() -> None:
-    keys = {field.alias for field in Config.model_fields.values()}
+    keys = set(Config.fields_by_key())
     assert set(OTHERS) == set(OF_LEARNERS)
     assert keys == OF_ALL | set(OF_LEARNERS)
     assert not OF_ALL & set(OF_LEARNERS)
@@ -115,7 +115,7 @@ def test_every_general_setting_is_refused_or_changes_what_is_computed(algorithm:
             expected = f"{key!r} in the command line: {algorithm} does not use it; {remedy}"
             assert str(caught.value) == expected
             # A remedy is a setting that there is.
-            known = [field.alias for model in (Config, learner.Settings) for field in model.model_fields.values()]
+            known = [key for model in (Config, learner.Settings) for key in model.fields_by_key()]
             assert learner.instead.get(key, known[0]) in known
 
 

@@ -188,12 +188,12 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: 
 
 @pytest.mark.parametrize("values", [{}, {"max_kl": 2e-3, "cg_damping": 0.3, "ls_backtrack_ratio": 0.4}])
 def test_step_uses_the_settings_except_for_given_arguments(values: dict[str, float]) -> None:
-    settings = MAMLTRPO.Settings.from_arguments(**values)
+    settings = MAMLTRPO.Settings(**values)
     moved = []
     for batch, overridden in ((True, {}), (False, {}), (True, {"max_kl": 1e-4}), (False, {"max_kl": 1e-4})):
         policy, train, valid = make_problem("normal", 1, LENGTHS)
         if batch:
-            whole = MAMLTRPO.Settings.from_arguments(**(values | overridden))
+            whole = MAMLTRPO.Settings(**(values | overridden))
             MAMLTRPO(policy, 0.1, settings=whole).update(Batch([*train, valid]))
         else:
             MAMLTRPO(policy, 0.1, settings=settings).step(train, valid, **overridden)

@@ -170,7 +170,7 @@ def test_trpo_update_of_a_batch_is_a_step_with_the_settings() -> None:
     policy, train, valid = make_problem("normal", 1)
     other, _, _ = make_problem("normal", 1)
     values = {"max_kl": 0.03, "cg_iters": 4, "cg_damping": 0.1, "ls_max_steps": 3, "ls_backtrack_ratio": 0.5}
-    settings = MAMLTRPO.Settings.from_arguments(**values)
+    settings = MAMLTRPO.Settings(**values)
     rule = AdaptationRule(0.2)
     assert MAMLTRPO(policy, rule, settings=settings).update(Batch([*train, valid])) == MAMLTRPO(other, 0.2).step(
         train, valid, **values

@@ -36,7 +36,7 @@ def make(kind: str, cell: Any = "gru", **settings: Any) -> RSAC:
     observation = spaces.Box(-np.inf, np.inf, (SIZE + spaces.flatdim(action) + 2,), np.float32)
     size = 6 if isinstance(cell, Attention) else 5
     policy = RecurrentActor(observation, action, size, (6, 4), cell=cell, embeddings=(4, 3, 2)).double()
-    learner = RSAC(policy, None, settings=RSAC.Settings.from_arguments(**settings), collection=Collection(gamma=GAMMA))
+    learner = RSAC(policy, None, settings=RSAC.Settings(**settings), collection=Collection(gamma=GAMMA))
     generator = torch.Generator().manual_seed(3)
     for network in (learner.policy, learner.critics, learner.targets):
         network.double()
@@ -286,7 +286,7 @@ def test_memory_is_learned_off_policy_from_random_actions(kind: str, cell: Any) 
     width = spaces.flatdim(action) + 3
     observation = spaces.Box(-np.inf, np.inf, (width,), np.float32)
     policy = RecurrentActor(observation, action, 16, (16,), cell=cell, embeddings=(8, 0, 0))
-    settings = RSAC.Settings.from_arguments(learning_rate=5e-3, initial_temperature=0.01, tau=0.05)
+    settings = RSAC.Settings(learning_rate=5e-3, initial_temperature=0.01, tau=0.05)
     learner = RSAC(policy, None, settings=settings, collection=Collection(gamma=0.0))
     random = torch.Generator().manual_seed(0)
     length, num = 4, 64

@@ -34,7 +34,7 @@ def sample(learner: SingleTaskLearner, iteration: int = 0, num_tasks: int = 3) -
 
 
 def ppo(seeds: list[int], **settings: Any) -> SingleTaskPPO:
-    return SingleTaskPPO(DARK_ROOM, seeds, SingleTaskPPOSettings.from_arguments(**settings), hidden_sizes=(8,))
+    return SingleTaskPPO(DARK_ROOM, seeds, SingleTaskPPOSettings(**settings), hidden_sizes=(8,))
 
 
 def test_update_of_ppo_is_that_of_a_separate_network_and_optimizer_for_each_task() -> None:
@@ -81,7 +81,7 @@ def test_saved_learners_continue_with_the_same_bits() -> None:
 
 
 def test_q_learning_is_the_rule_applied_backward_through_each_episode() -> None:
-    settings = QLearningSettings.from_arguments(learning_rate=0.3, initial_value=0.5, explore_over=4)
+    settings = QLearningSettings(learning_rate=0.3, initial_value=0.5, explore_over=4)
     learner = QLearning(DARK_ROOM, 3, settings, gamma=0.9)
     episodes = sample(learner)
     episodes.terminated[1, 2], episodes.lengths[1, 2] = True, 7
@@ -105,7 +105,7 @@ def test_q_learning_is_the_rule_applied_backward_through_each_episode() -> None:
 
 
 def test_learners_find_their_own_goals() -> None:
-    learner = QLearning(DARK_ROOM, 3, QLearningSettings.from_arguments(explore_over=20))
+    learner = QLearning(DARK_ROOM, 3, QLearningSettings(explore_over=20))
     returns = []
     for iteration in range(30):
         episodes = sample(learner, iteration)

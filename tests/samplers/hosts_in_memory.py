@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -99,7 +98,7 @@ class HostedBackend(InProcessBackend):
 
 def put_on_hosts(sampler: MultiTaskSampler, num_hosts: int, losses: float = 0.0) -> MemoryCarrier:
     """Make a sampler whose environments are in this process sample on hosts."""
-    here = dataclasses.replace(sampler.placement, backend="in-process", num_workers=0, update="auto")
+    here = sampler.placement.replace(backend="in-process", num_workers=0, update="auto")
     arguments = here, sampler._recipe, sampler.slots_per_task
 
     def make(get: Callable[[Any], Any], beat: Callable[[], None]) -> EpisodeHost:
@@ -114,5 +113,5 @@ def put_on_hosts(sampler: MultiTaskSampler, num_hosts: int, losses: float = 0.0)
     backend._carrier = MemoryCarrier(make, num_hosts, losses)
     sampler._backend.close()
     sampler._backend = backend
-    sampler.placement = dataclasses.replace(sampler.placement, backend="ray", num_workers=1, update="workers")
+    sampler.placement = sampler.placement.replace(backend="ray", num_workers=1, update="workers")
     return backend._carrier

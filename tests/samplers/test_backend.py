@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from maml_rl import MultiTaskSampler
+from maml_rl.config.placement import Placement
 from maml_rl.policies import Memory, NormalMLPPolicy, Params, Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.make_backend import make_backend
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.placement import Placement
 from maml_rl.seeding import PhaseStreams
 
 # Longer than `step_timeout`, whose error shows where a child hangs.
@@ -97,7 +97,7 @@ def test_preparing_starts_the_workers_that_the_phase_uses() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "threads"}, "backend must be one of auto, in-process, processes, ray, got 'threads'"),
+        ({"backend": "threads"}, "backend must be 'auto', 'in-process', 'processes' or 'ray', got 'threads'"),
         ({"backend": "processes", "num_workers": 0}, "needs workers, but num_workers is 0"),
         ({"backend": "in-process", "num_workers": 2}, "has no workers, but num_workers is 2"),
     ],

@@ -205,15 +205,15 @@ def test_closed_sampler_is_a_clear_error(sampler: MultiTaskSampler) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_workers": -1}, "num_workers must be an integer of at least 0"),
+        ({"num_workers": -1}, "num_workers must be greater than or equal to 0, got -1"),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
         ({"slots_per_task": 2}, "slots_per_task must divide batch_size, got 2 and 3"),
         ({"max_episode_steps": 0}, "max_episode_steps must be an integer of at least 1"),
-        ({"num_groups": 0}, "num_groups must be an integer of at least 1"),
+        ({"num_groups": 0}, "num_groups must be greater than or equal to 1, got 0"),
         ({"num_groups": 2, "num_workers": 1}, "num_groups=2 needs at least as many workers"),
         ({"num_groups": 2, "num_workers": 0}, "num_groups=2 needs at least as many workers"),
         ({"num_groups": 2, "num_workers": 2, "recv_timeout": 0.1}, "exclude each other"),
-        ({"recv_timeout": -0.1}, "recv_timeout must be None or a number of seconds"),
+        ({"recv_timeout": -0.1}, "recv_timeout must be greater than or equal to 0, got -0.1"),
         ({"seed": -1}, "a seed must be an integer"),
         ({"seed": 2**32}, "a seed must be an integer"),
     ],

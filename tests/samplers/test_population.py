@@ -408,7 +408,7 @@ def test_lambda_is_refused_before_any_child_starts_and_accepted_without_children
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_workers": -1}, "num_workers must be an integer of at least 0, got -1"),
+        ({"num_workers": -1}, "num_workers must be greater than or equal to 0, got -1"),
         ({"episodes": 0}, "episodes must be an integer of at least 1, got 0"),
         ({"seed": -1}, "a seed must be an integer"),
         ({"inference": "worker"}, "needs workers to act in, but num_workers is 0"),

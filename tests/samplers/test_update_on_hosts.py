@@ -1,6 +1,5 @@
 """Updates where the episodes are: the same bytes for threads of this process and for any number of hosts."""
 
-import dataclasses
 import importlib
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -11,6 +10,7 @@ import torch
 from hosted_learning import NUM_TASKS, Learned, config_of, learn, learned_here
 from hosts_in_memory import MemoryCarrier, put_on_hosts
 
+from maml_rl.config.placement import Placement
 from maml_rl.derivatives import hosts, samples
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
@@ -19,7 +19,6 @@ from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.samplers.hosting import RemoteHosts
-from maml_rl.samplers.placement import Placement
 
 ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
 # Probability that a host is lost at a sign of life, higher for learners with few requests.
@@ -112,7 +111,7 @@ def test_evaluation_gets_returns_and_infos_from_hosts_and_episodes_only_on_reque
         with experiment.make_sampler(evaluation=True) as sampler:
             carrier = put_on_hosts(sampler, num_hosts)
             if not num_hosts:
-                sampler.placement = dataclasses.replace(sampler.placement, update="driver")
+                sampler.placement = sampler.placement.replace(update="driver")
             found = evaluate(experiment, meta_batch_size=NUM_TASKS, repetitions=2, sampler=sampler, **options)
             return found, sum(carrier.received)
 
@@ -243,9 +242,9 @@ def test_auto_uses_hosts_only_if_each_gets_a_share(hosted: tuple[MetaLearner, An
     for num_hosts, expected in ((4, True), (5, False)):
         put_on_hosts(sampler, num_hosts)
         assert sampler.has_hosts(NUM_TASKS)
-        sampler.placement = dataclasses.replace(sampler.placement, update="auto")
+        sampler.placement = sampler.placement.replace(update="auto")
         assert sampler.has_hosts(NUM_TASKS) is expected
-        sampler.placement = dataclasses.replace(sampler.placement, update="driver")
+        sampler.placement = sampler.placement.replace(update="driver")
         assert not sampler.has_hosts(NUM_TASKS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from maml_rl.config.placement import Placement
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
@@ -11,7 +12,6 @@ from maml_rl.profiling import StageTimer
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.in_process import VectorEnvBackend
 from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, split_tasks
-from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.processes.in_children import require_loadable, sample_in_children
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 
@@ -80,15 +80,11 @@ class ProcessBackend(VectorEnvBackend):
             self._recipe.env,
             self._recipe.env_kwargs,
             num_envs=num_tasks * self._slots_per_task,
-            num_workers=self._placement.workers,
             max_episode_steps=self._recipe.max_episode_steps,
             granularity=self._slots_per_task if workers_act else 1,
             # It imports torch, which takes longer than the rest of a worker's start.
             preload=("maml_rl.samplers.processes.phase_runner",) if workers_act else (),
-            start_method=self._placement.start_method,
-            step_timeout=self._placement.step_timeout,
-            max_restarts=self._placement.max_restarts,
-            rules=self._placement.call_rules,
+            placement=self._placement,
         )
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:

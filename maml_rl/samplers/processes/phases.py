@@ -34,23 +34,15 @@ class WorkerPhases:
         parts: slots of each worker.
         memory: descriptor of the shared file.
         progress: of the workers.
-        step_timeout: seconds for one call of one slot.
     """
 
     def __init__(
-        self,
-        pool: WorkerPool,
-        startup: Startup,
-        parts: Sequence[slice],
-        memory: int,
-        progress: SharedProgress,
-        step_timeout: float,
+        self, pool: WorkerPool, startup: Startup, parts: Sequence[slice], memory: int, progress: SharedProgress
     ) -> None:
         self._physics_seconds = progress.physics_seconds
         # Units of the current phase whose episodes are in the memory, by their first tasks.
         self._done: set[int] = set()
         self._pool, self._startup, self._parts, self._memory = pool, startup, parts, memory
-        self._step_timeout = step_timeout
         self._loaded: tuple[object, PhasePlan, SharedPhase, dict[str, Any]] | None = None
 
     def load(self, policy: object, plan: PhasePlan, pickled: Callable[[object], bytes]) -> SharedPhase:
@@ -117,7 +109,7 @@ class WorkerPhases:
         pool, indices = self._pool, range(len(self._parts))
         without = [index for index in indices if pool.worker(index).policy is not load]
         if without:
-            seconds = max(self._step_timeout, _LOAD_SECONDS)
+            seconds = max(pool.step_timeout, _LOAD_SECONDS)
             pool.ask(without, seconds, [LoadPolicy(pool.generation, **load) for _ in without])
             for index in without:
                 pool.worker(index).policy = load
@@ -132,7 +124,7 @@ class WorkerPhases:
         if units is not None:
             return self._run_units(phase.tasks, command, units)
         before, parts = self._physics_seconds.copy(), self.parts_of_tasks(len(phase.tasks))
-        pool.ask(indices, self._step_timeout, [command(tasks) for tasks in parts])
+        pool.ask(indices, pool.step_timeout, [command(tasks) for tasks in parts])
         return list(zip(parts, (self._physics_seconds - before).tolist(), strict=True))
 
     def _run_units(
@@ -160,7 +152,7 @@ class WorkerPhases:
             except Exception:
                 require_picklable_tasks(of_slots)
                 raise
-            pool.send(index, reset, self._step_timeout, message)
+            pool.send(index, reset, pool.step_timeout, message)
 
         try:
             for index in range(min(len(self._parts), len(waiting))):
@@ -170,7 +162,7 @@ class WorkerPhases:
                     pool.take(index)
                     if index in resetting:
                         resetting.discard(index)
-                        pool.send(index, command(having[index][0]), self._step_timeout)
+                        pool.send(index, command(having[index][0]), pool.step_timeout)
                         continue
                     unit, before = having.pop(index)
                     self._done.add(unit.start)

@@ -28,7 +28,6 @@ class Startup:
         parts: slots of each worker.
         memory: descriptor of the shared memory.
         start_of_buffers: where in the memory the shared buffers begin.
-        step_timeout: seconds for one call of one slot.
 
     Attributes:
         buffers: shared with the workers, once the first of them are ready.
@@ -50,7 +49,6 @@ class Startup:
         parts: Sequence[slice],
         memory: int,
         start_of_buffers: int,
-        step_timeout: float,
     ) -> None:
         # Not before it is needed: neither exists on every system, and sampling in this process needs neither.
         from maml_rl.samplers.processes.process_setup import importing_main, interpreter_state
@@ -64,7 +62,6 @@ class Startup:
         self._needs_main = needs_main
         self._interpreter = interpreter_state(needs_main and b"__main__" in self._recipe)
         self._parts, self._memory, self._start_of_buffers = parts, memory, start_of_buffers
-        self._step_timeout = step_timeout
 
     def interpreter_for(self, pickled: bytes) -> dict[str, Any] | None:
         """Return the state that a worker needs to import the names in `pickled`; None if it needs nothing."""
@@ -99,7 +96,7 @@ class Startup:
             pool.launch(index)
         generation, parts = pool.generation, self._parts
         pool.ask(missing, _LOAD_SECONDS, [Load(generation, self._interpreter, self._recipe) for _ in missing])
-        seconds = max(self._step_timeout, _LEAST_MAKE_SECONDS)
+        seconds = max(pool.step_timeout, _LEAST_MAKE_SECONDS)
         makes = [
             Make(generation, index, len(parts), parts[index].stop - parts[index].start, parts[index].start)
             for index in missing
@@ -110,7 +107,7 @@ class Startup:
         pool.ask(missing, seconds, [AttachBuffers(generation, parts[-1].stop) for _ in missing])
         if tasks is not None:
             resets = [ResetTask(generation, tuple(tasks[parts[index]]), parts[index].start) for index in missing]
-            pool.ask(missing, self._step_timeout, resets)
+            pool.ask(missing, pool.step_timeout, resets)
         for index in missing:
             pool.worker(index).ready = True
 

@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.calls import CallRules
+from maml_rl.config.placement import Placement
 from maml_rl.envs.infos import join_infos
 from maml_rl.envs.make_env import env_id
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task, require_one_each, slot_seeds
@@ -60,15 +60,13 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         env: a registered id, "module:id", or a picklable callable that makes a `gymnasium.Env`.
         env_kwargs: keyword arguments of the environment.
         num_envs: N.
-        num_workers: W, at least 1; with more workers than slots, every slot has one.
+        num_workers: W, at least 1; with more workers than slots, every slot has one. None for that of the placement.
         max_episode_steps: time limit; None for the environment's own.
-        start_method: "forkserver" (the default) or "spawn", which are safe with threads, or "fork", which is not.
-        step_timeout: seconds that one call of one slot may take (reset_task, reset, step; making the environment at
-            least 10); where a worker works on all its slots together, all of them.
-        max_restarts: how often one worker may die in one phase, and the fork server while it starts a worker.
         granularity: number of slots that stay together in one worker, a divisor of N.
         preload: modules that are imported once for all workers, if the start method is "forkserver".
-        rules: how workers carry out the calls of environment objects.
+        placement: limits of the workers, and how they step. Making an environment may take at least 10 seconds; where a
+            worker works on all its slots together, `step_timeout` is for all of them.
+        **options: the fields of `Placement` one by one, such as `start_method`; they replace those of `placement`.
 
     Attributes:
         phases: lets the workers sample whole phases by themselves.
@@ -88,38 +86,34 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         env: str | Callable[..., gymnasium.Env[Any, Any]],
         env_kwargs: Mapping[str, Any] | None = None,
         num_envs: int = 1,
-        num_workers: int = 1,
+        num_workers: int | None = None,
         *,
         max_episode_steps: int | None = None,
-        start_method: str | None = None,
-        step_timeout: float = 60.0,
-        max_restarts: int = 3,
         granularity: int = 1,
         preload: Sequence[str] = (),
-        rules: CallRules = CallRules(),  # noqa: B008 - frozen
+        placement: Placement | None = None,
+        **options: Any,
     ) -> None:
-        num_envs, num_workers = check_count("num_envs", num_envs), check_count("num_workers", num_workers)
-        check_count("max_restarts", max_restarts, 0)
-        if not 0.0 < step_timeout < inf:
-            raise ValueError(f"step_timeout must be a positive number of seconds, got {step_timeout}")
-        if start_method not in (None, *START_METHODS):
-            raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, got {start_method!r}")
+        if num_workers is not None or placement is None:
+            options["num_workers"] = 1 if num_workers is None else num_workers
+        placement = Placement.of_call(ParallelVectorEnv, placement, options)
+        num_envs, num_workers = check_count("num_envs", num_envs), check_count("num_workers", placement.workers)
         if os.name != "posix":
             raise ChildEnvError("child processes need Linux or macOS; sample in this process with num_workers=0")
         from maml_rl.samplers.processes.launcher import Launcher
 
-        recipe = Recipe.of(env, env_kwargs, max_episode_steps).with_rules(rules)
-        start_method = start_method or START_METHODS[0]
+        recipe = Recipe.of(env, env_kwargs, max_episode_steps).placed(placement)
+        start_method = placement.start_method or START_METHODS[0]
         if start_method != "fork":
             recipe.require_importable()
         self.parts = split_slots(num_envs, num_workers, granularity)
         self.num_envs, self.num_workers = num_envs, len(self.parts)
         self.spec, self.render_mode = recipe.spec, None
-        self._step_timeout = step_timeout
+        self._step_timeout = placement.step_timeout
         memory = create_shared_file()
         progress = SharedProgress(memory, self.num_workers)
-        launcher = Launcher(start_method, memory, env_id(env), preload, max_restarts=max_restarts)
-        self._pool = WorkerPool(launcher, self.parts, describe_env(env), max_restarts, progress, step_timeout)
+        launcher = Launcher(start_method, memory, env_id(env), preload, max_restarts=placement.max_restarts)
+        self._pool = WorkerPool(launcher, self.parts, describe_env(env), placement, progress)
         self._progress = progress
         # Without a call of `close` the workers end with this object, or with the interpreter.
         self._finalizer = weakref.finalize(self, _end, self._pool, memory)
@@ -133,7 +127,6 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
                 parts=self.parts,
                 memory=memory,
                 start_of_buffers=progress.size,
-                step_timeout=step_timeout,
             )
             startup.complete(self._pool, None)
         except BaseException:
@@ -150,7 +143,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         if slot.advances_by_slot:
             # A worker with threads detects itself which call hangs.
             self._pool.grace = _GRACE_SECONDS
-        self.phases = WorkerPhases(self._pool, startup, self.parts, memory, progress, step_timeout)
+        self.phases = WorkerPhases(self._pool, startup, self.parts, memory, progress)
 
     @property
     def retries(self) -> int:

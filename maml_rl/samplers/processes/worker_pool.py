@@ -10,6 +10,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from maml_rl.config.placement import Placement
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
 from maml_rl.samplers.describing import describe_stack
@@ -40,12 +41,12 @@ class WorkerPool:
         launcher: starts their processes.
         parts: slots of each worker.
         env_name: for messages.
-        max_restarts: how often one worker may die in one phase.
+        placement: how often one worker may die in one phase, and after how many seconds a worker that does not run at
+            all counts as hung, even where it may take longer.
         progress: where workers report their progress.
-        step_timeout: seconds after which a worker that does not run at all counts as hung, even where it may take
-            longer.
 
     Attributes:
+        step_timeout: seconds for one call of one slot.
         workers: None where there is none at present.
         generation: number of the current work; replies to earlier work are dropped.
         tasks: the slots' tasks, for messages; None as long as there are none.
@@ -57,12 +58,11 @@ class WorkerPool:
         launcher: Launcher,
         parts: Sequence[slice],
         env_name: str,
-        max_restarts: int,
+        placement: Placement,
         progress: SharedProgress,
-        step_timeout: float = inf,
     ) -> None:
-        self._step_timeout = step_timeout
-        self._launcher, self._parts, self._env_name, self._max_restarts = launcher, parts, env_name, max_restarts
+        self._launcher, self._parts, self._env_name = launcher, parts, env_name
+        self.step_timeout, self._max_restarts = placement.step_timeout, placement.max_restarts
         self.workers: list[Worker | None] = [None] * len(parts)
         self.generation = 0
         self.grace = 0.0
@@ -237,9 +237,9 @@ class WorkerPool:
 
     def _is_stopped(self, worker: Worker, now: float) -> bool:
         """Return whether a worker that may take longer, as at its start, is stopped after `step_timeout`."""
-        if now < worker.deadline - worker.seconds + self._step_timeout or worker.process.state() != "stopped":
+        if now < worker.deadline - worker.seconds + self.step_timeout or worker.process.state() != "stopped":
             return False
-        worker.seconds = min(worker.seconds, self._step_timeout)
+        worker.seconds = min(worker.seconds, self.step_timeout)
         return True
 
     def _mark(self, worker: Worker) -> tuple[int, float]:

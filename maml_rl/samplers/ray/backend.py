@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
+from maml_rl.config.placement import Placement
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
@@ -23,7 +24,6 @@ from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.hosting import Carrier, HostedBatch, Request
 from maml_rl.samplers.phase import UNITS_PER_WORKER, WORKER_STAGES, Phase, split_tasks
-from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.ray.actor import PhaseData, Sampled, Stored
 from maml_rl.samplers.ray.pool import RayPool
 from maml_rl.samplers.ray.source_digests import digests_of, modules_of_user

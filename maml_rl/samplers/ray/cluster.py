@@ -22,8 +22,8 @@ from ray.job_config import JobConfig
 from ray.runtime_env import RuntimeEnv
 
 from maml_rl.arguments import suggest
+from maml_rl.config.placement import Placement
 from maml_rl.errors import ConfigError
-from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.ray.authentication import (
     make_own_token,
     remove_own_token,
@@ -82,7 +82,7 @@ class RayCluster:
         # Why this run leaves out a node, by its id.
         self._refused: dict[str, str] = {}
         if _connect(placement):
-            RayCluster._connected_here, RayCluster._runtime_env = True, placement.ray_runtime_env or {}
+            RayCluster._connected_here, RayCluster._runtime_env = True, placement.ray_runtime_env
             if not placement.ray_log_to_driver:
                 RayCluster._skipped_before = (_replace_skipped(re.compile("")),)
         self.shares = bool(self._in_use)
@@ -262,7 +262,7 @@ def _connect(placement: Placement) -> bool:
         ConfigError: If that is not possible.
     """
     address, seconds = placement.ray_address, placement.ray_head_timeout
-    runtime_env = dict(placement.ray_runtime_env or {})
+    runtime_env = dict(placement.ray_runtime_env)
     _check_runtime_env(runtime_env)
     if ray.is_initialized():
         connected = ray.get_runtime_context().gcs_address

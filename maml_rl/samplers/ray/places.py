@@ -10,8 +10,8 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from maml_rl.config.placement import Layout
 from maml_rl.errors import ConfigError
-from maml_rl.samplers.placement import Layout
 
 # Ray's resources with an argument of their own.
 _ARGUMENTS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}

@@ -19,11 +19,11 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 
+from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, ConfigError
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.describing import describe_tasks, shorten
 from maml_rl.samplers.failures import error_of
-from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.ray.actor import (
     CODE_OF,
     SAME_CODE,

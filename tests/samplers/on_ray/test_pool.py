@@ -15,8 +15,8 @@ pytest.importorskip("ray")
 
 import ray
 
+from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, ConfigError
-from maml_rl.samplers.placement import Placement
 from maml_rl.samplers.processes.commands import Failed
 from maml_rl.samplers.ray import cluster as ray_cluster
 from maml_rl.samplers.ray import places, pool_metrics
@@ -489,7 +489,7 @@ def test_limits_that_are_not_positive_are_refused_before_anything_starts(name: s
     from maml_rl import MultiTaskSampler
     from maml_rl.policies import NormalMLPPolicy
 
-    with pytest.raises(ValueError, match=f"{name} must be a positive number of seconds, got 0"):
+    with pytest.raises(ValueError, match=f"{name} must be greater than 0, got 0"):
         MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2, (4,)), backend="ray", **{name: 0.0})
     assert not ray.is_initialized()
 
@@ -534,12 +534,15 @@ def test_head_limit_ends_with_the_name_of_the_setting(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ray_num_cpus": 0}, "ray_num_cpus must be a positive number, got 0"),
-        ({"ray_num_cpus": "2"}, "ray_num_cpus must be a positive number, got '2'"),
+        ({"ray_num_cpus": 0}, "ray_num_cpus must be greater than 0, got 0"),
+        ({"ray_num_cpus": "2"}, "ray_num_cpus must be a valid number, got '2'"),
         ({"ray_num_cpus": 1.5}, "ray_num_cpus must be whole or less than 1, as Ray shares single units alone, got 1.5"),
-        ({"ray_resources": {"simulator": -1}}, "ray_resources['simulator'] must be a positive number, got -1"),
+        ({"ray_resources": {"simulator": -1}}, "ray_resources['simulator'] must be greater than 0, got -1"),
         ({"ray_resources": {"CPU": 2}}, "ray_resources names CPU; give ray_num_cpus instead"),
-        ({"ray_placement_group": "pack"}, "must be one of PACK, SPREAD, STRICT_PACK, STRICT_SPREAD, got 'pack'"),
+        (
+            {"ray_placement_group": "pack"},
+            "must be 'PACK', 'SPREAD', 'STRICT_PACK' or 'STRICT_SPREAD', got 'pack'",
+        ),
         ({"ray_placement_group": "PACK"}, "reserves all actors at once; say how many by num_workers"),
     ],
 )

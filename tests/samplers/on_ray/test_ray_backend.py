@@ -449,8 +449,8 @@ def test_environment_that_cannot_be_pickled_is_refused_with_the_name_of_the_argu
         ({"inference": "central"}, "inference='central' and backend='ray' exclude each other"),
         ({"start_method": "fork"}, "leave it out"),
         ({"device": "meta"}, "acts on the CPU"),
-        ({"num_workers": 0}, "num_workers must be an integer of at least 1, got 0"),
-        ({"step_timeout": 0.0}, "step_timeout must be a positive number"),
+        ({"num_workers": 0}, "backend='ray' needs workers, but num_workers is 0"),
+        ({"step_timeout": 0.0}, "step_timeout must be greater than 0, got 0.0"),
     ],
 )
 def test_modes_that_need_this_machine_are_refused(options: dict[str, Any], message: str) -> None:

@@ -1,6 +1,5 @@
 """Runs on a real Ray cluster whose driver or head node dies, or whose nodes have other code."""
 
-import dataclasses
 import os
 import re
 import shlex
@@ -443,7 +442,7 @@ def test_run_that_loses_its_last_node_in_a_phase_warns_and_waits_for_another_up_
             caplog.clear()
             # The first start, which takes as long as the machine is busy, has no such limit.
             pool: Any = sampler._backend
-            pool._pool._placement = dataclasses.replace(sampler.placement, ray_start_timeout=60.0 if joins else 2.0)
+            pool._pool._placement = sampler.placement.replace(ray_start_timeout=60.0 if joins else 2.0)
             timer.sampler = sampler
             if not joins:
                 with pytest.raises(ConfigError, match=r"0 of 1 Ray actors have started .*raise ray_start_timeout=2$"):

@@ -285,7 +285,7 @@ def test_value_that_is_not_finite_is_named_with_the_number_of_its_task_among_all
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inference": "workers"}, "inference must be one of auto, central, worker, got 'workers'"),
+        ({"inference": "workers"}, "inference must be 'auto', 'central' or 'worker', got 'workers'"),
         ({"num_workers": 0}, "needs workers to act in, but num_workers is 0"),
         ({"recv_timeout": 0.1}, "recv_timeout and inference='worker' exclude each other"),
         ({"num_groups": 2}, "num_groups and inference='worker' exclude each other"),

@@ -233,7 +233,7 @@ def test_wrong_shapes_are_refused() -> None:
         ({"max_restarts": -1}, "max_restarts"),
         ({"step_timeout": 0.0}, "step_timeout"),
         ({"step_timeout": float("inf")}, "step_timeout"),
-        ({"start_method": "threads"}, "forkserver, spawn, fork"),
+        ({"start_method": "threads"}, "start_method must be 'forkserver', 'spawn' or 'fork', got 'threads'"),
     ],
 )
 def test_numbers_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.samplers.processes.channel import Channel, encode
 from maml_rl.samplers.processes.commands import Done, Failed, Step
@@ -44,7 +45,9 @@ def pool() -> Iterator[Any]:
     processes = [FakeProcess(), FakeProcess()]
     launcher: Any = SimpleNamespace(launch=iter(processes).__next__, close=lambda: None)
     memory = create_shared_file()
-    pool = WorkerPool(launcher, (slice(0, 1), slice(1, 2)), "fake", 3, SharedProgress(memory, 2))
+    pool = WorkerPool(
+        launcher, (slice(0, 1), slice(1, 2)), "fake", Placement(max_restarts=3), SharedProgress(memory, 2)
+    )
     for index in range(2):
         pool.launch(index)
     yield pool, [Channel(process.line) for process in processes]

@@ -1,0 +1,105 @@
+"""What all settings have in common: strict, typed models, whose keys in a file are their fields' names with hyphens."""
+
+import math
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from maml_rl.arguments import suggest
+
+# A value above this is a mistake; the random streams count tasks, episodes and iterations in 32 bits.
+MOST = 2**31 - 1
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+# Parameters are float32, in which larger numbers are infinite.
+Positive = Annotated[float, Field(gt=0, le=3.4e38)]
+# Adam divides its step size by 0.1 in the first step.
+StepSize = Annotated[float, Field(gt=0, le=3e37)]
+
+
+def none_is_empty(value: object) -> object:
+    """A key without a value is null in YAML, and means no arguments here."""
+    return {} if value is None else value
+
+
+def finite(value: Any) -> Any:
+    """Refuse numbers that JSON cannot write."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("numbers must be finite")
+    if isinstance(value, dict | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            finite(entry)
+    return value
+
+
+class SettingsModel(BaseModel):
+    """Strict, typed settings. A key of a file is the field's name with hyphens; its description is shown by --help.
+
+    Called, it takes settings by their fields' names, as a function takes arguments, or by their keys.
+
+    Raises:
+        ValueError: If one is out of range, or two exclude each other; the message names it as an argument.
+        TypeError: If there is no such setting, or a required one is missing.
+    """
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        alias_generator=lambda name: name.replace("_", "-"),
+    )
+
+    def __init__(self, **values: Any) -> None:
+        given = {name.replace("_", "-"): value for name, value in values.items()}
+        try:
+            super().__init__(
+                **{key: value.item() if isinstance(value, np.generic) else value for key, value in given.items()}
+            )
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)[0]
+            name, *entries = (str(part).replace("-", "_") for part in wrong["loc"])
+            if wrong["type"] == "extra_forbidden":
+                known = [key.replace("-", "_") for key in self.fields_by_key()]
+                raise TypeError(f"{type(self).__name__} has no argument {name!r}{suggest(name, known)}") from None
+            if wrong["type"] == "missing":
+                raise TypeError(f"{type(self).__name__} needs the argument {name!r}") from None
+            if isinstance(given.get(str(wrong["loc"][0])), dict):
+                name += "".join(f"[{entry!r}]" for entry in entries)
+            message = wrong["msg"].replace("Input should be ", "")
+            raise ValueError(f"{name} must be {message}, got {wrong['input']!r}") from None
+        self.check_together()
+
+    # So that only calls go through `__init__`: a mapping, as from a file, has the keys alone.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def fields_by_key(cls) -> dict[str, FieldInfo]:
+        """Return the fields by their keys in a file, in order; those of a model inside beside the others."""
+        found: dict[str, FieldInfo] = {}
+        for name, field in cls.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsModel):
+                found |= field.annotation.fields_by_key()
+            elif not field.exclude:
+                found[field.alias or name] = field
+        return found
+
+    def check_together(self) -> None:
+        """Refuse values that exclude each other, where they are given by a call; this base refuses nothing.
+
+        Raises:
+            ValueError: If some do.
+        """
+
+    def check_with(self, config: Any) -> None:
+        """Refuse these settings of an algorithm if the rest of its `Config` excludes them; this base refuses nothing.
+
+        Raises:
+            ConfigError: If something does not fit.
+        """
+
+
+AnySettings = TypeVar("AnySettings", bound=SettingsModel)
