@@ -321,14 +321,15 @@ class BatchedFamily(MetaVectorEnv):
 
     def _describe(self, stepped: NDArray[np.bool_], told: NDArray[np.bool_]) -> dict[str, Any]:
         """Return the reward terms of the slots that have `stepped`, and the tasks of those that are `told` theirs."""
-        terms = _with_masks(self._reward_terms, stepped) if stepped.any() else {}
-        return {**terms, "task": _with_masks(self.tasks, told), "_task": told.copy()}
+        terms = with_masks(self._reward_terms, dict.fromkeys(self._reward_terms, stepped)) if stepped.any() else {}
+        return {**terms, "task": with_masks(self.tasks, dict.fromkeys(self.tasks, told)), "_task": told.copy()}
 
 
-def _with_masks(values: Mapping[str, NDArray[Any]], mask: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
-    """Return arrays (N, ...) by name, zero (text: None) outside of the mask, each with its mask as `_name`."""
+def with_masks(values: Mapping[str, NDArray[Any]], masks: Mapping[str, NDArray[np.bool_]]) -> dict[str, NDArray[Any]]:
+    """Return arrays (N, ...) by name, zero (text: None) outside of their masks, each with its mask as `_name`."""
     masked: dict[str, NDArray[Any]] = {}
     for name, value in values.items():
+        mask = masks[name]
         filler = np.array(None if value.dtype == object else 0.0)
         masked[name] = np.where(mask.reshape(-1, *(1,) * (value.ndim - 1)), value, filler)
         masked[f"_{name}"] = mask.copy()

@@ -106,6 +106,7 @@ FAMILIES: dict[str, FamilySpec] = {
     "GridNavi-v0": FamilySpec("maml_rl.envs.families.grid_navi", "GridNavi", 15),
     "DarkRoom-v0": FamilySpec("maml_rl.envs.families.dark_room", "DarkRoom", 20),
     "DarkKeyDoor-v0": FamilySpec("maml_rl.envs.families.dark_room", "DarkKeyDoor", 50),
+    "Mixture-v0": FamilySpec("maml_rl.envs.mixture", "Mixture", None, has_physics=True, dynamics=True),
     **{f"MetaWorld/ML1-{name}-v3": _metaworld(f"ML1-{name}-v3") for name in _METAWORLD_ENVIRONMENTS.split()},
     **{f"MetaWorld/{benchmark}-v3": _metaworld(benchmark) for benchmark in ("ML10", "ML25", "ML45")},
 }

@@ -79,7 +79,7 @@ def assert_same_slot(slot: int, batch: tuple[Any, ...], single: tuple[Any, ...])
 
 
 def assert_same_infos(slot: int, batch: dict[str, Any], single: dict[str, Any]) -> None:
-    assert {name for name in batch if not name.startswith("_")} == set(single)
+    assert {name for name in batch if not name.startswith("_") and batch[f"_{name}"][slot]} == set(single)
     for name, value in single.items():
         assert batch[f"_{name}"][slot]
         if isinstance(value, dict):

@@ -197,7 +197,9 @@ def test_info_has_the_reward_terms_and_the_task(vector_env: MetaVectorEnv) -> No
     _, rewards, _, _, infos = vector_env.step(random_actions(vector_env, 1)[0])
     terms = [value for name, value in infos.items() if name.startswith("reward_")]
     np.testing.assert_allclose(sum(terms), rewards, rtol=1e-12, atol=1e-12)
-    for name in tasks[0]:
-        np.testing.assert_array_equal(infos["task"][name], [task[name] for task in tasks])
+    for slot, task in enumerate(tasks):
+        for name, value in task.items():
+            assert infos["task"][f"_{name}"][slot]
+            np.testing.assert_array_equal(infos["task"][name][slot], value)
     listed = gymnasium.wrappers.vector.DictInfoToList(vector_env).step(random_actions(vector_env, 1)[0])[4]
     assert len(listed) == 4

@@ -1,0 +1,339 @@
+"""`MixtureVectorEnv`: slots of several families in one environment; every task carries the name of its family."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from maml_rl.arguments import check_positive
+from maml_rl.envs.batch_of_one import one_slot
+from maml_rl.envs.family import BatchedFamily, with_masks
+from maml_rl.envs.meta_env import Task, ValueRanges, require_one_each
+from maml_rl.envs.registration import FAMILIES, find_spec
+from maml_rl.envs.task_entries import parse_task
+from maml_rl.errors import TaskError
+from maml_rl.seeding import SlotStreams
+from maml_rl.spaces import is_image, write_flat
+
+HALF_CHEETAHS = ("HalfCheetahVel-v5", "HalfCheetahDir-v5", "HalfCheetahRandParams-v5")
+# Bounds of padded actions, which every family's own range is mapped to.
+_UNIT = 1.0
+
+
+class MixtureVectorEnv(BatchedFamily):
+    """Slots of several families: `reset_task` makes a slot an environment of the family that its task names.
+
+    Families of equal spaces keep them, so that only rewards and transitions tell them apart. Otherwise observations are
+    vectors: the family's own, flattened and padded with zeros, then as many numbers that are 1 where an entry is real
+    and 0 where it is padding. Actions are then those of the largest family. A family with fewer entries ignores the
+    further ones of a Box, whose range [-1, 1] is mapped to its own; one with fewer discrete actions takes the
+    remainder.
+
+    A batch of tasks has of every family as many as its weight says, up to rounding, in random order.
+
+    Args:
+        num_envs: number of slots. Each has room for a state of every family.
+        families: ids of this package's families; or a mapping of each to its weight.
+        arguments: keyword arguments of the families, by id.
+        max_episode_steps: a time limit for all; None for that of each family.
+        engine: of the physics.
+        num_threads: of the physics.
+        task: `{"family": id}` and the entries of that family's task.
+        autoreset_mode: see `BatchedFamily`.
+
+    Raises:
+        ValueError: If fewer than two families are given, one is not of this package, or a weight is not positive.
+        TypeError: If discrete and continuous actions, or images and vectors, would be mixed.
+    """
+
+    task_description = "family: its id; and the entries of a task of that family"
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        families: Sequence[str] | Mapping[str, float] = HALF_CHEETAHS,
+        arguments: Mapping[str, Mapping[str, Any]] | None = None,
+        max_episode_steps: int | None = None,
+        engine: str = "auto",
+        num_threads: int = 1,
+        task: Task | None = None,
+        render_mode: str | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        weights = dict(families) if isinstance(families, Mapping) else dict.fromkeys(families, 1.0)
+        if len(weights) < 2:
+            raise ValueError(f"a mixture has at least two families, got {list(weights)}")
+        for name in arguments or {}:
+            if name not in weights:
+                raise ValueError(f"arguments of {name!r}, which is not among the families {', '.join(weights)}")
+        shares = np.array([check_positive(f"the weight of {name}", weight) for name, weight in weights.items()])
+        self.shares: NDArray[np.float64] = shares / shares.sum()
+        physics = {"engine": engine, "num_threads": num_threads}
+        self.families = {
+            name: _make_family(name, num_envs, (arguments or {}).get(name, {}), max_episode_steps, physics)
+            for name in weights
+        }
+        members = list(self.families.values())
+        self._limits = [each._time_limit for each in members]
+        longest = [each.max_episode_steps for each in members]
+        self._padding = _Padding.of(self.families)
+        self.recorded_infos = dict(
+            set.intersection(*(set(each.recorded_infos.items()) for each in members))  # what all of them have
+        )
+        self.value_ranges = _common_ranges(members)
+        # The family of each slot, as a number.
+        self._number = np.zeros(num_envs, np.int64)
+        self._has_entry: dict[str, NDArray[np.bool_]] = {}
+        self._has_term: dict[str, NDArray[np.bool_]] = {}
+        self._seconds = np.zeros(1)
+        own = self._padding
+        super().__init__(
+            num_envs,
+            members[0].single_observation_space if own is None else own.observation_space,
+            members[0].single_action_space if own is None else own.action_space,
+            {},
+            task=task,
+            render_mode=render_mode,
+            autoreset_mode=autoreset_mode,
+        )
+        self.max_episode_steps = None if None in longest else max(each for each in longest if each is not None)
+
+    @property
+    def physics_seconds(self) -> NDArray[np.float64]:
+        """(1,) seconds that the physics of all families took."""
+        return self._seconds
+
+    @physics_seconds.setter
+    def physics_seconds(self, seconds: NDArray[np.float64]) -> None:
+        self._seconds = seconds
+        for each in self.families.values():
+            each.physics_seconds = seconds
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw tasks of every family, as many as its weight says, in random order."""
+        return self._draw(random, num_tasks, evaluation=False)
+
+    def draw_test_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
+        """Draw tasks for evaluations, from the test tasks of families that have some."""
+        return self._draw(random, num_tasks, evaluation=True)
+
+    def _draw(self, random: np.random.Generator, num_tasks: int, *, evaluation: bool) -> list[Task]:
+        expected = self.shares * num_tasks
+        counts = np.floor(expected).astype(np.int64)
+        left = num_tasks - counts.sum()
+        if left:
+            # Who gets one of the tasks that remain depends on the fractions, so that the expected numbers are exact.
+            edges = np.cumsum(expected - counts)
+            drawn = np.searchsorted(edges, random.random() + np.arange(left), side="right")
+            counts[np.minimum(drawn, len(counts) - 1)] += 1
+        tasks = []
+        for (name, family), count in zip(self.families.items(), counts.tolist(), strict=True):
+            draw = family.draw_test_tasks if evaluation else family.draw_tasks
+            tasks += [{"family": name, **task} for task in draw(random, count)]
+        return [tasks[index] for index in random.permutation(num_tasks)]
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        """Give slot i the task `tasks[i]`: from the next step on, or from the next reset on if the family is another.
+
+        Raises:
+            TaskError: If there is not one task per slot, or one is malformed; the message names slot and entry.
+        """
+        tasks = list(tasks)
+        require_one_each(tasks, self.num_envs)
+        own = self._own_entries(tasks)
+        self._number = np.array([list(self.families).index(task["family"]) for task in tasks])
+        self.tasks, self._has_entry = {"family": np.array([task["family"] for task in tasks], object)}, {}
+        for number, family in enumerate(self.families.values()):
+            mine = self._number == number
+            if not mine.any():
+                continue
+            # The other slots have any task of the family, and are never stepped.
+            filler = own[int(np.flatnonzero(mine)[0])]
+            family.reset_task([task if here else filler for task, here in zip(own, mine, strict=True)])
+            _merge(self.tasks, self._has_entry, family.tasks, mine)
+        limits = np.array([np.iinfo(np.int64).max if limit is None else limit for limit in self._limits])
+        self._time_limit = limits[self._number]  # type: ignore[assignment]
+
+    def _own_entries(self, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks without their families, once all of them are known to be right."""
+        checked: dict[int, Task] = {}
+        for slot, task in enumerate(tasks):
+            if id(task) in checked:
+                continue
+            family = task.get("family") if isinstance(task, Mapping) else None
+            try:
+                if not isinstance(family, str) or family not in self.families:
+                    raise TaskError(
+                        f"the entry 'family' of a task must be one of {', '.join(self.families)}, got {task!r}"
+                    )
+                checked[id(task)] = {name: value for name, value in task.items() if name != "family"}
+                parse_task(checked[id(task)], self.families[family].entries)
+            except TaskError as error:
+                raise TaskError.of_slot(slot, error) from None
+        return [checked[id(task)] for task in tasks]
+
+    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+        for family, mine in self._parts(mask):
+            family._reset_slots(mine, streams)
+
+    def _step_slots(
+        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, np.bool_)
+        self._reward_terms, self._has_term = {}, {}
+        for family, mine in self._parts(active):
+            where = slice(None) if mine is None else mine
+            own = actions if self._padding is None else self._padding.own_actions(actions, family)
+            if mine is not None:
+                own = np.where(mine.reshape(-1, *(1,) * (own.ndim - 1)), own, np.zeros_like(own))
+            got, ended = family._step_slots(own, mine, streams)
+            rewards[where] = got[where]
+            terminated[where] = ended if isinstance(ended, bool) else ended[where]
+            _merge(self._reward_terms, self._has_term, family._reward_terms, mine)
+        return rewards, terminated
+
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        for family, mine in self._parts(None):
+            where = slice(None) if mine is None else mine
+            family._write_observations(family.buffers.observations)
+            own = family.buffers.observations[where]
+            if self._padding is None:
+                out[where] = own
+            else:
+                out[where] = self._padding.padded(own, family)
+
+    def _describe(self, stepped: NDArray[np.bool_], told: NDArray[np.bool_]) -> dict[str, Any]:
+        terms = with_masks(self._reward_terms, {name: has & stepped for name, has in self._has_term.items()})
+        tasks = with_masks(self.tasks, {"family": told} | {name: has & told for name, has in self._has_entry.items()})
+        return {**(terms if stepped.any() else {}), "task": tasks, "_task": told.copy()}
+
+    def _parts(self, mask: NDArray[np.bool_] | None) -> list[tuple[BatchedFamily, NDArray[np.bool_] | None]]:
+        """Return the families that have slots in the mask (None: all slots), each with its own (None: all)."""
+        found: list[tuple[BatchedFamily, NDArray[np.bool_] | None]] = []
+        for number, family in enumerate(self.families.values()):
+            mine = self._number == number if mask is None else (self._number == number) & mask
+            if mine.all():
+                return [(family, None)]
+            if mine.any():
+                found.append((family, mine))
+        return found
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close every family."""
+        for family in getattr(self, "families", {}).values():
+            family.close()
+
+
+MixtureEnv = one_slot(MixtureVectorEnv)
+
+
+def _make_family(
+    name: str,
+    num_envs: int,
+    arguments: Mapping[str, Any],
+    max_episode_steps: int | None,
+    physics: Mapping[str, Any],
+) -> BatchedFamily:
+    spec = FAMILIES.get(find_spec(name).id)
+    if spec is None:
+        raise ValueError(
+            f"a mixture has families of this package, and {name!r} is another environment; train on it alone, or write "
+            "it as a BatchedFamily"
+        )
+    options: dict[str, Any] = {**spec.kwargs, **(physics if spec.has_physics else {}), **arguments}
+    if spec.max_episode_steps is not None:
+        options["max_episode_steps"] = max_episode_steps or spec.max_episode_steps
+    made = getattr(import_module(spec.module), f"{spec.name}VectorEnv")(num_envs, **options)
+    assert isinstance(made, BatchedFamily)
+    made.autoreset_mode = AutoresetMode.DISABLED
+    return made
+
+
+def _merge(
+    into: dict[str, NDArray[Any]],
+    has: dict[str, NDArray[np.bool_]],
+    values: Mapping[str, NDArray[Any]],
+    mine: NDArray[np.bool_] | None,
+) -> None:
+    """Write the rows `mine` (None: all) of arrays by name, and note in `has` who has them.
+
+    Families may have entries of one name and different shapes; the later ones are then left out.
+    """
+    for name, array in values.items():
+        everyone = np.ones(len(array), np.bool_) if mine is None else mine
+        if name not in into or into[name].shape[1:] != array.shape[1:]:
+            into[name], has[name] = np.zeros_like(array), np.zeros(len(array), np.bool_)
+        into[name][everyone] = array[everyone]
+        has[name] |= everyone
+
+
+def _common_ranges(members: Sequence[BatchedFamily]) -> ValueRanges:
+    """Return the ranges that hold for all families."""
+    names = set.intersection(*(set(each.value_ranges) for each in members))
+    return {
+        name: (min(each.value_ranges[name][0] for each in members), max(each.value_ranges[name][1] for each in members))
+        for name in names
+    }
+
+
+class _Padding:
+    """Observations and actions of families whose spaces differ, as those of one space."""
+
+    def __init__(self, families: Mapping[str, BatchedFamily]) -> None:
+        members = list(families.values())
+        for name, family in families.items():
+            if is_image(family.single_observation_space):
+                raise TypeError(f"images, as of {name}, cannot be padded; mix families whose observations are vectors")
+        flat = [batch_space(spaces.flatten_space(each.single_observation_space), 1) for each in members]
+        self._size = max(space.shape[1] for space in flat if space.shape is not None)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2 * self._size,), np.float32)
+        actions = [each.single_action_space for each in members]
+        if all(isinstance(space, spaces.Discrete) for space in actions):
+            self.action_space: spaces.Space[Any] = spaces.Discrete(
+                max(int(space.n) for space in actions if isinstance(space, spaces.Discrete))
+            )
+        elif all(isinstance(space, spaces.Box) and space.is_bounded() for space in actions):
+            entries = max(int(np.prod(space.shape)) for space in actions if space.shape is not None)
+            self.action_space = spaces.Box(-_UNIT, _UNIT, (entries,), np.float32)
+        else:
+            listed = ", ".join(f"{space} of {name}" for space, name in zip(actions, families, strict=True))
+            raise TypeError(
+                f"a mixture has discrete actions only, or those of bounded Boxes; these differ in kind: {listed}"
+            )
+
+    @classmethod
+    def of(cls, families: Mapping[str, BatchedFamily]) -> "_Padding | None":
+        """Return the padding; None where all families have the same spaces."""
+        first, *others = families.values()
+        if all(
+            each.single_observation_space == first.single_observation_space
+            and each.single_action_space == first.single_action_space
+            for each in others
+        ):
+            return None
+        return cls(families)
+
+    def padded(self, observations: NDArray[Any], family: BatchedFamily) -> NDArray[np.float32]:
+        """Return observations (n, *obs) of a family as vectors (n, 2 * size): padded, then which entries are real."""
+        size = spaces.flatdim(family.single_observation_space)
+        rows = np.zeros((len(observations), 2 * self._size), np.float32)
+        write_flat(family.single_observation_space, observations, rows[:, :size])
+        rows[:, self._size : self._size + size] = 1.0
+        return rows
+
+    def own_actions(self, actions: NDArray[Any], family: BatchedFamily) -> NDArray[Any]:
+        """Return actions (N, *act) as actions of a family."""
+        space = family.single_action_space
+        if isinstance(space, spaces.Discrete):
+            remainder: NDArray[Any] = actions % space.n
+            return remainder
+        assert isinstance(space, spaces.Box)
+        own = actions[:, : int(np.prod(space.shape))].reshape(-1, *space.shape)
+        mapped: NDArray[Any] = space.low + (own + _UNIT) * (space.high - space.low) / (2.0 * _UNIT)
+        return mapped.astype(actions.dtype)
