@@ -28,6 +28,7 @@ _KINDS = {
     "dark_room": "Navigation",
     "grid_navi": "Navigation",
     "mujoco": "MuJoCo",
+    "mixture": "Mixtures",
     "metaworld": "Meta-World (needs the extra metaworld)",
 }
 
@@ -100,8 +101,9 @@ def list_envs(text: str, *, verbose: bool) -> Iterable[str]:
 
     kinds: dict[str, dict[str, list[str]]] = {}
     for env_id, family in _matching(FAMILIES, text, "family").items():
-        description = getattr(import_module(family.module), f"{family.name}VectorEnv").task_description
-        steps = "one step" if family.max_episode_steps is None else f"{family.max_episode_steps} steps"
+        made = getattr(import_module(family.module), f"{family.name}VectorEnv")
+        description = made.task_description
+        steps = "one step" if made.longest_episode == 1 else f"{family.max_episode_steps or 'as many'} steps"
         kind = _KINDS[family.module.removeprefix("maml_rl.envs.").removeprefix("families.").partition(".")[0]]
         about = f"{description.rstrip('.')}. Episodes have {steps}."
         kinds.setdefault(kind, {}).setdefault(about, []).append(env_id)

@@ -43,6 +43,8 @@ ConvLayer = Annotated[tuple[Count, Count, Count], Field(strict=False)]
 Halving = Literal["never", "once", "always"]
 
 SECTION = "algorithm-settings"
+# Id of the environment that mixes families.
+MIXTURE = "Mixture-v0"
 TASKS = "tasks"
 _PLACEMENT = "placement"
 # Settings of maml-trpo that are allowed at the top level, where earlier configs have them.
@@ -96,7 +98,10 @@ def _path_to_infinity(value: Any) -> list[str] | None:
 class Config(SettingsModel):
     """The settings of one experiment; those of its algorithm are a section of their own, checked by the algorithm."""
 
-    env_name: Annotated[str, Field(min_length=1, description="id of the task family")]
+    env_name: Annotated[
+        str,
+        Field(min_length=1, description="id of the task family; to mix several, their list, or their weights by id"),
+    ]
     env_kwargs: Annotated[
         dict[str, JsonValue],
         BeforeValidator(finite),
@@ -218,7 +223,7 @@ class Config(SettingsModel):
             ConfigError: If a key is unknown or missing, or a value has the wrong type or range; in one line, for the
                 first such key.
         """
-        mapping = _gathered(mapping)
+        mapping = _mixed(_gathered(mapping))
         if _PLACEMENT in mapping.values:
             raise ConfigError(
                 f"unknown key {_PLACEMENT!r} in {mapping.place(_PLACEMENT)}; its settings are keys of their own"
@@ -335,7 +340,7 @@ class Config(SettingsModel):
         Raises:
             ConfigError: As `from_mapping`; an error in a replaced key names `origin`.
         """
-        replaced = _gathered(Mapping(origin, dict(values)))
+        replaced = _mixed(_gathered(Mapping(origin, dict(values))))
         try:
             # Checked by itself first, so that an error names the override and not the file.
             type(self).model_validate({"env-name": self.env_name, **replaced.values})
@@ -457,6 +462,15 @@ def _gathered(mapping: Mapping) -> Mapping:
         return {(SECTION, *path) if path[0] in flat else path: place for path, place in places.items()}
 
     return replace(mapping, values=values, lines=moved(mapping.lines), origins=moved(mapping.origins))
+
+
+def _mixed(mapping: Mapping) -> Mapping:
+    """Write several families as what they are, arguments of the environment that mixes them."""
+    families, arguments = mapping.values.get("env-name"), mapping.values.get("env-kwargs")
+    if not isinstance(families, list | dict):
+        return mapping
+    mixed = {"families": families} | ({"arguments": arguments} if arguments else {})
+    return replace(mapping, values=mapping.values | {"env-name": MIXTURE, "env-kwargs": mixed})
 
 
 def _explain_saved_option(key: str) -> str:

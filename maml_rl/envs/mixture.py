@@ -67,6 +67,8 @@ class MixtureVectorEnv(BatchedFamily):
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
         weights = dict(families) if isinstance(families, Mapping) else dict.fromkeys(families, 1.0)
+        if isinstance(families, str) or not all(isinstance(name, str) for name in weights):
+            raise ValueError(f"families must be ids, or a mapping of each to its weight, got {families!r}")
         if len(weights) < 2:
             raise ValueError(f"a mixture has at least two families, got {list(weights)}")
         for name in arguments or {}:

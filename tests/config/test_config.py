@@ -245,3 +245,16 @@ def test_own_policy_is_a_module_and_a_name():
 
 def test_unknown_baseline_is_refused_with_the_known_ones():
     assert "expected 'linear' or 'zero'" in message_of("env-name: a\nbaseline: none\n")
+
+
+@pytest.mark.parametrize("families", [["2DNavigation-v0", "PointGoal-v0"], {"2DNavigation-v0": 1, "PointGoal-v0": 3}])
+def test_several_families_are_those_of_a_mixture(tmp_path: Path, families: object) -> None:
+    (tmp_path / "mixed.yaml").write_text(json.dumps({"env-name": families, "env-kwargs": {"PointGoal-v0": {}}}))
+    config = load_config(tmp_path / "mixed.yaml")
+    assert config.env_name == "Mixture-v0"
+    assert config.env_kwargs == {"families": families, "arguments": {"PointGoal-v0": {}}}
+    assert Config(**json.loads(config.to_json())).to_json() == config.to_json()
+    assert config.override({"env-name": ["Wind-v0", "PointGoal-v0"]}).env_kwargs["families"] == [
+        "Wind-v0",
+        "PointGoal-v0",
+    ]

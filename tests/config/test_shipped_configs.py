@@ -78,6 +78,7 @@ def test_every_experiment_has_a_config() -> None:
         "gridnavi",
         "semicircle",
         "wind",
+        "half-cheetahs",
     }
     # MAML-TRPO has a config for every family, and for the benchmarks of Meta-World.
     trained = {load_config(path).env_name for path in PATHS if path.parent.name in ("maml", "bandit", "finn2017")}

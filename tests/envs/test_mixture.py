@@ -108,6 +108,8 @@ def test_episodes_do_not_depend_on_the_placement(kwargs: dict[str, Any]) -> None
     ("kwargs", "message"),
     [
         ({"families": ["2DNavigation-v0"]}, "at least two families"),
+        ({"families": "2DNavigation-v0"}, "families must be ids"),
+        ({"families": [3, 4]}, "families must be ids"),
         ({"families": ["2DNavigation-v0", "CartPole-v1"]}, "'CartPole-v1' is another environment"),
         ({"families": ["2DNavigation-v0", "DarkRoom-v0"]}, "differ in kind"),
         ({"families": ["2DNavigation-v0", "PixelNavigation-v0"]}, "images, as of PixelNavigation-v0"),

@@ -51,6 +51,7 @@ IDS = {
         "GridNavi-v0",
         "DarkRoom-v0",
         "DarkKeyDoor-v0",
+        "Mixture-v0",
         "MetaWorld/ML10-v3",
         "MetaWorld/ML25-v3",
         "MetaWorld/ML45-v3",
