@@ -24,7 +24,7 @@ from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.rsac import RSAC
 from maml_rl.policies.recurrent import Cell
-from maml_rl.policies.recurrent_actor import RecurrentActor
+from maml_rl.policies.soft_actors import RecurrentActor
 
 CELLS: tuple[Cell, ...] = get_args(Cell)
 # Observation in Wind: two coordinates, the last action, its reward, and whether an episode has ended.

@@ -19,7 +19,8 @@ from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.rows import Rows
 from maml_rl.derivatives.workers import Workspace
-from maml_rl.policies.heads import DistributionParams, Vector
+from maml_rl.policies.closed_forms import Vector
+from maml_rl.policies.heads import DistributionParams
 from maml_rl.policies.mlp import MLPPolicy
 from maml_rl.policies.policy import Policy
 

@@ -12,7 +12,7 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.metalearners.collection import Collection, Sampler
 from maml_rl.policies import Memory, Policy
-from maml_rl.policies.started_policy import StartedPolicy
+from maml_rl.policies.memory_policy import PolicyWithMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Adapted:
                 name: param if param.shape == own[name].shape else param[task] for name, param in self.params.items()
             }
             ready.load_state_dict(of_task, strict=False)
-        return StartedPolicy(ready, [kept[task] for kept in self.memory]) if self.memory else ready
+        return PolicyWithMemory(ready, [kept[task] for kept in self.memory]) if self.memory else ready
 
 
 def adapt_by_steps(

@@ -1,4 +1,4 @@
-"""Learners of recorded histories: a transformer predicts actions, and adapts by its context."""
+"""Learners of recorded histories: a policy predicts actions, and adapts by its memory."""
 
 import hashlib
 import math
@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from maml_rl.config import Config, SettingsModel
+from maml_rl.config import Config
 from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import Workspace, cut, sum_gradients
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
@@ -22,9 +22,10 @@ from maml_rl.experience.histories import Histories, Sequences
 from maml_rl.experience.recording import load_histories
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes
-from maml_rl.policies import Policy, TransformerPolicy
+from maml_rl.policies import GRUPolicy, Policy, SequencePolicy, TransformerPolicy
 from maml_rl.policies.heads import CategoricalHead
 from maml_rl.spaces import require_vectors
 
@@ -33,20 +34,24 @@ _TASKS, _RETURNS, _UPDATES, _CONTEXT = (f"histories.{name}" for name in ("tasks"
 _SPARE_BITS = 19
 
 
-class HistorySettings(SettingsModel):
+class HistorySettings(MemorySettings):
     """Settings of all learners of histories."""
+
+    cell: Annotated[
+        Literal["gru", "lstm", "transformer"],
+        Field(description="kind of memory: attention to the last steps, or a recurrent layer"),
+    ] = "transformer"
+    num_layers: Annotated[Count, Field(description="blocks of a transformer")] = 4
 
     histories: Annotated[
         str | None, Field(description="data set to learn from, as `maml-rl record` writes it; null: only tests")
     ] = None
-    hidden_size: Annotated[Count, Field(description="width of a token")] = 64
-    context: Annotated[Count, Field(description="steps that the transformer attends to")] = 200
+    hidden_size: Annotated[Count, Field(description="width of a token, or units of the recurrent layer")] = 64
+    context: Annotated[Count, Field(description="steps that a transformer attends to")] = 200
     sequence_length: Annotated[
         Count | None,
         Field(description="steps of a sequence in training, where trials are longer than the context; null: `context`"),
     ] = None
-    num_layers: Annotated[Count, Field(description="blocks of the transformer")] = 4
-    num_heads: Annotated[Count, Field(description="heads of its attention")] = 4
     num_updates: Annotated[Count, Field(description="gradient steps in each iteration")] = 100
     batch_size: Annotated[Count, Field(description="sequences in each gradient step")] = 64
     learning_rate: Annotated[StepSize, Field(description="step size of AdamW")] = 1e-3
@@ -67,9 +72,9 @@ class HistorySettings(SettingsModel):
 class HistoryLearner(MetaLearner):
     """Base of the learners that never sample: supervised learning on sequences of histories, tested in context.
 
-    In training a transformer predicts an action at every step of a sequence, from what the sequence shows until then.
-    In a test it takes the actions that it predicts, and the outcome becomes its context: it adapts without a change of
-    its parameters. A subclass implements `draw`.
+    In training a policy with a memory, usually a transformer, predicts an action at every step of a sequence, from what
+    the sequence shows until then. In a test it takes the actions that it predicts, and remembers the outcome: it adapts
+    without a change of its parameters. A subclass implements `draw`.
 
     Attributes:
         histories: the data; None until `learn_from`, and in a test.
@@ -82,20 +87,22 @@ class HistoryLearner(MetaLearner):
     whole_trials = True
     samples = False
     settings: HistorySettings
-    policy: TransformerPolicy
+    policy: SequencePolicy
     optimizer: torch.optim.Optimizer
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        if not isinstance(self.policy, TransformerPolicy):
+        if not isinstance(self.policy, GRUPolicy | TransformerPolicy):
             raise TypeError(
-                f"a TransformerPolicy learns from histories, and {type(self.policy).__name__} is not one; leave out "
-                "the policy of the config, or pass a TransformerPolicy"
+                f"a TransformerPolicy or GRUPolicy learns from histories, and {type(self.policy).__name__} is neither; "
+                "leave out the policy of the config, or pass one of these"
             )
-        if self.settings.context > self.policy.context:
+        # A recurrent layer has no ring that could be too short.
+        self._ring = self.policy.context if isinstance(self.policy, TransformerPolicy) else self.settings.context
+        if self.settings.context > self._ring:
             raise TypeError(
                 f"a context of {self.settings.context} steps is longer than the ring of the policy, which has "
-                f"{self.policy.context}; lower context, or make the policy with a longer one"
+                f"{self._ring}; lower context, or make the policy with a longer one"
             )
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(),
@@ -118,16 +125,18 @@ class HistoryLearner(MetaLearner):
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
-        """Make a transformer.
+        """Make a transformer, or a recurrent policy.
 
         Raises:
             ConfigError: If it would not observe its rewards, or its sizes do not divide each other.
         """
         refuse_hidden_rewards(config)
+        spaces = env.single_observation_space, env.single_action_space
+        if settings.cell != "transformer":
+            return GRUPolicy(*spaces, settings.hidden_size, cell=settings.cell, value="none", seed=config.seed)
         with refuse_sizes(config):
             return TransformerPolicy(
-                env.single_observation_space,
-                env.single_action_space,
+                *spaces,
                 settings.hidden_size,
                 context=settings.context,
                 num_layers=settings.num_layers,
@@ -276,7 +285,7 @@ class HistoryLearner(MetaLearner):
         """Return the state of AdamW, the progress of the step size, and the digests of the histories."""
         returns = np.zeros(0, np.float32) if self.source_returns is None else self.source_returns
         known = {_TASKS: self._learned.packed(), _RETURNS: torch.from_numpy(returns), _UPDATES: self._steps_taken}
-        return super().state_dict() | known | {_CONTEXT: self.policy.context}
+        return super().state_dict() | known | {_CONTEXT: self._ring}
 
     def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` returned.
@@ -286,9 +295,9 @@ class HistoryLearner(MetaLearner):
                 has a shorter ring.
         """
         super().load_state_dict(state)
-        if self.policy.context > state[_CONTEXT]:
+        if isinstance(self.policy, TransformerPolicy) and self._ring > state[_CONTEXT]:
             raise ValueError(
-                f"a context of {self.policy.context} steps is longer than the ring of the saved policy, "
+                f"a context of {self._ring} steps is longer than the ring of the saved policy, "
                 f"{state[_CONTEXT]}, beyond which it has not learned to attend; lower context"
             )
         returns, tasks = state[_RETURNS].cpu().numpy(), state[_TASKS].cpu()

@@ -1,7 +1,6 @@
 """PEARL: soft actor-critic conditioned on a latent context, whose posterior is inferred from experience."""
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,23 +19,21 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.envs.registration import FAMILIES
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted
 from maml_rl.metalearners.collection import Batch, Sampler
-from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.refusals import refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
-    TRAINING_STATE,
     SACSettings,
+    SoftActorCritic,
     SoftCritics,
     TwinMLP,
     soft_targets,
     soft_values,
 )
 from maml_rl.policies import Policy
-from maml_rl.policies.context_actor import CONTEXT, ContextActor
+from maml_rl.policies.soft_actors import CONTEXT, ContextActor
 from maml_rl.policies.trial_encoder import action_unit, make_linear
 
 # The lowest variance of one factor of the posterior.
@@ -103,7 +100,7 @@ class ContextEncoder(nn.Module):
         return product_of_gaussians(means, softplus(variances).clamp(min=_LEAST_VARIANCE), mask)
 
 
-class PEARL(MetaLearner):
+class PEARL(SoftActorCritic):
     """Off-policy meta-RL by posterior sampling: act as if a context drawn from the posterior were the task.
 
     Adaptation takes rounds of `fast-batch-size` episodes. Each of the first `prior-rounds` has a context drawn from the
@@ -134,7 +131,7 @@ class PEARL(MetaLearner):
         kl_weight: Annotated[float, Field(ge=0, description="weight of the posterior's divergence from N(0, I)")] = 0.1
         tasks_per_update: Annotated[Count, Field(description="tasks in each update")] = 16
         batch_size: Annotated[Count, Field(description="transitions of each task in an update")] = 256
-        num_updates: Annotated[Count, Field(description="updates after each batch of episodes")] = 500
+        num_updates: Annotated[Count, Field(description="updates after each batch that is sampled")] = 500
         warmup_steps: Annotated[Count, Field(description="steps that are sampled before the first update")] = 2000
         reward_scale: Annotated[Positive, Field(description="factor of the rewards for the critics")] = 5.0
         context_reward: Annotated[
@@ -151,8 +148,6 @@ class PEARL(MetaLearner):
 
     uses = frozenset({"gamma", "hidden-sizes", "num-steps", "meta-batch-size", "evaluation-steps"})
     columns = "round"
-    tests_without_noise = True
-    training_state = TRAINING_STATE
     settings: Settings
     policy: ContextActor
     networks: SoftCritics[TwinMLP]
@@ -316,17 +311,16 @@ class PEARL(MetaLearner):
         # Trials that one replay has dropped may still be in the other.
         kept = {task_key(task) for task in everything.tasks}
         tasks = [task for task in from_prior.tasks if task_key(task) in kept]
-        rng, totals = self.generator("replay"), torch.zeros(5)
-        for _ in range(self.settings.num_updates):
+        rng, newest, size = self.generator("replay"), self.settings.context_trials, self.settings.context_batch
+
+        def take_step() -> Tensor:
             chosen = rng.choice(len(tasks), min(len(tasks), self.settings.tasks_per_update), replace=False)
             of_tasks = [tasks[index] for index in chosen]
-            newest, size = self.settings.context_trials, self.settings.context_batch
             context = from_prior.sample_transitions(rng, size, tasks=of_tasks, newest=newest)
             steps = everything.sample_transitions(rng, self.settings.batch_size, tasks=of_tasks)
-            totals += self.step(context.to(self.device), steps.to(self.device))
-        means = (totals / self.settings.num_updates).tolist()
-        names = "loss/critics", "loss/actor", "kl", "temperature", "entropy"
-        return known | {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
+            return self.step(context.to(self.device), steps.to(self.device))
+
+        return known | self._take_steps(take_step, ("loss/critics", "loss/actor", "kl", "temperature", "entropy"))
 
     @single_threaded()
     def step(self, context: Steps, steps: Steps) -> Tensor:
@@ -358,14 +352,10 @@ class PEARL(MetaLearner):
 
         chunks = cut(num_tasks, num_steps, max(self.policy.hidden_sizes), self.device)
         loss, *losses = sum_gradients(params, differentiate, chunks, self.device).cpu()
-        if not math.isfinite(float(loss)):
-            raise NonFiniteError(
-                "a loss of pearl is not finite; lower learning-rate or reward-scale, or look for observations and "
-                "rewards that are huge"
-            )
+        self._refuse(loss)
         for optimizer in self.optimizers.values():
             optimizer.step()
-        self.networks.follow()
+        self.networks.update_targets()
         return torch.stack(losses)
 
     def _losses(
@@ -412,4 +402,4 @@ class PEARL(MetaLearner):
     def _values(critics: TwinMLP, seen: Tensor, contexts: Tensor, actions: Tensor, *, fixed: bool = False) -> Tensor:
         """Return the values (2, R) of actions (R, A) in (-1, 1)."""
         inputs = torch.cat((seen, contexts, actions), -1)
-        return critics.leave(critics.enter(inputs, fixed=fixed), fixed=fixed).squeeze(-1)
+        return critics.rest(critics.first_layer(inputs, fixed=fixed), fixed=fixed).squeeze(-1)

@@ -8,6 +8,7 @@ from pydantic import Field
 from maml_rl.config import Config
 from maml_rl.config.settings import Count
 from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
@@ -26,17 +27,10 @@ class RL2(MetaLearner):
     Source: Duan et al. 2016, https://arxiv.org/abs/1611.02779; Schulman et al. 2017, https://arxiv.org/abs/1707.06347
     """
 
-    class Settings(TrialPPOSettings):
+    class Settings(TrialPPOSettings, MemorySettings):
         """Settings of RL2."""
 
-        cell: Annotated[
-            Literal["gru", "lstm", "transformer"],
-            Field(description="memory of the policy: a recurrent layer, or attention to the last steps"),
-        ] = "gru"
         hidden_size: Annotated[Count, Field(description="units of the recurrent layer, or width of a token")] = 256
-        context: Annotated[Count, Field(description="steps that a transformer attends to")] = 128
-        num_layers: Annotated[Count, Field(description="blocks of a transformer")] = 2
-        num_heads: Annotated[Count, Field(description="heads of a transformer's attention")] = 4
         token_shift: Annotated[
             bool, Field(description="add the previous observation to each token of a transformer")
         ] = False

@@ -1,8 +1,7 @@
 """Recurrent SAC: soft actor-critic whose actor and critics have a memory, trained on whole trials of a replay."""
 
-import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -10,15 +9,15 @@ from torch import Tensor, nn
 
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, Fraction
-from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner
+from maml_rl.metalearners.memory_settings import MemorySettings
+from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
-    TRAINING_STATE,
     SACSettings,
+    SoftActorCritic,
     SoftCritics,
     TwinMLP,
     choice_log_probs,
@@ -30,9 +29,9 @@ from maml_rl.metalearners.soft_actor_critic import (
 from maml_rl.policies import Policy
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import SquashedGaussianHead
-from maml_rl.policies.recurrent_actor import RecurrentActor
-from maml_rl.policies.transformer import Attention
-from maml_rl.policies.trial_encoder import TrialEncoder, action_unit, encode, make_linear, through
+from maml_rl.policies.slot_rows import through
+from maml_rl.policies.soft_actors import RecurrentActor
+from maml_rl.policies.trial_encoder import TrialEncoder, action_unit, encode, make_linear
 
 Units = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -51,14 +50,12 @@ class RecurrentCritics(nn.Module):
     def __init__(self, actor: RecurrentActor, hidden_sizes: Sequence[int], generator: torch.Generator) -> None:
         super().__init__()
         mine, size = actor.encoder, actor.encoder.hidden_size
-        embeddings = tuple(mine.embedded.get(name, 0) for name in ("seen", "did", "got"))
-        assert len(embeddings) == 3
         self.encoder = TrialEncoder(
             actor.observation_space,
             actor.action_space,
             size,
             cell=mine.cell,
-            embeddings=embeddings,
+            embeddings=mine.embeddings,
             generator=generator,
         )
         own = mine.parts.observation
@@ -67,15 +64,15 @@ class RecurrentCritics(nn.Module):
         self.present = make_linear(own.stop - own.start + 1 + entries, size, generator)
         self.heads = TwinMLP(2 * size, hidden_sizes, self.num_choices or 1, generator)
 
-    def enter(self, units: Tensor) -> Tensor:
+    def first_layer(self, units: Tensor) -> Tensor:
         """Return what units (L, N, H) of the encoder add to the first layer of the heads, for `forward`."""
-        return self.heads.enter(units.flatten(0, 1))
+        return self.heads.first_layer(units.flatten(0, 1))
 
     def forward(self, entered: Tensor, observations: Tensor, actions: Tensor | None, *, fixed: bool = False) -> Tensor:
         """Return values (2, L, N) of actions, or (2, L, N, K) of all discrete ones.
 
         Args:
-            entered: result of `enter`.
+            entered: result of `first_layer`.
             observations: (L, N, size), which the encoder has seen there.
             actions: (L, N, A) in (-1, 1); None for discrete ones.
             fixed: take the parameters as constants, so that gradients go to the actions alone.
@@ -86,13 +83,13 @@ class RecurrentCritics(nn.Module):
         if fixed:
             params, entered = {name: param.detach() for name, param in params.items()}, entered.detach()
         present = through(seen, params, "present").relu_()
-        summed = self.heads.enter(present, self.encoder.hidden_size, entered, fixed=fixed)
-        values = self.heads.leave(summed, fixed=fixed)
+        summed = self.heads.first_layer(present, self.encoder.hidden_size, entered, fixed=fixed)
+        values = self.heads.rest(summed, fixed=fixed)
         values = values.reshape(2, *observations.shape[:2], -1)
         return values if self.num_choices else values.squeeze(-1)
 
 
-class RSAC(MetaLearner):
+class RSAC(SoftActorCritic):
     """Off-policy meta-RL as reinforcement learning of a partially observed task: SAC with a memory, on whole trials.
 
     Actor and critics have recurrent encoders of their own. An update goes through a batch of trials once with each of
@@ -103,22 +100,14 @@ class RSAC(MetaLearner):
     Source: Ni et al. 2022, https://arxiv.org/abs/2110.05038
     """
 
-    class Settings(SACSettings):
+    class Settings(SACSettings, MemorySettings):
         """Settings of recurrent SAC."""
 
-        cell: Annotated[
-            Literal["gru", "lstm", "transformer"],
-            Field(description="memories of actor and critics: recurrent layers, or attention to the last steps"),
-        ] = "gru"
         hidden_size: Annotated[Count, Field(description="units of the recurrent layers, or width of a token")] = 64
-        context: Annotated[Count, Field(description="steps that a transformer attends to")] = 128
-        num_layers: Annotated[Count, Field(description="blocks of a transformer")] = 2
-        num_heads: Annotated[Count, Field(description="heads of a transformer's attention")] = 4
         observation_embedding: Annotated[Count, Field(description="units that embed an observation")] = 32
         action_embedding: Annotated[Units, Field(description="units that embed the last action; 0: not an input")] = 8
         reward_embedding: Annotated[Units, Field(description="units that embed the last reward; 0: not an input")] = 8
         batch_size: Annotated[Count, Field(description="trials in each update")] = 64
-        num_updates: Annotated[Count, Field(description="updates for each batch of trials that is sampled")] = 100
         warmup_trials: Annotated[
             Count, Field(description="trials that the untrained policy samples before the first update")
         ] = 100
@@ -139,8 +128,6 @@ class RSAC(MetaLearner):
     instead = EPISODES_OF_TRIALS | {"memory": "cell"}
     columns = "episode"
     whole_trials = True
-    tests_without_noise = True
-    training_state = TRAINING_STATE
     settings: Settings
     policy: RecurrentActor
     networks: SoftCritics[RecurrentCritics]
@@ -189,14 +176,13 @@ class RSAC(MetaLearner):
                 "sequence-length",
             )
         refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
-        attention = Attention(settings.context, settings.num_layers, settings.num_heads)
         with refuse_sizes(config):
             return RecurrentActor(
                 env.single_observation_space,
                 env.single_action_space,
                 settings.hidden_size,
                 config.hidden_sizes,
-                cell=attention if settings.cell == "transformer" else settings.cell,
+                cell=settings.body,
                 embeddings=(settings.observation_embedding, settings.action_embedding, settings.reward_embedding),
                 seed=config.seed,
             )
@@ -216,15 +202,14 @@ class RSAC(MetaLearner):
         known = {"replay/trials": replay.num_trials, "replay/steps": replay.num_steps, "updates": 0}
         if replay.num_appended < self.settings.warmup_trials:
             return known
-        rng, totals = self.generator("replay"), torch.zeros(5)
-        num, length = self.settings.batch_size, self.settings.sequence_length
+        rng, num, length = self.generator("replay"), self.settings.batch_size, self.settings.sequence_length
         rewarded = round(self.settings.rewarded_share * num)
-        for _ in range(self.settings.num_updates):
-            trials = replay.sample_sequences(rng, num, length=length, rewarded=rewarded)
-            totals += self.step(trials.to(self.device))
-        means = (totals / self.settings.num_updates).tolist()
+
+        def take_step() -> Tensor:
+            return self.step(replay.sample_sequences(rng, num, length=length, rewarded=rewarded).to(self.device))
+
         names = "loss/critics", "loss/actor", "temperature", "value", "entropy"
-        return known | {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
+        return known | self._take_steps(take_step, names)
 
     @single_threaded()
     def step(self, trials: Steps) -> Tensor:
@@ -238,15 +223,12 @@ class RSAC(MetaLearner):
         """
         critic_loss, actor_loss, temperature_loss, value, entropy = self.losses(trials)
         loss = critic_loss + actor_loss + temperature_loss
-        if not math.isfinite(float(loss.detach())):
-            raise NonFiniteError(
-                "a loss of rsac is not finite; lower learning-rate, or look for observations and rewards that are huge"
-            )
+        self._refuse(loss.detach())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         temperature = self.networks.log_temperature.detach().exp()
         self.optimizer.step()
-        self.networks.follow()
+        self.networks.update_targets()
         return torch.stack((critic_loss, actor_loss, temperature, value, entropy)).detach().cpu()
 
     def losses(self, trials: Steps) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -264,10 +246,10 @@ class RSAC(MetaLearner):
         before, after = seen[:-1], seen[1:]
         units, remembered = encode((self.policy.encoder, self.critics.encoder), seen, self._sequences)
         parameters = self.policy.parameters_of(units, seen)
-        of_critics = self.critics.enter(remembered[:-1])
+        of_critics = self.critics.first_layer(remembered[:-1])
         with torch.no_grad():
             (remembered,) = encode((self.targets.encoder,), seen, self._target_sequences)
-            of_targets = self.targets.enter(remembered[1:])
+            of_targets = self.targets.first_layer(remembered[1:])
         alpha = temperature.detach()
         if self._squashed is None:
             log_probs = choice_log_probs(parameters[0])

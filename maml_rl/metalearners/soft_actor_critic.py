@@ -6,7 +6,7 @@ https://arxiv.org/abs/1910.07207
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -19,12 +19,12 @@ from torch.nn.functional import log_softmax
 
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
+from maml_rl.errors import NonFiniteError
+from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.optimizer_state import SINGLE
-from maml_rl.policies.trial_encoder import LAST_LAYER
+from maml_rl.policies.soft_actors import LAST_LAYER
 
 Critics = TypeVar("Critics", bound=nn.Module)
-# Parameters that acting does not need.
-TRAINING_STATE = (SINGLE, "critic", "target")
 # Share of the maximum entropy of discrete actions.
 _DISCRETE_TARGET = 0.98
 
@@ -42,6 +42,7 @@ class SACSettings(SettingsModel):
     tau: Annotated[
         Fraction, Field(description="share of the way that the target critics move to the critics in an update")
     ] = 0.005
+    num_updates: Annotated[Count, Field(description="updates after each batch that is sampled")] = 100
     buffer_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
     mapped_bytes: Annotated[
         Count | None, Field(description="beyond this size the replay buffer is memory-mapped from a file; null: never")
@@ -95,8 +96,8 @@ def choice_log_probs(logits: Tensor) -> Tensor:
 class TwinMLP(nn.Module):
     """Two networks of ReLU layers, computed together in one product for each layer.
 
-    Its inputs come in parts, so that what several calls have in common is multiplied once: `enter` multiplies a part,
-    and `leave` goes on from the sum of all parts.
+    Its inputs come in parts, so that what several calls have in common is multiplied once: `first_layer` multiplies a
+    part, and `rest` goes on from the sum of all parts.
 
     Args:
         inputs: I.
@@ -119,7 +120,9 @@ class TwinMLP(nn.Module):
                 drawn = nn.init.uniform_(torch.empty(shape), -bound, bound, generator=generator)
                 self.register_parameter(f"{name}{index}", nn.Parameter(drawn))
 
-    def enter(self, inputs: Tensor, first: int = 0, before: Tensor | None = None, *, fixed: bool = False) -> Tensor:
+    def first_layer(
+        self, inputs: Tensor, first: int = 0, before: Tensor | None = None, *, fixed: bool = False
+    ) -> Tensor:
         """Return what a part of the inputs adds to the first layer, (R, 2 * H).
 
         Args:
@@ -132,7 +135,7 @@ class TwinMLP(nn.Module):
         part = weight[first : first + inputs.shape[-1]]
         return torch.addmm(bias if before is None else before, inputs, part)
 
-    def leave(self, entered: Tensor, *, fixed: bool = False) -> Tensor:
+    def rest(self, entered: Tensor, *, fixed: bool = False) -> Tensor:
         """Return the outputs (2, R, O) for the sum of all parts, (R, 2 * H), which is overwritten."""
         hidden: Tensor = entered.relu_().reshape(len(entered), 2, -1).transpose(0, 1)
         for index in range(1, self.num_layers):
@@ -171,8 +174,36 @@ class SoftCritics(nn.Module, Generic[Critics]):
         self.target_entropy = default_target_entropy(action_space) if given is None else given
         self._tau = settings.tau
 
-    def follow(self) -> None:
+    def update_targets(self) -> None:
         """Move the targets toward the critics by a fraction of the way, `tau`."""
         with torch.no_grad():
             sources = [param.detach() for param in self.critic.parameters()]
             torch._foreach_lerp_(list(self.target.parameters()), sources, self._tau)
+
+
+class SoftActorCritic(MetaLearner):
+    """Base of the soft actor-critics, which take steps on batches from a replay buffer."""
+
+    training_state = (SINGLE, "critic", "target")
+    tests_without_noise = True
+    settings: SACSettings
+
+    def _take_steps(self, take_step: Callable[[], Tensor], names: Sequence[str]) -> dict[str, Any]:
+        """Take all steps of an update; return their number and the means of what they return, by `names`."""
+        totals = torch.zeros(len(names))
+        for _ in range(self.settings.num_updates):
+            totals += take_step()
+        means = (totals / self.settings.num_updates).tolist()
+        return {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
+
+    def _refuse(self, loss: Tensor) -> None:
+        """Refuse a loss that is not finite, before the step is taken.
+
+        Raises:
+            NonFiniteError: If it is not.
+        """
+        if not math.isfinite(float(loss)):
+            raise NonFiniteError(
+                f"a loss of {type(self).__name__.lower()} is not finite; lower learning-rate, or look for observations "
+                "and rewards that are huge"
+            )

@@ -18,6 +18,7 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
@@ -42,10 +43,10 @@ class VariBAD(MetaLearner):
     Source: Zintgraf et al. 2020, https://arxiv.org/abs/1910.08348
     """
 
-    class Settings(TrialPPOSettings):
+    class Settings(TrialPPOSettings, MemorySettings):
         """Settings of VariBAD."""
 
-        encoder_size: Annotated[Count, Field(description="units of the recurrent encoder")] = 64
+        encoder_size: Annotated[Count, Field(description="units of the encoder, or width of a token")] = 64
         latent_size: Annotated[Count, Field(description="numbers of the latent vector that represents the task")] = 5
         observation_embedding: Annotated[Count, Field(description="units of the encoder's layer for observations")] = 32
         action_embedding: Annotated[
@@ -102,14 +103,15 @@ class VariBAD(MetaLearner):
             )
         settings = self.settings
         self.optimizer = torch.optim.Adam(self.policy.acting_parameters(), lr=settings.learning_rate)
+        acting = _OnBelief(self.policy)
         self._ppo = TrialPPO(
-            _OnBelief(self.policy),
+            acting,
             self.optimizer,
             settings,
             self.collection,
             device=self.device,
             normalizing=self.policy,
-            see=_Knowing(self.policy),
+            see=acting.see,
         )
         self.trials_per_chunk = self._ppo.trials_per_chunk
         self.decoder = Decoder(self.policy, settings, self.torch_generator(_DECODER)).to(self.device)
@@ -133,6 +135,7 @@ class VariBAD(MetaLearner):
             env.single_action_space,
             config.hidden_sizes,
             encoder_size=settings.encoder_size,
+            cell=settings.body,
             latent_size=settings.latent_size,
             embedding_sizes=(settings.observation_embedding, settings.action_embedding, settings.reward_embedding),
             nonlinearity=config.nonlinearity,
@@ -194,7 +197,7 @@ class VariBAD(MetaLearner):
         """Return reconstruction and divergence (2,), means over trials and their steps, and the gradient."""
         steps, chosen = drawn.steps, drawn.chosen
         with torch.enable_grad():
-            mean, log_variance, _ = self.policy.believe(steps.observations)
+            mean, log_variance, _ = self.policy.encode(steps.observations)
             log_std = 0.5 * log_variance
             before = [torch.cat((torch.zeros_like(each[:1]), each[:-1])) for each in (mean, log_std)]
             divergence = functional.gaussian_kl(mean, log_std, *before).gather(0, chosen)
@@ -234,18 +237,8 @@ class _Drawn:
     noise: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Knowing:
-    """Adds to observations (L, N, ...) the belief of a policy's current encoder."""
-
-    policy: BeliefPolicy
-
-    def __call__(self, observations: Tensor) -> Tensor:
-        return self.policy.know(observations)[0]
-
-
 class _OnBelief:
-    """The part of a policy that PPO trains; its inputs are those that `BeliefPolicy.know` returns.
+    """The part of a policy that PPO trains; its inputs are those that `see` returns.
 
     Args:
         policy: whose encoder is not trained here.
@@ -258,6 +251,10 @@ class _OnBelief:
     def distributions(self) -> Distributions:
         """The policy's."""
         return self._policy.distributions
+
+    def see(self, observations: Tensor) -> Tensor:
+        """Return observations (L, N, ...) with the beliefs of the current encoder."""
+        return self._policy.with_belief(observations)[0]
 
     def unroll(self, observations: Tensor) -> Unrolled:
         """Return distributions and values of observations with beliefs, (L, N, ...)."""

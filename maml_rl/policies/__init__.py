@@ -5,7 +5,6 @@ from maml_rl.policies.cnn import CNNPolicy, MultiInputPolicy
 from maml_rl.policies.distributions import MultiCategorical
 from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
 from maml_rl.policies.get_policy import get_policy_for_env
-from maml_rl.policies.gru_policy import GRUPolicy
 from maml_rl.policies.heads import (
     BernoulliHead,
     CategoricalHead,
@@ -26,8 +25,7 @@ from maml_rl.policies.mlp import (
 )
 from maml_rl.policies.module_policy import ModulePolicy, as_policy
 from maml_rl.policies.policy import Memory, Policy, Unrolled
-from maml_rl.policies.sequence_policy import SequencePolicy
-from maml_rl.policies.transformer_policy import TransformerPolicy
+from maml_rl.policies.sequence_policy import GRUPolicy, SequencePolicy, TransformerPolicy
 
 __all__ = [
     "BeliefPolicy",

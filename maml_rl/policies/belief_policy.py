@@ -18,26 +18,30 @@ from torch.nn.functional import linear
 from maml_rl.arguments import check_count
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.heads import Params
-from maml_rl.policies.layers import empty_layer
+from maml_rl.policies.layers import empty_layer, within
 from maml_rl.policies.mlp import Nonlinearity, Perceptron
-from maml_rl.policies.policy import Memory, Unrolled
-from maml_rl.policies.recurrent import make_recurrent, run, weights_of, zero_state
-from maml_rl.policies.sequence_policy import SequencePolicy, SlotRows, row_product
+from maml_rl.policies.policy import Memory, Policy, Unrolled
+from maml_rl.policies.recurrent import Cell, Recurrent
+from maml_rl.policies.sequence_policy import SequencePolicy
+from maml_rl.policies.slot_rows import SlotRows, row_product
+from maml_rl.policies.transformer import Attention
+from maml_rl.policies.trial_encoder import make_body
 from maml_rl.spaces import require_vectors
 
 
 class BeliefPolicy(SequencePolicy):
-    """A GRU over observations, actions and rewards infers a belief; actions and values use observation and belief.
+    """A body with a memory infers a belief from observations, actions and rewards; observation and belief are acted on.
 
     The belief is the mean and the logarithm of the variance of a latent vector, and no gradient of actions or values
-    enters the encoder. The memory is the GRU's state, (num, H). Observation, action and reward each have an embedding
-    of their own, a linear layer and a ReLU.
+    enters the encoder. The memory is the body's. Observation, action and reward each have an embedding of their own, a
+    linear layer and a ReLU.
 
     Args:
         observation_space: of one environment; it shows the last action and reward (`observe_last`).
         action_space: of one environment; see `get_policy_for_env`.
         hidden_sizes: units of the layers that act, and of those that estimate values.
-        encoder_size: H, units of the GRU.
+        encoder_size: H, units of the body.
+        cell: of a recurrent body, or the sizes of a transformer.
         latent_size: Z, numbers of the latent vector.
         embedding_sizes: units for observation, action, and reward; 0 for an input that the encoder does not have.
         nonlinearity: after each hidden layer: "relu", "tanh", or any element-wise callable on tensors.
@@ -50,6 +54,9 @@ class BeliefPolicy(SequencePolicy):
         ValueError: If a size is out of range, or the observations do not show the last step.
     """
 
+    body_name = "core"
+    unroll_tasks = Policy.unroll_tasks
+
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
@@ -57,6 +64,7 @@ class BeliefPolicy(SequencePolicy):
         hidden_sizes: Sequence[int] = (32,),
         *,
         encoder_size: int = 64,
+        cell: Cell | Attention = "gru",
         latent_size: int = 5,
         embedding_sizes: tuple[int, int, int] = (32, 0, 8),
         nonlinearity: str | Nonlinearity = "tanh",
@@ -103,7 +111,9 @@ class BeliefPolicy(SequencePolicy):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
         # In the order of all checkpoints.
-        self.core = make_recurrent("gru", sum(embedding_sizes), encoder_size, generator)
+        self.core = make_body(cell, sum(embedding_sizes), encoder_size, generator)
+        if isinstance(self.core, Recurrent):
+            self.core.joined = False
         self.latent = latent
         inputs = self.own_size + 2 * latent_size
         self._actor, self._critic = (
@@ -134,75 +144,55 @@ class BeliefPolicy(SequencePolicy):
         of_encoder = {id(param) for param in self.encoder_parameters()}
         return [param for param in self.parameters() if param.requires_grad and id(param) not in of_encoder]
 
-    def initial_memory(self, num: int) -> Memory:
-        """Return zeros (num, H)."""
-        return zero_state("gru", num, self.hidden_size, self.head.weight)
-
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
         params = {name: value.detach() for name, value in params.items()}
-        size, own = self.hidden_size, self.own_size
-        embedding, embedding_bias = self._embedding(params)
-        is_stacked = embedding.dim() == 3
+        own, of_core = self.own_size, within(params, "core.")
+        names = ("latent.weight", "latent.bias"), *self._actor.layer_names
+        # In the order in which they are multiplied with.
+        layers = [self._embedding(params), *((params[weight], params[bias]) for weight, bias in names)]
+        layers = [(weight.mT.contiguous(), bias) for weight, bias in layers]
+        is_stacked = layers[0][0].dim() == 3
         mean, std = (params[f"observation_{name}"].unsqueeze(-2) for name in ("mean", "std"))
         choose = self.distributions.actor(params)
-        # In the order in which they are multiplied with.
-        products = [
-            (embedding.mT.contiguous(), embedding_bias),
-            *(
-                (params[f"{name.format('weight')}"].mT.contiguous(), params[name.format("bias")])
-                for name in ("core.{}_ih_l0", "core.{}_hh_l0", "latent.{}")
-            ),
-            *((params[weight].mT.contiguous(), params[bias]) for weight, bias in self._actor.layer_names),
-        ]
 
         # Created once: the arrays that the steps of a grid fill at every call.
         @cache
         def make_step(grid: torch.Size) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
             rows = SlotRows(grid, None if is_stacked else first_task)
-            make = partial(embedding.new_zeros, *rows.shape)
-            outputs = [make(weight.shape[-1]) for weight, _ in products]
-            embedded, from_input, from_memory, belief, *layers = outputs
-            seen, hidden, known = make(self.input_size), make(size), make(products[4][0].shape[-2])
-            inputs = [seen, embedded, hidden, hidden, known, *layers[:-1]]
-            embed, read, recall, believe, *act_on = (
-                row_product(units, weight, bias, out)
-                for units, (weight, bias), out in zip(inputs, products, outputs, strict=True)
+            step = self.core.step(of_core, rows)
+            make = partial(step.units.new_zeros, *step.units.shape[:-1])
+            seen, known = make(self.input_size), make(own + 2 * self.latent_size)
+            embedded, belief, *units = outputs = [step.inputs, *(make(weight.shape[-1]) for weight, _ in layers[1:])]
+            inputs = [seen, step.units, known, *units[:-1]]
+            embed, infer, *act_on = (
+                row_product(entered, weight, bias, out)
+                for entered, (weight, bias), out in zip(inputs, layers, outputs, strict=True)
             )
-            entered, old = (values[..., rows.own, :] for values in (seen, hidden))
-            chosen_from = outputs[-1][..., rows.own, :].reshape(*grid, -1)
-            # In torch's order, reset, keep and new.
-            gated, recalled, both = from_input[..., : 2 * size], from_memory[..., 2 * size :], slice(0, 2 * size)
-            reset, keep, new = from_input.split(size, -1)
+            entered, chosen_from = seen[..., rows.own, :], units[-1][..., rows.own, :].reshape(*grid, -1)
 
-            def step(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
                 entered.copy_(self._encode(observations).reshape(entered.shape))
-                old.copy_(memory[0].reshape(old.shape))
                 embed()
                 embedded.relu_()
-                read()
-                recall()
-                gated.add_(from_memory[..., both]).sigmoid_()
-                new.addcmul_(reset, recalled).tanh_()
-                hidden.sub_(new).mul_(keep).add_(new)
-                believe()
+                after = step(memory)
+                infer()
                 torch.sub(seen[..., :own], mean, out=known[..., :own]).div_(std)
                 known[..., own:].copy_(belief)
                 for index, act_on_layer in enumerate(act_on):
                     if index:
-                        layers[index - 1].copy_(self._actor.nonlinearity(layers[index - 1]))
+                        units[index - 1].copy_(self._actor.nonlinearity(units[index - 1]))
                     act_on_layer()
-                actions = choose(chosen_from, noise)
-                return actions, (old.reshape(*grid, size).clone(),)
+                return choose(chosen_from, noise), after
 
-            return step
+            return act
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
             return make_step(noise.shape[:2])(observations, noise, memory)
 
         return act
 
-    def believe(
+    def encode(
         self, observations: Tensor, memory: Memory | None = None, params: Params | None = None
     ) -> tuple[Tensor, Tensor, Memory]:
         """Go through sequences (L, N, ...), differentiably, and return the belief at every step.
@@ -216,27 +206,26 @@ class BeliefPolicy(SequencePolicy):
             Mean (L, N, Z) and logarithm of the variance (L, N, Z) of the latent, and the memory after the last step.
         """
         params = dict(self.named_parameters()) if params is None else params
-        memory = self.initial_memory(observations.shape[1]) if memory is None else memory
         seen = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
         embedded = linear(seen, *self._embedding(params)).relu()
-        units, after = run("gru", embedded, memory, weights_of(params, "core"))
+        units, after = self.core.run(embedded, memory, within(params, "core."))
         mean, log_variance = linear(units, params["latent.weight"], params["latent.bias"]).chunk(2, -1)
         return mean, log_variance, after
 
-    def know(
+    def with_belief(
         self, observations: Tensor, memory: Memory | None = None, params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return the inputs of the acting policy, (L, N, own + 2 Z), observation and belief; see `believe`.
+        """Return the inputs of the acting policy, (L, N, own + 2 Z), observation and belief; see `encode`.
 
         No gradient flows back from it.
         """
         with torch.no_grad():
-            mean, log_variance, after = self.believe(observations, memory, params)
+            mean, log_variance, after = self.encode(observations, memory, params)
             seen = self._encode(observations).reshape(*observations.shape[:2], self.input_size)
             return torch.cat((seen[..., : self.own_size], mean, log_variance), -1), after
 
     def unroll_known(self, known: Tensor, params: Params | None = None) -> Unrolled:
-        """Return distributions and values for what `know` returned, differentiably."""
+        """Return distributions and values for what `with_belief` returned, differentiably."""
         params = dict(self.named_parameters()) if params is None else params
         observed, belief = known[..., : self.own_size], known[..., self.own_size :]
         inputs = torch.cat(((observed - params["observation_mean"]) / params["observation_std"], belief), -1)
@@ -245,7 +234,7 @@ class BeliefPolicy(SequencePolicy):
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
         """Go through sequences (L, N, ...); actions and values are differentiable; see `Policy.unroll`."""
-        known, after = self.know(observations, memory, params)
+        known, after = self.with_belief(observations, memory, params)
         unrolled = self.unroll_known(known, params)
         return Unrolled(unrolled.distribution, unrolled.values, after)
 

@@ -2,7 +2,7 @@
 
 A head turns units (..., num_units) into distribution parameters, a tuple of tensors, so that hot paths never build
 distribution objects. For the policies whose derivatives are written by hand, a head has the derivatives of the
-log-probability with respect to its units in closed form; see `LogProbability`.
+log-probability with respect to its units in closed form; see `maml_rl.policies.closed_forms`.
 """
 
 import math
@@ -29,6 +29,7 @@ from torch.distributions import (
 )
 
 from maml_rl import functional
+from maml_rl.policies.closed_forms import CategoricalLogProbability, GaussianLogProbability, LogProbability
 from maml_rl.policies.distributions import (
     DistributionForm,
     Integers,
@@ -42,8 +43,6 @@ from maml_rl.spaces import category_counts
 _LOG_2, _HALF_LOG_2_PI = math.log(2.0), 0.5 * math.log(2.0 * math.pi)
 Params = Mapping[str, Tensor]
 DistributionParams = tuple[Tensor, ...]
-# A (co)tangent of the output units (k, A, R), and of the head's own parameters by name.
-Vector = tuple[Tensor, dict[str, Tensor]]
 
 
 class Distributions(ABC):
@@ -154,7 +153,7 @@ class Head(Distributions):
         """Return the function from units and noise to actions under fixed parameters; compute shared parts once."""
         return lambda units, noise: self.act(self.parametrize(units, params), noise)
 
-    def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> "LogProbability":
+    def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> LogProbability:
         """Return the log-probabilities of actions taken, with their derivatives.
 
         Args:
@@ -187,39 +186,6 @@ class Head(Distributions):
                 f"{f' and {list(self.num_categories)} categories' if self.num_categories else ''} does not fit the "
                 f"action space {action_space}; get_policy_for_env makes one that fits"
             )
-
-
-class LogProbability(ABC):
-    """log pi(a|s) of the actions taken, as a function f of output units and of the head's parameters, and derivatives.
-
-    Output units are stored as (k, A, R), entries before rows: sums over entries or rows are then sums along
-    vectors.
-
-    Attributes:
-        values: (k, R).
-    """
-
-    values: Tensor
-
-    @abstractmethod
-    def pull_back(self, weights: Tensor) -> Vector:
-        """Return the gradient of sum(weights * f), for `weights` (k, R)."""
-
-    @abstractmethod
-    def push_forward(self, tangent: Vector) -> Tensor:
-        """Return the derivative of f along a tangent, (k, R)."""
-
-    @abstractmethod
-    def prepare_hessian(self, weights: Tensor) -> None:
-        """Prepare `hessian_product` for `weights` (k, R)."""
-
-    @abstractmethod
-    def hessian_product(self, tangent: Vector) -> Vector:
-        """Multiply a tangent by the Hessian of sum(weights * f), for the weights last given to `prepare_hessian`."""
-
-    @abstractmethod
-    def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
-        """Multiply a tangent by the Fisher matrix, summed over rows with `weights` (k, R)."""
 
 
 class GaussianHead(Head):
@@ -299,60 +265,9 @@ class GaussianHead(Head):
         """Multiply (mean, log_std) tangents by the Fisher metric; see `Distributions.fisher_product`."""
         return functional.gaussian_fisher_product(parameters[1], tangents[0], tangents[1], weights)
 
-    def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> "GaussianLogProbability":
+    def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> GaussianLogProbability:
         """Return log-probabilities with their derivatives; see `Head.on_samples`."""
         return GaussianLogProbability(units, params["sigma"], actions, self.min_log_std)
-
-
-class GaussianLogProbability(LogProbability):
-    """Of a diagonal Gaussian with the output units as mean, and log_std = max(sigma, smallest).
-
-    Args:
-        units: (k, A, R).
-        sigma: (k, A).
-        actions: (k, R, A).
-        smallest: log_std never falls below it.
-    """
-
-    def __init__(self, units: Tensor, sigma: Tensor, actions: Tensor, smallest: float) -> None:
-        log_std = sigma.clamp(min=smallest)
-        # Where the bound is active, sigma has no effect.
-        self._live = (sigma >= smallest).to(units.dtype)
-        self._precision = torch.exp(-2.0 * log_std).unsqueeze(-1)
-        self.values = functional.gaussian_log_prob(units.mT, log_std.unsqueeze(1), actions)
-        difference = actions.mT.reshape(units.shape) - units
-        self._score = difference * self._precision
-        self._squares = difference.mul_(self._score)
-
-    def pull_back(self, weights: Tensor) -> Vector:
-        """Return a gradient; see `LogProbability.pull_back`."""
-        along_rows = weights.unsqueeze(-1)
-        sigma = torch.bmm(self._squares, along_rows).squeeze(-1) - along_rows.sum(1)
-        return weights.unsqueeze(1) * self._score, {"sigma": self._live * sigma}
-
-    def push_forward(self, tangent: Vector) -> Tensor:
-        """Return a directional derivative; see `LogProbability.push_forward`."""
-        units, sigma = tangent[0], self._live * tangent[1]["sigma"]
-        return (self._score * units + (self._squares - 1.0) * sigma.unsqueeze(-1)).sum(1)
-
-    def prepare_hessian(self, weights: Tensor) -> None:
-        """Keep the blocks of the Hessian; see `LogProbability.prepare_hessian`."""
-        self._units_units = -weights.unsqueeze(1) * self._precision
-        self._units_sigma = -2.0 * weights.unsqueeze(1) * self._score
-        self._sigma_sigma = -2.0 * torch.bmm(self._squares, weights.unsqueeze(-1)).squeeze(-1)
-
-    def hessian_product(self, tangent: Vector) -> Vector:
-        """Multiply by the Hessian; see `LogProbability.hessian_product`."""
-        units, sigma = tangent[0], self._live * tangent[1]["sigma"]
-        units_product = (self._units_units * units).addcmul_(self._units_sigma, sigma.unsqueeze(-1))
-        sigma_product = (self._units_sigma * units).sum(-1).addcmul_(self._sigma_sigma, sigma)
-        return units_product, {"sigma": self._live * sigma_product}
-
-    def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
-        """Multiply by the Fisher matrix; see `LogProbability.fisher_product`."""
-        units, sigma = tangent[0], tangent[1]["sigma"]
-        sigma_product = 2.0 * weights.sum(1, keepdim=True) * self._live * sigma
-        return (weights.unsqueeze(1) * units).mul_(self._precision), {"sigma": sigma_product}
 
 
 class SquashedGaussianHead(Head):
@@ -469,47 +384,9 @@ class CategoricalHead(Head):
         """Multiply a tangent of the logits by the Fisher metric; see `Distributions.fisher_product`."""
         return (functional.categorical_fisher_product(parameters[0], tangents[0], weights),)
 
-    def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> "CategoricalLogProbability":
+    def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> CategoricalLogProbability:
         """Return log-probabilities with their derivatives; see `Head.on_samples`."""
         return CategoricalLogProbability(units, actions - self.start)
-
-
-class CategoricalLogProbability(LogProbability):
-    """Of a categorical distribution with the output units as logits.
-
-    Args:
-        units: (k, K, R).
-        actions: (k, R, 1) integers.
-    """
-
-    def __init__(self, units: Tensor, actions: Tensor) -> None:
-        self.values = functional.categorical_log_prob(units.mT, actions.squeeze(-1))
-        self._probs = torch.softmax(units, dim=1)
-        self._actions = actions.long().mT
-
-    def pull_back(self, weights: Tensor) -> Vector:
-        """Return a gradient; see `LogProbability.pull_back`."""
-        weights = weights.unsqueeze(1)
-        return (-weights * self._probs).scatter_add_(1, self._actions, weights), {}
-
-    def push_forward(self, tangent: Vector) -> Tensor:
-        """Return a directional derivative; see `LogProbability.push_forward`."""
-        units = tangent[0]
-        return units.gather(1, self._actions).squeeze(1) - (self._probs * units).sum(1)
-
-    def prepare_hessian(self, weights: Tensor) -> None:
-        """Keep the weights; see `LogProbability.prepare_hessian`."""
-        self._weights = weights
-
-    def hessian_product(self, tangent: Vector) -> Vector:
-        """Multiply by the Hessian, which for a log-probability of logits is the negative of the Fisher matrix."""
-        return self.fisher_product(tangent, -self._weights)
-
-    def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
-        """Multiply by the Fisher matrix; see `LogProbability.fisher_product`."""
-        weighted = self._probs * tangent[0]
-        mean = weighted.sum(1, keepdim=True)
-        return weighted.addcmul_(self._probs, mean, value=-1.0).mul_(weights.unsqueeze(1)), {}
 
 
 class MultiCategoricalHead(Head):

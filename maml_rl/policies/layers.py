@@ -1,6 +1,6 @@
 """Layers of torch whose weights come from a generator of their own, not from the global random state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -35,3 +35,8 @@ def empty_layer(make: Callable[..., Layer], *args: Any, **options: Any) -> Layer
     for name, param in list(layer.named_parameters()):
         setattr(layer, name, nn.Parameter(torch.empty(param.shape, dtype=param.dtype)))
     return layer
+
+
+def within(params: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the parameters whose names begin with `prefix`, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}

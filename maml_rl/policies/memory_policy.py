@@ -1,11 +1,14 @@
-"""The base of policies with a memory: recurrent networks, and rules that count their observations."""
+"""Policies with a memory: their base, and a policy that has one already when its trials begin."""
 
 from abc import abstractmethod
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+import gymnasium
 from torch import Tensor
 
 from maml_rl.policies.heads import Params
+from maml_rl.policies.layers import within
 from maml_rl.policies.policy import Memory, Policy, Unrolled
 
 
@@ -48,8 +51,65 @@ class MemoryPolicy(Policy):
         """Return actions, and the memory after them; see `Policy.act`."""
 
     def _act_by_actor(
+        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None, *, writes: bool = False
+    ) -> tuple[Tensor, Memory]:
+        """Run `actor` for one call: the `act` of a subclass whose `actor` does not call `act`.
+
+        With `writes` the actor writes into the first tensor of the memory.
+        """
+        params = dict(self.named_parameters()) if params is None else params
+        memory = (memory[0].clone(), *memory[1:]) if writes else memory
+        return self.actor(params)(observations, noise, memory)
+
+
+class PolicyWithMemory(MemoryPolicy):
+    """A policy that has adapted: its trials begin with a given memory. It acts like the policy inside.
+
+    Args:
+        inner: with a memory; it is part of the new policy, not copied.
+        memory: tensors of one slot's memory, without a leading axis.
+
+    Raises:
+        ValueError: If the memory does not fit the policy.
+    """
+
+    def __init__(self, inner: Policy, memory: Sequence[Tensor]) -> None:
+        super().__init__()
+        shapes = [tuple(tensor.shape[1:]) for tensor in inner.initial_memory(1)]
+        if [tuple(tensor.shape) for tensor in memory] != shapes:
+            given = [tuple(tensor.shape) for tensor in memory]
+            raise ValueError(f"{type(inner).__name__} remembers tensors of the shapes {shapes}, got {given}")
+        self.inner = inner
+        self.noise_kind, self.noise_size = inner.noise_kind, inner.noise_size
+        if hasattr(inner, "distributions"):
+            self.distributions = inner.distributions
+        self._num_tensors = len(memory)
+        for index, tensor in enumerate(memory):
+            self.register_buffer(f"memory{index}", tensor.detach().clone())
+
+    def initial_memory(self, num: int) -> Memory:
+        """Return the given memory (num, ...)."""
+        tensors = [self.get_buffer(f"memory{index}") for index in range(self._num_tensors)]
+        return tuple(tensor.expand(num, *tensor.shape).clone() for tensor in tensors)
+
+    def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Run `actor` for one call: the `act` of a subclass whose `actor` does not call `act`."""
-        params = dict(self.named_parameters()) if params is None else params
-        return self.actor(params)(observations, noise, memory)
+        """Act as the policy inside."""
+        return self.inner.act(observations, noise, memory, params and within(params, "inner."))
+
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Act as the policy inside."""
+        return self.inner.actor(within(params, "inner."), first_task)
+
+    def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
+        """Go through sequences from the given memory on."""
+        memory = self.initial_memory(observations.shape[1]) if memory is None else memory
+        return self.inner.unroll(observations, memory, params and within(params, "inner."))
+
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Compare the spaces with those of the policy inside."""
+        self.inner.check_spaces(observation_space, action_space)
+
+    def _try_unroll(self, rows: Tensor, memory: Memory) -> Unrolled | None:
+        return self.inner._try_unroll(rows, memory)

@@ -1,9 +1,11 @@
-"""Recurrent layers, GRU or LSTM: their creation, one step, and whole sequences.
+"""Recurrent layers as the body of a policy with a memory: GRU and LSTM, through whole sequences and step by step.
 
-Gates are in torch's order: (reset, keep, new) in a GRU, (enter, keep, new, leave) in an LSTM.
+Gates are in torch's order: (reset, keep, new) in a GRU, (enter, keep, new, leave) in an LSTM. The memory is (num, H),
+that of an LSTM twice that.
 """
 
-from typing import Literal
+from abc import abstractmethod
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,100 +13,227 @@ from torch import Tensor, nn
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, orthogonal
+from maml_rl.policies.memory_body import MemoryBody
 from maml_rl.policies.policy import Memory
+from maml_rl.policies.slot_rows import SlotRows, affine, row_product
 
 Cell = Literal["gru", "lstm"]
 
 
-def make_recurrent(
-    cell: Cell, inputs: int, hidden_size: int, generator: torch.Generator, memory_span: int | None = None
-) -> nn.GRU | nn.LSTM:
-    """Return a recurrent layer whose gates are orthogonal and whose biases are zero; from the generator alone.
+class Recurrent(MemoryBody, nn.RNNBase):
+    """A recurrent layer, of one of torch's modules.
+
+    Attributes:
+        num_states: tensors of a memory.
+        joined: whether a step of a GRU multiplies inputs and memory side by side, else in two products, which round
+            differently.
+    """
+
+    num_states: ClassVar[int]
+    runs_tasks = True
+    joined = True
+
+    def initialize(self, generator: torch.Generator, memory_span: int | None = None) -> None:
+        """Make gates orthogonal and biases zero.
+
+        Args:
+            generator: draws the weights.
+            memory_span: biases are such that a unit keeps its state for 1 to this many steps; None for half of it at
+                every step.
+
+        Source of `memory_span`: Tallec and Ollivier 2018, https://arxiv.org/abs/1804.11188
+        """
+        for name, weights in self.named_parameters():
+            if name.startswith("bias"):
+                nn.init.zeros_(weights)
+                continue
+            for gate in weights.detach().split(self.hidden_size):
+                orthogonal(gate, generator)
+        if memory_span is not None:
+            # With a bias of log(s) a gate keeps s / (1 + s) of the unit at each step.
+            steps = 1.0 + (memory_span - 1.0) * torch.rand(self.hidden_size, generator=generator)
+            gates = self.get_parameter("bias_ih_l0").detach().unflatten(0, (-1, self.hidden_size))
+            gates[1] = steps.log()
+            if isinstance(self, LSTM):
+                gates[0] = -steps.log()
+
+    def initial_memory(self, num: int, like: Tensor) -> Memory:
+        """Return zeros (num, H), twice for an LSTM, of the type and on the device of `like`."""
+        return tuple(like.new_zeros(num, self.hidden_size) for _ in range(self.num_states))
+
+    def run(self, inputs: Tensor, memory: Memory | None, params: Params) -> tuple[Tensor, Memory]:
+        """Go through sequences (L, N, I), or (M, L, N, I) under stacked parameters; see `MemoryBody.run`.
+
+        Under stacked parameters step by step, because the kernels for sequences support one set of weights, and those
+        of an LSTM have no second derivatives.
+        """
+        weights = weights_of(params)
+        from_input, from_memory, input_bias, memory_bias = weights
+        if memory is None:
+            zeros = inputs.new_zeros(*inputs.shape[:-3], inputs.shape[-2], self.hidden_size)
+            memory = (zeros,) * self.num_states
+        if from_input.dim() == 2:
+            return self._through_sequences(inputs, memory, weights)
+        units = []
+        for of_input in affine(inputs, from_input, input_bias).unbind(1):
+            memory = self.next_memory(of_input, affine(memory[0], from_memory, memory_bias), memory)
+            units.append(memory[0])
+        return torch.stack(units, 1), memory
+
+    def _through_sequences(self, inputs: Tensor, memory: Memory, weights: tuple[Tensor, ...]) -> tuple[Tensor, Memory]:
+        """Return units (L, N, H) and the last memory: on a CPU a GRU by `GRUSequences`, others by torch's kernels."""
+        is_gru = isinstance(self, GRU)
+        if is_gru and inputs.device.type == "cpu":
+            (units,) = GRUSequences()([inputs], [weights], [memory[0]])
+            return units, (units[-1],)
+        before = tuple(each.unsqueeze(0).contiguous() for each in memory)
+        # With biases, one layer, no dropout, differentiable, in one direction, steps first.
+        options = True, 1, 0.0, True, False, False
+        units, *lasts = (
+            torch.gru(inputs, before[0], weights, *options) if is_gru else torch.lstm(inputs, before, weights, *options)
+        )
+        return units, tuple(last.squeeze(0) for last in lasts)
+
+    def advance(self, inputs: Tensor, memory: Memory, params: Params) -> Memory:
+        """Return the memory after one more step of slots (R, ...), or (M, S, ...) under stacked parameters.
+
+        Unlike `step`, it creates its arrays at every call, and rounds differently.
+        """
+        from_input, from_memory, input_bias, memory_bias = weights_of(params)
+        of_memory = affine(memory[0], from_memory, memory_bias)
+        return self.next_memory(affine(inputs, from_input, input_bias), of_memory, memory)
+
+    @abstractmethod
+    def next_memory(self, of_input: Tensor, of_memory: Tensor, memory: Memory) -> Memory:
+        """Return the memory (..., H) after one step, by operations that torch differentiates twice.
+
+        Args:
+            of_input: (..., gates * H), the inputs after their weights and bias.
+            of_memory: the same, of the memory.
+            memory: (..., H) before the step.
+        """
+
+    def step(self, params: Params, rows: SlotRows) -> "RecurrentStep":
+        """Return the next step of slots under fixed parameters; see `MemoryBody.step`, and `RecurrentStep`."""
+        return RecurrentStep(self, params, rows)
+
+    def joined_gates(self, params: Params) -> tuple[Tensor, Tensor]:
+        """Return one matrix (..., I + H, gates) and one bias (..., gates) for inputs and memory side by side.
+
+        Those of a GRU are (reset, keep, new from the inputs, new from the memory); of an LSTM, (enter, keep, leave,
+        new), because sigmoids apply to adjacent gates.
+        """
+        from_input, from_memory, input_bias, memory_bias = weights_of(params)
+        size = self.hidden_size
+        if isinstance(self, GRU):
+            both, new = slice(0, 2 * size), slice(2 * size, None)
+            from_input = torch.cat((from_input, torch.zeros_like(from_input[..., new, :])), -2)
+            of_gates, of_new = from_memory[..., both, :], from_memory[..., new, :]
+            from_memory = torch.cat((of_gates, torch.zeros_like(of_new), of_new), -2)
+            bias = torch.cat(
+                (input_bias[..., both] + memory_bias[..., both], input_bias[..., new], memory_bias[..., new]), -1
+            )
+            return torch.cat((from_input, from_memory), -1).mT.contiguous(), bias
+        order = torch.cat([torch.arange(size) + size * gate for gate in (0, 1, 3, 2)]).to(from_input.device)
+        weights = torch.cat((from_input, from_memory), -1).index_select(-2, order)
+        return weights.mT.contiguous(), (input_bias + memory_bias).index_select(-1, order)
+
+
+class GRU(Recurrent, nn.GRU):
+    """A GRU."""
+
+    num_states = 1
+
+    def next_memory(self, of_input: Tensor, of_memory: Tensor, memory: Memory) -> Memory:
+        """Return the memory after one step."""
+        size = self.hidden_size
+        (reset, keep, new), (old_reset, old_keep, old_new) = (each.split(size, -1) for each in (of_input, of_memory))
+        reset, keep = torch.sigmoid(reset + old_reset), torch.sigmoid(keep + old_keep)
+        new = torch.tanh(new + reset * old_new)
+        return (new + keep * (memory[0] - new),)
+
+
+class LSTM(Recurrent, nn.LSTM):
+    """An LSTM."""
+
+    num_states = 2
+
+    def next_memory(self, of_input: Tensor, of_memory: Tensor, memory: Memory) -> Memory:
+        """Return the memory after one step."""
+        enter, keep, new, leave = (of_input + of_memory).split(self.hidden_size, -1)
+        carried = torch.sigmoid(keep) * memory[1] + torch.sigmoid(enter) * torch.tanh(new)
+        return torch.sigmoid(leave) * torch.tanh(carried), carried
+
+
+class RecurrentStep:
+    """The next step of M x S slots under fixed parameters; see `MemoryStep`.
 
     Args:
-        cell: "gru" or "lstm".
-        inputs: I.
-        hidden_size: H.
-        generator: draws the initial weights.
-        memory_span: biases are such that a unit keeps its state for 1 to this many steps; None for half of it at
-            every step.
+        layer: whose parameters they are.
+        params: by name, shared or stacked (M, ...).
+        rows: of the slots.
 
-    Source of `memory_span`: Tallec and Ollivier 2018, https://arxiv.org/abs/1804.11188
+    Attributes:
+        seen: (rows, I + H) inputs and units side by side, if `layer.joined`.
     """
-    sizes = inputs, hidden_size
-    core: nn.GRU | nn.LSTM = empty_layer(nn.GRU, *sizes) if cell == "gru" else empty_layer(nn.LSTM, *sizes)
-    for name, weights in core.named_parameters():
-        if name.startswith("bias"):
-            nn.init.zeros_(weights)
-            continue
-        for gate in weights.detach().split(hidden_size):
-            orthogonal(gate, generator)
-    if memory_span is not None:
-        # With a bias of log(s) a gate keeps s / (1 + s) of the unit at each step.
-        steps = 1.0 + (memory_span - 1.0) * torch.rand(hidden_size, generator=generator)
-        gates = core.get_parameter("bias_ih_l0").detach().unflatten(0, (-1, hidden_size))
-        gates[1] = steps.log()
-        if cell == "lstm":
-            gates[0] = -steps.log()
-    return core
+
+    def __init__(self, layer: Recurrent, params: Params, rows: SlotRows) -> None:
+        self._grid, size, inputs, self._is_gru = rows.grid, layer.hidden_size, layer.input_size, isinstance(layer, GRU)
+        self._joined = layer.joined or not self._is_gru
+        of_inputs, of_memory, *biases = weights_of(params)
+        # Rows of padding stay zero.
+        self.seen = of_inputs.new_zeros(*rows.shape, inputs + size)
+        self.inputs, self.units = self.seen.split((inputs, size), -1)
+        if self._joined:
+            weights, bias = layer.joined_gates(params)
+            pairs = [(self.seen, weights, bias)]
+        else:
+            self.inputs, self.units = self.inputs.contiguous(), self.units.contiguous()
+            matrices = of_inputs.mT.contiguous(), of_memory.mT.contiguous()
+            pairs = list(zip((self.inputs, self.units), matrices, biases, strict=True))
+        sums = [self.seen.new_zeros(*rows.shape, bias.shape[-1]) for *_, bias in pairs]
+        self._products = [row_product(*pair, out) for pair, out in zip(pairs, sums, strict=True)]
+        self._old, parts = self.units[..., rows.own, :], [each[..., rows.own, :] for each in sums]
+        self._gates = [gate for part in parts for gate in part.split(size, -1)]
+        self._gated = parts[0][..., : (2 if self._is_gru else 3) * size]
+        self._further = None if self._joined else parts[1][..., : 2 * size]
+        if not self._joined:
+            # As side by side: the parts of the memory are summed into those of the inputs.
+            self._gates = [*self._gates[:3], self._gates[-1]]
+
+    def __call__(self, memory: Memory) -> Memory:
+        """Take the step from `inputs` and a memory (M, S, H) to `units`, and return the memory after it."""
+        old, gated = self._old, self._gated
+        first, second, third, last = self._gates
+        old.copy_(memory[0].reshape(old.shape))
+        for product in self._products:
+            product()
+        if self._further is not None:
+            gated.add_(self._further)
+        torch.sigmoid_(gated)
+        if self._is_gru:
+            new = (last.mul_(first).add_(third) if self._joined else third.addcmul_(first, last)).tanh_()
+            after: Memory = ((old - new).mul_(second).add_(new),)
+        else:
+            carried = memory[1].reshape(old.shape) * second + first * torch.tanh(last)
+            after = third * torch.tanh(carried), carried
+        # The memory has been read: its buffer now takes the units.
+        old.copy_(after[0])
+        return tuple(tensor.reshape(*self._grid, -1) for tensor in after)
 
 
-def weights_of(params: Params, core: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return a layer's weights: (gates * H, I), (gates * H, H), and their biases (gates * H,), by its name."""
+def weights_of(params: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return a layer's weights: (gates * H, I), (gates * H, H), and their biases (gates * H,), by its own names."""
     from_input, from_memory, input_bias, memory_bias = (
-        params[f"{core}.{name}"] for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        params[name] for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     )
     return from_input, from_memory, input_bias, memory_bias
 
 
-def zero_state(cell: Cell, num: int, hidden_size: int, like: Tensor) -> Memory:
-    """Return zeros (num, H), twice for an LSTM, of the type and on the device of `like`."""
-    zeros = like.new_zeros(num, hidden_size)
-    return (zeros,) if cell == "gru" else (zeros, zeros.clone())
-
-
-def run(
-    cell: Cell, inputs: Tensor, state: Memory, weights: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> tuple[Tensor, Memory]:
-    """Go through sequences, differentiably: on a CPU a GRU by `GRUSequences`, others by those of torch.
-
-    Args:
-        cell: "gru" or "lstm".
-        inputs: (L, N, I).
-        state: (N, H) before the first step, twice for an LSTM.
-        weights: see `weights_of`.
-
-    Returns:
-        Units (L, N, H), and the state after the last step.
-    """
-    if cell == "gru" and inputs.device.type == "cpu":
-        (units,) = GRUSequences()([inputs], [weights], [state[0]])
-        return units, (units[-1],)
-    # With biases, one layer, no dropout, differentiable, in one direction, steps first.
-    options = True, 1, 0.0, True, False, False
-    before = tuple(each.unsqueeze(0).contiguous() for each in state)
-    if cell == "gru":
-        units, *lasts = torch.gru(inputs, before[0], weights, *options)
-    else:
-        units, *lasts = torch.lstm(inputs, before, weights, *options)
-    return units, tuple(last.squeeze(0) for last in lasts)
-
-
-def next_state(cell: Cell, of_input: Tensor, of_memory: Tensor, state: Memory) -> Memory:
-    """Return the state (..., H) after one step, twice for an LSTM, by operations that torch differentiates twice.
-
-    Args:
-        cell: "gru" or "lstm".
-        of_input: (..., gates * H), the inputs after their weights and bias.
-        of_memory: the same, of the memory.
-        state: (..., H) before the step.
-    """
-    size = state[0].shape[-1]
-    if cell == "gru":
-        (reset, keep, new), (old_reset, old_keep, old_new) = (each.split(size, -1) for each in (of_input, of_memory))
-        reset, keep = torch.sigmoid(reset + old_reset), torch.sigmoid(keep + old_keep)
-        new = torch.tanh(new + reset * old_new)
-        return (new + keep * (state[0] - new),)
-    enter, keep, new, leave = (of_input + of_memory).split(size, -1)
-    carried = torch.sigmoid(keep) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
-    return torch.sigmoid(leave) * torch.tanh(carried), carried
+def make_recurrent(
+    cell: Cell, inputs: int, hidden_size: int, generator: torch.Generator, memory_span: int | None = None
+) -> Recurrent:
+    """Return a layer whose weights come from the generator alone; see `Recurrent.initialize`."""
+    layer: Recurrent = empty_layer(GRU if cell == "gru" else LSTM, inputs, hidden_size)
+    layer.initialize(generator, memory_span)
+    return layer

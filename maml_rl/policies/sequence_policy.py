@@ -1,13 +1,14 @@
-"""Parts that policies trained on whole sequences share, with any body: encoded observations, and heads.
+"""Policies of a body with a memory that are trained on whole sequences: encoded observations, the body, heads.
 
-A body turns encoded observations into units (L, N, H); linear heads turn units into the distribution of actions, into
-values, and into predicted rewards.
+The body, a GRU, an LSTM or a transformer, turns encoded observations into units; heads turn units into the distribution
+of actions, into values, and into predicted rewards. Trials are sampled step by step; in the update the body goes
+through whole sequences. The two agree to rounding.
 """
 
-from abc import abstractmethod
+import copy
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Literal, TypedDict, get_args
+from functools import cache, partial
+from typing import Any, ClassVar, Literal, TypedDict, Unpack, get_args
 
 import gymnasium
 import numpy as np
@@ -18,17 +19,18 @@ from torch.nn.functional import linear
 
 from maml_rl.policies.cnn import ConvLayer, InputEncoder, refuse_image_options
 from maml_rl.policies.heads import Head, Params, head_for
-from maml_rl.policies.layers import empty_layer, orthogonal
+from maml_rl.policies.layers import empty_layer, orthogonal, within
+from maml_rl.policies.memory_body import MemoryBody
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.mlp import Perceptron, register_parameters
 from maml_rl.policies.policy import Memory, Unrolled
+from maml_rl.policies.recurrent import Cell, RecurrentStep, make_recurrent
+from maml_rl.policies.slot_rows import SlotRows, row_product, through
+from maml_rl.policies.transformer import Attention, Transformer
 from maml_rl.spaces import PackedSpace, category_counts, is_image, parts_of
 
 ValueKind = Literal["head", "network", "none"]
 
-# Rows that are multiplied together: a product of a fixed shape rounds a slot's row in the same way in every process and
-# with any other rows.
-ROWS = 64
 # Lower bound of the deviation of an observation.
 _LEAST_STD = 1e-2
 
@@ -49,8 +51,8 @@ class SequencePolicy(MemoryPolicy):
     """A body with a memory, under a head for actions, and optionally under heads for values and rewards.
 
     Observations are flattened, Discrete ones become one-hot vectors, and images, also among other parts, go through
-    convolutions; see `InputEncoder`. A subclass registers its body, takes the heads from `_make_heads`, and writes
-    `initial_memory`, `actor` and `unroll`.
+    convolutions; see `InputEncoder`. A subclass registers its body by the name `body_name`, with `value_` before it one
+    for the values if they have one, and takes the heads from `_make_heads`.
 
     Args:
         observation_space: of one environment; with `observe_last` it shows the last action and reward.
@@ -71,6 +73,7 @@ class SequencePolicy(MemoryPolicy):
         input_size: numbers of an encoded observation.
         observation_mean: (size,) subtracted from the first numbers of an observation; None for zero.
         observation_std: (size,) by which they are then divided; None for one.
+        token_shift: whether the body sees the previous observation, too, which is then the last tensor of the memory.
 
     Raises:
         TypeError: If a space is not supported.
@@ -78,6 +81,8 @@ class SequencePolicy(MemoryPolicy):
             normalized are not vectors, or options for images come without any.
     """
 
+    body_name: ClassVar[str]
+    token_shift = False
     distributions: Head
     head: nn.Linear
     value_head: nn.Linear | None
@@ -167,11 +172,99 @@ class SequencePolicy(MemoryPolicy):
         if self._inputs is not None:
             self._inputs.register(self, generator)
 
-    @abstractmethod
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
+    @property
+    def _body(self) -> MemoryBody:
+        body = self.get_submodule(self.body_name)
+        assert isinstance(body, MemoryBody)
+        return body
 
-    act = MemoryPolicy._act_by_actor
+    def initial_memory(self, num: int) -> Memory:
+        """Return the body's memory where trials begin, and with `token_shift` zeros (num, size)."""
+        like = self.head.weight
+        last = (like.new_zeros(num, self.input_size),) if self.token_shift else ()
+        return *self._body.initial_memory(num, like), *last
+
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return actions (M, S, ...), and the memory after them; see `Policy.act`."""
+        return self._act_by_actor(observations, noise, memory, params, writes=self._body.writes_memory)
+
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Return `act` under fixed parameters, without gradients; see `Policy.actor`.
+
+        With a transformer it writes into the ring it is given, only to the place that the next token of a slot takes.
+        """
+        params = {name: value.detach() for name, value in params.items()}
+        params |= {} if self._inputs is None else self._inputs.prepared(params)
+        is_stacked, of_body = params["head.weight"].dim() == 3, within(params, f"{self.body_name}.")
+        names = self._layers["head"].layer_names if self._layers else (("head.weight", "head.bias"),)
+        layers = [(params[weight].mT.contiguous(), params[bias]) for weight, bias in names]
+        choose = self.distributions.actor(params)
+
+        # Created once: the arrays that the steps of a grid fill at every call.
+        @cache
+        def make_step(grid: torch.Size) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+            rows = SlotRows(grid, None if is_stacked else first_task)
+            step = self._body.step(of_body, rows)
+            outputs = [step.units.new_empty(*step.units.shape[:-1], weight.shape[-1]) for weight, _ in layers]
+            # Layers see the observation, too.
+            first = step.seen if self._layers and isinstance(step, RecurrentStep) else step.units
+            enters = zip((first, *outputs[:-1]), *zip(*layers, strict=True), outputs, strict=True)
+            products = [row_product(*each) for each in enters]
+            own, chosen_from = step.inputs[..., rows.own, :], outputs[-1][..., rows.own, :].reshape(*grid, -1)
+
+            def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+                numbers = self._encode_rows(observations, params, rows)
+                if self.token_shift:
+                    memory, before = memory[:-1], memory[-1]
+                    own.copy_(torch.cat((numbers, before), -1).reshape(own.shape))
+                else:
+                    own.copy_(numbers.reshape(own.shape))
+                after = step(memory)
+                for index, product in enumerate(products):
+                    if index:
+                        outputs[index - 1].tanh_()
+                    product()
+                # The sampler will write to the observations again.
+                return choose(chosen_from, noise), (*after, numbers.clone()) if self.token_shift else after
+
+            return act
+
+        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            return make_step(noise.shape[:2])(observations, noise, memory)
+
+        return act
+
+    def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
+        """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`.
+
+        A value network of its own sees the sequences from where they begin here.
+        """
+        params = dict(self.named_parameters()) if params is None else params
+        is_stacked, body = params["head.weight"].dim() == 3, self._body
+        if is_stacked and not body.runs_tasks:
+            return super().unroll_tasks(observations, params, memory)
+        shape = *observations.shape[: 3 if is_stacked else 2], self.input_size
+        inputs = self._encode(observations, params).reshape(shape)
+        of_body = memory if memory is None or not self.token_shift else memory[:-1]
+        units, after = body.run(self._tokens(inputs, memory), of_body, within(params, f"{self.body_name}."))
+        of_values = None if self.value_head is None else units
+        if self.value == "network":
+            of_values, _ = body.run(self._tokens(inputs, None), None, within(params, f"value_{self.body_name}."))
+        last = (inputs[-1],) if self.token_shift else ()
+        return self._through_heads(inputs, units, of_values, params, (*after, *last))
+
+    def unroll_tasks(self, observations: Tensor, params: Params, memory: Memory | None = None) -> Unrolled:
+        """Go through sequences (M, L, N, ...), of all tasks at once where the body can; see `Policy.unroll_tasks`."""
+        return self.unroll(observations, memory, params)
+
+    def _tokens(self, inputs: Tensor, memory: Memory | None) -> Tensor:
+        """Return the inputs of the body for encoded observations (L, N, size) and the memory before them."""
+        if not self.token_shift:
+            return inputs
+        before = torch.zeros_like(inputs[:1]) if memory is None else memory[-1].unsqueeze(0)
+        return torch.cat((inputs, torch.cat((before, inputs[:-1]))), -1)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse other spaces than those that the policy was made for; see `Policy.check_spaces`."""
@@ -194,7 +287,7 @@ class SequencePolicy(MemoryPolicy):
         def read(head: str, known: Tensor) -> Tensor:
             if head in self._layers:
                 return self._layers[head].units(torch.cat((inputs, known), -1), params)
-            return affine(known, params[f"{head}.weight"], params[f"{head}.bias"])
+            return through(known, params, head)
 
         distribution = self.distributions.parametrize(read("head", units), params)
         values = None if of_values is None else read("value_head", of_values).squeeze(-1)
@@ -249,75 +342,129 @@ class SequencePolicy(MemoryPolicy):
             mean, std = (each.unflatten(0, lead) for each in (mean, std))
         return (numbers - mean) / std
 
-    def _acting_params(self, params: Params) -> dict[str, Tensor]:
-        """Return the parameters without gradients, ready for `_encode_rows`."""
-        own = {name: value.detach() for name, value in params.items()}
-        return own if self._inputs is None else own | self._inputs.prepared(own)
-
-    def _encode_rows(self, observations: Tensor, params: Params, rows: "SlotRows") -> Tensor:
+    def _encode_rows(self, observations: Tensor, params: Params, rows: SlotRows) -> Tensor:
         """Return observations (M, S, ...) as numbers (M, S, input_size), to the last bit the same with any others."""
         if self._inputs is None:
             return self._encode(observations, params).reshape(*rows.grid, self.input_size)
         return rows.join([self._encode(block, params) for block in rows.split(observations)])
 
 
-class SlotRows:
-    """The rows of M x S slots: one block (M, S) under stacked parameters, else in blocks of `ROWS`; see there.
+class GRUPolicy(SequencePolicy):
+    """A recurrent layer whose output gives the distribution of actions, and the values.
+
+    Observations are encoded as `SequencePolicy` does. Gaussians have a learned deviation that does not
+    see the state, as those of `NormalMLPPolicy`. The memory of a GRU is (num, H), that of an LSTM twice that.
 
     Args:
-        grid: M and S.
-        first_task: the number of the first task; None under stacked parameters.
+        observation_space: of one environment; with `observe_last` it shows the last action and reward.
+        action_space: of one environment; see `get_policy_for_env`.
+        hidden_size: H, units of the recurrent layer.
+        cell: "gru" or "lstm".
+        memory_span: initially, units keep their memory for 1 to this many steps, and values are near zero.
+            None: each unit forgets half of it at every step, and values are random at first.
+        layers: units of tanh layers that compute actions from observation and memory, and of equally many that
+            estimate values. Without any, both are linear functions of the memory.
+        seed: of the initial weights; the global random state does not change.
+        options: `value`, `init_std`, `min_std`, `predict_rewards`, `normalize_observations`, `conv_layers`,
+            `image_scale`; see `SequencePolicy`.
 
-    Attributes:
-        shape: (M, S), or the rows of all blocks, (R,).
-        before: number of rows of other tasks before these in their block.
-        own: which of the rows of a block or of all blocks are the slots'.
+    Raises:
+        TypeError: If a space is not supported.
+        ValueError: If a number is not positive, or the cell or the kind of value is unknown.
     """
 
-    def __init__(self, grid: torch.Size, first_task: int | None) -> None:
-        self.grid, self._is_stacked = grid, first_task is None
-        self.before = 0 if first_task is None else first_task * grid[1] % ROWS
-        end = self.before + (grid[1] if self._is_stacked else grid.numel())
-        self.shape: tuple[int, ...] = grid if self._is_stacked else (-(-end // ROWS) * ROWS,)
-        self.own = slice(self.before, end)
+    body_name = "core"
 
-    def split(self, values: Tensor) -> Sequence[Tensor]:
-        """Return the blocks of values (M, S, ...), zeros beside them."""
-        if self._is_stacked:
-            return (values,)
-        padded = values.new_zeros(*self.shape, *values.shape[2:])
-        padded[self.own] = values.flatten(0, 1)
-        blocks: Sequence[Tensor] = padded.split(ROWS)
-        return blocks
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        hidden_size: int = 64,
+        *,
+        cell: Cell = "gru",
+        memory_span: int | None = None,
+        layers: Sequence[int] = (),
+        seed: int = 0,
+        **options: Unpack[SequenceOptions],
+    ) -> None:
+        if cell not in get_args(Cell):
+            raise ValueError(f"cell must be one of {', '.join(get_args(Cell))}, got {cell!r}")
+        if memory_span is not None and memory_span < 1:
+            raise ValueError(f"memory_span must be positive, got {memory_span}")
+        super().__init__(observation_space, action_space, hidden_size, **options)
+        self.cell = cell
+        generator = torch.Generator().manual_seed(seed)
+        make = partial(make_recurrent, cell, self.input_size, hidden_size, generator, memory_span)
+        # In the order of all checkpoints.
+        self.core = make()
+        self.head, value_head, reward_head = self._make_heads()
+        self.value_core = make() if self.value == "network" else None
+        self.value_head, self.reward_head = value_head, reward_head
+        for name, last, outputs in (("acting", "head", self.head), ("estimating", "value_head", self.value_head)):
+            if layers and outputs is not None:
+                sizes = (self.input_size + hidden_size, *layers, outputs.out_features)
+                names = [*(f"{name}_{index}" for index in range(len(layers))), last]
+                self._layers[last] = Perceptron(sizes, names, torch.tanh)
+                self._layers[last].register(self, generator)
+        self._initialize_heads(generator, of_values=1.0 if memory_span is None else 0.01)
 
-    def join(self, blocks: Sequence[Tensor]) -> Tensor:
-        """Return the values (M, S, ...) of blocks."""
-        if self._is_stacked:
-            return blocks[0]
-        joined: Tensor = torch.cat(tuple(blocks))[self.own].unflatten(0, self.grid)
-        return joined
 
+class TransformerPolicy(SequencePolicy):
+    """A decoder of pre-normalized blocks whose output gives the distribution of actions, and the values.
 
-def affine(units: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    """Apply a linear layer to units (..., I); with stacked weights (M, O, I), to units (M, ..., I)."""
-    if weights.dim() == 2:
-        return linear(units, weights, bias)
-    rows = torch.baddbmm(bias.unsqueeze(1), units.flatten(1, -2), weights.mT)
-    return rows.reshape(*units.shape[:-1], weights.shape[1])
+    One step of a trial is one token: the observation, which with `observe_last` includes the last action and reward.
+    Every layer attends to the last `context` tokens, so that a trial may be longer than the context. The memory is that
+    of `Transformer`, and with `token_shift` the last observation, (num, size).
 
+    Args:
+        observation_space: of one environment; with `observe_last` it shows the last action and reward.
+        action_space: of one environment; see `get_policy_for_env`.
+        hidden_size: H, width of a token.
+        context: N, tokens that a token attends to, itself among them.
+        num_layers: blocks of attention and a network of one hidden layer, 4 H wide.
+        num_heads: of attention; divides H into an even number.
+        num_key_value_heads: keys and values that groups of heads share; fewer make a smaller memory and faster steps.
+        token_shift: add the previous observation to each token (zeros at the start of a trial). State, action and their
+            result are then in one token, and a single layer can look them up.
+        checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
+            less memory and a third more time; None for never.
+        seed: of the initial weights; the global random state does not change.
+        options: `value`, `init_std`, `min_std`, `predict_rewards`, `normalize_observations`, `conv_layers`,
+            `image_scale`; see `SequencePolicy`.
 
-def row_product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Callable[[], Tensor | None]:
-    """Return a function that writes units @ weights + bias: per task for stacked weights, else in blocks of `ROWS`."""
-    if weights.dim() == 3:
-        return partial(torch.baddbmm, bias.unsqueeze(1), units, weights, out=out)
-    if units.device.type != "cpu":
-        blocks = units.unflatten(0, (-1, ROWS))
-        shared = weights.expand(len(blocks), *weights.shape)
-        return partial(torch.baddbmm, bias, blocks, shared, out=out.unflatten(0, (-1, ROWS)))
-    pairs = list(zip(units.split(ROWS), out.split(ROWS), strict=True))
+    Raises:
+        TypeError: If a space is not supported.
+        ValueError: If a number is not positive, or the sizes do not divide each other.
 
-    def multiply() -> None:
-        for block, into in pairs:
-            torch.addmm(bias, block, weights, out=into)
+    Source: Peng et al. 2023, https://arxiv.org/abs/2305.13048 (token shift)
+    """
 
-    return multiply
+    body_name = "body"
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        hidden_size: int = 64,
+        *,
+        context: int = 128,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        num_key_value_heads: int = 1,
+        token_shift: bool = False,
+        checkpoint_above: int | None = 1024,
+        seed: int = 0,
+        **options: Unpack[SequenceOptions],
+    ) -> None:
+        sizes = Attention(context, num_layers, num_heads, num_key_value_heads)
+        super().__init__(observation_space, action_space, hidden_size, **options)
+        self.context, self.token_shift = context, token_shift
+        inputs = self.input_size * (1 + token_shift)
+        self.body = Transformer(inputs, hidden_size, sizes, checkpoint_above=checkpoint_above)
+        self.head, self.value_head, self.reward_head = self._make_heads()
+        self.value_body = copy.deepcopy(self.body) if self.value == "network" else None
+        generator = torch.Generator().manual_seed(seed)
+        for body in (self.body, self.value_body):
+            if body is not None:
+                body.initialize(generator)
+        self._initialize_heads(generator)

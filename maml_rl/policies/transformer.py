@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from maml_rl.policies.heads import Params
-from maml_rl.policies.layers import empty_layer
+from maml_rl.policies.layers import empty_layer, within
+from maml_rl.policies.memory_body import MemoryBody
 from maml_rl.policies.policy import Memory
-from maml_rl.policies.sequence_policy import ROWS, SlotRows, row_product
+from maml_rl.policies.slot_rows import ROWS, SlotRows, row_product
 
 # A token attends to a multiple of this many places, which depends only on its own step: the same bits in any batch.
 _PLACES = 64
@@ -53,7 +54,7 @@ class Attention:
             )
 
 
-class Transformer(nn.Module):
+class Transformer(MemoryBody):
     """A decoder of pre-normalized blocks, whose positions are relative to each other (rotary embeddings).
 
     Every layer attends to the last `context` tokens, so that a trial may be longer than the context. The memory is a
@@ -62,7 +63,7 @@ class Transformer(nn.Module):
 
     Args:
         inputs: I, size of the input of a token.
-        width: H, of a token.
+        hidden_size: H, width of a token.
         sizes: of the layers.
         checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
             less memory and a third more time; None for never.
@@ -74,14 +75,15 @@ class Transformer(nn.Module):
     (rotary positions); Ainslie et al. 2023, https://arxiv.org/abs/2305.13245 (shared keys and values)
     """
 
-    def __init__(self, inputs: int, width: int, sizes: Attention, *, checkpoint_above: int | None = 1024) -> None:
+    def __init__(self, inputs: int, hidden_size: int, sizes: Attention, *, checkpoint_above: int | None = 1024) -> None:
         super().__init__()
-        if width % (2 * sizes.num_heads):
+        if hidden_size % (2 * sizes.num_heads):
             raise ValueError(
-                f"hidden_size must be a multiple of twice num_heads, {2 * sizes.num_heads}, got {width}; "
+                f"hidden_size must be a multiple of twice num_heads, {2 * sizes.num_heads}, got {hidden_size}; "
                 "positions turn pairs of numbers of a head"
             )
-        self.width, self.sizes, self.checkpoint_above = width, sizes, checkpoint_above
+        self.hidden_size, self.sizes, self.checkpoint_above = hidden_size, sizes, checkpoint_above
+        width = hidden_size
         self.head_size = width // sizes.num_heads
         shared = self.head_size * sizes.num_key_value_heads
         self.embed = empty_layer(nn.Linear, inputs, width)
@@ -99,6 +101,8 @@ class Transformer(nn.Module):
             for _ in range(sizes.num_layers)
         )
         self.norm = nn.LayerNorm(width)
+
+    writes_memory = True
 
     def initialize(self, generator: torch.Generator) -> None:
         """Draw weights of N(0, 1 / inputs); those that add to a token are smaller the more blocks there are.
@@ -123,16 +127,7 @@ class Transformer(nn.Module):
         return like.new_zeros(shape), torch.zeros(num, dtype=torch.int64, device=like.device)
 
     def run(self, inputs: Tensor, memory: Memory | None, params: Params) -> tuple[Tensor, Memory]:
-        """Go through sequences, differentiably.
-
-        Args:
-            inputs: (L, N, I).
-            memory: before the first token; None where trials begin.
-            params: by name, of the transformer's own shapes.
-
-        Returns:
-            Units (L, N, H), and the memory after them.
-        """
+        """Go through sequences (L, N, I), differentiably; see `MemoryBody.run`."""
         length, num, _ = inputs.shape
         context = self.sizes.context
         # Trials that begin here have the same positions.
@@ -190,6 +185,10 @@ class Transformer(nn.Module):
         hidden = F.gelu(F.linear(seen, block["hidden.weight"], block["hidden.bias"]))
         return tokens + F.linear(hidden, block["output.weight"], block["output.bias"]), new
 
+    def step(self, params: Params, rows: SlotRows) -> "TokenStep":
+        """Return the next token of slots under fixed parameters; see `MemoryBody.step`."""
+        return TokenStep(self, params, rows)
+
     def split(self, mixed: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
         """Return turned queries (N, heads, L, d), and turned keys with values (N, 2, key-value heads, L, d)."""
         heads, shared = self.sizes.num_heads, self.sizes.num_key_value_heads
@@ -200,7 +199,7 @@ class Transformer(nn.Module):
 
 
 class TokenStep:
-    """The next token of M x S slots under fixed parameters, without gradients.
+    """The next token of M x S slots under fixed parameters, without gradients; see `MemoryStep`.
 
     Rows are multiplied in blocks of a fixed size, and a row attends to a number of places that depends on its own step
     alone, so that its bits do not depend on the rows beside it.
@@ -209,24 +208,19 @@ class TokenStep:
         transformer: whose parameters they are.
         params: by name, shared or stacked (M, ...).
         rows: of the slots.
-
-    Attributes:
-        units: (rows, H), or (M, rows, H) under stacked parameters; each call overwrites them.
-        own: which of the rows are the slots'.
     """
 
     def __init__(self, transformer: Transformer, params: Params, rows: SlotRows) -> None:
-        self._transformer = transformer
+        self._transformer, self._own = transformer, rows.own
         # Rows of padding fill the last block; then no array has a rest that vector instructions leave over.
-        self._shape, self.own = (*rows.shape[:-1], -(-rows.shape[-1] // ROWS) * ROWS), rows.own
+        self._shape = (*rows.shape[:-1], -(-rows.shape[-1] // ROWS) * ROWS)
         self._blocks = list(_blocks(params, transformer.sizes.num_layers))
         self._params = params
-        weight = params["embed.weight"]
-        self._inputs = weight.new_zeros(*self._shape, weight.shape[-1])
-        self._embed = self._layer(self._inputs, params, "embed")
-        width = transformer.width
-        self.units, self._joined = (weight.new_zeros(*self._shape, width) for _ in range(2))
-        self._hidden = weight.new_zeros(*self._shape, 4 * width)
+        weight, width = params["embed.weight"], transformer.hidden_size
+        self.inputs, self.units, self._joined, self._hidden = (
+            weight.new_zeros(*self._shape, size) for size in (weight.shape[-1], width, width, 4 * width)
+        )
+        self._embed = self._layer(self.inputs, params, "embed")
         self._layers = [
             (
                 self._layer(self.units, block, "queries_keys_values"),
@@ -237,35 +231,29 @@ class TokenStep:
             for block in self._blocks
         ]
 
-    def __call__(self, inputs: Tensor, ring: Tensor, count: Tensor) -> None:
-        """Compute the units of the next tokens.
-
-        Args:
-            inputs: (M, S, I).
-            ring: (M * S, layers, 2, key-value heads, N, H / heads); gets the new tokens' keys and values.
-            count: (M * S,) tokens so far.
-        """
+    def __call__(self, memory: Memory) -> Memory:
+        """Compute the units of the next tokens; write their keys and values into the ring (M, S, ...) of the memory."""
         transformer, params = self._transformer, self._params
-        own = self._inputs[..., self.own, :]
-        own.copy_(inputs.reshape(own.shape))
-        turn = _turn(count.unsqueeze(1), transformer.head_size, self._inputs.dtype)
+        ring, count = (kept.flatten(0, 1) for kept in memory)
+        turn = _turn(count.unsqueeze(1), transformer.head_size, self.inputs.dtype)
         places = count % transformer.sizes.context
         buckets = _buckets(count, transformer.sizes.context)
         tokens = self._embed().clone()
         for layer, (mix, attend, expand, contract) in enumerate(self._layers):
             block = self._blocks[layer]
             self.units.copy_(self._normalized(tokens, block, "attention_norm"))
-            queries, new = transformer.split(mix()[..., self.own, :].reshape(len(count), 1, -1), turn)
+            queries, new = transformer.split(mix()[..., self._own, :].reshape(len(count), 1, -1), turn)
             kept = ring[:, layer]
             kept[torch.arange(len(count), device=kept.device), :, :, places] = new.squeeze(-2)
             attended = _attend(queries, kept, buckets)
-            joined = self._joined[..., self.own, :]
+            joined = self._joined[..., self._own, :]
             joined.copy_(attended.reshape(joined.shape))
             tokens += attend()
             self.units.copy_(self._normalized(tokens, block, "network_norm"))
             self._hidden.copy_(F.gelu(expand()))
             tokens += contract()
         self.units.copy_(self._normalized(tokens, params, "norm"))
+        return memory[0], memory[1] + 1
 
     def _layer(self, units: Tensor, params: Params, name: str) -> Callable[[], Tensor]:
         """Return what multiplies `units` by a layer's weights."""
@@ -311,11 +299,6 @@ def _attend(queries: Tensor, kept: Tensor, buckets: list[tuple[Tensor | None, in
         result = F.scaled_dot_product_attention(asked, keys, values, attn_mask=mask)
         attended[slice(None) if rows is None else rows] = result
     return attended.flatten(1, 2).unsqueeze(2)
-
-
-def within(params: Params, prefix: str) -> dict[str, Tensor]:
-    """Return the parameters whose names begin with `prefix`, by the rest of their names."""
-    return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}
 
 
 def _blocks(params: Params, num_layers: int) -> Iterator[dict[str, Tensor]]:

@@ -14,7 +14,7 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.metalearners import Batch
 from maml_rl.metalearners.ad import AD
 from maml_rl.metalearners.history_learner import LearnedTasks
-from maml_rl.policies import GRUPolicy, TransformerPolicy
+from maml_rl.policies import NormalMLPPolicy, TransformerPolicy
 from maml_rl.runs.checkpoint import Checkpoint, restore
 from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
 
@@ -153,9 +153,8 @@ def test_longer_context_than_that_of_the_saved_policy_and_other_histories_are_re
 
 def test_wrong_policies_and_settings_are_refused_in_one_line() -> None:
     policy = make().policy
-    recurrent = GRUPolicy(policy.observation_space, policy.action_space, 4)
-    with pytest.raises(TypeError, match="GRUPolicy is not one"):
-        AD(recurrent, None)
+    with pytest.raises(TypeError, match="NormalMLPPolicy is neither"):
+        AD(NormalMLPPolicy(2, 2), None)
     with pytest.raises(TypeError, match="a context of 200 steps is longer than the ring of the policy, which has 8"):
         AD(policy, None)
     with pytest.raises(ConfigError, match="no transformer of these sizes: hidden_size must be a multiple"):
@@ -168,6 +167,14 @@ def test_wrong_policies_and_settings_are_refused_in_one_line() -> None:
         make_experiment(bandit_config("ad").override({"prefetch": 1})).open_data()
     with pytest.raises(ValueError, match="has 8 steps, fewer than length=9"):
         make_experiment(bandit_config("ad", context=9)).metalearner.learn_from(bandit_histories())
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_recurrent_layer_learns_from_histories(cell: str) -> None:
+    learner = make(cell=cell, num_updates=30, learning_rate=0.01, warmup=0)
+    losses = [learner.learn(Batch([]), number)["loss"] for number in range(2)]
+    assert losses[1] < losses[0]
+    assert learner.policy.cell == cell
 
 
 def test_returns_of_histories_of_different_lengths_are_averaged_over_existing_episodes() -> None:

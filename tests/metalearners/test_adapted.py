@@ -23,7 +23,7 @@ from maml_rl.metalearners.adapted import Adapted
 from maml_rl.metalearners.cavia import CAVIA, CONTEXT
 from maml_rl.metalearners.collection import Batch, Sampler
 from maml_rl.policies import GRUPolicy
-from maml_rl.policies.started_policy import StartedPolicy
+from maml_rl.policies.memory_policy import PolicyWithMemory
 from maml_rl.report import write_report
 from maml_rl.runs.metrics import read_metrics
 from tests.metalearners.test_every_algorithm import small
@@ -114,7 +114,7 @@ def test_memory_adapted_by_the_hook_is_that_after_the_trial() -> None:
 
 def test_started_policy_acts_in_a_sampler_as_after_its_trial() -> None:
     policy = GRUPolicy(NAVIGATION.observation_space, NAVIGATION.action_space, 4)
-    started = StartedPolicy(policy, [torch.full((4,), 0.5)])
+    started = PolicyWithMemory(policy, [torch.full((4,), 0.5)])
     rows, noise = torch.linspace(-1.0, 1.0, 12).reshape(2, 3, 2), torch.zeros(2, 3, 2)
     memory = tuple(kept.unflatten(0, (2, 3)) for kept in started.initial_memory(6))
     actions, _ = started.act(rows, noise, memory)
@@ -124,7 +124,7 @@ def test_started_policy_acts_in_a_sampler_as_after_its_trial() -> None:
     assert torch.equal(unrolled.memory[0], plain.memory[0])
     assert not torch.equal(unrolled.memory[0], policy.unroll(rows).memory[0])
     with pytest.raises(ValueError, match=r"GRUPolicy remembers tensors of the shapes \[\(4,\)\], got \[\(3,\)\]"):
-        StartedPolicy(policy, [torch.zeros(3)])
+        PolicyWithMemory(policy, [torch.zeros(3)])
 
 
 def test_columns_are_named_by_the_learner(run: Path, tmp_path: Path) -> None:

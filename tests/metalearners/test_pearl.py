@@ -18,7 +18,7 @@ from maml_rl.experiment.load_policy import adapt_to_task, load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.pearl import PEARL, Posterior, product_of_gaussians
 from maml_rl.policies import GRUPolicy, Policy
-from maml_rl.policies.context_actor import CONTEXT, ContextActor
+from maml_rl.policies.soft_actors import CONTEXT, ContextActor
 from maml_rl.runs.checkpoint import latest_intact
 from tests.small_runs import config_of, untimed
 

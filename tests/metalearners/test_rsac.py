@@ -20,7 +20,7 @@ from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rsac import RSAC
 from maml_rl.policies import GRUPolicy
-from maml_rl.policies.recurrent_actor import RecurrentActor
+from maml_rl.policies.soft_actors import RecurrentActor
 from maml_rl.policies.transformer import Attention
 from tests.small_runs import config_of
 

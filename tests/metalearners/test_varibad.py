@@ -47,7 +47,7 @@ def learner_and_episodes(settings: dict[str, Any] | None = None, **values: Any) 
 def plain_bound(learner: VariBAD, drawn: Any) -> tuple[Tensor, Tensor]:
     """Reconstruction and divergence, as means over trials and their decoded steps, one term after the other."""
     policy, steps = learner.policy, drawn.steps
-    mean, log_variance, _ = policy.believe(steps.observations)
+    mean, log_variance, _ = policy.encode(steps.observations)
     std = (0.5 * log_variance).exp()
     own, seen_after = policy.own_size, steps.next_observations
     action = seen_after[..., own : own + 2 if isinstance(policy.action_space, spaces.Box) else own + 5]

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from maml_rl.policies import BeliefPolicy
+from maml_rl.policies.transformer import Attention
 
 # Three numbers of the environment, then the last action, reward and end of the episode.
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
@@ -47,12 +48,16 @@ def noise_for(policy: BeliefPolicy, *shape: int) -> Tensor:
     return torch.rand((*shape, policy.noise_size), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("embedding_sizes", [(8, 4, 4), (8, 0, 4)])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"embedding_sizes": (8, 0, 4)}, {"cell": "lstm"}, {"cell": Attention(context=12, num_layers=2, num_heads=2)}],
+    ids=("gru", "without actions", "lstm", "transformer"),
+)
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_steps_in_the_loop_agree_with_sequences_in_the_update(kind: str, embedding_sizes: tuple[int, int, int]) -> None:
-    policy = make_policy(kind, embedding_sizes=embedding_sizes)
+def test_steps_in_the_loop_agree_with_sequences_in_the_update(kind: str, options: dict[str, Any]) -> None:
+    policy = make_policy(kind, **options)
     observations, noise = sequences(kind, 30, 5, 7), noise_for(policy, 30, 5, 7)
-    acted, (memory,) = step_by_step(policy, observations, noise)
+    acted, memory = step_by_step(policy, observations, noise)
     with torch.no_grad():
         unrolled = policy.unroll(observations.flatten(1, 2))
     if kind == "box":
@@ -64,7 +69,8 @@ def test_steps_in_the_loop_agree_with_sequences_in_the_update(kind: str, embeddi
         assert sure.float().mean() > 0.99
         expected = (cumulative[..., :-1] <= noise.flatten(1, 2)).sum(-1)
         assert torch.equal(acted.flatten(1, 2)[sure], expected[sure])
-    torch.testing.assert_close(memory.flatten(0, 1), unrolled.memory[0], rtol=0.0, atol=1e-5)
+    for kept, expected in zip(memory, unrolled.memory, strict=True):
+        torch.testing.assert_close(kept.flatten(0, 1), expected, rtol=0.0, atol=1e-5)
 
 
 def test_belief_and_actions_agree_with_the_formulas() -> None:
@@ -77,7 +83,7 @@ def test_belief_and_actions_agree_with_the_formulas() -> None:
     ]
     units, _ = policy.core(torch.cat(embedded, -1))
     mean, log_variance = policy.latent(units).chunk(2, -1)
-    found = policy.believe(observations)
+    found = policy.encode(observations)
     torch.testing.assert_close(found[0], mean)
     torch.testing.assert_close(found[1], log_variance)
     hidden = torch.cat(((own - torch.tensor([1.0, 0.0, -1.0])) / torch.tensor([2.0, 1.0, 0.5]), mean, log_variance), -1)

@@ -22,9 +22,8 @@ from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.policies import BeliefPolicy, CNNPolicy, GRUPolicy, MultiInputPolicy, Policy, TransformerPolicy
-from maml_rl.policies.context_actor import ContextActor
 from maml_rl.policies.heads import SquashedGaussianHead
-from maml_rl.policies.recurrent_actor import RecurrentActor, head_of
+from maml_rl.policies.soft_actors import ContextActor, RecurrentActor, head_of
 from maml_rl.spaces import PackedSpace, flat_observation_space
 from tests.looking_env import LookingEnv
 from tests.small_runs import config_of

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from maml_rl.policies.recurrent_actor import RecurrentActor
+from maml_rl.policies.soft_actors import RecurrentActor
 from maml_rl.policies.transformer import Attention
 
 PLANE = spaces.Box(-0.1, np.array([0.1, 0.3], np.float32), (2,))

@@ -9,9 +9,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal
 
-from maml_rl.policies import GRUPolicy, Policy, as_policy
+from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy, as_policy
 from maml_rl.policies.policy import distributions_in_episodes
-from maml_rl.policies.transformer_policy import TransformerPolicy
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}

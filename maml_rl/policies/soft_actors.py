@@ -1,0 +1,237 @@
+"""The actors of soft actor-critics: one with a memory, and one on a latent context, which is one of its parameters."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from maml_rl.policies.heads import CategoricalHead, DistributionParams, Head, Params, SquashedGaussianHead
+from maml_rl.policies.layers import within
+from maml_rl.policies.memory_body import MemoryStep
+from maml_rl.policies.memory_policy import MemoryPolicy
+from maml_rl.policies.policy import Memory, Policy, Unrolled
+from maml_rl.policies.recurrent import Cell, Recurrent
+from maml_rl.policies.slot_rows import SlotRows, through
+from maml_rl.policies.transformer import Attention
+from maml_rl.policies.trial_encoder import TrialEncoder, make_linear
+from maml_rl.spaces import require_vectors
+
+CONTEXT = "context"
+# Bound of the last layer of an actor or a critic: actions start near the middle of their range, with noise as large as
+# the range, and values near zero.
+LAST_LAYER = 3e-3
+
+
+class SoftActor(Policy):
+    """Layers of ReLU, `layer0`, `layer1`, ..., under a head of a soft actor-critic, for vectors of numbers."""
+
+    stateless = True
+    # What to do about other observations.
+    _remedy: ClassVar[str]
+    distributions: Head
+
+    def __init__(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], head: Head) -> None:
+        super().__init__()
+        assert isinstance(observation_space, spaces.Box)
+        self.distributions = head
+        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_shape = observation_space.shape
+        self.noise_kind, self.noise_size = head.noise_kind, head.noise_size
+
+    def _add_layers(self, inputs: int, hidden_sizes: Sequence[int], generator: torch.Generator) -> None:
+        self.hidden_sizes, sizes = tuple(hidden_sizes), (inputs, *hidden_sizes)
+        self.layers = [f"layer{index}" for index in range(len(hidden_sizes))]
+        for name, layer in zip(self.layers, pairwise(sizes), strict=True):
+            self.add_module(name, make_linear(*layer, generator))
+        self.head = make_linear(sizes[-1], self.distributions.num_units, generator, LAST_LAYER)
+
+    def _through_layers(self, inputs: Tensor, params: Params) -> DistributionParams:
+        for name in self.layers:
+            inputs = through(inputs, params, name).relu_()
+        return self.distributions.parametrize(through(inputs, params, "head"), params)
+
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Refuse other spaces than those that the policy was made for."""
+        if observation_space.shape != self.observation_shape:
+            raise ValueError(
+                f"the policy is for observations of shape {self.observation_shape}, but the environment has "
+                f"{observation_space}; {self._remedy}"
+            )
+        self.distributions.check_actions(action_space)
+
+
+class RecurrentActor(SoftActor, MemoryPolicy):
+    """A trial encoder, beside it an embedding of the current observation, and hidden layers of ReLU under a head.
+
+    Actions of a bounded Box are squashed Gaussians, Discrete ones categorical.
+
+    Args:
+        observation_space: of one environment, which shows the last step: make it with `observe_last`.
+        action_space: a bounded Box, or Discrete.
+        hidden_size: units of the body with the memory.
+        hidden_sizes: of the layers above it.
+        cell: "gru", "lstm", or the sizes of a transformer.
+        embeddings: units for the observation, the last action and the last reward; 0 leaves one out.
+        seed: of the initial weights; the global random state does not change.
+
+    Raises:
+        TypeError: If a space is not supported.
+        ValueError: If the observations do not show the last step, or `hidden_size` does not fit to the transformer.
+
+    Source: Ni et al. 2022, https://arxiv.org/abs/2110.05038
+    """
+
+    _remedy = "with observe_last=True the last action and reward are among them"
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        hidden_size: int = 64,
+        hidden_sizes: Sequence[int] = (128, 128),
+        *,
+        cell: Cell | Attention = "gru",
+        embeddings: tuple[int, int, int] = (32, 8, 0),
+        seed: int = 0,
+    ) -> None:
+        require_vectors("a RecurrentActor, as of rsac,", observation_space)
+        super().__init__(observation_space, action_space, head_of(action_space))
+        generator = torch.Generator().manual_seed(seed)
+        self.encoder = TrialEncoder(
+            observation_space, action_space, hidden_size, cell=cell, embeddings=embeddings, generator=generator
+        )
+        own = self.encoder.parts.observation
+        self.present = make_linear(own.stop - own.start + 1, embeddings[0], generator)
+        self._add_layers(hidden_size + embeddings[0], hidden_sizes, generator)
+
+    def initial_memory(self, num: int) -> Memory:
+        """Return the body's memory where trials begin."""
+        return self.encoder.core.initial_memory(num, self.head.weight)
+
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Return actions (M, S, ...), and the memory after them; see `Policy.act`."""
+        return self._act_by_actor(observations, noise, memory, params, writes=self.encoder.core.writes_memory)
+
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Return `act` under fixed parameters, without gradients, which may write into the first tensor of a memory."""
+        params = {name: value.detach() for name, value in params.items()}
+        of_encoder, core = within(params, "encoder."), self.encoder.core
+        of_core, is_stacked = within(of_encoder, "core."), params["head.weight"].dim() == 3
+
+        @cache
+        def begin(grid: torch.Size) -> tuple[SlotRows, MemoryStep | None]:
+            rows = SlotRows(grid, None if is_stacked else first_task)
+            return rows, None if isinstance(core, Recurrent) else core.step(of_core, rows)
+
+        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            rows, step = begin(noise.shape[:2])
+            blocks = rows.split(observations.to(self.head.weight.dtype))
+            inputs = [self.encoder.embed(seen, of_encoder) for seen in blocks]
+            if step is None:
+                assert isinstance(core, Recurrent)
+                states = zip(*map(rows.split, memory), strict=True)
+                each = [core.advance(entered, old, of_core) for entered, old in zip(inputs, states, strict=True)]
+                units: Sequence[Tensor] = [state[0] for state in each]
+                after = tuple(rows.join(kept) for kept in zip(*each, strict=True))
+            else:
+                own = step.inputs[..., rows.own, :]
+                own.copy_(rows.join(inputs).reshape(own.shape))
+                after = step(memory)
+                units = rows.split(step.units[..., rows.own, :].reshape(*rows.grid, -1))
+            chosen = [
+                self.distributions.act(self.parameters_of(known, seen, params), drawn)
+                for known, seen, drawn in zip(units, blocks, rows.split(noise), strict=True)
+            ]
+            return rows.join(chosen), after
+
+        return act
+
+    def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
+        """Go through sequences (L, N, size), differentiably; see `Policy.unroll`."""
+        params = dict(self.named_parameters()) if params is None else params
+        observations = observations.to(self.head.weight.dtype)
+        units, last = self.encoder.run(observations, memory, within(params, "encoder."))
+        return Unrolled(self.parameters_of(units, observations, params), None, last)
+
+    def parameters_of(self, units: Tensor, observations: Tensor, params: Params | None = None) -> DistributionParams:
+        """Return the distribution parameters at units (..., H) of the encoder and observations (..., size)."""
+        params = dict(self.named_parameters()) if params is None else params
+        present = through(self.encoder.see(observations), params, "present").relu_()
+        return self._through_layers(torch.cat((units, present), -1), params)
+
+
+class ContextActor(SoftActor):
+    """Layers of ReLU on observation and context, under squashed Gaussians.
+
+    The context is the parameter `context` (Z,): zero, and never trained by gradients. A sampler gives every task its
+    own, `{**own, "context": (M, Z)}`.
+
+    Args:
+        observation_space: a Box of vectors.
+        action_space: a bounded Box of floats.
+        context_size: Z.
+        hidden_sizes: units of each layer, at least one.
+        seed: of the initial weights; the global random state does not change.
+
+    Raises:
+        TypeError: If a space is not supported.
+
+    Attributes:
+        adapts_only: names of the only parameters that adaptation may change.
+    """
+
+    _remedy = "load the policy of a run of this family"
+    adapts_only = (CONTEXT,)
+    distributions: SquashedGaussianHead
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        context_size: int = 5,
+        hidden_sizes: Sequence[int] = (300, 300, 300),
+        *,
+        seed: int = 0,
+    ) -> None:
+        require_vectors("a ContextActor, as of pearl,", observation_space)
+        super().__init__(observation_space, action_space, SquashedGaussianHead(action_space))
+        self._add_layers(self.observation_shape[0] + context_size, hidden_sizes, torch.Generator().manual_seed(seed))
+        self.context = nn.Parameter(torch.zeros(context_size), requires_grad=False)
+
+    def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
+        """Return mean and log standard deviation under the context; see `Policy.distribution_parameters`."""
+        params = dict(self.named_parameters()) if params is None else params
+        context = params[CONTEXT]
+        if context.dim() == 2:
+            context = context.reshape(len(context), *(1,) * (observations.dim() - 2), -1)
+        return self.under(observations, context.expand(*observations.shape[:-1], -1), params)
+
+    def under(self, observations: Tensor, contexts: Tensor, params: Params | None = None) -> DistributionParams:
+        """Return mean and log standard deviation (..., A) of observations (..., o) under contexts (..., Z)."""
+        params = dict(self.named_parameters()) if params is None else params
+        return self._through_layers(torch.cat((observations.to(self.head.weight.dtype), contexts), -1), params)
+
+
+def head_of(action_space: gymnasium.Space[Any]) -> Head:
+    """Return the head of soft actor-critics for an action space: squashed Gaussian, or categorical.
+
+    Raises:
+        TypeError: If the space is neither a bounded Box of floats nor Discrete.
+    """
+    match action_space:
+        case spaces.Discrete(n=n, start=0):
+            return CategoricalHead(int(n))
+        case spaces.Box():
+            return SquashedGaussianHead(action_space)
+    raise TypeError(
+        f"no soft actor-critic for the action space {action_space}: expected a bounded Box of floats, or Discrete "
+        "starting at 0; map it to one of these with gymnasium.wrappers.TransformAction, or take rl2, which takes all "
+        "kinds"
+    )
