@@ -49,8 +49,8 @@ def _describe_value(value: Any) -> str:
 
 
 def describe_tasks(tasks: Sequence[Task]) -> str:
-    """Return the different tasks among those of a worker's slots on one line."""
-    different = list({id(task): task for task in tasks}.values())
+    """Return the different tasks among those of a worker's slots on one line; slots of a task are adjacent."""
+    different = [task for slot, task in enumerate(tasks) if not slot or task is not tasks[slot - 1]]
     shown = ", ".join(describe_task(task) for task in different[:_TASKS_SHOWN])
     return shown if len(different) <= _TASKS_SHOWN else f"{shown}, ... ({len(different)} in all)"
 

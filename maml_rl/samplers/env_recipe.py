@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +148,7 @@ class Recipe:
         return pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
 
 
-def require_picklable_tasks(tasks: tuple[Task, ...]) -> None:
+def require_picklable_tasks(tasks: Sequence[Task]) -> None:
     """Refuse tasks that cannot be sent to a worker.
 
     Raises:

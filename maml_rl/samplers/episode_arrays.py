@@ -109,23 +109,19 @@ class EpisodeArrays:
         """Return the arrays by their names."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def of_tasks(self, tasks: slice) -> EpisodeArrays:
-        """Return the views of a range of tasks."""
-        return self._each(lambda array, stepwise: array[tasks])
+    def block(self, tasks: slice, episodes: slice = slice(None)) -> EpisodeArrays:
+        """Return the views of a range of tasks, and of a range of their episodes."""
+        return self._each(lambda array, stepwise: array[tasks, :, episodes] if stepwise else array[tasks, episodes])
 
-    def fill(self, tasks: slice, part: EpisodeArrays) -> None:
-        """Copy in the episodes of a range of tasks, which may have fewer steps."""
-        steps = slice(part.rewards.shape[1])
+    def fill(self, other: EpisodeArrays) -> None:
+        """Copy in the same episodes, which may have fewer steps."""
+        steps = other.rewards.shape[1]
+        targets = self._each(lambda array, stepwise: array[:, :steps] if stepwise else array)
+        for target, source in zip(targets._all(), other._all(), strict=True):
+            target[...] = source
 
-        def copy_in(target: NDArray[Any], source: NDArray[Any], stepwise: bool) -> None:
-            target[(tasks, steps) if stepwise else tasks] = source
-
-        for name, source in part.by_name().items():
-            if name == "infos":
-                for info, values in source.items():
-                    copy_in(self.infos[info], values, values.ndim == 3)
-            else:
-                copy_in(getattr(self, name), source, name in _STEPWISE)
+    def _all(self) -> list[NDArray[Any]]:
+        return [*(getattr(self, each.name) for each in fields(self) if each.name != "infos"), *self.infos.values()]
 
     def copy(self) -> EpisodeArrays:
         """Return a copy without the steps past the longest episode."""

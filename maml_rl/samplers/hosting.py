@@ -32,7 +32,8 @@ from maml_rl.errors import ConfigError, explain
 from maml_rl.policies import Policy
 from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.actor import log_probs_of, state_of, take_state
+from maml_rl.samplers.policy_copies import state_of, take_state
+from maml_rl.samplers.rollout.recomputing import log_probs_of
 
 # Bytes of intermediate results that one host keeps between operations.
 _HOST_ROOM = 1 << 28

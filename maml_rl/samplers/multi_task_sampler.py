@@ -33,7 +33,8 @@ from maml_rl.samplers.hosting import HostedBatch, RemoteHosts
 from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.make_backend import make_backend
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.actor import log_probs_of, memory_after, memory_of, try_memory
+from maml_rl.samplers.rollout.carried_memory import try_memory
+from maml_rl.samplers.rollout.recomputing import log_probs_of, memory_after, memory_of
 from maml_rl.seeding import NamedStreams, PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.spaces import require_numbers
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution
@@ -336,29 +337,20 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         is_next = streams is None
         keyed = streams or PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
 
-        def one_phase() -> TaskEpisodes:
+        def one_phase() -> tuple[Phase, TaskEpisodes]:
             phase = self._describe_phase(tasks, params, keyed, per_task, deterministic)
             sampled = self._backend.run(phase, self.timer)
             sampled.horizon = phase.horizon
-            return sampled
+            return phase, sampled
 
-        episodes = self._named_tasks(one_phase)
+        phase, episodes = self._named_tasks(one_phase)
         if self.record_log_probs:
             with self.timer.stage("inference"):
                 kept = None if self._reset_memory else self.slots_per_task
                 episodes.log_probs = log_probs_of(self.policy, params, episodes, kept)
         if self.record_memory:
             with self.timer.stage("inference"):
-                episodes.memory = memory_of(
-                    self.policy,
-                    params,
-                    episodes,
-                    keyed,
-                    slots_per_task=self.slots_per_task,
-                    reset_memory=self._reset_memory,
-                    deterministic=deterministic,
-                    device=self.placement.device,
-                )
+                episodes.memory = memory_of(phase, episodes, self.placement.device)
         if is_next:
             self.phase += 1
         return episodes
@@ -389,6 +381,7 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             self._horizon(),
             self._reset_memory,
             deterministic,
+            self.slots_per_task,
         )
 
     def _named_tasks(self, work: Callable[[], Result]) -> Result:
@@ -466,16 +459,10 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         streams = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
         episodes = self.rollout_trials(tasks, params, num_episodes=num_episodes, deterministic=deterministic)
         with self.timer.stage("inference"):
-            memory = memory_after(
-                self.policy,
-                None if params is None else check_parameters(self.policy, params),
-                episodes,
-                streams,
-                slots_per_task=1,
-                reset_memory=self._reset_memory,
-                deterministic=deterministic,
-                device=self.placement.device,
-            )
+            params = None if params is None else check_parameters(self.policy, params)
+            num_episodes = episodes.rewards.shape[2]
+            phase = self._describe_phase(tasks, params, streams, num_episodes, deterministic)
+            memory = memory_after(phase, episodes, self.placement.device)
         return episodes, tuple(kept.squeeze(1).cpu() for kept in memory)
 
     def sample(

@@ -10,8 +10,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.samplers.episode_arrays import Layout
+
+# Instead of a number of steps.
+IN_RESET, IN_RESET_TASK = -1, -2
 
 
 class Progress:
@@ -25,7 +28,7 @@ class Progress:
         current_slots: (W,) slot, counted within the worker, that it works on; -1 for none or all of them.
         heartbeats: (W,) time, on the monotonic clock, at which each worker began its latest reset or step of a phase
             that it samples by itself.
-        steps: (W,) steps that it then had behind it; -1 for a reset.
+        steps: (W,) steps that it then had behind it; `IN_RESET` for a reset, `IN_RESET_TASK` while slots get tasks.
         retries: (W,) how often episodes of each worker were restarted, because their environment raised `Retry`.
         waiting_seconds: (W,) seconds for which each worker has waited because none of its slots was ready.
         slot_counts: (W, 5) activity of slots that wait concurrently, in the order of `SlotCounts`; zeros elsewhere.
@@ -87,17 +90,22 @@ class ReportingEnv:
         """Begin work of the parent's `generation`."""
         self._generation = generation
 
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        """Report that slots get their tasks, and give them; see `MetaVectorEnv`."""
+        self._report(IN_RESET_TASK)
+        self.env.reset_task(tasks)
+
     def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
         """Report a reset, and carry it out; see `MetaVectorEnv`."""
-        self._report(-1)
+        self._report(IN_RESET)
         self.env.reset_buffers(seeds)
         self._steps = [0] * len(self.parts)
         self._progress[self._index] = 0
 
     def reset_send(self, index: int, seed: int) -> None:
         """Report the reset of a slot, and start it; see `MetaVectorEnv`."""
-        self._report(-1)
-        self._steps[index] = -1
+        self._report(IN_RESET)
+        self._steps[index] = IN_RESET
         self.env.reset_send(index, seed)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
@@ -117,7 +125,7 @@ class ReportingEnv:
             slot = int(self._slots[self._index])
             if slot >= 0:
                 # Its last step was counted when it was sent.
-                self._progress[self._index] = self._steps[slot] - 1 if self._steps[slot] > 0 else -1
+                self._progress[self._index] = self._steps[slot] - 1 if self._steps[slot] > 0 else IN_RESET
             raise
         if (counts := self.env.slot_counts()) is not None:
             self._counts[self._index] = astuple(counts)

@@ -71,7 +71,7 @@ def first_goals() -> list[float]:
 
 
 def sample_here(vector_env: MetaVectorEnv, phase: Phase) -> TaskEpisodes:
-    """Sample a phase in slots that have their tasks, with the policy in this process."""
+    """Sample a phase, with the policy in this process."""
     arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(vector_env), *phase.sizes))
     sample_phase(vector_env, phase, arrays)
     return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)

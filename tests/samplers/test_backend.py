@@ -53,7 +53,7 @@ def test_part_of_a_phase_has_the_same_episodes_as_in_the_whole_phase(name: str) 
     with backend_of(policy, **BACKENDS[name]) as backend:
         tasks = tuple(backend.sample_tasks(5, 3))
         for params in (stacked, {**stacked, "sigma": policy.state_dict()["sigma"]}):
-            whole = Phase(tasks, policy, params, PhaseStreams(7, 1, 0), 2, 4)
+            whole = Phase(tasks, policy, params, PhaseStreams(7, 1, 0), 2, 4, slots_per_task=1)
             expected = backend.run(whole, NULL_TIMER)
             for part in (slice(0, 2), slice(2, 5)):
                 found = backend.run(whole.part(part), NULL_TIMER)
@@ -170,8 +170,8 @@ class Case:
     [
         pytest.param(Case(True), id="a task for every child"),
         pytest.param(Case(True, 5), id="more tasks than children"),
-        pytest.param(Case(False, 1), id="a child without a task"),
-        pytest.param(Case(True, 1, options={"inference": "worker"}), id="a child without a task, but asked for"),
+        pytest.param(Case(True, 1), id="a task for two children"),
+        pytest.param(Case(True, 1, options={"num_workers": 3}), id="a child without a slot"),
         pytest.param(Case(False, nonlinearity=lambda units: torch.relu(units)), id="a policy that cannot be pickled"),
         pytest.param(Case(False, options={"inference": "central"}), id="asked for the parent"),
         pytest.param(Case(False, options={"recv_timeout": 1.0}), id="recv_timeout"),

@@ -60,7 +60,7 @@ class ChildEnv:
         self._channel, self._memory = channel, memory
         self._slots, self._index = slice(0, 0), 0
         self._tasks: tuple[Task, ...] = ()
-        # Number, within the phase, of the first of the slots that have tasks: the worker's own, or those of a unit.
+        # Number of the first of the slots that have tasks, over those of all workers or of a phase.
         self._first_slot = 0
         self._units: dict[int, MetaVectorEnv] = {}
         self._counted: tuple[int, float] = (0, 0.0)
@@ -96,11 +96,12 @@ class ChildEnv:
                 self._env.step_recv()
             case ResetBuffers():
                 self._env.reset_buffers(self._seeds)
-            case ResetTask(tasks=tasks, first_slot=first_slot):
-                self._tasks, self._first_slot = tasks, first_slot
-                self._slots_of(tasks).reset_task(tasks)
+            case ResetTask(tasks=tasks):
+                self._tasks, self._first_slot = tasks, self._slots.start
+                self._env.reset_task(tasks)
             case RunPhase():
-                self._phases.run(command, self._slots_of(self._tasks))
+                self._tasks, self._first_slot = tuple(command.phase.slot_tasks), command.first_slot
+                self._phases.run(command, self._first_slots(len(self._tasks)))
             case LoadPolicy():
                 # It imports torch, which workers that do not act do not need.
                 from maml_rl.samplers.processes.phase_runner import PhaseRunner
@@ -134,13 +135,13 @@ class ChildEnv:
         self._env.physics_seconds = self._progress.physics_seconds[own]
         return EnvDescription.of(self._env)
 
-    def _slots_of(self, tasks: tuple[Task, ...]) -> MetaVectorEnv:
-        """Return as many slots as there are tasks."""
-        if len(tasks) == self._env.num_envs:
+    def _first_slots(self, num: int) -> MetaVectorEnv:
+        """Return the first `num` slots, which may be all."""
+        if num == self._env.num_envs:
             return self._env
-        if len(tasks) not in self._units:
-            self._units[len(tasks)] = self._env.first_slots(len(tasks))
-        return self._units[len(tasks)]
+        if num not in self._units:
+            self._units[num] = self._env.first_slots(num)
+        return self._units[num]
 
     def _report(self) -> None:
         """Report to the parent the counts of this worker's environment since the last report."""

@@ -13,6 +13,7 @@ from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.samplers.failures import Failed
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.processes.shared_phase import PhasePlan
+from maml_rl.samplers.worker_progress import IN_RESET_TASK
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,10 @@ class AttachBuffers:
 
 @dataclass(frozen=True, slots=True)
 class ResetTask:
-    """Give slot i of the worker the task tasks[i].
-
-    Attributes:
-        tasks: fewer than the worker has slots if these are a unit of a phase, which its first slots sample.
-        first_slot: number of the first of them, counted over all slots of the phase.
-    """
+    """Give slot i of the worker the task tasks[i]."""
 
     generation: int
     tasks: tuple[Task, ...]
-    first_slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +105,12 @@ class LoadPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RunPhase:
-    """Sample a phase, under the parameters in the shared memory, into the episodes there.
+    """Sample a unit of a phase, under the parameters in the shared memory, into the episodes there.
 
     Attributes:
         version: number of the parameters.
         first_task: which of the tasks in the shared memory is the first.
-        phase: of the tasks alone that your slots have, without policy and parameters.
+        phase: of the unit alone, without policy and parameters; it has fewer slots than the worker, or as many.
         timed: whether to measure where the time goes.
     """
 
@@ -124,6 +119,11 @@ class RunPhase:
     first_task: int
     phase: Phase
     timed: bool = False
+
+    @property
+    def first_slot(self) -> int:
+        """Number of its first slot, counted over all slots of the phase."""
+        return self.first_task * self.phase.per_task + int(self.phase.own_slots.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,8 @@ def describe_command(command: Command | None, steps: int | None) -> str:
         case Make():
             return "while making the environment"
         case AttachBuffers() | ResetTask():
+            return "in reset_task"
+        case RunPhase() if steps == IN_RESET_TASK:
             return "in reset_task"
         case Reset() | ResetBuffers():
             return "in reset"

@@ -1,4 +1,4 @@
-"""A worker's side of worker inference: whole phases of its own tasks, by the same loop that the parent runs.
+"""A worker's side of worker inference: units of phases, by the same loop that the parent runs.
 
 Only workers that act import this module, and torch with it.
 """
@@ -19,7 +19,7 @@ from maml_rl.samplers.worker_progress import PhaseAbandonedError, Progress, Repo
 
 
 class PhaseRunner:
-    """Samples phases of the tasks of one worker.
+    """Samples units of phases.
 
     Args:
         command: the policy, and where the arrays of phases are.
@@ -48,11 +48,11 @@ class PhaseRunner:
         self._envs: dict[int, ReportingEnv] = {}
 
     def run(self, command: RunPhase, env: MetaVectorEnv) -> None:
-        """Sample the phase into the shared episodes, or stop if the parent has abandoned it.
+        """Sample the unit into the shared episodes, or stop if the parent has abandoned it.
 
         Args:
             command: what to sample.
-            env: the slots, which have their tasks.
+            env: its slots.
 
         Raises:
             RuntimeError: If the parameters in the shared memory are not those of the phase.
@@ -80,7 +80,7 @@ class PhaseRunner:
         }
         try:
             sample_phase(
-                slots, command.phase.with_policy(self._policy, params), self._shared.episodes.of_tasks(tasks), timer
+                slots, command.phase.with_policy(self._policy, params), self._shared.episodes.block(tasks), timer
             )
         except PhaseAbandonedError:
             # The parent no longer waits for this phase, and drops the reply.

@@ -18,21 +18,19 @@ class PhasePlan:
 
     Attributes:
         sizes: M, B and T.
-        slots_per_task: S.
         parameters: layout of the policy's parameters, each (M, ...) or as the policy's own.
         constants: layout of the policy's constants (the buffers of its modules), the same for all tasks.
         is_stacked: whether every task has its own parameters, (M, ...).
     """
 
     sizes: tuple[int, int, int]
-    slots_per_task: int
     parameters: Layout
     constants: Layout
     is_stacked: bool = True
 
 
 class SharedPhase:
-    """Arrays in the shared file. The parent writes the parameters, each worker the episodes of its own tasks.
+    """Arrays in the shared file. The parent writes the parameters, each worker the episodes of its units.
 
     Args:
         file: descriptor of the shared file.

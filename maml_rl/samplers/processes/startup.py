@@ -106,7 +106,7 @@ class Startup:
             self._compare(index, reply.env)
         pool.ask(missing, seconds, [AttachBuffers(generation, parts[-1].stop) for _ in missing])
         if tasks is not None:
-            resets = [ResetTask(generation, tuple(tasks[parts[index]]), parts[index].start) for index in missing]
+            resets = [ResetTask(generation, tuple(tasks[parts[index]])) for index in missing]
             pool.ask(missing, pool.step_timeout, resets)
         for index in missing:
             pool.worker(index).ready = True

@@ -6,7 +6,6 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -24,6 +23,7 @@ from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task, requir
 from maml_rl.errors import ChildEnvError, ChildLost
 from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.env_recipe import Recipe, require_picklable_tasks
+from maml_rl.samplers.phase import split_slots
 from maml_rl.samplers.processes.channel import encode
 from maml_rl.samplers.processes.commands import (
     Infos,
@@ -35,7 +35,6 @@ from maml_rl.samplers.processes.commands import (
     Step,
     Tasks,
 )
-from maml_rl.samplers.processes.phases import WorkerPhases
 from maml_rl.samplers.processes.shared_buffers import SharedProgress, create_shared_file
 from maml_rl.samplers.processes.startup import Startup
 from maml_rl.samplers.processes.worker_pool import WorkerPool
@@ -69,7 +68,9 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         **options: the fields of `Placement` one by one, such as `start_method`; they replace those of `placement`.
 
     Attributes:
-        phases: lets the workers sample whole phases by themselves.
+        pool: the workers.
+        startup: makes them ready, and has what they share.
+        memory: descriptor of the shared file.
 
     Raises:
         TypeError: If `env` is an environment object or cannot be pickled, or a space is not supported.
@@ -110,25 +111,25 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         self.num_envs, self.num_workers = num_envs, len(self.parts)
         self.spec, self.render_mode = recipe.spec, None
         self._step_timeout = placement.step_timeout
-        memory = create_shared_file()
+        self.memory = memory = create_shared_file()
         progress = SharedProgress(memory, self.num_workers)
         launcher = Launcher(start_method, memory, env_id(env), preload, max_restarts=placement.max_restarts)
-        self._pool = WorkerPool(launcher, self.parts, describe_env(env), placement, progress)
+        self.pool = WorkerPool(launcher, self.parts, describe_env(env), placement, progress)
         self._progress = progress
         # Without a call of `close` the workers end with this object, or with the interpreter.
-        self._finalizer = weakref.finalize(self, _end, self._pool, memory)
+        self._finalizer = weakref.finalize(self, _end, self.pool, memory)
         self._tasks: tuple[Task, ...] | None = None
         self._step_message = (-1, b"")
         self.closed = False
         try:
-            self._startup = startup = Startup(
+            self.startup = startup = Startup(
                 recipe,
                 needs_main=start_method != "fork",
                 parts=self.parts,
                 memory=memory,
                 start_of_buffers=progress.size,
             )
-            startup.complete(self._pool, None)
+            startup.complete(self.pool, None)
         except BaseException:
             self.close()
             raise
@@ -142,8 +143,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         self.divides = slot.divides
         if slot.advances_by_slot:
             # A worker with threads detects itself which call hangs.
-            self._pool.grace = _GRACE_SECONDS
-        self.phases = WorkerPhases(self._pool, startup, self.parts, memory, progress)
+            self.pool.grace = _GRACE_SECONDS
 
     @property
     def retries(self) -> int:
@@ -170,9 +170,9 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from the generator of the first worker's environment; see `MetaVectorEnv`."""
         check_count("num_tasks", num_tasks, 0)
-        self._settle()
-        command = SampleTasks(self._pool.generation, num_tasks, seed, evaluation)
-        (reply,) = self._pool.ask([0], self._step_timeout, [command])
+        self.settle()
+        command = SampleTasks(self.pool.generation, num_tasks, seed, evaluation)
+        (reply,) = self.pool.ask([0], self._step_timeout, [command])
         assert isinstance(reply, Tasks)
         return reply.tasks
 
@@ -185,36 +185,25 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         """
         require_one_each(tasks, self.num_envs)
         all_tasks = tuple(tasks)
-        self._settle()
-        generation = self._pool.generation
-        commands = [ResetTask(generation, all_tasks[part], part.start) for part in self.parts]
+        self.settle()
+        generation = self.pool.generation
+        commands = [ResetTask(generation, all_tasks[part]) for part in self.parts]
         try:
             messages = [encode(command) for command in commands]
         except Exception:
             require_picklable_tasks(all_tasks)
             raise
-        self._pool.tasks = all_tasks
-        self._pool.ask(range(self.num_workers), self._step_timeout, commands, messages)
+        self.pool.ask(range(self.num_workers), self._step_timeout, commands, messages)
         self._tasks = all_tasks
-
-    def expect_units(self, tasks: Sequence[Task]) -> None:
-        """Prepare all workers for units of a phase, which bring their tasks. Unfinished steps are dropped.
-
-        Args:
-            tasks: of the slots of the whole phase, for messages.
-        """
-        self._tasks = None
-        self._settle()
-        self._pool.tasks = tuple(tasks)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`. Unfinished steps are dropped."""
         array = np.asarray(seeds, np.int64)
         if array.shape != (self.num_envs,):
             raise ValueError(f"expected one seed for each of the {self.num_envs} slots, got shape {array.shape}")
-        self._settle()
+        self.settle()
         self._shared.seeds[:] = array
-        self._reset([ResetBuffers(self._pool.generation)] * self.num_workers)
+        self._reset([ResetBuffers(self.pool.generation)] * self.num_workers)
 
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
@@ -224,8 +213,8 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         mask = (options or {}).get("reset_mask")
         if mask is not None and np.shape(mask) != (self.num_envs,):
             raise ValueError(f"reset_mask must be a boolean array of shape ({self.num_envs},), got {mask!r}")
-        self._settle()
-        generation = self._pool.generation
+        self.settle()
+        generation = self.pool.generation
         self._reset(
             [
                 Reset(
@@ -250,7 +239,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
             AlreadyPendingCallError: If the worker's last step has not been received yet.
             ChildLost: If it is dead.
         """
-        worker = self._pool.worker(index)
+        worker = self.pool.worker(index)
         if worker.steps is None:
             raise ResetNeeded("cannot step before the first reset; call reset first")
         if worker.outstanding:
@@ -262,10 +251,10 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         if actions.shape != target.shape:
             raise ValueError(f"expected actions of shape {target.shape} for worker {index}, got {actions.shape}")
         target[...] = actions
-        command = Step(self._pool.generation)
+        command = Step(self.pool.generation)
         if self._step_message[0] != command.generation:
             self._step_message = (command.generation, encode(command))
-        self._pool.send(index, command, self._step_timeout, self._step_message[1])
+        self.pool.send(index, command, self._step_timeout, self._step_message[1])
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         """Wait for steps that were started; see `MetaVectorEnv`.
@@ -276,20 +265,19 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
             ChildEnvError: If an environment raised.
             ChildEnvTimeout: If a worker hangs.
         """
-        outstanding = self._pool.outstanding()
+        outstanding = self.pool.outstanding()
         indices = outstanding if indices is None else indices
         if not indices or not set(indices).issubset(outstanding):
             raise NoAsyncCallError("no step was started; call step_send first", "step")
-        replied = self._pool.wait(indices, inf if timeout is None else timeout)
+        replied = self.pool.wait(indices, inf if timeout is None else timeout)
         for index in replied:
-            self._pool.take(index)
-            self._pool.worker(index).count_step()
+            self.pool.take(index)
+            self.pool.worker(index).count_step()
         return replied
 
     def start_phase(self) -> None:
         """Count the deaths of workers from zero."""
-        self._pool.start_phase()
-        self.phases.start_phase()
+        self.pool.start_phase()
 
     def recover(self) -> None:
         """Replace the workers that have died and drop unfinished work; then the phase can be repeated.
@@ -299,8 +287,8 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         """
         while True:
             try:
-                self._pool.check_restarts()
-                self._settle()
+                self.pool.check_restarts()
+                self.settle()
             except ChildLost:
                 continue
             return
@@ -308,39 +296,39 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers that are running."""
-        return [worker.process.pid for worker in self._pool.living()]
+        return [worker.process.pid for worker in self.pool.living()]
 
     def kill(self) -> None:
         """Kill all workers without logging; waits raise `ChildLost`. Any thread may call this."""
-        self._pool.kill()
+        self.pool.kill()
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all workers: ask, then terminate, then kill."""
-        self._pool.stop(_CLOSE_SECONDS)
+        self.pool.stop(_CLOSE_SECONDS)
         self._finalizer()
 
     def __exit__(self, *error: object) -> None:
         """Close, however the `with` block ended."""
         self.close()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Start the workers that are missing, and wait until all are idle."""
         if self.closed:
             raise RuntimeError("this ParallelVectorEnv is closed; make a new one")
-        self._startup.complete(self._pool, self._tasks)
-        self._pool.abandon()
+        self.startup.complete(self.pool, self._tasks)
+        self.pool.abandon()
 
     def _reset(self, commands: Sequence[Reset | ResetBuffers]) -> None:
         indices = range(self.num_workers)
         for index in indices:
-            self._pool.worker(index).steps = None
-        self._pool.ask(indices, self._step_timeout, commands)
+            self.pool.worker(index).steps = None
+        self.pool.ask(indices, self._step_timeout, commands)
         for index in indices:
-            self._pool.worker(index).steps = 0
+            self.pool.worker(index).steps = 0
 
     def _infos(self) -> dict[str, Any]:
-        commands = [SendInfos(self._pool.generation)] * self.num_workers
-        replies = self._pool.ask(range(self.num_workers), self._step_timeout, commands)
+        commands = [SendInfos(self.pool.generation)] * self.num_workers
+        replies = self.pool.ask(range(self.num_workers), self._step_timeout, commands)
         infos = [reply.infos for reply in replies if isinstance(reply, Infos)]
         return join_infos(infos, [part.stop - part.start for part in self.parts])
 
@@ -348,22 +336,3 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
 def _end(pool: WorkerPool, memory: int) -> None:
     pool.stop(_CLOSE_SECONDS)
     os.close(memory)
-
-
-def split_slots(num_envs: int, num_workers: int, granularity: int = 1) -> tuple[slice, ...]:
-    """Return contiguous ranges of slots that differ by at most `granularity` in length, one per worker.
-
-    Args:
-        num_envs: N, a multiple of `granularity`.
-        num_workers: how many there may be; fewer than that if there is not enough for all.
-        granularity: number of slots that stay together.
-
-    Raises:
-        ValueError: If `granularity` is not positive or does not divide `num_envs`.
-    """
-    if num_envs % check_count("granularity", granularity):
-        raise ValueError(f"granularity must divide num_envs, got {granularity} and {num_envs}")
-    pieces = num_envs // granularity
-    num_workers = min(num_workers, pieces)
-    bounds = [pieces * index // num_workers * granularity for index in range(num_workers + 1)]
-    return tuple(slice(start, stop) for start, stop in pairwise(bounds))

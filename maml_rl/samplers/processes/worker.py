@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from maml_rl.envs.meta_env import Task
 from maml_rl.samplers.describing import describe_slots, describe_task, describe_tasks
 from maml_rl.samplers.processes.channel import Channel
-from maml_rl.samplers.processes.commands import Command, Reply, describe_command
+from maml_rl.samplers.processes.commands import Command, Reply, ResetTask, RunPhase, describe_command
 
 if TYPE_CHECKING:
     from maml_rl.samplers.processes.launcher import ChildProcess
@@ -22,7 +22,7 @@ class Worker:
 
     Attributes:
         index: which worker.
-        slots: its slots, counted over all workers.
+        given: the last command that gave its slots tasks; None for none.
         command: the one that it is carrying out; None if there is none.
         seconds: how long it may take for one slot's part of the command.
         deadline: when it counts as hung, on the monotonic clock.
@@ -34,7 +34,8 @@ class Worker:
     """
 
     def __init__(self, index: int, slots: slice, process: ChildProcess) -> None:
-        self.index, self.slots, self.process = index, slots, process
+        self.index, self._slots, self.process = index, slots, process
+        self.given: ResetTask | RunPhase | None = None
         process.ends.commands.setblocking(False)
         self.channel = Channel(process.ends.commands)
         self.command: Command | None = None
@@ -49,6 +50,24 @@ class Worker:
         return f"worker {self.index} (pid {self.process.pid}, {describe_slots(self.slots)})"
 
     @property
+    def slots(self) -> slice:
+        """Its slots, counted over all workers; those of the unit that it samples, or has sampled last."""
+        if not isinstance(self.given, RunPhase):
+            return self._slots
+        own, first = self.given.phase.own_slots, self.given.first_slot
+        return slice(first, first + own.stop - own.start)
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """The tasks of these slots; empty as long as there are none."""
+        match self.given:
+            case RunPhase(phase=phase):
+                return phase.slot_tasks
+            case ResetTask(tasks=tasks):
+                return tasks
+        return ()
+
+    @property
     def outstanding(self) -> bool:
         """Whether it carries out a command, or has a reply that the parent has not taken."""
         return self.command is not None or self.reply is not None
@@ -58,17 +77,16 @@ class Worker:
         """Its activity, in words."""
         return describe_command(self.command, self.steps)
 
-    def describe_work(self, tasks: Sequence[Task] | None, slot: int = -1) -> str:
+    def describe_work(self, slot: int = -1) -> str:
         """Return its tasks, in words.
 
         Args:
-            tasks: of all slots; None for none yet.
             slot: slot that it works on, counted within the worker; -1 if that is unknown.
         """
+        tasks = self.tasks
         if slot < 0:
-            return f" with the tasks {describe_tasks(tasks[self.slots])}" if tasks else ""
-        slot += self.slots.start
-        return f" of slot {slot}" + (f" with the task {describe_task(tasks[slot])}" if tasks else "")
+            return f" with the tasks {describe_tasks(tasks)}" if tasks else ""
+        return f" of slot {self.slots.start + slot}" + (f" with the task {describe_task(tasks[slot])}" if tasks else "")
 
     def count_step(self) -> None:
         """Count one more step that it has done."""

@@ -11,14 +11,14 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from maml_rl.config.placement import Placement
-from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
 from maml_rl.samplers.describing import describe_stack
 from maml_rl.samplers.failures import Failed, error_of
 from maml_rl.samplers.processes.channel import encode
-from maml_rl.samplers.processes.commands import Close, Command, Reply, RunPhase
+from maml_rl.samplers.processes.commands import Close, Command, Reply, ResetTask, RunPhase
 from maml_rl.samplers.processes.shared_buffers import SharedProgress
 from maml_rl.samplers.processes.worker import Worker, describe_exit, wait_for_ends
+from maml_rl.samplers.worker_progress import IN_RESET, IN_RESET_TASK
 
 if TYPE_CHECKING:
     from maml_rl.samplers.processes.launcher import Launcher
@@ -49,7 +49,6 @@ class WorkerPool:
         step_timeout: seconds for one call of one slot.
         workers: None where there is none at present.
         generation: number of the current work; replies to earlier work are dropped.
-        tasks: the slots' tasks, for messages; None as long as there are none.
         grace: seconds after its deadline for which a worker may still say itself what hangs.
     """
 
@@ -66,7 +65,6 @@ class WorkerPool:
         self.workers: list[Worker | None] = [None] * len(parts)
         self.generation = 0
         self.grace = 0.0
-        self.tasks: Sequence[Task] | None = None
         self._progress = progress
         self._owner, self._quiet = os.getpid(), False
         self._next_look = 0.0
@@ -131,6 +129,11 @@ class WorkerPool:
             message = encode(command)
         worker.command, worker.reply, worker.seconds = command, None, seconds
         worker.deadline, worker.mark = monotonic() + seconds, self._mark(worker)
+        if isinstance(command, ResetTask | RunPhase):
+            worker.given = command
+        if isinstance(command, RunPhase):
+            # Its episodes will be over: before its next step it has to be reset.
+            worker.steps, self._progress.steps[index] = None, IN_RESET_TASK
         sent = self._transmit(worker, message)
         while sent < len(message):
             self._wait_for_room(worker)
@@ -249,7 +252,7 @@ class WorkerPool:
         """Record the number of steps of a worker that samples a whole phase."""
         if isinstance(worker.command, RunPhase):
             steps = int(self._progress.steps[worker.index])
-            worker.steps = steps if steps >= 0 else None
+            worker.steps = None if steps == IN_RESET else steps
 
     def _receive(self, seconds: float) -> list[int]:
         """Wait for replies and deaths, record all of them, and return the workers that have finished their command."""
@@ -310,7 +313,7 @@ class WorkerPool:
         self._look_at(worker)
         stack = worker.process.read_stack()
         code = self._release(worker)
-        text = f"{worker} of {self._env_name} {describe_exit(code)} {worker.doing}{worker.describe_work(self.tasks)}"
+        text = f"{worker} of {self._env_name} {describe_exit(code)} {worker.doing}{worker.describe_work()}"
         if not self._quiet:
             _log.warning("%s; a new worker will take its place", text)
         self._lost.append(text)
@@ -338,7 +341,7 @@ class WorkerPool:
             stack, state = worker.process.read_stack(), worker.process.state()
             worker.process.kill()
             shown = describe_stack(stack) if stack else f"It showed no stack; it was {state or 'in an unknown state'}."
-            work = worker.describe_work(self.tasks, int(self._progress.current_slots[worker.index]))
+            work = worker.describe_work(int(self._progress.current_slots[worker.index]))
             texts.append(
                 f"{worker} of {self._env_name} hangs {worker.doing}{work}, for more than {worker.seconds:g} s; it was "
                 f"killed. {shown}"

@@ -1,4 +1,4 @@
-"""The worker of a Ray cluster: it samples ranges of tasks by the loop that all workers run.
+"""The worker of a Ray cluster: it samples units of phases by the loop that all workers run.
 
 Two threads use it: one works, the other reports progress and abandons work that is no longer needed.
 """
@@ -32,12 +32,12 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import Failed, failed
 from maml_rl.samplers.hosting import EpisodeHost, Request
 from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.policy_copies import take_state
 from maml_rl.samplers.ray.source_digests import digests_of
-from maml_rl.samplers.rollout.actor import take_state
 from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.worker_progress import PhaseAbandonedError, Progress, ReportingEnv
 
-# Slots are kept for this many different numbers of tasks: all units of a phase except the last have the same.
+# Slots are kept in this many different numbers: all units of a phase except the last have the same.
 _SIZES_KEPT = 2
 # The results do not depend on the versions of these.
 _NO_MATTER = "mjbatch"
@@ -86,8 +86,8 @@ class Sampled:
     """What an actor has sampled.
 
     Attributes:
-        result: the episodes of a range of tasks, without the steps past the longest; of an actor that keeps them, what
-            each block replies, see `EpisodeHost.carry_out`.
+        result: the episodes of each block of a unit, without the steps past the longest, see `Phase.blocks`; of an
+            actor that keeps them, what each block replies, see `EpisodeHost.carry_out`.
         seconds: of each stage, if they were measured.
         retries: how often episodes were restarted.
         waiting_seconds: for which no slot was ready, where they wait concurrently.
@@ -269,17 +269,20 @@ class RolloutActor:
         """Draw tasks of the family; see `RolloutBackend`."""
         return self._some_env().env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
-    def run(self, data: PhaseData, params: dict[str, NDArray[Any]] | None, start: int, stop: int) -> Sampled:
-        """Sample the episodes of the tasks `start` to `stop` of a phase, with the parameters of these tasks alone."""
+    def run(self, data: PhaseData, params: dict[str, NDArray[Any]] | None, slots: slice) -> Sampled:
+        """Sample the episodes in a range of the slots of a phase, with the parameters of their tasks alone."""
         if data.version != self._version:
             take_state(self._policy, data.state)
             self._version = data.version
         # The store's arrays are read-only, which tensors cannot be.
         own = None if params is None else {name: torch.tensor(value) for name, value in params.items()}
-        phase = data.phase.part(slice(start, stop)).with_policy(self._policy, own)
+        unit = data.phase.unit(slots).with_policy(self._policy, own)
         timer = StageTimer() if data.timed else NULL_TIMER
-        episodes = self._sample(phase, start, timer)
-        return Sampled(episodes, timer.take(), *self._take_counts())
+        arrays = self._sample(unit, slots.start, timer)
+        blocks = [arrays.block(*block) for block in unit.blocks()]
+        horizon = unit.horizon
+        sampled = [block if block.lengths.max() == horizon else block.copy() for block in blocks]
+        return Sampled(sampled, timer.take(), *self._take_counts())
 
     def work(self, request: Request) -> Sampled:
         """Sample the blocks of a batch that this actor lacks, and carry out the request on them."""
@@ -292,24 +295,23 @@ class RolloutActor:
         return Sampled(replies, {}, *self._take_counts())
 
     def _sample_block(self, phase: Phase) -> TaskEpisodes:
-        arrays = self._sample(phase, phase.streams.first_task, NULL_TIMER)
+        arrays = self._sample(phase, phase.streams.first_task * phase.per_task, NULL_TIMER)
         self._beat()
+        if arrays.lengths.max() < phase.horizon:
+            arrays = arrays.copy()
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
-    def _sample(self, phase: Phase, first_task: int, timer: StageTimer) -> EpisodeArrays:
-        """Sample a phase, whose first task is task `first_task` of a batch."""
-        num_tasks, slots = len(phase.tasks), self._slots_per_task
-        env = self._env_of(num_tasks)
-        self._tasks = tuple(task for task in phase.tasks for _ in range(slots))
-        self._first_slot = first_task * slots
+    def _sample(self, phase: Phase, first_slot: int, timer: StageTimer) -> EpisodeArrays:
+        """Sample a phase, whose first slot is slot `first_slot` of a batch."""
+        self._tasks, self._first_slot = tuple(phase.slot_tasks), first_slot
+        env = self._env_of(len(self._tasks))
         before = env.env.retries, env.env.waiting_seconds
-        env.env.reset_task(self._tasks)
         arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env.env), *phase.sizes))
         env.begin(self._number)
         sample_phase(env, phase, arrays, timer)
         self._retries += env.env.retries - before[0]
         self._waiting_seconds += env.env.waiting_seconds - before[1]
-        return arrays if arrays.lengths.max() == phase.horizon else arrays.copy()
+        return arrays
 
     def _take_counts(self) -> tuple[int, float]:
         """Return retries and seconds of waiting since the last call."""
@@ -326,16 +328,16 @@ class RolloutActor:
         """Close the environments."""
         self._drop_envs()
 
-    def _env_of(self, num_tasks: int) -> ReportingEnv:
-        """Return the slots for this number of tasks."""
-        if num_tasks not in self._envs:
+    def _env_of(self, num_slots: int) -> ReportingEnv:
+        """Return so many slots."""
+        if num_slots not in self._envs:
             if len(self._envs) >= _SIZES_KEPT:
                 self._drop_envs()
-            made = self._recipe.make(num_tasks * self._slots_per_task, current_slots=self._progress.current_slots)
-            self._envs[num_tasks] = ReportingEnv(made, self._progress, 0)
+            made = self._recipe.make(num_slots, current_slots=self._progress.current_slots)
+            self._envs[num_slots] = ReportingEnv(made, self._progress, 0)
             self._has_made_env = True
             self._progress.heartbeats[0] = monotonic()
-        return self._envs[num_tasks]
+        return self._envs[num_slots]
 
     def _some_env(self) -> ReportingEnv:
         return next(iter(self._envs.values()), None) or self._env_of(1)

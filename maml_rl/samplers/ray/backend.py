@@ -1,4 +1,4 @@
-"""The Ray backend: a phase is cut into units of work, ranges of whole tasks, which actors of a cluster sample."""
+"""The Ray backend: a phase is cut into units of work, ranges of slots, which actors of a cluster sample."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.hosting import Carrier, HostedBatch, Request
-from maml_rl.samplers.phase import UNITS_PER_WORKER, WORKER_STAGES, Phase, split_tasks
+from maml_rl.samplers.phase import UNITS_PER_WORKER, WORKER_STAGES, Phase, slots_together, units_of
+from maml_rl.samplers.policy_copies import state_of
 from maml_rl.samplers.ray.actor import PhaseData, Sampled, Stored
 from maml_rl.samplers.ray.pool import RayPool
 from maml_rl.samplers.ray.source_digests import digests_of, modules_of_user
 from maml_rl.samplers.ray.worker import RayWorker, Unit
-from maml_rl.samplers.rollout.actor import state_of
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 
 # There are several units for each actor where a unit takes at least this long.
@@ -96,8 +96,8 @@ class RayBackend(RolloutBackend):
         return tasks
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
-        """Sample a phase in units of tasks, each by whichever actor is free."""
-        num_tasks = len(phase.tasks)
+        """Sample a phase in units, each by whichever actor is free."""
+        num_tasks, per_task = len(phase.tasks), phase.per_task
         slot = self.describe()
         if not len(self._pool):
             self.prepare(num_tasks)
@@ -107,9 +107,9 @@ class RayBackend(RolloutBackend):
             state = state_of(phase.policy)
             data = ray.put(PhaseData(next(self._versions), phase.without_policy(), state, timed))
             arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *phase.sizes))
-            units = [
-                _run_unit(data, part, phase) for part in split_tasks(num_tasks, len(self._pool) * self._units_per_actor)
-            ]
+            num_units = len(self._pool) * self._units_per_actor
+            together = slots_together(num_tasks, per_task, num_units)
+            units = [_run_unit(data, slots, phase) for slots in units_of(num_tasks * per_task, num_units, together)]
         timer.observe(WORKERS_PER_INFERENCE, 1)
         started, waiting = monotonic(), 0.0
         for unit, reply in self._pool.results(units, timer):
@@ -117,7 +117,8 @@ class RayBackend(RolloutBackend):
             self._retries += reply.retries
             waiting += reply.waiting_seconds
             with timer.stage("assembly"):
-                arrays.fill(unit.part, reply.result)
+                for block, sampled in zip(phase.blocks(unit.part), reply.result, strict=True):
+                    arrays.block(*block).fill(sampled)
         # Actors wait in parallel.
         self._waiting_seconds += waiting / max(1, len(self._pool))
         self._choose_units(monotonic() - started)
@@ -189,13 +190,17 @@ class RayBackend(RolloutBackend):
             self._units_per_actor = max(1, 2 ** (most.bit_length() - 1)) if most else 1
 
 
-def _run_unit(data: Any, part: slice, phase: Phase) -> Unit:
-    """Return the unit that samples a range of the tasks of a phase; their parameters go to its actor alone."""
-    params = phase.part(part).params
-    own = None if params is None else ray.put({name: value.detach().cpu().numpy() for name, value in params.items()})
-    unit = Unit("run", (data, own, part.start, part.stop), part, phase.tasks[part])
-    if part.stop - part.start > 1:
-        unit.pieces = lambda: [_run_unit(data, slice(task, task + 1), phase) for task in range(part.start, part.stop)]
+def _run_unit(data: Any, slots: slice, phase: Phase) -> Unit:
+    """Return the unit that samples in a range of the slots of a phase; parameters of their tasks go to its actor."""
+    part = phase.unit(slots)
+    own = None
+    if part.params is not None:
+        own = ray.put({name: value.detach().cpu().numpy() for name, value in part.params.items()})
+    unit = Unit("run", (data, own, slots), slots, part.tasks)
+    if len(part.tasks) > 1:
+        within = range(slots.start // phase.per_task + 1, -(-slots.stop // phase.per_task))
+        bounds = [slots.start, *(task * phase.per_task for task in within), slots.stop]
+        unit.pieces = lambda: [_run_unit(data, slice(*piece), phase) for piece in itertools.pairwise(bounds)]
     return unit
 
 

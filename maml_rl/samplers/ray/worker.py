@@ -33,7 +33,7 @@ class Unit:
     Attributes:
         method: of `RolloutActor`.
         arguments: of the method.
-        part: its tasks within the phase.
+        part: its slots within the phase.
         tasks: for messages.
         losses: why actors were lost that worked on it.
         copies: how many actors have it.

@@ -1,6 +1,6 @@
-"""The one way through a phase: a policy acts in the slots of a vector environment until all episodes are over.
+"""The sampling loop of a phase: a policy acts in the slots of a vector environment until all episodes are over.
 
-This process takes it with all slots, a child process and a Ray actor with a copy of the policy and their own slots.
+Every placement runs this loop: this process for all slots, a child process and a Ray actor for a unit of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import StepBuffers
+from maml_rl.envs.meta_env import StepBuffers, Task
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies.policy import greedy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.actor import Actor, EpisodeNoise
-from maml_rl.samplers.rollout.recorder import EpisodeRecorder
+from maml_rl.samplers.rollout.actor import Actor
+from maml_rl.samplers.rollout.noise import EpisodeNoise
+from maml_rl.samplers.rollout.recorder import EpisodeRecorder, SlotIndex
 
 # Quantity that a timer averages: the number of workers, or other parts, per forward pass.
 WORKERS_PER_INFERENCE = "workers_per_inference"
@@ -33,6 +34,9 @@ class Slots(Protocol):
     observes_anywhere: bool
     advances_by_slot: bool
     physics_seconds: NDArray[np.float64]
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        """Give slot i the task `tasks[i]`."""
 
     def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
         """Reset all slots, slot i with `seeds[i]`."""
@@ -64,8 +68,8 @@ class CentralInference:
 
 WAIT_FOR_ALL = CentralInference()
 
-# Blocks of noise that are kept where every slot is at a step of its own.
-_BLOCKS_KEPT = 16
+# Blocks of noise that are kept, where slots step together and where every slot is at a step of its own.
+_BLOCKS_KEPT = 2, 16
 
 
 def sample_phase(
@@ -75,195 +79,214 @@ def sample_phase(
     timer: StageTimer = NULL_TIMER,
     inference: CentralInference = WAIT_FOR_ALL,
 ) -> None:
-    """Sample a phase: one episode per slot and wave under fixed parameters.
+    """Sample a phase: give the slots their tasks, and run each through its episodes under fixed parameters.
 
-    Slot m * S + s belongs to task m. With S = B slots per task all episodes run at once; with fewer they run in waves.
-    An episode still running after T steps is truncated there.
+    With S = B slots per task all episodes run at once; with fewer they run in waves. Slots that advance independently
+    do not wait for the others of their wave. An episode still running after T steps is truncated there.
 
     Args:
-        vector_env: M * S slots which already have their tasks.
+        vector_env: the slots of the phase.
         phase: what to sample.
-        arrays: get the episodes, (M, T, B, ...).
+        arrays: of all tasks of the phase, (M, T, B, ...); get the episodes in its slots.
         timer: gets the seconds of the stages.
         inference: how the policy acts, where the slots are in several parts.
 
     Raises:
         NonFiniteError: If an observation, an action or a reward is NaN or infinite.
+        TaskError: If a task is malformed.
     """
-    policy, streams, num_tasks = phase.policy, phase.streams, len(phase.tasks)
+    with timer.stage("physics"):
+        vector_env.reset_task(phase.slot_tasks)
     if phase.deterministic:
-        policy = greedy(policy)
-    recorder = EpisodeRecorder(arrays, streams.first_task)
-    slots_per_task = vector_env.num_envs // num_tasks
-    buffers, own = vector_env.buffers, vector_env.buffers.observations
-    # Slots that all step together draw their images where they are recorded.
-    together = vector_env.observes_anywhere and len(vector_env.parts) == 1
-    in_place = together and slots_per_task == recorder.episodes_per_task and recorder.observe_in_place()
+        phase = phase.with_policy(greedy(phase.policy), phase.params)
+    own = vector_env.buffers.observations
     # One thread: the products are small, and waiting OpenMP threads would spin on the cores that the physics needs.
     # The error about a number that is not finite says more than NumPy's warnings, which would come before it.
     try:
         with torch.inference_mode(), intra_op_threads(1), np.errstate(over="ignore", invalid="ignore"):
-            actor = Actor(policy, phase.params, own, num_tasks, inference.device, streams.first_task, streams.phase)
-            if vector_env.advances_by_slot:
-                _run_by_slot(vector_env, phase.with_policy(policy, phase.params), actor, recorder, timer)
-            for first in () if vector_env.advances_by_slot else range(0, recorder.episodes_per_task, slots_per_task):
-                if first == 0 or phase.reset_memory:
-                    actor.begin_trial()
-                actor.begin_episodes()
-                episodes = range(first, first + slots_per_task)
-                noise = EpisodeNoise(policy, streams, num_tasks, episodes, recorder.horizon, phase.deterministic)
-                recorder.start_wave(episodes)
-                with timer.stage("physics"):
-                    if in_place:
-                        buffers.observations = recorder.observation_slots(0, own)
-                        actor.observe(buffers.observations)
-                    vector_env.reset_buffers(streams.episode_seeds(num_tasks, episodes).ravel())
-                before = vector_env.physics_seconds.copy()
-                after_the_last = own if in_place else None
-                _run_wave(vector_env, actor, noise, recorder, inference, timer, after_the_last)
-                # Workers run in parallel: the parent has waited for the physics of the busiest.
-                timer.move("waiting", "physics", float((vector_env.physics_seconds - before).max()))
+            _Loop(vector_env, phase, arrays, timer, inference).run()
     finally:
-        if buffers.observations is not own:
-            own[...] = buffers.observations
-            buffers.observations = own
-    with timer.stage("assembly"):
-        recorder.finish()
+        if vector_env.buffers.observations is not own:
+            own[...] = vector_env.buffers.observations
+            vector_env.buffers.observations = own
 
 
-def _run_wave(
-    vector_env: Slots,
-    actor: Actor,
-    noise: EpisodeNoise,
-    recorder: EpisodeRecorder,
-    inference: CentralInference,
-    timer: StageTimer,
-    after_the_last: NDArray[Any] | None,
-) -> None:
-    """Step the parts of the vector environment, group by group, until all their episodes are over.
+class _Loop:
+    """The state of the loop; see `sample_phase` for the arguments."""
 
-    Args:
-        vector_env: see `sample_phase`, as for the other arguments.
-        actor: chooses the actions.
-        noise: of the wave's episodes.
-        recorder: of the wave's episodes.
-        inference: see `sample_phase`.
-        timer: gets the seconds of the stages.
-        after_the_last: given if observations are written where they are recorded: where those after the last step go.
-    """
-    parts, buffers = vector_env.parts, vector_env.buffers
+    def __init__(
+        self, env: Slots, phase: Phase, arrays: EpisodeArrays, timer: StageTimer, inference: CentralInference
+    ) -> None:
+        self._env, self._phase, self._timer, self._inference = env, phase, timer, inference
+        self._parts, self._buffers, self._by_slot = env.parts, env.buffers, env.advances_by_slot
+        self._recorder = EpisodeRecorder(arrays, phase)
+        num_waves = phase.episodes_per_task // phase.per_task
+        # Of every slot the number of its episode, and whether it waits for a reset.
+        self._waves, self._num_waves = np.zeros(env.num_envs, np.int64), num_waves
+        self._resetting = np.zeros(env.num_envs, np.bool_)
+        self._noise: dict[int, EpisodeNoise] = {}
+        num_tasks, own, self._own_slots = len(phase.tasks), env.buffers.observations, phase.own_slots
+        seeds = phase.streams.episode_seeds(num_tasks, range(phase.episodes_per_task))
+        seeds = seeds.reshape(num_tasks, num_waves, -1).swapaxes(0, 1).reshape(num_waves, -1)
+        # (waves, slots)
+        self._seeds = seeds[:, self._own_slots]
+        # Slots that all step together draw their images where they are recorded.
+        together = env.observes_anywhere and len(env.parts) == 1
+        self._after_the_last = own if together and num_waves == 1 and self._recorder.observe_in_place() else None
+        # The policy acts for whole tasks: where others have some of their slots, rows of this unit stand for these.
+        self._is_cut, self._is_padded = num_tasks * phase.per_task > len(own), False
+        self._rows = np.empty((num_tasks * phase.per_task, *own.shape[1:]), own.dtype) if self._is_cut else own
+        self._actor = Actor(
+            phase.policy,
+            phase.params,
+            self._rows,
+            num_tasks,
+            inference.device,
+            phase.streams.first_task,
+            phase.streams.phase,
+        )
 
-    def choose_and_send(indices: list[int]) -> None:
-        for slots, members in _adjacent(parts, indices):
-            with timer.stage("inference"):
-                actions = actor.act(slots, noise.rows(slots, recorder.steps(slots)), recorder.running(slots))
-            timer.observe(WORKERS_PER_INFERENCE, len(members))
-            with timer.stage("assembly"):
-                recorder.write_choice(slots, buffers.observations[slots], actions)
-                if after_the_last is not None:
-                    following = int(recorder.steps(slots)[0]) + 1
-                    buffers.observations = recorder.observation_slots(following, after_the_last)
-                    actor.observe(buffers.observations)
+    def run(self) -> None:
+        """Run all slots through their episodes, group by group of the parts in which they step."""
+        num_groups = 1 if self._by_slot else min(self._inference.num_groups, len(self._parts))
+        for wave in range(1 if self._by_slot else self._num_waves):
+            groups = [group.tolist() for group in np.array_split(np.arange(len(self._parts)), num_groups)]
+            if self._by_slot:
+                self._actor.begin_trial()
+                self._recorder.start_wave()
+                self._begin_slots(groups[0])
+            else:
+                self._begin_wave(wave)
+                before = self._env.physics_seconds.copy()
+                for group in groups:
+                    self._act(group)
+            while any(groups):
+                for group in groups:
+                    self._act(self._record(self._receive(group), group))
+            if not self._by_slot:
+                # Workers run in parallel: the parent has waited for the physics of the busiest.
+                self._timer.move("waiting", "physics", float((self._env.physics_seconds - before).max()))
+        with self._timer.stage("assembly"):
+            self._recorder.finish()
+
+    def _begin_wave(self, wave: int) -> None:
+        """Reset all slots for their next episodes."""
+        self._waves[:] = wave
+        if wave == 0 or self._phase.reset_memory:
+            self._actor.begin_trial()
+        self._actor.begin_episodes()
+        self._recorder.start_wave(wave)
+        with self._timer.stage("physics"):
+            self._observe_at(0)
+            self._env.reset_buffers(self._seeds[wave])
+
+    def _begin_slots(self, slots: Sequence[int]) -> None:
+        """Start the reset of slots for their next episodes, each by itself."""
+        with self._timer.stage("assembly"):
+            for slot in slots:
+                wave = int(self._waves[slot])
+                self._recorder.begin_episode(slot, wave)
+                self._resetting[slot] = True
+                self._env.reset_send(slot, int(self._seeds[wave, slot]))
+
+    def _receive(self, group: list[int]) -> list[int]:
+        """Wait for steps and resets of a group of parts, and return the parts that have answered."""
+        if not group:
+            return []
+        timeout, indices = (0.0, None) if self._by_slot else (self._inference.recv_timeout, group)
+        with self._timer.stage("waiting"):
+            return self._env.step_recv(timeout, indices)
+
+    def _record(self, replied: list[int], group: list[int]) -> list[int]:
+        """Record the results of parts, remove from their group those that are done, and return those that go on."""
+        recorder, buffers, parts = self._recorder, self._buffers, self._parts
+        with self._timer.stage("assembly"):
+            stepped = [index for index in replied if not self._resetting[index]]
+            for slots, _ in self._slots_of(stepped):
+                recorder.write_outcome(slots, buffers)
+            if stepped and buffers.restarted.any():
+                answered = np.concatenate([np.arange(parts[index].start, parts[index].stop) for index in stepped])
+                self._actor.begin_anew(answered[buffers.restarted[answered]] + self._own_slots.start)
+            if self._by_slot:
+                self._resetting[replied] = False
+            over = {index for index in replied if not recorder.running(parts[index]).any()}
+        if over and self._by_slot:
+            self._waves[list(over)] += 1
+            following = sorted(slot for slot in over if self._waves[slot] < self._num_waves)
+            if following:
+                rows = np.array(following) + self._own_slots.start
+                self._actor.begin_episodes(rows, forget=self._phase.reset_memory)
+                self._begin_slots(following)
+            over.difference_update(following)
+            replied = [slot for slot in replied if slot not in following]
+        if over:
+            group[:] = [index for index in group if index not in over]
+            replied = [index for index in replied if index not in over]
+        return replied
+
+    def _act(self, ready: list[int]) -> None:
+        """Let the policy act for parts, and start their steps."""
+        for slots, members in self._slots_of(ready):
+            with self._timer.stage("inference"):
+                actions = self._choose(slots)
+            self._timer.observe(WORKERS_PER_INFERENCE, len(members))
+            with self._timer.stage("assembly"):
+                self._recorder.write_choice(slots, self._buffers.observations[slots], actions)
+                if self._after_the_last is not None:
+                    self._observe_at(int(self._recorder.steps(slots)[0]) + 1)
+            start = 0
             for index in members:
-                vector_env.step_send(index, actions[parts[index].start - slots.start : parts[index].stop - slots.start])
+                stop = start + self._parts[index].stop - self._parts[index].start
+                self._env.step_send(index, actions[start:stop])
+                start = stop
 
-    groups = [group.tolist() for group in np.array_split(np.arange(len(parts)), min(inference.num_groups, len(parts)))]
-    for group in groups:
-        choose_and_send(group)
-    while any(groups):
-        for group in groups:
-            with timer.stage("waiting"):
-                replied = vector_env.step_recv(inference.recv_timeout, group) if group else []
-            with timer.stage("assembly"):
-                unfinished = [index for index in replied if recorder.write_outcome(parts[index], buffers)]
-                if buffers.restarted.any():
-                    answered = np.concatenate([np.arange(parts[index].start, parts[index].stop) for index in replied])
-                    actor.begin_anew(answered[buffers.restarted[answered]])
-            for index in set(replied) - set(unfinished):
-                group.remove(index)
-            choose_and_send(unfinished)
+    def _choose(self, slots: SlotIndex) -> NDArray[np.generic]:
+        """Return the actions of slots."""
+        first = self._own_slots.start
+        if self._is_cut and self._after_the_last is None:
+            if not self._is_padded:
+                self._rows[...] = self._buffers.observations[slots][0]
+                self._is_padded = True
+            self._rows[self._own_slots] = self._buffers.observations
+        noise = self._noise_of(slots)
+        if isinstance(slots, slice):
+            numbers = slice(slots.start + first, slots.stop + first)
+            return self._actor.act(numbers, noise, self._recorder.running(slots))
+        return self._actor.act_for(slots + first, noise)
 
-
-def _run_by_slot(vector_env: Slots, phase: Phase, actor: Actor, recorder: EpisodeRecorder, timer: StageTimer) -> None:
-    """Run every slot through its episodes, one after the other, without waiting for any other slot.
-
-    Args:
-        vector_env: its slots advance independently.
-        phase: see `sample_phase`.
-        actor: chooses the actions of the slots that are ready.
-        recorder: of the phase's episodes.
-        timer: gets the seconds of the stages.
-    """
-    buffers, streams, num_tasks, num_slots = vector_env.buffers, phase.streams, len(phase.tasks), vector_env.num_envs
-    per_task, per_slot = num_slots // num_tasks, recorder.episodes_per_task * num_tasks // num_slots
-    seeds = streams.episode_seeds(num_tasks, range(recorder.episodes_per_task))
-    waves, resetting = np.zeros(num_slots, np.int64), np.ones(num_slots, np.bool_)
-    noise: dict[int, EpisodeNoise] = {}
-
-    def begin(slot: int) -> None:
-        task, place = divmod(slot, per_task)
-        episode = int(waves[slot]) * per_task + place
-        recorder.begin_episode(slot, episode)
-        resetting[slot] = True
-        vector_env.reset_send(slot, int(seeds[task, episode]))
-
-    def noise_of(ready: NDArray[np.intp]) -> NDArray[np.float32]:
-        rows, steps = np.empty((len(ready), phase.policy.noise_size), np.float32), recorder.steps(ready)
-        for wave in np.unique(waves[ready]).tolist():
-            if wave not in noise:
-                episodes = range(wave * per_task, (wave + 1) * per_task)
-                noise[wave] = EpisodeNoise(
-                    phase.policy,
-                    streams,
-                    num_tasks,
-                    episodes,
-                    recorder.horizon,
-                    phase.deterministic,
-                    blocks_kept=_BLOCKS_KEPT,
-                )
-            of_wave = waves[ready] == wave
-            rows[of_wave] = noise[wave].rows(ready[of_wave], steps[of_wave])
+    def _noise_of(self, slots: SlotIndex) -> NDArray[np.float32]:
+        waves, steps = self._waves[slots], self._recorder.steps(slots)
+        if (waves == waves[0]).all():
+            return self._noise_at(int(waves[0])).rows(slots, steps)
+        assert not isinstance(slots, slice)
+        rows = np.empty((len(slots), self._phase.policy.noise_size), np.float32)
+        for wave in np.unique(waves).tolist():
+            of_wave = waves == wave
+            rows[of_wave] = self._noise_at(wave).rows(slots[of_wave], steps[of_wave])
         return rows
 
-    recorder.start_wave(range(per_task))
-    actor.begin_trial()
-    with timer.stage("assembly"):
-        for slot in range(num_slots):
-            begin(slot)
-    left = num_slots
-    while left:
-        with timer.stage("waiting"):
-            replied = np.asarray(vector_env.step_recv(0.0, None), np.intp)
-        if not len(replied):
-            continue
-        with timer.stage("assembly"):
-            stepped = replied[~resetting[replied]]
-            resetting[replied] = False
-            if len(stepped):
-                recorder.write_outcome(stepped, buffers)
-                restarted = stepped[buffers.restarted[stepped]]
-                if len(restarted):
-                    actor.begin_anew(restarted)
-            is_ready = recorder.running(replied)
-            ready, over = replied[is_ready], replied[~is_ready]
-            waves[over] += 1
-            following = over[waves[over] < per_slot]
-            left -= len(over) - len(following)
-            if len(following):
-                actor.begin_episodes(following, forget=phase.reset_memory)
-                for slot in following.tolist():
-                    begin(slot)
-                for wave in [wave for wave in noise if wave < waves.min()]:
-                    del noise[wave]
-        if not len(ready):
-            continue
-        with timer.stage("inference"):
-            actions = actor.act_for(ready, noise_of(ready))
-        timer.observe(WORKERS_PER_INFERENCE, len(ready))
-        with timer.stage("assembly"):
-            recorder.write_choice(ready, buffers.observations[ready], actions)
-            for row, slot in enumerate(ready.tolist()):
-                vector_env.step_send(slot, actions[row : row + 1])
+    def _noise_at(self, wave: int) -> EpisodeNoise:
+        if wave not in self._noise:
+            self._noise = {number: noise for number, noise in self._noise.items() if number >= self._waves.min()}
+            self._noise[wave] = EpisodeNoise(self._phase, wave, _BLOCKS_KEPT[self._by_slot])
+        return self._noise[wave]
+
+    def _observe_at(self, step: int) -> None:
+        """Let slots write the observations before a step where they are recorded, if they can."""
+        if self._after_the_last is None:
+            return
+        rows = self._recorder.observations_at(step)
+        self._buffers.observations = self._after_the_last if rows is None else rows[self._own_slots]
+        if rows is not None:
+            self._actor.observe(rows)
+
+    def _slots_of(self, indices: list[int]) -> Iterator[tuple[SlotIndex, list[int]]]:
+        """Yield the slots of parts, for which the policy acts at once, each with the parts."""
+        if self._by_slot:
+            if indices:
+                yield np.asarray(indices, np.intp), indices
+        else:
+            yield from _adjacent(self._parts, indices)
 
 
 def _adjacent(parts: Sequence[slice], indices: Sequence[int]) -> Iterator[tuple[slice, list[int]]]:

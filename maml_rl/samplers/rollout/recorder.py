@@ -10,22 +10,28 @@ from numpy.typing import NDArray
 from maml_rl.envs.meta_env import StepBuffers
 from maml_rl.errors import NonFiniteError
 from maml_rl.samplers.episode_arrays import EpisodeArrays
+from maml_rl.samplers.phase import Phase, blocks_of_slots
 
 # Slots: a range, or their numbers in any order.
 SlotIndex = slice | NDArray[np.intp]
 
 
 class EpisodeRecorder:
-    """Collects episodes from the buffers of a vector environment.
+    """Collects the episodes of some slots from the buffers of a vector environment.
 
     Args:
-        arrays: the destination; every entry is written.
-        first_task: number of the first task, where only some tasks of the phase are recorded.
+        arrays: the destination, of all tasks of the phase; every entry of its slots is written.
+        phase: which slots and episodes.
     """
 
-    def __init__(self, arrays: EpisodeArrays, first_task: int = 0) -> None:
-        self.num_tasks, self.horizon, self.episodes_per_task = arrays.rewards.shape
-        self._first_task = first_task
+    def __init__(self, arrays: EpisodeArrays, phase: Phase) -> None:
+        self.horizon = arrays.rewards.shape[1]
+        self._phase, self._per_task, self._first_slot = phase, phase.per_task, phase.own_slots.start
+        self._first_task = phase.streams.first_task
+        numbers = np.arange(self._first_slot, phase.own_slots.stop)
+        self._task_of, self._place_of = numbers // self._per_task, numbers % self._per_task
+        # By range of slots, which are whole tasks or not: where their entries are.
+        self._blocks: dict[tuple[int, int], list[tuple[slice, slice, slice, tuple[int, int]]]] = {}
         self._observations, self._actions, self._rewards = arrays.observations, arrays.actions, arrays.rewards
         self._lengths, self._terminated, self._truncated = arrays.lengths, arrays.terminated, arrays.truncated
         self._final_observations = arrays.final_observations
@@ -39,32 +45,32 @@ class EpisodeRecorder:
         }
 
     def observe_in_place(self) -> bool:
-        """From here on slots write their observations into `observation_slots`; return whether they can.
+        """From here on slots write their observations where they are recorded; return whether they can.
 
         All episodes must run at once, and the observations of a step must be adjacent.
         """
         self._observed_in_place = self._observations[:, 0].flags.c_contiguous
         return self._observed_in_place
 
-    def observation_slots(self, step: int, after_the_last: NDArray[Any]) -> NDArray[Any]:
-        """Return the array for the observations before a step, (N, *obs); after the last step, the given array."""
+    def observations_at(self, step: int) -> NDArray[Any] | None:
+        """Return the array of observations before a step, one row for each slot of these tasks; None after the last."""
         if step == self.horizon:
-            return after_the_last
-        return self._observations[:, step].reshape(after_the_last.shape)
+            return None
+        of_step: NDArray[Any] = self._observations[:, step]
+        return of_step.reshape(-1, *of_step.shape[2:])
 
-    def start_wave(self, episodes: range) -> None:
-        """From here on slot m * S + s is episode `episodes[s]` of task m, at its first step."""
-        num_slots = self.num_tasks * len(episodes)
-        self._episodes = slice(episodes.start, episodes.stop)
-        self._task_of = np.repeat(np.arange(self.num_tasks), len(episodes))
-        self._episode_of = np.tile(np.asarray(episodes), self.num_tasks)
-        self._steps = np.zeros(num_slots, np.int64)
-        self._running = np.ones(num_slots, np.bool_)
+    def start_wave(self, wave: int = 0) -> None:
+        """From here on every slot is at the first step of its episode number `wave`."""
+        self._first_episode = wave * self._per_task
+        self._episode_of = self._first_episode + self._place_of
+        self._steps = np.zeros(len(self._task_of), np.int64)
+        self._running = np.ones(len(self._task_of), np.bool_)
         self._any_restarted = False
 
-    def begin_episode(self, slot: int, episode: int) -> None:
-        """From here on a slot is another episode of its task, at its first step."""
-        self._episode_of[slot], self._steps[slot], self._running[slot] = episode, 0, True
+    def begin_episode(self, slot: int, wave: int) -> None:
+        """From here on a slot is at the first step of its episode number `wave`."""
+        self._episode_of[slot] = wave * self._per_task + self._place_of[slot]
+        self._steps[slot], self._running[slot] = 0, True
 
     def steps(self, slots: SlotIndex) -> NDArray[np.int64]:
         """Return the number of steps that each of `slots` has done."""
@@ -86,10 +92,10 @@ class EpisodeRecorder:
         self._check_finite("observation", observations, slots)
         stored = actions.astype(self._actions.dtype, copy=False)
         self._check_finite("action", stored, slots, actions)
-        where, grid = self._place(slots)
-        if not self._observed_in_place:
-            self._observations[where] = observations.reshape(*grid, *observations.shape[1:])
-        self._actions[where] = stored.reshape(*grid, *stored.shape[1:])
+        for where, rows, grid in self._places(slots):
+            if not self._observed_in_place:
+                self._observations[where] = observations[rows].reshape(*grid, *observations.shape[1:])
+            self._actions[where] = stored[rows].reshape(*grid, *stored.shape[1:])
 
     def write_outcome(self, slots: SlotIndex, buffers: StepBuffers) -> bool:
         """Record the results of a step, and return whether any episode of `slots` is unfinished.
@@ -106,10 +112,11 @@ class EpisodeRecorder:
         # The recorded value must be finite: 1e300 is, until it becomes a float32.
         rewards = buffers.rewards[slots].astype(self._rewards.dtype, copy=False)
         self._check_finite("reward", rewards, slots, buffers.rewards[slots])
-        where, grid = self._place(slots)
-        self._rewards[where] = rewards.reshape(grid)
-        for name, array in self._step_infos.items():
-            array[where] = buffers.infos[name][slots].reshape(grid)
+        infos = {name: buffers.infos[name][slots] for name in self._step_infos}
+        for where, rows, grid in self._places(slots):
+            self._rewards[where] = rewards[rows].reshape(grid)
+            for name, array in self._step_infos.items():
+                array[where] = infos[name][rows].reshape(grid)
         steps = steps + 1
         restarted = buffers.restarted[slots]
         if restarted.any():
@@ -139,21 +146,33 @@ class EpisodeRecorder:
 
     def finish(self) -> None:
         """Fill the padding with zeros."""
-        padding = np.arange(self.horizon)[None, :, None] >= self._lengths[:, None, :]
-        if padding.any():
-            for array in (self._observations, self._actions, self._rewards, *self._step_infos.values()):
-                array[padding] = 0
+        for tasks, episodes in self._phase.blocks():
+            padding = np.arange(self.horizon)[None, :, None] >= self._lengths[tasks, None, episodes]
+            if padding.any():
+                for array in (self._observations, self._actions, self._rewards, *self._step_infos.values()):
+                    array[tasks, :, episodes][padding] = 0
 
-    def _place(self, slots: SlotIndex) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-        """Return the index of the entries of `slots` at their steps, and their leading shape."""
-        steps, per_task = self._steps[slots], self._episodes.stop - self._episodes.start
-        if not isinstance(slots, slice):
-            return (self._task_of[slots], steps, self._episode_of[slots]), (len(steps),)
-        (first, before), (last, after) = divmod(slots.start, per_task), divmod(slots.stop, per_task)
-        if before or after or (steps != steps[0]).any():
-            return (self._task_of[slots], steps, self._episode_of[slots]), (len(steps),)
-        # Whole tasks at one step are a block, which is several times as fast to write.
-        return (slice(first, last), int(steps[0]), self._episodes), (last - first, per_task)
+    def _places(self, slots: SlotIndex) -> list[tuple[tuple[Any, ...], slice, tuple[int, ...]]]:
+        """Return the index of the entries of `slots` at their steps, each with its rows and their leading shape."""
+        steps = self._steps[slots]
+        if not isinstance(slots, slice) or (steps != steps[0]).any():
+            return [((self._task_of[slots], steps, self._episode_of[slots]), slice(None), (len(steps),))]
+        # At one step those of a task are a block, and so are those of whole tasks, which is several times as fast.
+        key, step, first = (slots.start, slots.stop), int(steps[0]), self._first_episode
+        if key not in self._blocks:
+            self._blocks[key] = self._blocks_of(slots)
+        return [
+            ((tasks, step, slice(first + places.start, first + places.stop)), rows, grid)
+            for tasks, places, rows, grid in self._blocks[key]
+        ]
+
+    def _blocks_of(self, slots: slice) -> list[tuple[slice, slice, slice, tuple[int, int]]]:
+        found, start = [], 0
+        numbers = slice(slots.start + self._first_slot, slots.stop + self._first_slot)
+        for tasks, places in blocks_of_slots(numbers, self._per_task):
+            grid = tasks.stop - tasks.start, places.stop - places.start
+            found.append((tasks, places, slice(start, start := start + grid[0] * grid[1]), grid))
+        return found
 
     def _check_finite(
         self, what: str, values: NDArray[np.generic], slots: SlotIndex, given: NDArray[np.generic] | None = None

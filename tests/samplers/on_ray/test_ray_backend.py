@@ -29,7 +29,7 @@ from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ConfigError
 from maml_rl.policies import ExternalPolicy, MemoryPolicy, NormalMLPPolicy
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers import PopulationEvaluator
-from maml_rl.samplers.phase import split_tasks
+from maml_rl.samplers.phase import units_of
 from tests.experiment.test_recorded_histories import content, record_small
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -246,11 +246,11 @@ def test_memory_is_kept_over_the_episodes_of_a_trial(reset: bool) -> None:
     assert torch.equal(episodes.memory[0], expected.memory[0])
 
 
-@pytest.mark.parametrize(("num_tasks", "num_units", "sizes"), [(40, 8, [5] * 8), (5, 4, [2, 2, 1]), (2, 9, [1, 1])])
-def test_units_are_contiguous_and_of_few_sizes(num_tasks: int, num_units: int, sizes: list[int]) -> None:
-    parts = split_tasks(num_tasks, num_units)
-    assert [part.stop - part.start for part in parts] == sizes
-    assert [number for part in parts for number in range(part.start, part.stop)] == list(range(num_tasks))
+@pytest.mark.parametrize(("num_slots", "num_units", "sizes"), [(40, 8, [5] * 8), (5, 4, [2, 2, 1]), (2, 9, [1, 1])])
+def test_units_are_contiguous_and_of_few_sizes(num_slots: int, num_units: int, sizes: list[int]) -> None:
+    units = units_of(num_slots, num_units)
+    assert [unit.stop - unit.start for unit in units] == sizes
+    assert [number for unit in units for number in range(unit.start, unit.stop)] == list(range(num_slots))
 
 
 @pytest.mark.nightly

@@ -17,12 +17,13 @@ from iterations import digests
 from phases import sample_here
 from script_runs import Run
 
-from maml_rl import MultiTaskSampler
+from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import make_vector_env
+from maml_rl.envs.meta_env import RecordedInfos
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, NonFiniteError
-from maml_rl.policies import NormalMLPPolicy
-from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.processes.in_children import sample_in_children
+from maml_rl.policies import GRUPolicy, NormalMLPPolicy
+from maml_rl.samplers.phase import Phase, slots_together, split_slots, units_of
+from maml_rl.samplers.processes.phases import WorkerPhases
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.samplers.processes.worker_pool import WorkerPool
 from maml_rl.seeding import PhaseStreams
@@ -74,11 +75,9 @@ def test_episodes_are_bit_identical_for_any_start_method(start_method: str) -> N
 
 
 def make_slots(num_workers: int = 2, **options: Any) -> ParallelVectorEnv:
-    """Return two slots for each of three tasks of 2D navigation, with their tasks."""
+    """Return two slots for each of three tasks of 2D navigation."""
     settings = {"granularity": 2, "start_method": "fork", "max_episode_steps": 5, **options}
-    slots = ParallelVectorEnv("2DNavigation-v0", {}, 6, num_workers, **settings)
-    slots.reset_task([{"goal": [0.1 * (slot // 2 + 1), 0.3]} for slot in range(6)])
-    return slots
+    return ParallelVectorEnv("2DNavigation-v0", {}, 6, num_workers, **settings)
 
 
 def whole_phase(policy: Any, number: int = 0, params: Any = None, horizon: int = 5) -> Phase:
@@ -86,8 +85,8 @@ def whole_phase(policy: Any, number: int = 0, params: Any = None, horizon: int =
     return Phase(tasks, policy, params, PhaseStreams(0, 0, number), 2, horizon)
 
 
-def phase(slots: Any, policy: Any, number: int = 0, params: Any = None, horizon: int = 5) -> Any:
-    return sample_in_children(slots, whole_phase(policy, number, params, horizon))[0]
+def phase(slots: WorkerPhases, policy: Any, number: int = 0, params: Any = None, horizon: int = 5) -> Any:
+    return slots.sample(whole_phase(policy, number, params, horizon))[0]
 
 
 def test_the_parent_itself_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,12 +96,13 @@ def test_the_parent_itself_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None
         raise AssertionError("the parent acts")
 
     with make_slots() as slots:
-        first = phase(slots, policy)
+        phases = WorkerPhases(slots)
+        first = phase(phases, policy)
         # The workers were forked before.
         monkeypatch.setattr(NormalMLPPolicy, "actor", actor)
         with pytest.raises(AssertionError, match="the parent acts"):
-            sample_here(slots, Phase(({},) * 3, policy, None, PhaseStreams(0, 0, 0), 2, 5))
-        assert phase(slots, policy).digest() == first.digest()
+            sample_here(slots, whole_phase(policy))
+        assert phase(phases, policy).digest() == first.digest()
 
 
 def test_a_phase_takes_one_message_to_each_child(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,19 +116,21 @@ def test_a_phase_takes_one_message_to_each_child(monkeypatch: pytest.MonkeyPatch
     policy = NormalMLPPolicy(2, 2, (4,), "tanh")
     with make_slots() as slots:
         monkeypatch.setattr(WorkerPool, "send", counting)
+        phases = WorkerPhases(slots)
         for number in range(3):
-            phase(slots, policy, number)
+            phase(phases, policy, number)
     assert sent == {(child, kind): count for child in (0, 1) for kind, count in (("LoadPolicy", 1), ("RunPhase", 3))}
 
 
 def test_parameters_of_every_phase_reach_the_children() -> None:
     policy = NormalMLPPolicy(2, 2, (4,), "tanh", init_std=1e-6)
     with make_slots() as slots:
+        phases = WorkerPhases(slots)
         for biases in ((0.05, -0.05, 0.01), (-0.02, 0.0, 0.08)):
             params = {name: torch.zeros_like(value) for name, value in policy.stack_parameters(3).items()}
             params["sigma"] -= 20.0
             params["mu.bias"] += torch.tensor(biases).unsqueeze(1)
-            actions = phase(slots, policy, params=params).actions
+            actions = phase(phases, policy, params=params).actions
             expected = torch.tensor(biases).reshape(3, 1, 1, 1).expand_as(actions)
             torch.testing.assert_close(actions, expected, atol=1e-5, rtol=0.0)
 
@@ -147,34 +149,37 @@ class ShiftedPolicy(NormalMLPPolicy):
 def test_constants_of_the_policy_reach_the_children() -> None:
     policy = ShiftedPolicy()
     with make_slots() as slots:
-        before = phase(slots, policy, horizon=1).actions
+        phases = WorkerPhases(slots)
+        before = phase(phases, policy, horizon=1).actions
         policy.shift += 5.0
-        after = phase(slots, policy, horizon=1).actions
+        after = phase(phases, policy, horizon=1).actions
     torch.testing.assert_close(after, before + 5.0)
 
 
 def test_another_policy_and_another_horizon_replace_the_first() -> None:
     with make_slots() as slots:
+        phases = WorkerPhases(slots)
         for hidden, horizon in (((4,), 5), ((9, 3), 2), ((4,), 5)):
             policy = NormalMLPPolicy(2, 2, hidden, "tanh")
             central = sample_here(slots, whole_phase(policy, 1, horizon=horizon))
-            assert phase(slots, policy, 1, horizon=horizon).digest() == central.digest()
+            assert phase(phases, policy, 1, horizon=horizon).digest() == central.digest()
 
 
 def test_episodes_are_not_overwritten_by_the_next_phase() -> None:
     policy = NormalMLPPolicy(2, 2, (4,), "tanh")
     with make_slots() as slots:
-        first = phase(slots, policy)
+        phases = WorkerPhases(slots)
+        first = phase(phases, policy)
         before = first.digest()
-        assert phase(slots, policy, 1).digest() != before
+        assert phase(phases, policy, 1).digest() != before
     assert first.digest() == before
 
 
 @pytest.mark.slow
 def test_policy_of_the_main_script_is_found_by_the_children(run: Run) -> None:
     script = run("""
-        from maml_rl import MultiTaskSampler
-        from maml_rl.policies import NormalMLPPolicy
+        from maml_rl import MultiTaskSampler, get_policy_for_env
+        from maml_rl.policies import GRUPolicy, NormalMLPPolicy
 
         class MyPolicy(NormalMLPPolicy):
             pass
@@ -252,11 +257,10 @@ def test_lost_phase_is_aborted_by_the_other_children() -> None:
     policy = NormalMLPPolicy(2, 1, (4,), "tanh")
     env = partial(SlowEnv, fault="kill", place=0, slot_task=1.0)
     with ParallelVectorEnv(env, {}, 2, 2, start_method="fork", max_restarts=5) as slots:
-        slots.reset_task([{"goal": 0.0}, {"goal": 1.0}])
         # A phase of 1,000 steps would take 100 seconds.
         long = Phase(({"goal": 0.0}, {"goal": 1.0}), policy, None, PhaseStreams(0, 0, 0), 1, 1000)
         with pytest.raises(ChildLost):
-            sample_in_children(slots, long)
+            WorkerPhases(slots).sample(long)
         start = time.monotonic()
         slots.recover()
         assert time.monotonic() - start < 20.0
@@ -304,20 +308,86 @@ def test_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
         MultiTaskSampler("2DNavigation-v0", {}, 2, policy, num_workers=2, inference="worker")
 
 
-def test_slots_without_children_are_refused() -> None:
-    with closing(make_vector_env("2DNavigation-v0", {}, 6)) as slots, pytest.raises(ValueError, match="needs workers"):
-        phase(slots, NormalMLPPolicy(2, 2))
+# The cut.
 
 
-def test_child_without_whole_tasks_is_refused_with_the_remedy() -> None:
-    with (
-        make_slots(4, granularity=1) as slots,
-        pytest.raises(ValueError, match=r"needs whole tasks, of 2 slots each; .*granularity=2"),
-    ):
-        phase(slots, NormalMLPPolicy(2, 2))
+@pytest.mark.parametrize(
+    ("tasks", "per_task", "workers"), [(40, 20, 16), (40, 20, 12), (20, 10, 16), (5, 40, 8), (80, 1, 16), (3, 7, 4)]
+)
+def test_no_worker_has_many_more_slots_than_the_mean(tasks: int, per_task: int, workers: int) -> None:
+    together = slots_together(tasks, per_task, workers)
+    for ranges in (split_slots(tasks * per_task, workers, together), units_of(tasks * per_task, workers, together)):
+        lengths = [slots.stop - slots.start for slots in ranges]
+        assert [slot for slots in ranges for slot in range(slots.start, slots.stop)] == list(range(tasks * per_task))
+        # Where whole slots allow no more, one slot more than the mean.
+        assert max(lengths) <= max(1.05 * tasks * per_task / workers, -(-tasks * per_task // workers))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "workers", "together"), [(40, 2, 20), (40, 20, 20), (40, 16, 1), (1, 2, 1), (21, 20, 1)]
+)
+def test_tasks_are_cut_only_where_whole_ones_are_uneven(tasks: int, workers: int, together: int) -> None:
+    assert slots_together(tasks, 20, workers) == together
+
+
+class TaskwisePolicy(NormalMLPPolicy):
+    """Returns actions that show for how many slots of a task it was called."""
+
+    def act(self, observations: torch.Tensor, noise: torch.Tensor, memory: Any = (), params: Any = None) -> Any:
+        return torch.full((*observations.shape[:2], 2), float(observations.shape[1])), ()
+
+
+def test_the_policy_acts_for_whole_tasks_where_a_worker_has_some_of_their_slots() -> None:
+    options: dict[str, Any] = {"seed": 0, "max_episode_steps": 3, "num_workers": 3, **IN_CHILDREN}
+    with MultiTaskSampler("2DNavigation-v0", {}, 4, TaskwisePolicy(2, 2), **options) as sampler:
+        actions = sampler.rollout(sampler.sample_tasks(2)).actions
+    assert (actions == 4.0).all()
+
+
+class EndingEnv(FaultyEnv):
+    """Episodes of different lengths, with numbers that are recorded."""
+
+    recorded_infos: RecordedInfos = {"clock": "step", "success": "episode"}  # noqa: RUF012
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *_ = super().step(action)
+        over = bool(observation[0] > 0.5)
+        return observation, reward, over, False, {"clock": self._steps, "success": over}
+
+
+CUT: dict[str, dict[str, Any]] = {
+    "images": {"env_name": "PixelNavigation-v0"},
+    "waves": {"env_name": "2DNavigation-v0", "slots_per_task": 2},
+    "memory": {"env_name": "2DNavigation-v0"},
+    "memory over waves": {"env_name": "2DNavigation-v0", "slots_per_task": 2, "reset_memory_each_episode": True},
+    "infos": {"env_name": EndingEnv},
+    "infos over waves": {"env_name": EndingEnv, "slots_per_task": 2},
+    "threads": {"env_name": EndingEnv, "stepping": "threads"},
+    "threads over waves": {"env_name": EndingEnv, "stepping": "threads", "slots_per_task": 2},
+    "deterministic": {"env_name": "2DNavigation-v0"},
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_episodes_do_not_depend_on_the_cut(name: str) -> None:
+    options = {"batch_size": 4, "seed": 0, "max_episode_steps": 6, **CUT[name]}
+    with closing(make_vector_env(options["env_name"])) as env:
+        spaces = env.single_observation_space, env.single_action_space
+        policy: Any = GRUPolicy(*spaces, 5) if "memory" in name else get_policy_for_env(env, (8,), "tanh")
+    params = {key: value.detach().clone() for key, value in policy.stack_parameters(3).items()}
+    for value in params.values():
+        value += torch.arange(3.0).reshape(3, *(1,) * (value.dim() - 1)) * 0.01
+    found = []
+    for num_workers in (0, 2, 3, 5, 9):
+        placement = IN_CHILDREN if num_workers else {}
+        with MultiTaskSampler(policy=policy, num_workers=num_workers, **options, **placement) as sampler:
+            tasks = sampler.sample_tasks(3)
+            sampled = [sampler.rollout(tasks, given, deterministic=name == "deterministic") for given in (None, params)]
+            found.append([each.digest() for each in sampled])
+    assert found == found[:1] * 5
 
 
 @pytest.mark.parametrize(("num_workers", "lengths"), [(1, [6]), (2, [2, 4]), (3, [2, 2, 2]), (9, [2, 2, 2])])
-def test_children_get_whole_tasks(num_workers: int, lengths: Sequence[int]) -> None:
+def test_children_get_whole_tasks_where_they_stay_together(num_workers: int, lengths: Sequence[int]) -> None:
     with make_slots(num_workers) as slots:
         assert [part.stop - part.start for part in slots.parts] == lengths

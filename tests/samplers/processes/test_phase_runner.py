@@ -20,7 +20,7 @@ from maml_rl.seeding import PhaseStreams
 def test_parameters_of_another_version_are_refused() -> None:
     policy = NormalMLPPolicy(2, 2, (4,), "tanh")
     stacked = {name: value.detach().numpy() for name, value in policy.stack_parameters(1).items()}
-    plan = PhasePlan((1, 2, 3), 2, {name: (value.shape, value.dtype) for name, value in stacked.items()}, {})
+    plan = PhasePlan((1, 2, 3), {name: (value.shape, value.dtype) for name, value in stacked.items()}, {})
     memory = create_shared_file()
     with closing(make_vector_env("2DNavigation-v0", {}, 2)) as env:
         progress = SharedProgress(memory, 1)
@@ -28,7 +28,7 @@ def test_parameters_of_another_version_are_refused() -> None:
         command = LoadPolicy(0, plan, pickle.dumps(policy), None)
         runner = PhaseRunner(command, EnvDescription.of(env), memory, progress.size, progress, 0)
         shared.version[0] = 1
-        phase = Phase(({},), policy, None, PhaseStreams(0, 0, 0), 2, 3).without_policy()
+        phase = Phase(({"goal": [0.1, 0.3]},), policy, None, PhaseStreams(0, 0, 0), 2, 3).without_policy()
         runner.run(RunPhase(0, 1, 0, phase), env)
         assert shared.episodes.lengths.tolist() == [[3, 3]]
         with pytest.raises(RuntimeError, match="expected parameters of version 7, but 1 are in the shared memory"):

@@ -30,8 +30,8 @@ class Spied(PixelNavigationVectorEnv):
 
 def sample(env: Any, horizon: int = 5, num_tasks: int = 2) -> Any:
     tasks = tuple(env.sample_tasks(num_tasks, seed=0))
-    env.reset_task([task for task in tasks for _ in range(env.num_envs // num_tasks)])
-    return sample_here(env, Phase(tasks, get_policy_for_env(env, (4,)), None, STREAMS, 3, horizon))
+    policy, per_task = get_policy_for_env(env, (4,)), env.num_envs // num_tasks
+    return sample_here(env, Phase(tasks, policy, None, STREAMS, 3, horizon, slots_per_task=per_task))
 
 
 @pytest.mark.parametrize("limit", [5, 50])

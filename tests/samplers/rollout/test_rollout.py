@@ -70,9 +70,9 @@ def sample(
 ) -> Any:
     slots = slots_per_task or episodes_per_task
     vector_env = SerialVectorEnv(lambda: CountingEnv(terminates), num_envs=len(tasks) * slots)
-    vector_env.reset_task([task for task in tasks for _ in range(slots)])
     policy = policy or NormalMLPPolicy(3, 2, (4,), "tanh")
-    return sample_here(vector_env, Phase(tuple(tasks), policy, params, streams, episodes_per_task, horizon))
+    phase = Phase(tuple(tasks), policy, params, streams, episodes_per_task, horizon, slots_per_task=slots)
+    return sample_here(vector_env, phase)
 
 
 def test_every_slot_gets_its_own_task_and_every_step_its_own_entry() -> None:

@@ -1,0 +1,73 @@
+"""The memory that a policy returns: of the shapes and types that it got, or it is refused."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from maml_rl.policies import Memory, Policy
+from maml_rl.spaces import array_layout
+
+# Slots of the trial call: an unusual number, so that a wrong axis shows.
+_TRIED = 3
+
+
+def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> None:
+    """Refuse a memory of other shapes or types than expected.
+
+    Raises:
+        ValueError: If it is; the message names both.
+    """
+    if len(memory) == len(expected) and all(
+        one.shape == other.shape and one.dtype == other.dtype for one, other in zip(memory, expected, strict=True)
+    ):
+        return
+    raise ValueError(
+        f"{type(policy).__name__} returned {_shapes(memory)}, got {_shapes(expected)}; return "
+        "tensors of the same shapes and types from act"
+    )
+
+
+def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
+    """Refuse a policy with a memory of the wrong shape, before a phase is sampled.
+
+    Args:
+        policy: acts once, on three slots, on its device.
+        observation_space: of one slot.
+
+    Raises:
+        ValueError: If `initial_memory` or `act` returns a wrong shape; the message names it.
+    """
+    memory = policy.initial_memory(_TRIED)
+    if not isinstance(memory, tuple) or any(
+        not isinstance(tensor, Tensor) or tensor.shape[:1] != (_TRIED,) for tensor in memory
+    ):
+        shown = _shapes(memory) if isinstance(memory, tuple) else f"a {type(memory).__name__}"
+        raise ValueError(
+            f"initial_memory({_TRIED}) of {type(policy).__name__} returned {shown}; return a tuple of tensors of the "
+            f"shape ({_TRIED}, ...), one row for each slot"
+        )
+    # An external policy must not be called with zeros.
+    if not memory or policy.told_who_acts:
+        return
+    shape, dtype = array_layout(observation_space)
+    zeros = np.zeros(shape, dtype)
+    if isinstance(observation_space, gymnasium.spaces.Discrete):
+        zeros = zeros + observation_space.start
+    elif isinstance(observation_space, gymnasium.spaces.Box):
+        zeros = zeros.clip(observation_space.low, observation_space.high)
+    with torch.inference_mode():
+        before = tuple(tensor.unsqueeze(0) for tensor in memory)
+        rows = torch.from_numpy(np.broadcast_to(zeros, (1, _TRIED, *shape)).copy()).to(before[0].device)
+        noise = torch.full((1, _TRIED, policy.noise_size), 0.5, device=before[0].device)
+        _, after = policy.act(rows, noise, before)
+    check_carried_memory(policy, after, before)
+
+
+def _shapes(memory: Any) -> str:
+    if not memory:
+        return "no memory"
+    shapes = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in memory]
+    return f"the shape {shapes[0]}" if len(shapes) == 1 else f"the shapes ({', '.join(shapes)})"

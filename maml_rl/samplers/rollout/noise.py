@@ -1,0 +1,73 @@
+"""The noise of actions: keyed by task, episode and step, and drawn ahead."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.policies.distributions import middle_of
+from maml_rl.samplers.phase import Phase, blocks_of_slots
+from maml_rl.samplers.rollout.recorder import SlotIndex
+
+# Noise is drawn for as many steps at once as fill this many numbers: enough to amortize the call, little enough to
+# stay in the cache.
+_NUMBERS_PER_BLOCK = 65_536
+
+
+class EpisodeNoise:
+    """The action noise of one wave of a phase, the episodes of the same number in all slots, in blocks of steps.
+
+    Args:
+        phase: of the slots.
+        wave: number of the episodes in their slots.
+        blocks_kept: how many blocks of steps are kept, as slots may be some steps apart; others are drawn again.
+    """
+
+    def __init__(self, phase: Phase, wave: int, blocks_kept: int = 2) -> None:
+        self._blocks_kept = blocks_kept
+        self._policy, self._streams, self._horizon = phase.policy, phase.streams, phase.horizon
+        slots, per_task = phase.own_slots, phase.per_task
+        first = wave * per_task
+        self._episodes = [
+            (tasks, range(first + places.start, first + places.stop))
+            for tasks, places in blocks_of_slots(slots, per_task)
+        ]
+        self._num_slots = slots.stop - slots.start
+        self._steps_per_block = max(1, _NUMBERS_PER_BLOCK // max(1, self._num_slots * phase.policy.noise_size))
+        self._blocks: dict[int, NDArray[np.float32]] = {}
+        self._middle: NDArray[np.float32] | None = None
+        if phase.deterministic:
+            shape = self._num_slots, phase.policy.noise_size
+            self._middle = np.full(shape, middle_of(phase.policy.noise_kind), np.float32)
+
+    def rows(self, slots: SlotIndex, steps: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the noise of `slots`, each at its own step, (len(slots), noise_size)."""
+        if self._middle is not None:
+            return self._middle[slots]
+        first = int(steps[0])
+        if (steps == first).all():
+            return self._at(first)[slots]
+        rows = np.zeros((len(steps), self._policy.noise_size), np.float32)
+        # Episodes that are over may have all their steps behind them.
+        for step in np.unique(steps[steps < self._horizon]):
+            rows[steps == step] = self._at(int(step))[slots][steps == step]
+        return rows
+
+    def _at(self, step: int) -> NDArray[np.float32]:
+        """Return the noise of one step, one row for each slot."""
+        block, offset = divmod(step, self._steps_per_block)
+        if block not in self._blocks:
+            while len(self._blocks) >= self._blocks_kept:
+                del self._blocks[min(self._blocks)]
+            start = block * self._steps_per_block
+            self._blocks[block] = self._draw(range(start, min(start + self._steps_per_block, self._horizon)))
+        rows: NDArray[np.float32] = self._blocks[block][offset]
+        return rows
+
+    def _draw(self, steps: range) -> NDArray[np.float32]:
+        """Return the noise of a block of steps, (len(steps), slots, noise_size)."""
+        drawn = []
+        for tasks, episodes in self._episodes:
+            streams = self._streams._replace(first_task=self._streams.first_task + tasks.start)
+            num_tasks, policy = tasks.stop - tasks.start, self._policy
+            noise = streams.action_noise(policy.noise_kind, num_tasks, episodes, steps, policy.noise_size)
+            drawn.append(noise.reshape(len(steps), -1, policy.noise_size))
+        return drawn[0] if len(drawn) == 1 else np.concatenate(drawn, axis=1)
