@@ -22,6 +22,16 @@ SMALLER = {
     "test": ["--meta-batch-size", "2", "--fast-batch-size", "2", "--num-workers", "0"],
     "record": ["--tasks", "2", "--episodes", "2", "--num-workers", "0"],
     "report": ["--tasks", "2", "--videos", "0", "--num-workers", "0"],
+    "compare": [
+        "--seeds",
+        "2",
+        "--tasks",
+        "2",
+        "--num-workers",
+        "0",
+        "--set",
+        *(f"{k}={v}" for k, v in SETTINGS.items()),
+    ],
 }
 # Those that leave the sizes of a page as they are.
 BRIEFER = {"train": ["--num-batches", "1"], "test": ["--num-batches", "1"], "record": [], "report": ["--videos", "0"]}
@@ -93,7 +103,7 @@ def test_commands_of_the_pages_run_in_order_and_write_only_to_runs(
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path)
     before = files(tmp_path)
-    new = [command for command in shown() if re.search(r"\btrain\b", command) and "--overwrite" not in command]
+    new = [line for line in shown() if re.search(r"\btrain\b", line) and not re.search("--(overwrite|dry-run)", line)]
     assert len(shown()) > 15
     for repetition in range(1, repetitions + 1):
         for command in shown():
@@ -101,7 +111,9 @@ def test_commands_of_the_pages_run_in_order_and_write_only_to_runs(
             run(command + " --resume" * (repetition > 1 and "maml-rl record" in command), monkeypatch)
         assert files(tmp_path) == before
         # No run has replaced another.
-        runs = {path.parent for path in Path("runs").rglob("config.json") if "comparison" not in path.parts}
+        runs = {
+            path.parent for path in Path("runs").rglob("config.json") if not {"comparison", "compare"} & {*path.parts}
+        }
         assert len(runs) == repetition * len(new)
     for page in pages():
         for path in re.findall(r'load_policy\("(?!zoo:)(.*?)"', page.read_text(encoding="utf-8")):

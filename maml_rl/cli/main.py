@@ -13,6 +13,7 @@ from typing import Any
 
 from maml_rl import __version__
 from maml_rl.arguments import suggest
+from maml_rl.cli.compare import run_compare
 from maml_rl.cli.console import (
     Parser,
     add_log_level,
@@ -381,6 +382,7 @@ COMMANDS = {
     "train": Command("meta-train a policy", run_train),
     "test": Command("measure how fast a trained policy adapts to new tasks", run_test),
     "report": Command("write an HTML page about training runs", run_report),
+    "compare": Command("compare algorithms: train what is missing; figure, table, sentence", run_compare),
     "record": Command("record learning histories of single tasks", run_record),
     "envs": Command(
         "list the task families and their tasks",
