@@ -58,8 +58,8 @@ RUN_PAGES = (
 )
 # Their blocks are scripts that need packages outside of our extras; they are run where these are installed.
 SCRIPTS = [
-    ("experiment-tracking.md", "mlflow"),
-    ("experiment-tracking.md", "wandb"),
+    ("runs.md", "mlflow"),
+    ("runs.md", "wandb"),
     ("hyperparameter-search.md", "optuna"),
 ]
 # Addresses that a page loads by itself; links may lead anywhere.
@@ -122,9 +122,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-            command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+            command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
             ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
-            assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+            # With --quiet, warnings are not even counted.
+            assert [line for line in ended.stderr.splitlines() if not line.startswith("INFO")] == []
+            assert (ended.returncode, ended.stdout) == (0, "")
     return folder
 
 
@@ -419,7 +421,7 @@ def small_config(folder: Path, name: str) -> None:
 
 
 def test_every_written_key_is_documented(run: Path) -> None:
-    metrics, results = PAGES["outputs.md"].split("## Keys of the results file")
+    metrics, results = PAGES["runs.md"].split("## Keys of the results file")
     rows = [line.split("|")[1] for line in metrics.splitlines() if line.startswith("|")]
     patterns = {re.escape(key) for row in rows for key in re.findall("`([^`]+)`", row)}
     known = re.compile(
@@ -434,7 +436,7 @@ def test_every_written_key_is_documented(run: Path) -> None:
 
 def test_every_file_of_a_run_is_documented(run: Path) -> None:
     for path in run.iterdir():
-        assert f"`{path.name}" in PAGES["outputs.md"], path.name
+        assert f"`{path.name}" in PAGES["runs.md"], path.name
 
 
 @pytest.mark.slow
