@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, TypeVar
 
 import gymnasium
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.arguments import check_count
+from maml_rl.compat.pending_samples import SamplesInTwoCalls
 from maml_rl.config.placement import Placement
 from maml_rl.derivatives import Hosts, ParameterLayout, blocks_of, cut, even_chunks
 from maml_rl.envs.checking import DrawsBySeed
@@ -48,28 +48,7 @@ class InterruptedSamplingError(RuntimeError):
     """Another thread has called `interrupt`."""
 
 
-class PendingSample:
-    """Episodes that are sampled at their first access: by `result`, or by unpacking the two.
-
-    Args:
-        sample: samples them.
-    """
-
-    def __init__(self, sample: Callable[[], tuple[list[TaskEpisodes], TaskEpisodes]]) -> None:
-        self._sample = sample
-        self._sampled: tuple[list[TaskEpisodes], TaskEpisodes] | None = None
-
-    def result(self) -> tuple[list[TaskEpisodes], TaskEpisodes]:
-        """Return `(train_episodes, valid_episodes)`, the same ones each time."""
-        if self._sampled is None:
-            self._sampled = self._sample()
-        return self._sampled
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.result())
-
-
-class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
+class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampler"]):
     """Samples tasks of one family, and episodes of a policy in them, in this process or in workers.
 
     Randomness is keyed by (seed, iteration, phase, task, episode): the episodes are bit-identical for any number of
@@ -670,22 +649,6 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
         hosts = self._named_tasks(all_phases)
         self.phase += hosts.num_phases
         return hosts
-
-    def sample_async(self, tasks: Sequence[Task], **options: Any) -> PendingSample:
-        """Return a value that becomes `(train_episodes, valid_episodes)` at its first access, as in pytorch-maml-rl.
-
-        `metalearner.step(*futures)` and `sample_wait(futures)` access it; nothing is sampled before. Collecting while
-        the last update runs is the config key `prefetch`.
-
-        Args:
-            tasks: M tasks.
-            **options: of `sample`.
-        """
-        return PendingSample(partial(self.sample, tasks, **options))
-
-    def sample_wait(self, futures: PendingSample) -> tuple[list[TaskEpisodes], TaskEpisodes]:
-        """Return the results of `sample` for values from `sample_async`."""
-        return futures.result()
 
     def interrupt(self, *, now: bool) -> None:
         """Make the thread that samples end with an error, and any later attempt, too; any thread may call this.
