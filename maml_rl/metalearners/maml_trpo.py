@@ -117,17 +117,17 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
         return adapt_steps(self.policy, train, rule=self.rule, first_order=first_order)
 
     def _step(self, hosts: Hosts, settings: Settings) -> dict[str, Any]:
-        with MetaObjective(
-            self.policy,
-            hosts,
-            rule=self.rule,
-            objective=self._objective,
-            first_order=settings.first_order,
-            curvature_fraction=settings.curvature_fraction,
-            device=self.device,
-        ) as meta:
+        with hosts:
+            meta = MetaObjective(
+                self.policy,
+                hosts,
+                rule=self.rule,
+                objective=self._objective,
+                first_order=settings.first_order,
+                curvature_fraction=settings.curvature_fraction,
+                device=self.device,
+            )
             theta = meta.initial_parameters()
-            meta.anchor(theta)
             loss, gradient = meta.gradient(theta)
             full_step = longest_step(
                 meta.curvature_product,

@@ -26,7 +26,7 @@ from benchmarks import (
     waiting,
 )
 from benchmarks.systems.transforms import JVPLinearization, TracedLinearization
-from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
+from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples
 from maml_rl.functional import reinforce_loss
 from tests.synthetic import make_episodes, make_policy
 
@@ -275,16 +275,15 @@ def test_torch_transforms_compute_the_same_derivatives_as_the_kernels():
     vectors = torch.randn(start.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def derivatives(linearization):
-        workspace = Workspace()
         losses, gradient = linearization.differentiate(
-            lambda x: reinforce_loss(x, samples.advantages, samples.mask), workspace, twice=True
+            lambda x: reinforce_loss(x, samples.advantages, samples.mask), twice=True
         )
-        products = linearization.hessian_product(vectors, workspace), linearization.fisher_product(vectors, workspace)
+        products = linearization.hessian_product(vectors), linearization.fisher_product(vectors)
         return losses, gradient, *(product.clone() for product in products)
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = derivatives(PolicyOnSamples(policy, layout, samples).at(start, Workspace()))
+        expected = derivatives(PolicyOnSamples(policy, layout, samples).at(start))
         for kind in (JVPLinearization, TracedLinearization):
             for value, reference in zip(derivatives(kind(policy, layout, samples, start)), expected, strict=True):
                 torch.testing.assert_close(value, reference)
