@@ -457,29 +457,17 @@ def test_every_setting_of_a_task_distribution_is_on_its_page_once(documentation:
     assert sorted(re.findall(r"^\| `([\w-]+)` \|(?:[^|]+\|){3}$", page, re.MULTILINE)) == keys
 
 
-@pytest.mark.parametrize(
-    ("page", "files", "least"),
-    [
-        ("adding-a-family.md", ["custom_family.py", "gymnax_family.py"], 7),
-        ("adding-an-algorithm.md", ["custom_algorithm.py"], 3),
-        ("learner-of-experience.md", ["learner_of_experience.py"], 3),
-    ],
-)
-def test_walk_through_shows_the_unchanged_example(page: str, files: list[str], least: int) -> None:
-    example = "".join((ROOT / "examples" / file).read_text(encoding="utf-8") for file in files)
-    found = blocks(page, "python")
-    assert len(found) >= least
-    for block in found:
-        assert block in example, block
+def test_examples_that_pages_include_are_run_by_tests() -> None:
+    included = {name for text in PAGES.values() for name in re.findall(r'--8<-- "examples/(.*?)"', text)}
+    assert included == {"custom_family.py", "gymnax_family.py", "custom_algorithm.py", "learner_of_experience.py"}
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "examples").glob("*.py"))
+    assert [name for name in included if name.removesuffix(".py") not in tests] == []
 
 
 def test_python_on_every_page_is_run_or_part_of_an_example() -> None:
     covered = {
         *RUN_PAGES,
-        "adding-a-family.md",
-        "adding-an-algorithm.md",
         "environments-of-others.md",
-        "learner-of-experience.md",
         "other-libraries.md",
         *(page for page, _ in SCRIPTS),
     }
