@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= docs,dev
+EXTRAS ?= docs,dev,gpu
 # More arguments for the command that a target runs, as in `make train ARGS='--seed 3 --output-folder runs/three'`.
 ARGS ?=
 
@@ -123,7 +123,7 @@ format: $(READY) ## put the code into the house style
 	$(RUN) -m ruff format .
 
 lock: ## pin the dependencies anew for every supported Python; needs uv (`make lock ARGS=--upgrade` takes the newest)
-	$(LOCK) $(addprefix --extra ,fast report tensorboard data docs examples bench tune dev) --output-file constraints.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,fast report tensorboard data docs examples bench tune gpu dev) --output-file constraints.txt pyproject.toml
 	grep -v '^mujoco==' constraints.txt > constraints-metaworld.txt # Versions to prefer.
 	$(LOCK) $(addprefix --extra ,metaworld report data dev) --output-file constraints-metaworld.txt pyproject.toml
 	grep -v '^mujoco==' constraints.txt > constraints-others.txt

@@ -27,9 +27,10 @@ _WORD = 2**32
 _MAX_PHASE = 2**24
 _LOW = np.uint64(_WORD - 1)
 _SHIFT = np.uint64(32)
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
+PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
+PHILOX_ROUNDS = 10
+_MULTIPLIERS = tuple(map(np.uint64, PHILOX_MULTIPLIERS))
 # Blocks of this many counters keep the intermediate arrays inside the second-level cache.
 _CHUNK = 16_384
 # Held by the thread that has seeded torch's global generators.
@@ -219,9 +220,8 @@ def philox(key: tuple[ArrayLike, ArrayLike], counter: tuple[ArrayLike, ...]) -> 
 
 def _philox_chunk(words: list[NDArray[np.uint64]], out: NDArray[np.uint32]) -> None:
     c0, c1, c2, c3, k0, k1 = words
-    for round_number in range(_ROUNDS):
-        weyl0 = np.uint64(_WEYL[0] * round_number % _WORD)
-        weyl1 = np.uint64(_WEYL[1] * round_number % _WORD)
+    for round_number in range(PHILOX_ROUNDS):
+        weyl0, weyl1 = (np.uint64(step * round_number % _WORD) for step in PHILOX_WEYL)
         product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
         c0, c1, c2, c3 = (
             (product1 >> _SHIFT) ^ c1 ^ ((k0 + weyl0) & _LOW),
@@ -306,12 +306,25 @@ class PhaseStreams(NamedTuple):
             steps: which steps.
             size: numbers per step.
         """
-        purpose = self._purpose(Purpose.ACTIONS, Purpose.EVALUATION_ACTIONS, Purpose.POPULATION_ACTIONS)
         blocks = -(-size // 4)
         index = np.arange(steps.start * blocks, steps.stop * blocks).reshape(len(steps), 1, 1, blocks)
-        words = self._words(purpose, index, num_tasks, episodes)
+        words = self._words(self._action_purpose, index, num_tasks, episodes)
         numbers = _normal32(words) if kind == "normal" else _uniform32(words)
         return numbers.reshape(len(steps), num_tasks, len(episodes), blocks * 4)[..., :size]
+
+    def action_key(self, num_tasks: int, episodes: range) -> tuple[tuple[int, int], int]:
+        """Return the key of Philox, and the second word of its counters, for the noise of actions.
+
+        The first word is the place in the stream, the third the task, the fourth the episode; see `action_noise`.
+        """
+        last = self.first_task + num_tasks - 1
+        key = StreamKey(self.seed, self._action_purpose, self.iteration, self.phase, last, episodes[-1]).check()
+        seed, purpose_and_phase, iteration, _, _ = key.words()
+        return (seed, purpose_and_phase), iteration
+
+    @property
+    def _action_purpose(self) -> Purpose:
+        return self._purpose(Purpose.ACTIONS, Purpose.EVALUATION_ACTIONS, Purpose.POPULATION_ACTIONS)
 
     def _purpose(self, training: Purpose, evaluation: Purpose, population: Purpose) -> Purpose:
         return population if self.population else evaluation if self.evaluation else training

@@ -39,8 +39,8 @@ ROOMS = (
     "spaces",
     "machine",
     "named_modules",
-    "compat",
     "arguments",
+    "arrays",
     "errors",
     "dependencies",
 )

@@ -63,7 +63,7 @@ def test_training_installs_what_it_needs_and_tests_add_the_rest(make: Make) -> N
     code, told, _ = make("test")
     assert code == 0
     assert not any("-m venv" in line for line in told)
-    assert told[-2].endswith("--editable .[fast,report,tensorboard,docs,dev]")
+    assert told[-2].endswith("--editable .[fast,report,tensorboard,docs,dev,gpu]")
     assert told[-1].startswith("-m pytest")
     code, told, _ = make("train")
     assert told == ["train.py"]

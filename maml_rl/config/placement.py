@@ -26,8 +26,15 @@ class Placement(SettingsModel):
     """
 
     backend: Annotated[
-        Literal["auto", "in-process", "processes", "ray"],
-        Field(description="where environments are; auto: in child processes, or in this one if there are no workers"),
+        Literal["auto", "in-process", "processes", "ray", "device"],
+        Field(
+            description="where environments are; auto: on the GPU that is given as device, if all can be there, else in"
+            " child processes, or in this one if there are no workers"
+        ),
+    ] = "auto"
+    engine: Annotated[
+        Literal["auto", "mjbatch", "mujoco", "warp"],
+        Field(description="what computes MuJoCo's physics; warp: on the device, with the extra gpu; auto: the fastest"),
     ] = "auto"
     num_workers: Annotated[
         Annotated[int, Field(ge=0, le=MOST)] | None,
@@ -111,7 +118,11 @@ class Placement(SettingsModel):
     device: Annotated[
         str,
         BeforeValidator(str),
-        Field(exclude=True, description="where the policy acts; episodes stay on the CPU"),
+        Field(
+            exclude=True,
+            description="where all environments are with backend device, and where the policy acts with inference"
+            " central; else all of it is on the CPU",
+        ),
     ] = "cpu"
     start_method: Annotated[
         Literal["forkserver", "spawn", "fork"] | None,
@@ -137,6 +148,14 @@ class Placement(SettingsModel):
                 raise TypeError(f"a {function.__name__} has no argument {name!r}{suggest(name, known)}")
         return cls(**options) if given is None else given.replace(**options)
 
+    def replace(self, **changes: Any) -> Self:
+        """Return this placement with some fields changed.
+
+        Raises:
+            ValueError: If a value is out of range, or two exclude each other.
+        """
+        return type(self)(**(dict(self) | changes))
+
     def for_evaluation(self, **changes: Any) -> Self:
         """Return this placement with the default way of collecting: the others are for training only."""
         return self.replace(**{name: type(self).model_fields[name].default for name in WAYS_OF_COLLECTING} | changes)
@@ -151,7 +170,7 @@ class Placement(SettingsModel):
         """Number of child processes; 0 in this process."""
         if self.num_workers is not None:
             return self.num_workers
-        return 0 if self.backend == "in-process" else usable_cores()
+        return 0 if self.backend in ("in-process", "device") else usable_cores()
 
     @property
     def acts_on_cpu(self) -> bool:
@@ -172,10 +191,17 @@ class Placement(SettingsModel):
         if self.num_workers == 0 and self.backend in ("processes", "ray"):
             remedy = "raise it, or leave it out" if self.backend == "ray" else "raise it, or use 'in-process'"
             raise ValueError(f"backend={self.backend!r} needs workers, but num_workers is 0; {remedy}")
-        if self.num_workers and self.backend == "in-process":
+        if self.num_workers and self.backend in ("in-process", "device"):
             raise ValueError(
-                f"backend='in-process' has no workers, but num_workers is {self.num_workers}; use 'processes'"
+                f"backend={self.backend!r} has no workers, but num_workers is {self.num_workers}; use 'processes'"
             )
+        if self.engine == "warp" and (self.num_workers or self.backend not in ("auto", "device")):
+            given = f"num_workers={self.num_workers}" if self.num_workers else f"backend={self.backend!r}"
+            raise ValueError(
+                f"engine='warp' steps all environments on the device, and {given} steps them elsewhere; leave it out"
+            )
+        if self.backend == "device" and self.engine not in ("auto", "warp"):
+            raise ValueError(f"backend='device' has the engine 'warp', got engine={self.engine!r}; leave it out")
         if self.backend == "ray":
             self._check_ray()
         else:
@@ -253,5 +279,5 @@ WAYS_OF_COLLECTING = ("inference", "num_groups", "recv_timeout", "update")
 # for the training, and a runtime_env may execute anything.
 ELSEWHERE: dict[str, Any] = {
     key: Placement.fields_by_key()[key].default
-    for key in ("backend", "num-workers", "ray-address", "strict", "ray-placement-group", "ray-runtime-env")
+    for key in ("backend", "engine", "num-workers", "ray-address", "strict", "ray-placement-group", "ray-runtime-env")
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -16,10 +16,14 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_choices, check_count
+from maml_rl.arrays import put, torch_arrays
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, check_flags, read_reset_mask, slot_seeds
 from maml_rl.envs.task_entries import TaskArrays, TaskEntry, parse_tasks
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.seeding import SlotStreams
+
+if TYPE_CHECKING:
+    import torch
 
 # Seed of unseeded environments: the same task in every process, until `reset_task` gives another.
 _DEFAULT_TASK_SEED = 0
@@ -56,6 +60,10 @@ class BatchedFamily(MetaVectorEnv):
 
     task_description: ClassVar[str]
     observes_anywhere = True
+    # The functions for its arrays, which `move_to` replaces; see `maml_rl.arrays`.
+    xp: Any = np
+    # Whether its numbers are float32 on a device, as those of a physics engine there are.
+    single_on_device: ClassVar[bool] = False
     # The step by which every episode has terminated; None if episodes need not terminate.
     longest_episode: int | None = None
 
@@ -97,7 +105,7 @@ class BatchedFamily(MetaVectorEnv):
         self.parts = (slice(0, num_envs),)
         self.physics_seconds = np.zeros(1)
         self.buffers = StepBuffers.allocate(observation_space, num_envs, self.recorded_infos)
-        self._elapsed = np.zeros(num_envs, np.int64)
+        self._elapsed, self._slots = np.zeros(num_envs, np.int64), np.arange(num_envs)
         self._streams: SlotStreams | None = None
         self._sent: NDArray[Any] | None = None
         self._reward_terms: dict[str, NDArray[np.float64]] = {}
@@ -150,6 +158,51 @@ class BatchedFamily(MetaVectorEnv):
     def _write_observations(self, out: NDArray[Any]) -> None:
         """Write the observations of all slots, a function of only their states, into `out` (N, *obs)."""
 
+    def move_to(self, device: torch.device) -> None:
+        """Make all arrays tensors on a device.
+
+        From then on only `take_tasks`, `begin` and `advance` work, all of which take and return tensors.
+        """
+        self.xp = torch_arrays(device)
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray) and name != "physics_seconds":
+                setattr(self, name, put(value, device, single=self.single_on_device))
+            elif isinstance(value, dict) and any(isinstance(each, np.ndarray) for each in value.values()):
+                moved = {key: put(each, device, single=self.single_on_device) for key, each in value.items()}
+                setattr(self, name, moved)
+
+    def begin(self, streams: Any, observations: Any) -> None:
+        """Put all slots into start states, and write their observations; for tensors, see `move_to`.
+
+        Args:
+            streams: one for each slot, as `SlotStreams`.
+            observations: (N, *obs), gets the observations.
+        """
+        self._elapsed[:] = 0
+        self._reset_slots(None, streams)
+        self._write_observations(observations)
+
+    def advance(self, actions: Any, active: Any, streams: Any, observations: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """Step the active slots (None: all), and write the observations; for tensors, see `move_to`.
+
+        Args:
+            actions: (N, *act), zeros for inactive slots.
+            active: (N,) bool, or None.
+            streams: see `begin`.
+            observations: see `begin`.
+
+        Returns:
+            Rewards (N,), whether slots terminated, (N,) or a bool for all, and the terms of the rewards by name.
+        """
+        rewards, terminated = self._step_slots(actions, active, streams)
+        self._write_observations(observations)
+        self._elapsed += 1 if active is None else active
+        return rewards, terminated, self._reward_terms
+
+    def is_truncated(self) -> Any:
+        """Return whether slots have reached the time limit, (N,) bool."""
+        return self._elapsed >= (math.inf if self._time_limit is None else self._time_limit)
+
     def _tasks_changed(self) -> None:
         """Called after `self.tasks` has changed, for families that keep something derived from it."""
 
@@ -189,7 +242,11 @@ class BatchedFamily(MetaVectorEnv):
         Raises:
             TaskError: If there is not one task per slot, or one is malformed; the message names slot and entry.
         """
-        self.tasks: TaskArrays = parse_tasks(tasks, self.entries, self.num_envs)
+        self.take_tasks(parse_tasks(tasks, self.entries, self.num_envs))
+
+    def take_tasks(self, tasks: TaskArrays) -> None:
+        """Give every slot its task, by entry (N, ...)."""
+        self.tasks = tasks
         self._tasks_changed()
 
     def reset(
@@ -338,7 +395,7 @@ def with_masks(values: Mapping[str, NDArray[Any]], masks: Mapping[str, NDArray[n
 
 def to_all_slots(numbers: NDArray[np.float64], active: NDArray[np.bool_] | None) -> NDArray[np.float64]:
     """Return what was drawn for the active slots (None: all) as (N, ...), with zeros for the others."""
-    if active is None:
+    if active is None or len(numbers) == len(active):
         return numbers
     spread = np.zeros((len(active), *numbers.shape[1:]))
     spread[active] = numbers

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maml_rl.compat.appended_episodes import Array
+from maml_rl import functional
 from maml_rl.envs.meta_env import Task
-from maml_rl.episode.advantages import Baseline, EstimatedEpisodes, estimate_advantages, known_gamma
-from maml_rl.episode.batch_episodes import BatchEpisodes, as_tensor, make_mask
+from maml_rl.episode.advantages import Baseline, estimate_advantages, known_advantages, known_gamma
+from maml_rl.episode.batch_episodes import Array, BatchEpisodes, as_tensor, make_mask
 from maml_rl.machine import single_threaded
 
 __all__ = ["Baseline", "BatchEpisodes", "TaskEpisodes"]
@@ -26,7 +26,7 @@ _SAMPLED = ("observations", "actions", "rewards", "lengths", "terminated", "trun
 _STEPWISE = ("observations", "actions", "rewards")
 
 
-class TaskEpisodes(EstimatedEpisodes):
+class TaskEpisodes:
     """Episodes of a batch of tasks, as tensors; every computation covers all tasks at once.
 
     NumPy arrays are wrapped, not copied. The steps past the longest episode are cut off, so that the same episodes
@@ -50,6 +50,8 @@ class TaskEpisodes(EstimatedEpisodes):
         rule: name of that adaptation's rule; see `AdaptationRule.name`.
         horizon: length of the longest possible episode, in steps. It determines the chunks of the update, so that they
             are known before anything is sampled; None for the T of the given arrays.
+        longest: length of the longest episode, where that is known; the lengths are then taken as they are, so that
+            nothing waits for a device that has them.
 
     Attributes:
         mask: (M, T, B) float32, 1 for real steps, 0 for padding.
@@ -79,6 +81,7 @@ class TaskEpisodes(EstimatedEpisodes):
         fast_lr: float | None = None,
         rule: str | None = None,
         horizon: int | None = None,
+        longest: int | None = None,
     ) -> None:
         self.lengths = as_tensor(lengths).long()
         self.terminated, self.truncated = as_tensor(terminated).bool(), as_tensor(truncated).bool()
@@ -89,8 +92,10 @@ class TaskEpisodes(EstimatedEpisodes):
         self.memory = None if memory is None else tuple(as_tensor(kept) for kept in memory)
         self.infos = {name: as_tensor(array).float() for name, array in (infos or {}).items()}
         self._check_shapes()
+        if longest is None:
+            self._check_lengths()
         self.horizon = self.rewards.shape[1] if horizon is None else horizon
-        steps = int(self.lengths.max())
+        steps = int(self.lengths.max()) if longest is None else longest
         self.observations, self.actions = self.observations[:, :steps], self.actions[:, :steps]
         self.rewards = self.rewards[:, :steps].float()
         self.log_probs = None if self.log_probs is None else self.log_probs[:, :steps]
@@ -124,6 +129,9 @@ class TaskEpisodes(EstimatedEpisodes):
                     f"the info {name!r} must have the shape {(num_tasks, steps, num_episodes)} or "
                     f"{(num_tasks, num_episodes)}, got {tuple(info.shape)}"
                 )
+
+    def _check_lengths(self) -> None:
+        steps = self.rewards.shape[1]
         if self.lengths.max() == 0:
             raise ValueError("expected at least one step, but every episode has length 0")
         if self.lengths.min() < 0 or self.lengths.max() > steps:
@@ -141,7 +149,18 @@ class TaskEpisodes(EstimatedEpisodes):
         """Return the episodes of one task, as views."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"task {index} of {len(self)}")
-        return BatchEpisodes.view(self, index)
+        return BatchEpisodes.of_arrays(
+            **{name: getattr(self, name)[index] for name in _SAMPLED},
+            infos={name: info[index] for name, info in self.infos.items()},
+            log_probs=None if self.log_probs is None else self.log_probs[index],
+            memory=None if self.memory is None else tuple(kept[index] for kept in self.memory),
+            advantages=None if self._advantages is None else self._advantages[index],
+            task=self.tasks[index] if self.tasks else None,
+            gamma=self.gamma,
+            fast_lr=self.fast_lr,
+            rule=self.rule,
+            horizon=self.horizon,
+        )
 
     def __iter__(self) -> Iterator["BatchEpisodes"]:
         return (self[index] for index in range(len(self)))
@@ -164,8 +183,11 @@ class TaskEpisodes(EstimatedEpisodes):
             found = [getattr(part, name) for part in parts]
             return None if found[0] is None else cat(found, stepwise=True)
 
+        arrays: dict[str, Any] = {
+            name: cat([getattr(part, name) for part in parts], stepwise=name in _STEPWISE) for name in _SAMPLED
+        }
         joined = cls(
-            **{name: cat([getattr(part, name) for part in parts], stepwise=name in _STEPWISE) for name in _SAMPLED},
+            **arrays,
             infos={
                 name: cat([part.infos[name] for part in parts], stepwise=info.dim() == 3)
                 for name, info in first.infos.items()
@@ -215,6 +237,25 @@ class TaskEpisodes(EstimatedEpisodes):
     def num_steps(self) -> int:
         """Number of real steps of all tasks and episodes together."""
         return int(self.lengths.sum())
+
+    @property
+    def returns(self) -> Tensor:
+        """(M, T, B) discounted sum of the rewards from each step on, computed at each access."""
+        return functional.discounted_returns(self.rewards, self.mask, discount=known_gamma(self.gamma))
+
+    @property
+    def has_advantages(self) -> bool:
+        """Whether there are advantages."""
+        return self._advantages is not None
+
+    @property
+    def advantages(self) -> Tensor:
+        """(M, T, B), as computed by `compute_advantages` or as assigned."""
+        return known_advantages(self._advantages)
+
+    @advantages.setter
+    def advantages(self, advantages: Tensor | None) -> None:
+        self._advantages = advantages
 
     @property
     def next_observations(self) -> Tensor:
@@ -315,15 +356,13 @@ class TaskEpisodes(EstimatedEpisodes):
         return digest.hexdigest()
 
     @classmethod
-    def stack(cls, batches: "TaskEpisodes | Sequence[BatchEpisodes]") -> "TaskEpisodes":
-        """Stack the episodes of single tasks, unless they are; the arrays are copied, and shorter ones padded.
+    def stack(cls, batches: Sequence["BatchEpisodes"]) -> "TaskEpisodes":
+        """Stack the episodes of single tasks; the arrays are copied, and shorter ones padded.
 
         Raises:
             ValueError: If there is none, if they differ in the number of episodes, in gamma, fast_lr or rule, or if
                 only some have log-probabilities, advantages or memory.
         """
-        if isinstance(batches, TaskEpisodes):
-            return batches
         if not batches:
             raise ValueError("expected the episodes of at least one task, got none")
         common = {}

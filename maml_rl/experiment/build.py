@@ -48,7 +48,7 @@ from maml_rl.task_distributions.task_files import read_tasks, try_tasks
 # Settings that may cause an error when a sampler is made.
 _CAUSES = (
     *(*WAYS_OF_COLLECTING, "stepping", "stepping_threads"),
-    *("ray_num_cpus", "ray_resources", "ray_placement_group", "backend"),
+    *("engine", "ray_num_cpus", "ray_resources", "ray_placement_group", "backend"),
 )
 # Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autoreset_mode"}
@@ -289,7 +289,7 @@ class Experiment:
             ConfigError: If the config combines ways of collecting that exclude each other.
         """
         config, placed = self.config, self.config.placement
-        # The update may still run elsewhere.
+        # The update may still run elsewhere; where else the policy acts is the sampler's choice.
         acts_elsewhere = placed.backend == "ray" or (placed.inference == "worker" and not evaluation)
         changes: dict[str, Any] = {"device": "cpu" if acts_elsewhere else self.device}
         changes |= {} if num_workers is None else {"num_workers": num_workers}

@@ -32,6 +32,7 @@ _NOT_KEPT = {
     "evaluation-tasks",
     "num-workers",
     "backend",
+    "engine",
     "update",
     *RAY_KEYS,
 }

@@ -69,11 +69,12 @@ class Recipe:
         return cls(env, dict(env_kwargs or {}), max_episode_steps, spec)
 
     def placed(self, placement: Placement) -> Recipe:
-        """Return the recipe with a placement's rules for the calls of environment objects.
+        """Return the recipe with a placement's engine, and its rules for the calls of environment objects.
 
         Raises:
             TypeError: If the environment is not safe in threads, or must be awaited.
-            ValueError: If threads are wanted for slots that are one batch, or stepped one by one.
+            ValueError: If threads are wanted for slots that are one batch, or stepped one by one, or an engine for an
+                environment that has none or another.
         """
         rules = CallRules(
             stepping=placement.stepping,
@@ -82,7 +83,19 @@ class Recipe:
             max_retries=placement.max_retries,
         )
         check_stepping(self.env, rules)
-        return replace(self, rules=rules)
+        return replace(self._with_engine(placement.engine), rules=rules)
+
+    def _with_engine(self, engine: str) -> Recipe:
+        if engine == "auto":
+            return self
+        family = None if self.spec is None else FAMILIES.get(self.spec.id)
+        if family is None or not family.has_physics:
+            raise ValueError(f"engine={engine!r} is for the MuJoCo families of this package, not for {self.env}")
+        if self.env_kwargs.get("engine", engine) != engine:
+            raise ValueError(
+                f"engine={engine!r} contradicts env_kwargs={self.env_kwargs['engine']!r}; give one of both"
+            )
+        return replace(self, env_kwargs={**self.env_kwargs, "engine": engine})
 
     @property
     def slots_per_task(self) -> int | None:

@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from maml_rl.config.placement import Placement
+from maml_rl.envs.registration import FAMILIES
 from maml_rl.errors import ConfigError
 from maml_rl.policies import Policy
 from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.in_process import InProcessBackend
 from maml_rl.samplers.processes.backend import ProcessBackend
+
+
+def choose(placement: Placement, recipe: Recipe, policy: Policy) -> Placement:
+    """Return a placement whose "auto" is decided: whether phases are on a device, and if not, where the policy acts.
+
+    Args:
+        placement: as asked for.
+        recipe: of the environment.
+        policy: of the phases.
+    """
+    if placement.backend == "auto" and (placement.engine == "warp" or _is_fastest_on_device(placement, recipe, policy)):
+        return placement.replace(backend="device", num_workers=None)
+    waits_for_all = placement.recv_timeout is None and placement.num_groups == 1
+    if placement.backend != "device" and placement.inference == "auto" and waits_for_all:
+        # A device has little to do in a step, and every step would wait for it.
+        return placement.replace(device="cpu")
+    return placement
+
+
+def _is_fastest_on_device(placement: Placement, recipe: Recipe, policy: Policy) -> bool:
+    """Return whether a GPU samples phases fastest, as far as that is known before anything is made."""
+    family = None if recipe.spec is None else FAMILIES.get(recipe.spec.id)
+    return (
+        not placement.acts_on_cpu
+        and placement.engine == "auto"
+        and placement.inference == "auto"
+        and placement.num_groups == 1
+        and placement.recv_timeout is None
+        and not placement.num_workers
+        and family is not None
+        and not family.extra
+        and recipe.env_kwargs.get("engine", "auto") in ("auto", "warp")
+        and (not family.has_physics or find_spec("mujoco_warp") is not None)
+        and policy.stateless
+        and not policy.told_who_acts
+    )
 
 
 def make_backend(
@@ -28,7 +67,7 @@ def make_backend(
         ValueError: If copies of the policy must not act, and would have to.
         TypeError: If the environment or the policy cannot go where it is needed.
     """
-    if placement.backend == "ray" or placement.workers or slots_per_task < episodes_per_task:
+    if placement.backend in ("ray", "device") or placement.workers or slots_per_task < episodes_per_task:
         _check_stateless(policy)
     if placement.backend == "ray":
         # Only users of the backend need the package.
@@ -41,6 +80,10 @@ def make_backend(
                 "backend 'ray' needs the package ray; install the extra: pip install 'maml-rl[ray]'"
             ) from None
         return RayBackend(placement, recipe, policy, slots_per_task)
+    if placement.backend == "device":
+        from maml_rl.samplers.device.backend import DeviceBackend
+
+        return DeviceBackend(placement, recipe, slots_per_task)
     if placement.workers:
         return ProcessBackend(placement, recipe, policy, slots_per_task)
     return InProcessBackend(placement, recipe, slots_per_task)

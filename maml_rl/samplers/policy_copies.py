@@ -1,4 +1,4 @@
-"""Copies of a policy in other processes: what they are made of, and the parameters that they get later."""
+"""Copies of a policy in other processes and on other devices, and the parameters that they get later."""
 
 from __future__ import annotations
 
@@ -26,6 +26,32 @@ def take_state(policy: Policy, state: Mapping[str, NDArray[Any]]) -> None:
         for name, tensor in (*policy.named_parameters(), *policy.named_buffers()):
             # The arrays may be read-only, which tensors cannot be.
             tensor.copy_(torch.tensor(state[name]))
+
+
+class PolicyAt:
+    """A policy on the device where it acts: itself if it is there, else a copy.
+
+    Args:
+        policy: whose parameters may change.
+        device: where it acts.
+    """
+
+    def __init__(self, policy: Policy, device: str) -> None:
+        self._policy, self._device = policy, torch.device(device)
+        self._copy: Policy | None = None
+
+    def __call__(self) -> Policy:
+        """Return the policy, always the same object, with the present parameters."""
+        if next((param.device.type for param in self._policy.parameters()), None) in (None, self._device.type):
+            return self._policy
+        if self._copy is None:
+            self._copy = copy.deepcopy(self._policy).to(self._device)
+        with torch.no_grad():
+            copies = (*self._copy.parameters(), *self._copy.buffers())
+            originals = (*self._policy.parameters(), *self._policy.buffers())
+            for ours, theirs in zip(copies, originals, strict=True):
+                ours.copy_(theirs)
+        return self._copy
 
 
 def require_loadable(policy: Policy, start_method: str | None) -> None:

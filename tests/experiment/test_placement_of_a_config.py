@@ -17,6 +17,7 @@ from maml_rl.samplers import MultiTaskSampler, ParallelVectorEnv
 
 OTHERS: dict[str, Any] = {
     "backend": "processes",
+    "engine": "mujoco",
     "num_workers": 3,
     "inference": "central",
     "recv_timeout": 0.5,

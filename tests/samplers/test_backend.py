@@ -97,7 +97,7 @@ def test_preparing_starts_the_workers_that_the_phase_uses() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "threads"}, "backend must be 'auto', 'in-process', 'processes' or 'ray', got 'threads'"),
+        ({"backend": "threads"}, "backend must be 'auto', 'in-process', 'processes', 'ray' or 'device', got 'threads'"),
         ({"backend": "processes", "num_workers": 0}, "needs workers, but num_workers is 0"),
         ({"backend": "in-process", "num_workers": 2}, "has no workers, but num_workers is 2"),
     ],

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count, check_number
+from maml_rl.arrays import as_floats
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.family import BatchedFamily, to_all_slots
 from maml_rl.envs.meta_env import AT_MOST_1, Task
@@ -64,7 +65,7 @@ class _BanditFamily(BatchedFamily):
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        means = self.tasks["mean"][np.arange(self.num_envs), actions]
+        means = self.tasks["mean"][self._slots, actions]
         rewards = self._pull(means, active, streams)
         self._reward_terms = {"reward_arm": rewards}
         return rewards, self._elapsed + 1 >= self.pulls
@@ -112,7 +113,8 @@ class BernoulliBanditVectorEnv(_BanditFamily):
     def _pull(
         self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> NDArray[np.float64]:
-        return (to_all_slots(streams.uniform(1, active), active)[:, 0] < means).astype(np.float64)
+        rewards: NDArray[np.float64] = as_floats(to_all_slots(streams.uniform(1, active), active)[:, 0] < means)
+        return rewards
 
 
 class GaussianBanditVectorEnv(_BanditFamily):

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
+from maml_rl.arrays import as_floats, as_integers, copied
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import draw_grid
 from maml_rl.envs.family import BatchedFamily
@@ -60,7 +61,7 @@ class DarkFamily(BatchedFamily):
             **options,
         )
         self.task_space = TaskSpace(dict.fromkeys(names, (TaskParameter.choice(*range(size)), (2,))))
-        self._cells = np.zeros((num_envs, 2), np.int64)
+        self._cells, self._moves = np.zeros((num_envs, 2), np.int64), _MOVES
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw cells, all equally likely."""
@@ -83,14 +84,14 @@ class DarkFamily(BatchedFamily):
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[Floats, bool]:
         # A slot that is not stepped stays, and finds nothing new.
-        self._cells = np.clip(self._cells + _MOVES[actions], 0, self.size - 1)
+        self._cells = self.xp.clip(self._cells + self._moves[actions], 0, self.size - 1)
         rewards, success = self._arrive()
-        self._reward_terms = {"reward_found": rewards, "success": success.astype(np.float64)}
+        self._reward_terms = {"reward_found": rewards, "success": as_floats(success)}
         return rewards, False
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:] = 0.0
-        out[np.arange(self.num_envs), self._cells[:, 0] * self.size + self._cells[:, 1]] = 1.0
+        out[self._slots, self._cells[:, 0] * self.size + self._cells[:, 1]] = 1.0
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
         colors = {
@@ -120,7 +121,7 @@ class DarkRoomVectorEnv(DarkFamily):
 
     def _arrive(self) -> tuple[Floats, NDArray[np.bool_]]:
         there = self._is_at("goal")
-        return there.astype(np.float64), there
+        return as_floats(there), there
 
     def optimal_actions(self, observations: NDArray[Any], slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return steps toward the goals, up or down first, and staying there; see `BatchedFamily`."""
@@ -155,7 +156,7 @@ class DarkKeyDoorVectorEnv(DarkFamily):
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
         where = slice(None) if mask is None else mask
-        self._cells[where] = (streams.uniform(2, mask) * self.size).astype(np.int64)
+        self._cells[where] = as_integers(streams.uniform(2, mask) * self.size)
         self._has_key[where] = self._opened[where] = False
 
     def _arrive(self) -> tuple[Floats, NDArray[np.bool_]]:
@@ -163,7 +164,7 @@ class DarkKeyDoorVectorEnv(DarkFamily):
         self._has_key |= finds
         opens = self._is_at("door") & self._has_key & ~self._opened
         self._opened |= opens
-        return finds.astype(np.float64) + opens, self._opened.copy()
+        return as_floats(finds) + opens, copied(self._opened)
 
 
 DarkRoomEnv = one_slot(DarkRoomVectorEnv)

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
+from maml_rl.arrays import as_floats
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import draw_grid
 from maml_rl.envs.family import BatchedFamily
@@ -109,7 +110,7 @@ class GridNaviVectorEnv(BatchedFamily):
     ) -> None:
         self.width, self.height = check_count("width", width), check_count("height", height)
         self._goals = possible_goals(width, height)
-        self._last = np.array([width - 1, height - 1])
+        self._last, self._moves = np.array([width - 1, height - 1]), MOVES
         requirement = f"a cell, integers from 0 to {width - 1} and from 0 to {height - 1}"
         super().__init__(
             num_envs,
@@ -136,10 +137,11 @@ class GridNaviVectorEnv(BatchedFamily):
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[Floats, bool]:
         # The action of a slot that is not stepped is 0, to stay.
-        self._cells = np.minimum(np.maximum(self._cells + MOVES[actions], 0), self._last)
+        xp = self.xp
+        self._cells = xp.minimum(xp.maximum(self._cells + self._moves[actions], 0), self._last)
         there = (self._cells == self.tasks["goal"]).all(axis=1)
-        rewards = np.where(there, ON_GOAL, ELSEWHERE)
-        self._reward_terms = {"reward_goal": rewards, "success": there.astype(np.float64)}
+        rewards = xp.where(there, ON_GOAL, ELSEWHERE)
+        self._reward_terms = {"reward_goal": rewards, "success": as_floats(there)}
         return rewards, False
 
     def _write_observations(self, out: NDArray[Any]) -> None:

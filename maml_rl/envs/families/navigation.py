@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_interval, check_positive
+from maml_rl.arrays import as_floats, as_singles
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.family import BatchedFamily
@@ -102,16 +103,17 @@ class Navigation2DVectorEnv(BatchedFamily):
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        xp = self.xp
         # np.clip has a Python layer that costs more than these two calls.
-        moves = np.asarray(actions, np.float64) * self._move_gain
-        self._position += np.minimum(np.maximum(moves, -_STEP), _STEP)
+        moves = as_floats(actions) * self._move_gain
+        self._position += xp.minimum(xp.maximum(moves, -_STEP), _STEP)
         self._stay_in_the_room()
         offset = self._position - self.tasks["goal"]
         if self.render_mode:
             self._paths.append(self._position.copy())
-        rewards = -np.sqrt(offset[:, 0] * offset[:, 0] + offset[:, 1] * offset[:, 1])
+        rewards = -xp.sqrt(offset[:, 0] * offset[:, 0] + offset[:, 1] * offset[:, 1])
         self._reward_terms = {"reward_distance": rewards}
-        distances = np.abs(offset)
+        distances = xp.abs(offset)
         return rewards, (distances[:, 0] < _ARRIVED) & (distances[:, 1] < _ARRIVED)
 
     def _stay_in_the_room(self) -> None:
@@ -151,24 +153,25 @@ class PixelNavigationVectorEnv(Navigation2DVectorEnv):
 
     def __init__(self, num_envs: int = 1, *, normalization_scale: float | None = 1.0, **options: Any) -> None:
         super().__init__(num_envs, normalization_scale=normalization_scale, **options)
+        self._upward, self._pixels = np.array([1.0, -1.0]), np.arange(_PIXELS, dtype=np.float32)
 
     def _make_observation_space(self) -> spaces.Box:
         return spaces.Box(0, 255, (_PIXELS, _PIXELS, 1), np.uint8)
 
     def _stay_in_the_room(self) -> None:
-        np.clip(self._position, -1.0, 1.0, out=self._position)
+        self.xp.clip(self._position, -1.0, 1.0, out=self._position)
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         # The light of a pixel is that of its column times that of its row.
-        place = (self._position * [1.0, -1.0] + 1.0) * ((_PIXELS - 1) / 2.0)
-        light = place[:, :, None].astype(np.float32) - np.arange(_PIXELS, dtype=np.float32)
-        light /= np.float32(_RADIUS)
-        np.square(light, out=light)
-        np.subtract(np.float32(1.0), light, out=light)
-        np.maximum(light, 0.0, out=light)
-        np.square(light, out=light)
-        light[:, 0] *= np.float32(255.0)
-        np.multiply(light[:, 1, :, None], light[:, 0, None, :], out=out[..., 0], casting="unsafe")
+        xp, place = self.xp, (self._position * self._upward + 1.0) * ((_PIXELS - 1) / 2.0)
+        light = as_singles(place[:, :, None]) - self._pixels
+        light /= _RADIUS
+        xp.square(light, out=light)
+        xp.subtract(1.0, light, out=light)
+        xp.maximum(light, 0.0, out=light)
+        xp.square(light, out=light)
+        light[:, 0] *= 255.0
+        xp.multiply(light[:, 1, :, None], light[:, 0, None, :], out=out[..., 0], casting="unsafe")
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
         seen = np.empty((self.num_envs, *self.single_observation_space.shape), np.uint8)  # type: ignore[misc]

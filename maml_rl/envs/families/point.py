@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
+from maml_rl.arrays import as_floats, copied
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.families.navigation import GOAL_COLOR, PATH_COLOR, START_COLOR
@@ -88,7 +89,13 @@ class PointFamily(BatchedFamily):
     def _nearness(self) -> Floats:
         """Return 1 - distance (N,) within the radius of the goal, else 0."""
         distance = self._distance(self._position)
-        return np.where(distance <= self.radius, 1.0 - distance, 0.0)
+        nearness: Floats = self.xp.where(distance <= self.radius, 1.0 - distance, 0.0)
+        return nearness
+
+    def _indicator(self) -> Floats:
+        """Return 1 (N,) within the radius of the goal, else 0."""
+        arrived: Floats = as_floats(self._distance(self._position) <= self.radius)
+        return arrived
 
     @property
     def _goals(self) -> Floats:
@@ -106,7 +113,7 @@ class PointFamily(BatchedFamily):
     def _distance(self, positions: Floats) -> Floats:
         """Return the distance (N,) of positions (N, 2) from the goals."""
         offset = positions - self._goals
-        distance: Floats = np.sqrt(offset[:, 0] * offset[:, 0] + offset[:, 1] * offset[:, 1])
+        distance: Floats = self.xp.sqrt(offset[:, 0] * offset[:, 0] + offset[:, 1] * offset[:, 1])
         return distance
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
@@ -117,12 +124,12 @@ class PointFamily(BatchedFamily):
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[Floats, bool]:
-        before = self._position.copy()
-        moves = np.clip(np.asarray(actions, np.float64) * self._move_gain, -self.largest_move, self.largest_move)
+        before = copied(self._position)
+        moves = self.xp.clip(as_floats(actions) * self._move_gain, -self.largest_move, self.largest_move)
         self._move(moves, active)
         rewards = self._rewards(before)
         arrived = self._distance(self._position) <= self.radius
-        self._reward_terms = {"reward_goal": rewards, "success": arrived.astype(np.float64)}
+        self._reward_terms = {"reward_goal": rewards, "success": as_floats(arrived)}
         return rewards, False
 
     def _write_observations(self, out: NDArray[Any]) -> None:
@@ -218,16 +225,18 @@ class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
             self.recorded_infos = {**self.recorded_infos, "sparse_reward": "step"}
             self.value_ranges = {**NEVER_POSITIVE, "sparse_reward": (0.0, 1.0)}
         super().__init__(num_envs, max_episode_steps=max_episode_steps, **options)
+        # Of the rectangle of starts.
+        self._sides, self._corner = np.array([3.0, 2.0]), np.array([1.5, 0.5])
 
     def _starts(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> Floats | float:
         if not self._start_anywhere:
             return 0.0
-        places: Floats = np.array([3.0, 2.0]) * streams.uniform(2, mask) - np.array([1.5, 0.5])
+        places: Floats = self._sides * streams.uniform(2, mask) - self._corner
         return places
 
     def _rewards(self, before: Floats) -> Floats:
         if self._reward == "indicator":
-            return (self._distance(self._position) <= self.radius).astype(np.float64)
+            return self._indicator()
         return self._nearness() if self._reward == "nearness" else -self._distance(self._position)
 
     def _step_slots(
@@ -262,6 +271,7 @@ class WindVectorEnv(PointFamily):
 
     def __init__(self, num_envs: int = 1, *, max_episode_steps: int | None = 75, **options: Any) -> None:
         super().__init__(num_envs, max_episode_steps=max_episode_steps, **options)
+        self._target = _TARGET
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw winds from the square."""
@@ -269,14 +279,15 @@ class WindVectorEnv(PointFamily):
 
     @property
     def _goals(self) -> Floats:
-        return np.broadcast_to(_TARGET, self._position.shape)
+        goals: Floats = self.xp.broadcast_to(self._target, self._position.shape)
+        return goals
 
     def _move(self, moves: Floats, active: NDArray[np.bool_] | None) -> None:
         wind = self.tasks["wind"]
         self._position += moves + (wind if active is None else wind * active[:, None])
 
     def _rewards(self, before: Floats) -> Floats:
-        return (self._distance(self._position) <= self.radius).astype(np.float64)
+        return self._indicator()
 
 
 _CORNERS = np.array([[-2.0, -2.0], [2.0, -2.0], [-2.0, 2.0], [2.0, 2.0]])
@@ -302,6 +313,7 @@ class PointCornerVectorEnv(PointFamily):
         self.sparse = sparse
         self.value_ranges = {} if sparse else NEVER_POSITIVE
         super().__init__(num_envs, **options)
+        self._corners = _CORNERS
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw corners, each with probability 1/4."""
@@ -311,10 +323,12 @@ class PointCornerVectorEnv(PointFamily):
         distance = self._distance(self._position)
         if not self.sparse:
             return -distance
-        nearest = np.linalg.norm(self._position[:, None] - _CORNERS, axis=2).min(axis=1)
-        away = np.abs(self._position).sum(axis=1) >= 0.5
+        xp = self.xp
+        nearest = xp.amin(xp.linalg.norm(self._position[:, None] - self._corners, axis=2), axis=1)
+        away = xp.abs(self._position).sum(axis=1) >= 0.5
         # The distance to a goal that is a corner may differ from the same one in `nearest` by a rounding.
-        return np.where(away & (distance <= nearest * (1.0 + 1e-12)), self._distance(before) - distance, 0.0)
+        rewards: Floats = xp.where(away & (distance <= nearest * (1.0 + 1e-12)), self._distance(before) - distance, 0.0)
+        return rewards
 
 
 PointGoalEnv = one_slot(PointGoalVectorEnv)

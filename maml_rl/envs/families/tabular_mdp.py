@@ -99,16 +99,16 @@ class TabularMDPVectorEnv(BatchedFamily):
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[NDArray[np.float64], bool]:
-        where = np.arange(self.num_envs), self._states, actions
+        where = self._slots, self._states, actions
         rewards = self.tasks["rewards_mean"][where] + to_all_slots(streams.normal(1, active), active)[:, 0]
         following = (self._cumulative[where] <= to_all_slots(streams.uniform(1, active), active)).sum(-1)
-        self._states = following if active is None else np.where(active, following, self._states)
+        self._states = following if active is None else self.xp.where(active, following, self._states)
         self._reward_terms = {"reward_state_action": rewards}
         return rewards, False
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:] = 0.0
-        out[np.arange(self.num_envs), self._states] = 1.0
+        out[self._slots, self._states] = 1.0
 
 
 TabularMDPEnv = one_slot(TabularMDPVectorEnv)

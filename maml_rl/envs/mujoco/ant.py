@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_interval, check_positive
+from maml_rl.arrays import copied
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE, Task
 from maml_rl.envs.mujoco.models import load_model
@@ -48,7 +49,7 @@ class AntFamily(MujocoFamily):
 
     def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
         super().__init__(num_envs, self.body_model(), 125, entries, **options)
-        self._clipped_forces = np.zeros_like(self._forces)
+        self._clipped_forces = np.zeros(self._forces.shape)
 
     @staticmethod
     def body_model() -> mujoco.MjModel:
@@ -79,7 +80,7 @@ class AntFamily(MujocoFamily):
         contact = -_CONTACT_COST * sum_of_squares(self._clipped_forces)
         self._reward_terms = {
             self.task_term: task,
-            "reward_survive": np.full(self.num_envs, self.survive_reward),
+            "reward_survive": self.xp.full((self.num_envs,), self.survive_reward),
             "reward_ctrl": control,
             "reward_contact": contact,
             "x_velocity": velocity[:, 0],
@@ -88,7 +89,7 @@ class AntFamily(MujocoFamily):
 
     def _move(self, controls: Floats, active: Mask | None) -> Floats:
         """Step, and return the velocities (N, 2) that the reward uses, forward and sideways, in m/s."""
-        before = self._torso_position[:, :2].copy()
+        before = copied(self._torso_position[:, :2])
         self._simulate(controls, active)
         velocity: Floats = (self._torso_position[:, :2] - before) / self.dt
         return velocity
@@ -99,12 +100,12 @@ class AntFamily(MujocoFamily):
         return place
 
     def _clip_forces(self) -> None:
-        np.maximum(self._forces, -1.0, out=self._clipped_forces)
-        np.minimum(self._clipped_forces, 1.0, out=self._clipped_forces)
+        self.xp.maximum(self._forces, -1.0, out=self._clipped_forces)
+        self.xp.minimum(self._clipped_forces, 1.0, out=self._clipped_forces)
 
     def _is_healthy(self) -> NDArray[np.bool_]:
         height = self._qpos[:, 2]
-        finite = np.isfinite(self._qpos).all(axis=1) & np.isfinite(self._qvel).all(axis=1)
+        finite = self.xp.isfinite(self._qpos).all(axis=1) & self.xp.isfinite(self._qvel).all(axis=1)
         healthy: NDArray[np.bool_] = (height >= _LOWEST) & (height <= _HIGHEST) & finite
         return healthy
 
@@ -167,7 +168,7 @@ class AntPosVectorEnv(AntFamily):
         return [{"position": position} for position in random.uniform(self.low, self.high, (num_tasks, 2))]
 
     def _task_reward(self, velocity: Floats) -> Floats:
-        offset = np.abs(self._place() - self.tasks["position"])
+        offset: Floats = self.xp.abs(self._place() - self.tasks["position"])
         return 4.0 - (offset[:, 0] + offset[:, 1])
 
 
@@ -227,7 +228,7 @@ class AntGoalVectorEnv(AntFamily):
         return [{"goal": goal} for goal in np.stack((distances * np.cos(angles), distances * np.sin(angles)), axis=1)]
 
     def _task_reward(self, velocity: Floats) -> Floats:
-        offset = np.abs(self._place() - self.tasks["goal"])
+        offset: Floats = self.xp.abs(self._place() - self.tasks["goal"])
         return -(offset[:, 0] + offset[:, 1])
 
 

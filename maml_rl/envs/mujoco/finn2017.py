@@ -10,6 +10,7 @@ from typing import Any
 import mujoco
 from numpy.typing import NDArray
 
+from maml_rl.arrays import copied
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE
 from maml_rl.envs.mujoco.ant import AntDirVectorEnv, AntFamily, AntPosVectorEnv, AntVelVectorEnv
@@ -24,7 +25,7 @@ from maml_rl.seeding import SlotStreams
 class RllabBody(MujocoFamily):
     """Mixin, to be put before the family of a body: start states, velocities and observations as in rllab.
 
-    A step is one substep. Start states are those of `_start_positions` with 0.01 N(0, 1) added to the positions and
+    A step is one substep. Start states are `_start_positions` with 0.01 N(0, 1) added to the positions and
     0.1 N(0, 1) to the velocities. The velocity in the reward is that of the whole body's center of mass at the end of
     the step, and the last three observations are the center of mass instead of the torso's position. All observations
     are computed after the step (`mj_forward`), not up to one substep earlier. The model needs
@@ -39,12 +40,8 @@ class RllabBody(MujocoFamily):
         # The velocity sensor is the last one.
         self._center_of_mass_velocity: Floats = self.physics.bind("sensordata")[:, -3:]
 
-    def _start_positions(self) -> Floats:
-        positions: Floats = self.model.qpos0
-        return positions
-
     def _draw_start(self, mask: Mask | None, streams: SlotStreams) -> tuple[Floats, Floats]:
-        qpos = self._start_positions() + self.start_noise * streams.normal(self.model.nq, mask)
+        qpos = self._start_positions + self.start_noise * streams.normal(self.model.nq, mask)
         return qpos, self.velocity_noise * streams.normal(self.model.nv, mask)
 
     def _write_observations(self, out: NDArray[Any]) -> None:
@@ -68,7 +65,7 @@ class Finn2017HalfCheetahFamily(RllabBody, HalfCheetahFamily):
 
     def _move(self, controls: Floats, active: Mask | None) -> Floats:
         self._simulate(controls, active)
-        return self._center_of_mass_velocity[:, 0].copy()
+        return copied(self._center_of_mass_velocity[:, 0])  # type: ignore[no-any-return]
 
 
 class Finn2017AntFamily(RllabBody, AntFamily):
@@ -87,13 +84,13 @@ class Finn2017AntFamily(RllabBody, AntFamily):
         """Return the model."""
         return _ant_model()
 
-    def _start_positions(self) -> Floats:
+    def _positions_at_start(self) -> Floats:
         positions: Floats = self.model.numeric("init_qpos").data
         return positions
 
     def _move(self, controls: Floats, active: Mask | None) -> Floats:
         self._simulate(controls, active)
-        return self._center_of_mass_velocity[:, :2].copy()
+        return copied(self._center_of_mass_velocity[:, :2])  # type: ignore[no-any-return]
 
     def _place(self) -> Floats:
         return self._center_of_mass[:, :2]

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.arrays import as_floats
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import MujocoOptions, sum_of_squares
@@ -41,7 +42,7 @@ class HumanoidDirVectorEnv(AngleTasks):
     def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
         model = load_model("humanoid.xml", contact_forces=True)
         super().__init__(num_envs, model, 348, {"angle": TaskEntry()}, **options)
-        self._mass_fractions = model.body_mass / model.body_mass.sum()
+        self._mass_fractions = tuple((model.body_mass / model.body_mass.sum()).tolist())
 
     def _bind_fields(self) -> None:
         super()._bind_fields()
@@ -53,9 +54,9 @@ class HumanoidDirVectorEnv(AngleTasks):
 
     def _center_of_mass(self) -> Floats:
         """Return the center of mass (N, 2) in the plane."""
-        center = np.zeros((self.num_envs, 2))
+        center: Floats = self.xp.zeros((self.num_envs, 2))
         # A loop over bodies: a sum over an axis may be rounded differently for another number of slots.
-        for body, fraction in enumerate(self._mass_fractions.tolist()):
+        for body, fraction in enumerate(self._mass_fractions):
             center += fraction * self._centers[:, body, :2]
         return center
 
@@ -68,9 +69,9 @@ class HumanoidDirVectorEnv(AngleTasks):
         velocity = (self._center_of_mass() - before) / self.dt
         forward = _FORWARD_REWARD * self._along(velocity)
         control = -_CONTROL_COST * sum_of_squares(controls)
-        contact: Floats = -np.minimum(_CONTACT_COST * sum_of_squares(self._forces), _LARGEST_CONTACT_COST)
+        contact: Floats = -self.xp.minimum(_CONTACT_COST * sum_of_squares(self._forces), _LARGEST_CONTACT_COST)
         healthy = (self._qpos[:, 2] > _LOWEST) & (self._qpos[:, 2] < _HIGHEST)
-        survive: Floats = _SURVIVE_REWARD * healthy.astype(np.float64)
+        survive: Floats = _SURVIVE_REWARD * as_floats(healthy)
         self._reward_terms = {
             "reward_forward": forward,
             "reward_survive": survive,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any, ClassVar, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict
 
 import mujoco
 import numpy as np
@@ -14,12 +14,17 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
+from maml_rl.arrays import copied, namespace
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.physics import Engine, Floats, Mask, make_physics
 from maml_rl.envs.mujoco.rendering import Renderer
+from maml_rl.envs.mujoco.warp_physics import WarpLimits
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.seeding import SlotStreams
+
+if TYPE_CHECKING:
+    import torch
 
 
 class MujocoOptions(TypedDict, total=False):
@@ -30,6 +35,9 @@ class MujocoOptions(TypedDict, total=False):
     normalization_scale: float
     engine: Engine
     num_threads: int
+    device: str | None
+    max_contacts: int | None
+    max_constraints: int | None
     render_mode: str | None
     autoreset_mode: str | AutoresetMode
 
@@ -49,8 +57,13 @@ class MujocoFamily(BatchedFamily):
         task: the task of all slots; by default one drawn with a fixed seed.
         max_episode_steps: steps after which an episode is truncated; None for never.
         normalization_scale: actions are Box(-scale, scale), mapped linearly onto the actuators' range and clipped.
-        engine: "mjbatch", "mujoco", or "auto"; they give the same bits on one version of MuJoCo.
+        engine: "mjbatch", "mujoco", or "auto", one of these; they give the same bits on one version of MuJoCo. Or
+            "warp", thousands of slots on a GPU; see `WarpPhysics`.
         num_threads: number of threads that step the slots.
+        device: with engine "warp", where it computes, and where the family's arrays are tensors, for the backend
+            `device`; None for NumPy arrays.
+        max_contacts: with engine "warp", contacts of a slot that there is room for, on average; None for enough.
+        max_constraints: with engine "warp", rows of constraints of each slot; None for enough.
         render_mode: None or "rgb_array".
         autoreset_mode: see `BatchedFamily`.
 
@@ -65,6 +78,7 @@ class MujocoFamily(BatchedFamily):
     """
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+    single_on_device = True
 
     substeps: ClassVar[int] = 5
     # Noise of start states: in positions, and in velocities, where it is normal or uniform.
@@ -85,6 +99,9 @@ class MujocoFamily(BatchedFamily):
         normalization_scale: float = 1.0,
         engine: Engine = "auto",
         num_threads: int = 1,
+        device: str | None = None,
+        max_contacts: int | None = None,
+        max_constraints: int | None = None,
         render_mode: str | None = None,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
@@ -101,11 +118,23 @@ class MujocoFamily(BatchedFamily):
         )
         self.model = model
         self.dt: float = model.opt.timestep * self.substeps
-        self.physics = make_physics(model, num_envs, engine, num_threads)
+        limits = WarpLimits(device, max_contacts, max_constraints)
+        self.physics = make_physics(model, num_envs, engine, num_threads, limits)
         self._bind_fields()
         self._lowest, self._highest = model.actuator_ctrlrange.T.copy()
         self._center, self._gain = (self._lowest + self._highest) / 2.0, (self._highest - self._lowest) / (2.0 * scale)
+        self._start_positions = self._positions_at_start()
         self._renderer: Renderer | None = None
+
+    def _positions_at_start(self) -> Floats:
+        """Return the positions (nq,) around which episodes start."""
+        positions: Floats = self.model.qpos0
+        return positions
+
+    def move_to(self, device: torch.device) -> None:
+        """Make all arrays tensors on a device, except those of the physics, which must be there already."""
+        super().move_to(device)
+        self._bind_fields()
 
     def _bind_fields(self) -> None:
         """Create the attributes that are live arrays of the physics."""
@@ -136,8 +165,8 @@ class MujocoFamily(BatchedFamily):
         """Return the controls for `actions` (..., nu): rescaled to the actuators' range, and clipped to it."""
         controls: Floats = actions * self._gain
         controls += self._center
-        np.maximum(controls, self._lowest, out=controls)
-        np.minimum(controls, self._highest, out=controls)
+        self.xp.maximum(controls, self._lowest, out=controls)
+        self.xp.minimum(controls, self._highest, out=controls)
         return controls
 
     def _simulate(self, controls: Floats, active: Mask | None) -> None:
@@ -155,7 +184,7 @@ class MujocoFamily(BatchedFamily):
 
     def _draw_start(self, mask: Mask | None, streams: SlotStreams) -> tuple[Floats, Floats]:
         """Draw positions (n, nq) and velocities (n, nv) for the masked slots (None: all)."""
-        qpos = self.model.qpos0 + self.start_noise * (2.0 * streams.uniform(self.model.nq, mask) - 1.0)
+        qpos = self._start_positions + self.start_noise * (2.0 * streams.uniform(self.model.nq, mask) - 1.0)
         if self.uniform_velocities:
             return qpos, self.start_noise * (2.0 * streams.uniform(self.model.nv, mask) - 1.0)
         return qpos, self.start_noise * streams.normal(self.model.nv, mask)
@@ -181,7 +210,7 @@ class ForwardFamily(MujocoFamily):
 
     def _move(self, controls: Floats, active: Mask | None) -> Floats:
         """Step, and return the forward velocities (N,) that the reward uses, in m/s."""
-        before = self._qpos[:, 0].copy()
+        before = copied(self._qpos[:, 0])
         self._simulate(controls, active)
         velocity: Floats = (self._qpos[:, 0] - before) / self.dt
         return velocity
@@ -203,5 +232,5 @@ class ForwardFamily(MujocoFamily):
 
 def sum_of_squares(rows: Floats) -> Floats:
     """Return the sums (N,) over the rows (N, k), without an intermediate array."""
-    sums: Floats = np.einsum("ij,ij->i", rows, rows)
+    sums: Floats = namespace(rows).einsum("ij,ij->i", rows, rows)
     return sums

@@ -1,6 +1,7 @@
-"""The only interface to the physics: a batch of MuJoCo simulations, computed by one of two engines.
+"""The only interface to the physics: a batch of MuJoCo simulations, computed by one of three engines.
 
-`mjbatch` steps them on a pool of C++ threads; plain `mujoco` works with every version. Both keep the whole integration
+`warp` steps thousands of them on a GPU; see `WarpPhysics`. `mjbatch` steps them on a pool of C++ threads; plain
+`mujoco` works with every version. These two keep the whole integration
 state of every simulation, warm start included, and load it into one `MjData` per thread, so both compute the same bits.
 """
 
@@ -17,8 +18,9 @@ from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
+from maml_rl.envs.mujoco.warp_physics import WarpLimits, WarpPhysics
 
-Engine = Literal["auto", "mjbatch", "mujoco"]
+Engine = Literal["auto", "mjbatch", "mujoco", "warp"]
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
@@ -42,7 +44,7 @@ class Physics(Protocol):
 
     @property
     def engine(self) -> str:
-        """Name of the engine, "mjbatch" or "mujoco"."""
+        """Name of the engine: "mjbatch", "mujoco" or "warp"."""
 
     def bind(self, field: str) -> NDArray[Any]:
         """Return a live array (N, ...) over a field of `MjData`; the calls below update it, callers only read it.
@@ -87,22 +89,39 @@ class Physics(Protocol):
         """End the threads (mjbatch's end with the batch and its arrays); later calls run without them."""
 
 
-def make_physics(model: mujoco.MjModel, num_sims: int, engine: Engine = "auto", num_threads: int = 1) -> Physics:
+def make_physics(
+    model: mujoco.MjModel,
+    num_sims: int,
+    engine: Engine = "auto",
+    num_threads: int = 1,
+    limits: WarpLimits = WarpLimits(),  # noqa: B008 - frozen
+) -> Physics:
     """Make a batch of simulations; `set_state` them before the first step.
 
     Args:
         model: of all simulations; some engines do not copy it, so do not change it.
         num_sims: N.
-        engine: "mjbatch", "mujoco", or "auto" for mjbatch where it can be imported.
-        num_threads: number of threads that step the simulations.
+        engine: "mjbatch", "mujoco", "warp", or "auto" for mjbatch where it can be imported, else mujoco.
+        num_threads: number of threads that step the simulations, for the first two.
+        limits: of "warp", which alone computes on a device.
 
     Raises:
-        ValueError: If the engine is unknown or a number is not positive.
-        gymnasium.error.DependencyNotInstalled: If mjbatch is requested and cannot be imported.
+        ValueError: If the engine is unknown, a number is not positive, or there are limits for another engine.
+        gymnasium.error.DependencyNotInstalled: If mjbatch or Warp is requested and cannot be imported.
     """
     if engine not in get_args(Engine):
         raise ValueError(f"unknown engine {engine!r}; expected one of {', '.join(get_args(Engine))}")
     num_sims, num_threads = check_count("num_sims", num_sims), check_count("num_threads", num_threads)
+    if engine == "warp":
+        try:
+            return WarpPhysics(model, num_sims, limits)
+        except ImportError as error:
+            raise DependencyNotInstalled(
+                f"engine 'warp' cannot be imported ({error}); run pip install 'maml-rl[gpu]', or take another engine"
+            ) from error
+    # With "auto" the limits count where a device is chosen.
+    if limits != WarpLimits() and engine != "auto":
+        raise ValueError(f"device, max_contacts and max_constraints are for engine 'warp', got engine {engine!r}")
     if engine != "mujoco":
         try:
             return BatchPhysics(model, num_sims, num_threads)

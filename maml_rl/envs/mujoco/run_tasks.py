@@ -45,7 +45,7 @@ class VelocityTasks(MujocoFamily):
         return [{"velocity": velocity} for velocity in random.uniform(self.low, self.high, num_tasks).tolist()]
 
     def _forward_reward(self, velocity: Floats) -> Floats:
-        reward: Floats = -np.abs(velocity - self.tasks["velocity"])
+        reward: Floats = -self.xp.abs(velocity - self.tasks["velocity"])
         return reward
 
 
@@ -60,7 +60,8 @@ class AngleTasks(MujocoFamily):
         return [{"angle": angle} for angle in random.uniform(0.0, 2.0 * np.pi, num_tasks).tolist()]
 
     def _tasks_changed(self) -> None:
-        self._direction = np.stack((np.cos(self.tasks["angle"]), np.sin(self.tasks["angle"])), axis=1)
+        xp, angle = self.xp, self.tasks["angle"]
+        self._direction = xp.stack((xp.cos(angle), xp.sin(angle)), axis=1)
 
     def _along(self, velocity: Floats) -> Floats:
         """Return the parts (N,) of velocities (N, 2) along the directions."""

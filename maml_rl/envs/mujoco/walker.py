@@ -7,6 +7,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.arrays import as_floats
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import ForwardFamily, MujocoOptions, sum_of_squares
@@ -58,7 +59,7 @@ class PlanarWalkerFamily(ForwardFamily):
         forward = self._forward_reward(velocity)
         control = -self.control_cost * sum_of_squares(controls)
         healthy = self._is_healthy()
-        survive = healthy.astype(np.float64)
+        survive = as_floats(healthy)
         self._reward_terms = {
             "reward_forward": forward,
             "reward_survive": survive,
@@ -68,18 +69,18 @@ class PlanarWalkerFamily(ForwardFamily):
         return forward + survive + control, ~healthy
 
     def _is_healthy(self) -> NDArray[np.bool_]:
-        height, angle = self._qpos[:, 1], self._qpos[:, 2]
-        healthy: NDArray[np.bool_] = (height > self.lowest) & (height < self.highest) & (np.abs(angle) < self.steepest)
+        xp, height, angle = self.xp, self._qpos[:, 1], self._qpos[:, 2]
+        healthy: NDArray[np.bool_] = (height > self.lowest) & (height < self.highest) & (xp.abs(angle) < self.steepest)
         if self.largest < np.inf:
             # Comparisons with NaN are false.
-            healthy &= (np.abs(self._qpos[:, 2:]) < self.largest).all(axis=1)
-            healthy &= (np.abs(self._qvel) < self.largest).all(axis=1)
+            healthy &= (xp.abs(self._qpos[:, 2:]) < self.largest).all(axis=1)
+            healthy &= (xp.abs(self._qvel) < self.largest).all(axis=1)
         return healthy
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         split = self.model.nq - 1
         out[:, :split] = self._qpos[:, 1:]
-        np.clip(self._qvel, -_FASTEST_SHOWN, _FASTEST_SHOWN, out=out[:, split:], casting="same_kind")
+        self.xp.clip(self._qvel, -_FASTEST_SHOWN, _FASTEST_SHOWN, out=out[:, split:], casting="same_kind")
 
 
 class Walker2DFamily(PlanarWalkerFamily):

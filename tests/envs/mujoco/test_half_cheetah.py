@@ -161,7 +161,7 @@ def test_physics_seconds_count_steps_and_resets():
             lambda: HalfCheetahDirVectorEnv(normalization_scale=float("nan")),
             "normalization_scale must be a finite number",
         ),
-        (lambda: HalfCheetahDirVectorEnv(engine="warp"), "unknown engine 'warp'"),
+        (lambda: HalfCheetahDirVectorEnv(engine="physx"), "unknown engine 'physx'"),
         (lambda: HalfCheetahDirVectorEnv(task={"direction": 0.5}), "'direction' of a task must be -1 or 1, got 0.5"),
         (lambda: HalfCheetahDirEnv(task={"velocity": 1.0}), "'velocity'"),
         (lambda: HalfCheetahVelVectorEnv(render_mode="human"), "has no render_mode 'human'"),

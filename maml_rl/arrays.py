@@ -1,0 +1,116 @@
+"""Array code that is written once, for NumPy arrays and for tensors on any device.
+
+A family takes its functions from `namespace`, or from its own `xp`: NumPy itself on the CPU, so that nothing there
+changes or gets slower, and on a device the same names on tensors. Both have indexing and operators of their own.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+def namespace(array: Any) -> Any:
+    """Return the functions for an array: the module numpy, or a `TorchArrays` for its device."""
+    return np if isinstance(array, np.ndarray) else torch_arrays(array.device)
+
+
+@cache
+def torch_arrays(device: torch.device) -> TorchArrays:
+    """Return the functions for tensors on a device."""
+    return TorchArrays(device)
+
+
+def as_floats(array: Any) -> Any:
+    """Return numbers or flags as float64: the given array, if it is that already."""
+    return array.astype(np.float64, copy=False) if isinstance(array, np.ndarray) else array.double()
+
+
+def as_singles(array: Any) -> Any:
+    """Return numbers as float32."""
+    return array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
+
+
+def as_integers(array: Any) -> Any:
+    """Return numbers as int64, rounded toward zero."""
+    return array.astype(np.int64) if isinstance(array, np.ndarray) else array.long()
+
+
+def copied(array: Any) -> Any:
+    """Return a copy."""
+    return array.copy() if isinstance(array, np.ndarray) else array.clone()
+
+
+def put(array: np.ndarray[Any, Any], device: torch.device, *, single: bool) -> torch.Tensor:
+    """Return an array on a device, where `single` float64 as float32."""
+    import torch
+
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.to(device, torch.float32 if single and tensor.dtype is torch.float64 else tensor.dtype, copy=True)
+
+
+class TorchArrays:
+    """The functions of NumPy that families use, for tensors on one device.
+
+    Those that torch has by the same name and with the same arguments, such as `abs`, `sqrt`, `cos`, `where` and
+    `einsum`, are torch's.
+
+    Args:
+        device: where new tensors are made.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        # Workers that do not act never load torch.
+        import torch
+
+        self._torch, self.device = torch, device
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._torch, name)
+        setattr(self, name, function)
+        return function
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> torch.Tensor:
+        """Return zeros of a NumPy type."""
+        like = self._torch.from_numpy(np.empty(0, dtype)).dtype
+        return self._torch.zeros(shape, dtype=like, device=self.device)
+
+    def full(self, shape: tuple[int, ...], value: float) -> torch.Tensor:
+        """Return float64 numbers of one value."""
+        return self._torch.full(shape, value, dtype=self._torch.float64, device=self.device)
+
+    def subtract(self, number: float, array: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return a number minus others."""
+        difference = self._torch.rsub(array, number)
+        return difference if out is None else out.copy_(difference)
+
+    def minimum(self, array: torch.Tensor, other: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the smaller of two numbers, entry by entry."""
+        if isinstance(other, self._torch.Tensor):
+            return self._torch.minimum(array, other, out=out)
+        return self._torch.clamp(array, max=other, out=out)
+
+    def maximum(self, array: torch.Tensor, other: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the larger of two numbers, entry by entry."""
+        if isinstance(other, self._torch.Tensor):
+            return self._torch.maximum(array, other, out=out)
+        return self._torch.clamp(array, min=other, out=out)
+
+    def clip(
+        self, array: torch.Tensor, low: Any, high: Any, out: torch.Tensor | None = None, casting: str = ""
+    ) -> torch.Tensor:
+        """Return numbers within bounds."""
+        clipped = self._torch.clamp(array, low, high)
+        return clipped if out is None else out.copy_(clipped)
+
+    def multiply(
+        self, array: torch.Tensor, other: Any, out: torch.Tensor | None = None, casting: str = ""
+    ) -> torch.Tensor:
+        """Return products; those that do not have the type of `out` are rounded toward zero."""
+        product = self._torch.mul(array, other)
+        return product if out is None else out.copy_(product)

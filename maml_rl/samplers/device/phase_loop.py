@@ -1,0 +1,348 @@
+"""The loop of a phase on a device: act, step, record, without waiting for the device before the end.
+
+What a branch does on the CPU a mask does here: every slot is stepped until the longest possible episode is over, and
+what belongs to no episode is not recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maml_rl.envs.meta_env import EnvDescription
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import NonFiniteError
+from maml_rl.policies import Memory
+from maml_rl.policies.policy import greedy
+from maml_rl.samplers.device.graphs import Graphs
+from maml_rl.samplers.device.slots import DeviceSlots
+from maml_rl.samplers.device.streams import PhaseNoise
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.rollout.actor import phase_parameters
+from maml_rl.samplers.rollout.carried_memory import check_carried_memory
+from maml_rl.spaces import array_layout
+
+# Runs before a step is recorded as a graph.
+_WARM_UPS = 2
+
+
+class DeviceLoop:
+    """Carries out phases of one shape: M tasks, S slots of each, and at most T steps.
+
+    Args:
+        slots: M * S of them.
+        env: description of one slot.
+        phase: of that shape, with its policy.
+    """
+
+    def __init__(self, slots: DeviceSlots, env: EnvDescription, phase: Phase) -> None:
+        self._slots, self._device, self._env = slots, slots.device, env
+        num_tasks, _, horizon = phase.sizes
+        per_task = slots.num_envs // num_tasks
+        self._grid = num_tasks, per_task
+        self._horizon, self._deterministic = horizon, phase.deterministic
+        self._policy = greedy(phase.policy) if phase.deterministic else phase.policy
+        given, self._is_stacked = phase_parameters(phase.policy, num_tasks, phase.params)
+        self._params = {name: value.detach().to(self._device).clone() for name, value in given.items()}
+        self._first_task = phase.streams.first_task
+        size = phase.policy.noise_size
+        self._noise = PhaseNoise(phase.policy.noise_kind, (horizon, num_tasks, per_task, size), self._device)
+        self._record = _Record(env, (num_tasks, horizon, per_task), self._device)
+        self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._running = torch.ones(self._grid, dtype=torch.bool, device=self._device)
+        # Whether an episode may end before the horizon; known after the first step.
+        self._may_end = True
+        self._initial = self._initial_memory()
+        self._memory = tuple(kept.clone() for kept in self._initial)
+        self._act: Callable[..., tuple[Tensor, Memory]] | None = None
+        self._prepare: Callable[[], None] = self._make_actor
+        self._advance: Callable[[], None] = self._one_step
+        self._is_ready = self._device.type != "cuda"
+        # What CUDA records runs on a stream of its own.
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    def fits(self, phase: Phase) -> bool:
+        """Return whether a phase has this shape, and this policy."""
+        _, is_stacked = phase_parameters(phase.policy, len(phase.tasks), phase.params)
+        return (
+            len(phase.tasks) == self._grid[0]
+            and phase.horizon == self._horizon
+            and phase.deterministic == self._deterministic
+            and is_stacked == self._is_stacked
+            and phase.streams.first_task == self._first_task
+            and (phase.policy is self._policy or phase.deterministic)
+        )
+
+    def run(self, phase: Phase) -> TaskEpisodes:
+        """Sample a phase, and return its episodes, which stay on the device.
+
+        Raises:
+            NonFiniteError: If an observation, an action or a reward is NaN or infinite.
+            ConfigError: If the physics has too little room for contacts.
+            TaskError: If a task is malformed.
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            if self._stream is None:
+                return self._run(phase)
+            outside = torch.cuda.current_stream(self._device)
+            self._stream.wait_stream(outside)
+            with torch.cuda.stream(self._stream):
+                episodes = self._run(phase)
+            outside.wait_stream(self._stream)
+            for value in (*vars(episodes).values(), *episodes.infos.values()):
+                if isinstance(value, Tensor):
+                    value.record_stream(outside)
+            return episodes
+
+    def _run(self, phase: Phase) -> TaskEpisodes:
+        num_tasks, num_episodes, _ = phase.sizes
+        per_task = self._grid[1]
+        seeds = phase.streams.episode_seeds(num_tasks, range(num_episodes))
+        there = self._slots.take_tasks(phase.tasks, seeds)
+        given, _ = phase_parameters(phase.policy, num_tasks, phase.params)
+        for name, value in given.items():
+            self._params[name].copy_(value.detach())
+        waves = []
+        for first in range(0, num_episodes, per_task):
+            wave_seeds = there[:, first : first + per_task].reshape(-1)
+            if not self._is_ready:
+                self._record_graphs(wave_seeds)
+                there = self._slots.take_tasks(phase.tasks, seeds)
+            if first == 0:
+                self._prepare()
+            if not phase.deterministic:
+                self._noise.draw(phase.streams, range(first, first + per_task))
+            self._begin(wave_seeds, forget=first == 0 or phase.reset_memory)
+            for _ in range(self._horizon):
+                self._advance()
+            waves.append(self._record.finish(self._slots.observations, self._running, self._may_end))
+        return self._collect(phase, waves)
+
+    def _begin(self, seeds: Tensor, *, forget: bool) -> None:
+        """Begin an episode in every slot."""
+        self._slots.begin(seeds)
+        self._step.zero_()
+        self._running.fill_(True)
+        self._record.begin()
+        if forget:
+            for kept, empty in zip(self._memory, self._initial, strict=True):
+                kept.copy_(empty)
+
+    def _initial_memory(self) -> Memory:
+        memory = self._policy.initial_memory(self._grid[0] * self._grid[1])
+        return tuple(kept.detach().to(self._device).unflatten(0, self._grid) for kept in memory)
+
+    def _make_actor(self) -> None:
+        self._act = self._policy.actor(self._params, self._first_task)
+
+    def _one_step(self) -> None:
+        """Act, step and record, all of it without waiting."""
+        assert self._act is not None
+        slots, record, running = self._slots, self._record, self._running
+        observations = slots.observations.unflatten(0, self._grid)
+        noise = self._noise.rows.index_select(0, self._step).reshape(*self._grid, -1)
+        told = (running,) if self._policy.told_who_acts else ()
+        actions, memory = self._act(observations, noise, self._memory, *told)
+        active = running if self._may_end else None
+        self._remember(memory, active)
+        actions = record.choice(self._step, observations, actions, active)
+        rewards, terminated, terms = slots.step(actions.flatten(0, 1), None if active is None else active.flatten())
+        if terminated is False:
+            self._may_end = False
+        ended = (
+            None
+            if terminated is False
+            else running & torch.as_tensor(terminated, device=self._device).reshape(self._grid)
+        )
+        record.outcome(self._step, rewards, terms, slots.observations, active, ended)
+        if ended is not None:
+            running &= ~ended
+        self._step += 1
+
+    def _remember(self, memory: Memory, active: Tensor | None) -> None:
+        """Keep the memory after a step, in the slots that take it."""
+        if len(memory) != len(self._memory) or any(
+            new.shape != old.shape or new.dtype != old.dtype for new, old in zip(memory, self._memory, strict=True)
+        ):
+            check_carried_memory(self._policy, memory, self._memory)
+        for old, new in zip(self._memory, memory, strict=True):
+            if new is old:
+                # What was written into it counts only where the rest of the memory says so; see `Policy.actor`.
+                continue
+            if active is None:
+                old.copy_(new)
+            else:
+                old.copy_(torch.where(active.reshape(*self._grid, *(1,) * (old.dim() - 2)), new, old))
+
+    def _record_graphs(self, seeds: Tensor) -> None:
+        """Record the step, and what comes before the first, as graphs, after having run them."""
+        self._is_ready = True
+        self._make_actor()
+        for _ in range(_WARM_UPS):
+            self._begin(seeds, forget=True)
+            self._one_step()
+        pool = torch.cuda.graph_pool_handle()
+        self._begin(seeds, forget=True)
+        self._prepare = Graphs(self._make_actor, None, pool)
+        self._advance = Graphs(self._one_step, self._slots.physics, pool)
+
+    def _collect(self, phase: Phase, waves: list[dict[str, Any]]) -> TaskEpisodes:
+        """Return the episodes of all waves, after waiting for the device once."""
+        stepwise = ("observations", "actions", "rewards")
+        whole: dict[str, Any] = {
+            name: _join([wave[name] for wave in waves], name in stepwise) for name in waves[0] if name != "infos"
+        }
+        infos = {
+            name: _join([wave["infos"][name] for wave in waves], info.dim() == 3)
+            for name, info in waves[0]["infos"].items()
+        }
+        lengths = whole["lengths"]
+        numbers = [whole[name] for name in (*stepwise, "final_observations")]
+        faulty = torch.stack([~array.isfinite().all() for array in numbers if array.is_floating_point()]).any()
+        physics = self._slots.physics
+        state = [lengths.max(), faulty]
+        if physics is not None:
+            state.extend(physics.overflow.unbind())
+        longest, is_faulty, *overflow = torch.stack([each.long() for each in state]).tolist()
+        if physics is not None:
+            physics.refuse_overflow(*map(bool, overflow))
+        if is_faulty:
+            _refuse_not_finite(whole, self._first_task)
+        for name in stepwise:
+            whole[name] = whole[name][:, :longest]
+        infos = {name: info[:, :longest] if info.dim() == 3 else info for name, info in infos.items()}
+        return TaskEpisodes(**whole, infos=infos, tasks=phase.tasks, longest=longest)
+
+
+class _Record:
+    """What happens in one wave of episodes, in tensors (M, T, S, ...) that stay where they are.
+
+    Args:
+        env: description of one slot.
+        shape: M, T and S.
+        device: where they are.
+    """
+
+    def __init__(self, env: EnvDescription, shape: tuple[int, int, int], device: torch.device) -> None:
+        grid, episodes = shape, (shape[0], shape[2])
+        self._grid, self._horizon = episodes, shape[1]
+
+        def zeros(lead: tuple[int, ...], layout: tuple[tuple[int, ...], np.dtype[Any]]) -> Tensor:
+            own, dtype = layout
+            return torch.zeros(*lead, *own, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
+
+        observed, single, flag = (
+            array_layout(env.observation_space),
+            ((), np.dtype(np.float32)),
+            ((), np.dtype(np.bool_)),
+        )
+        self._observations, self._actions = zeros(grid, observed), zeros(grid, array_layout(env.action_space))
+        self._rewards, self._final = zeros(grid, single), zeros(episodes, observed)
+        self._lengths, self._terminated = zeros(episodes, ((), np.dtype(np.int64))), zeros(episodes, flag)
+        self._infos = {
+            name: zeros(grid if kind == "step" else episodes, single) for name, kind in env.recorded_infos.items()
+        }
+
+    def begin(self) -> None:
+        """Forget the wave before."""
+        self._lengths.zero_()
+        self._terminated.zero_()
+
+    def choice(self, step: Tensor, observations: Tensor, actions: Tensor, active: Tensor | None) -> Tensor:
+        """Record observations and actions (M, S, ...), and return the actions, zeros where no episode continues."""
+        actions = _where(active, actions)
+        self._observations.index_copy_(1, step, _where(active, observations).unsqueeze(1))
+        self._actions.index_copy_(1, step, actions.to(self._actions.dtype).unsqueeze(1))
+        return actions
+
+    def outcome(
+        self,
+        step: Tensor,
+        rewards: Tensor,
+        terms: Mapping[str, Tensor],
+        observations: Tensor,
+        active: Tensor | None,
+        ended: Tensor | None,
+    ) -> None:
+        """Record the outcome of a step in all slots (M * S, ...); `ended` (M, S) says which terminated."""
+        self._rewards.index_copy_(1, step, _where(active, rewards.float().reshape(self._grid)).unsqueeze(1))
+        for name, info in self._infos.items():
+            term = terms[name].float().reshape(self._grid)
+            if info.dim() == 3:
+                info.index_copy_(1, step, _where(active, term).unsqueeze(1))
+            else:
+                info.copy_(term if active is None else torch.where(active, term, info))
+        if ended is not None and active is not None:
+            self._lengths += active
+            self._terminated |= ended
+            self._take_final(observations, ended)
+
+    def _take_final(self, observations: Tensor, which: Tensor) -> None:
+        rows = which.reshape(*which.shape, *(1,) * (self._final.dim() - 2))
+        self._final.copy_(torch.where(rows, observations.reshape(self._final.shape), self._final))
+
+    def finish(self, observations: Tensor, running: Tensor, may_end: bool) -> dict[str, Any]:
+        """Return copies of everything, after the last step, at which the episodes `running` (M, S) are truncated."""
+        if not may_end:
+            self._lengths.fill_(self._horizon)
+        self._take_final(observations, running)
+        return {
+            "observations": self._observations.clone(),
+            "actions": self._actions.clone(),
+            "rewards": self._rewards.clone(),
+            "lengths": self._lengths.clone(),
+            "terminated": self._terminated.clone(),
+            "truncated": ~self._terminated,
+            "final_observations": self._final.clone(),
+            "infos": {name: info.clone() for name, info in self._infos.items()},
+        }
+
+
+def _where(active: Tensor | None, values: Tensor) -> Tensor:
+    """Return values (M, S, ...), zeros where `active` (M, S) is false; None for everywhere."""
+    if active is None:
+        return values
+    return torch.where(active.reshape(*active.shape, *(1,) * (values.dim() - 2)), values, torch.zeros_like(values))
+
+
+def _join(waves: list[Tensor], stepwise: bool) -> Tensor:
+    """Return the episodes of all waves, (M, T, B, ...) or (M, B, ...)."""
+    return waves[0] if len(waves) == 1 else torch.cat(waves, 2 if stepwise else 1)
+
+
+def _refuse_not_finite(arrays: Mapping[str, Tensor], first_task: int) -> None:
+    """Name the first number that is not finite, in the order in which the CPU would have met it.
+
+    Raises:
+        NonFiniteError: Always.
+    """
+    lengths = arrays["lengths"].cpu()
+    found: list[tuple[int, int, int, int, str]] = []
+    for order, (what, name) in enumerate(
+        (("observation", "observations"), ("action", "actions"), ("reward", "rewards"))
+    ):
+        array = arrays[name]
+        if array.is_floating_point():
+            faulty = ~array.isfinite().flatten(3).all(-1) if array.dim() > 3 else ~array.isfinite()
+            found += [(step, order, task, episode, what) for task, step, episode in faulty.nonzero().tolist()]
+    final = arrays["final_observations"]
+    if final.is_floating_point():
+        faulty = ~final.isfinite().flatten(2).all(-1)
+        found += [
+            (int(lengths[task, episode]) - 1, 3, task, episode, "observation")
+            for task, episode in faulty.nonzero().tolist()
+        ]
+    step, order, task, episode, what = min(found)
+    name = ("observations", "actions", "rewards", "final_observations")[order]
+    shown = arrays[name][task, episode] if order == 3 else arrays[name][task, step, episode]
+    error = NonFiniteError(
+        f"the {what} of task {first_task + task}, episode {episode}, step {step + (order == 3)} is not finite: "
+        f"{shown.cpu().numpy()}; look for a division by zero or an exploding state in the environment, or for a "
+        "diverging policy (a smaller step size helps)"
+    )
+    error.tasks = tuple(sorted({first_task + each[2] for each in found if each[:2] == (step, order)}))
+    raise error

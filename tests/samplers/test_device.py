@@ -1,0 +1,264 @@
+"""The backend `device`: the CPU's own episodes from the same keys, as tensors that stay on the device."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from maml_rl import MultiTaskSampler
+from maml_rl.config.placement import Placement
+from maml_rl.envs.registration import FAMILIES
+from maml_rl.errors import ConfigError, NonFiniteError, TaskError
+from maml_rl.policies import GRUPolicy, get_policy_for_env
+from maml_rl.samplers.device.streams import DeviceSlotStreams, PhaseNoise, philox
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.make_backend import choose
+from maml_rl.seeding import PhaseStreams, SlotStreams
+from maml_rl.seeding import philox as philox_of_numpy
+
+CPU = torch.device("cpu")
+ARRAY_CODE = sorted(name for name, family in FAMILIES.items() if not family.has_physics and not family.extra)
+PHYSICS = ("HalfCheetahDir-v5", "Walker2DRandParams-v5", "AntDir-finn2017-v0", "SwimmerVel-v5")
+SAMPLED = ("observations", "actions", "rewards", "final_observations")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def policy_for(env_id: str) -> Any:
+    env = gymnasium.make_vec(env_id, 1, vectorization_mode="vector_entry_point")
+    try:
+        return get_policy_for_env(env, hidden_sizes=(16,))
+    finally:
+        env.close()
+
+
+def sample(backend: str, env_id: str, policy: Any, *, phases: int = 1, device: str = "cpu", **options: Any) -> Any:
+    given = {"batch_size": 4, "slots_per_task": 2, "seed": 3, "max_episode_steps": 12} | options
+    kwargs = given.pop("env_kwargs", {})
+    with MultiTaskSampler(env_id, kwargs, policy=policy, backend=backend, device=device, **given) as sampler:
+        tasks = sampler.sample_tasks(3)
+        return [sampler.rollout(tasks) for _ in range(phases)]
+
+
+def require_close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
+    for name in ("lengths", "terminated", "truncated"):
+        torch.testing.assert_close(getattr(ours, name).cpu(), getattr(theirs, name), rtol=0, atol=0)
+    for name in SAMPLED:
+        torch.testing.assert_close(getattr(ours, name).cpu(), getattr(theirs, name), rtol=tolerance, atol=tolerance)
+    assert ours.infos.keys() == theirs.infos.keys()
+    for name, info in theirs.infos.items():
+        torch.testing.assert_close(ours.infos[name].cpu(), info, rtol=tolerance, atol=tolerance)
+
+
+def test_philox_gives_the_same_words_as_on_the_cpu():
+    random = np.random.default_rng(0)
+    counter, key = random.integers(2**32, size=(4, 100)), random.integers(2**32, size=(2, 100))
+    words = philox(tuple(map(torch.from_numpy, key)), tuple(map(torch.from_numpy, counter)))  # type: ignore[arg-type]
+
+    np.testing.assert_array_equal(torch.stack(words, 1).numpy(), philox_of_numpy(tuple(key), tuple(counter)))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+@pytest.mark.parametrize("common", [False, True])
+def test_action_noise_is_that_of_the_cpu(kind, common):
+    streams = PhaseStreams(2**32 - 1, 7, 3, first_task=5, common=common)
+    ours = PhaseNoise(kind, (11, 4, 5, 6), CPU)
+    ours.draw(streams, range(2, 7))
+
+    theirs = streams.action_noise(kind, 4, range(2, 7), range(11), 6).reshape(11, 20, 6)
+    np.testing.assert_allclose(ours.rows.numpy(), theirs, rtol=0, atol=0 if kind == "uniform" else 1e-6)
+
+
+def test_slots_draw_what_they_draw_on_the_cpu():
+    seeds = np.array([0, 5, 2**63 - 1, 123_456_789_012_345])
+    ours, theirs = DeviceSlotStreams(4, CPU), SlotStreams(seeds)
+    ours.reseed(torch.from_numpy(seeds))
+
+    for size in (3, 1, 4):
+        np.testing.assert_array_equal(ours.uniform(size).numpy(), theirs.uniform(size))
+        np.testing.assert_allclose(ours.normal(size).numpy(), theirs.normal(size), rtol=1e-14)
+
+
+@pytest.mark.parametrize("env_id", ARRAY_CODE)
+def test_episodes_of_array_code_are_those_of_the_cpu(env_id):
+    policy = policy_for(env_id)
+
+    for ours, theirs in zip(
+        sample("device", env_id, policy, phases=2), sample("in-process", env_id, policy, phases=2), strict=True
+    ):
+        require_close(ours, theirs)
+        assert repr(ours.tasks) == repr(theirs.tasks)
+
+
+@pytest.mark.parametrize("env_id", ["2DNavigation-v0", "Bandit-K5-v0", "GridNavi-v0"])
+def test_a_memory_goes_through_a_trial_as_on_the_cpu(env_id):
+    env = gymnasium.make_vec(env_id, 1, vectorization_mode="vector_entry_point")
+    with MultiTaskSampler(env_id, {}, policy=policy_for(env_id), observe_last=True, num_workers=0) as sampler:
+        policy = GRUPolicy(sampler.single_observation_space, env.single_action_space, 8)
+    options = {"observe_last": True, "slots_per_task": 1}
+
+    (ours,), (theirs,) = (sample(backend, env_id, policy, **options) for backend in ("device", "in-process"))
+
+    require_close(ours, theirs)
+
+
+def test_an_oracle_sees_its_task_as_on_the_cpu():
+    from maml_rl.envs.make_env import ObservedTask
+
+    env: Any = ObservedTask("2DNavigation-v0")
+    with MultiTaskSampler(env, {}, policy=policy_for("2DNavigation-v0"), num_workers=0) as sampler:
+        policy = get_policy_for_env(sampler.env, hidden_sizes=(8,))
+
+    require_close(*(sample(backend, env, policy)[0] for backend in ("device", "in-process")))
+
+
+def test_deterministic_episodes_are_those_of_the_cpu():
+    policy, found = policy_for("2DNavigation-v0"), []
+    for backend in ("device", "in-process"):
+        with MultiTaskSampler(
+            "2DNavigation-v0", {}, 2, policy, backend=backend, seed=1, max_episode_steps=6
+        ) as sampler:
+            found.append(sampler.rollout(sampler.sample_tasks(2), deterministic=True))
+
+    require_close(*found)
+
+
+def test_a_number_that_is_not_finite_is_named_as_on_the_cpu():
+    policy = policy_for("2DNavigation-v0")
+    with torch.no_grad():
+        policy.get_parameter("mu.weight").fill_(1e30)
+        policy.get_parameter("mu.bias").fill_(float("inf"))
+
+    messages = []
+    for backend in ("device", "in-process"):
+        with pytest.raises(NonFiniteError) as found:
+            sample(backend, "2DNavigation-v0", policy)
+        messages.append((str(found.value), found.value.tasks))
+
+    assert messages[0] == messages[1]
+
+
+def test_a_malformed_task_is_named():
+    with (
+        MultiTaskSampler("2DNavigation-v0", {}, 2, policy_for("2DNavigation-v0"), backend="device") as sampler,
+        pytest.raises(TaskError, match=r"task 1: .*'goal'"),
+    ):
+        sampler.rollout([{"goal": (0.0, 0.1)}, {"goal": (1.0,)}])
+
+
+def test_an_environment_of_objects_is_refused():
+    class Env(gymnasium.Env[Any, Any]):
+        observation_space = action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+        def sample_tasks(self, num_tasks: int) -> list[dict[str, float]]:
+            return [{"a": 1.0}] * num_tasks
+
+        def reset_task(self, task: dict[str, float]) -> None: ...
+
+    with pytest.raises(ConfigError, match="not array code"):
+        MultiTaskSampler(Env, {}, 2, policy_for("2DNavigation-v0"), backend="device", max_episode_steps=3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [
+        ({"device": "cuda"}, ("device", "cuda")),
+        ({"device": "cuda", "num_workers": 2}, ("auto", "cpu")),
+        ({"device": "cuda", "backend": "in-process"}, ("in-process", "cpu")),
+        ({"device": "cuda", "inference": "central", "num_workers": 2}, ("auto", "cuda")),
+        ({"device": "cpu"}, ("auto", "cpu")),
+        ({"device": "cpu", "backend": "device"}, ("device", "cpu")),
+    ],
+)
+def test_where_phases_are_and_where_the_policy_acts(asked, chosen):
+    placement = choose(Placement(**asked), Recipe.of("2DNavigation-v0", {}, None), policy_for("2DNavigation-v0"))
+
+    assert (placement.backend, placement.device) == chosen
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engine": "warp", "num_workers": 2},
+        {"engine": "warp", "backend": "processes"},
+        {"backend": "device", "num_workers": 2},
+        {"backend": "device", "engine": "mujoco"},
+    ],
+)
+def test_workers_and_a_device_exclude_each_other(options):
+    with pytest.raises(ValueError, match=r"engine|backend"):
+        Placement(**options)
+
+
+def test_an_engine_for_what_has_no_physics_is_refused():
+    with pytest.raises(ValueError, match="engine='warp' is for the MuJoCo families"):
+        MultiTaskSampler("2DNavigation-v0", {}, 2, policy_for("2DNavigation-v0"), engine="warp")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("env_id", PHYSICS)
+def test_physics_agrees_with_mujoco_after_a_step(env_id):
+    pytest.importorskip("mujoco_warp")
+    policy = policy_for(env_id)
+
+    (ours,), (theirs,) = (sample(backend, env_id, policy, max_episode_steps=2) for backend in ("device", "in-process"))
+
+    np.testing.assert_array_equal(ours.lengths, theirs.lengths)
+    torch.testing.assert_close(ours.observations[:, 0], theirs.observations[:, 0], rtol=1e-5, atol=1e-5)
+    difference = (ours.observations[:, 1] - theirs.observations[:, 1]).abs() / (theirs.observations[:, 1].abs() + 1.0)
+    assert float(difference.median()) < 1e-6
+    assert float(difference.max()) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_too_little_room_for_contacts_names_the_setting():
+    pytest.importorskip("mujoco_warp")
+    options = {"env_kwargs": {"max_constraints": 1}, "max_episode_steps": 30}
+
+    with pytest.raises(ConfigError, match=r"env-kwargs: \{max_constraints: 2\}"):
+        sample("device", "HalfCheetahDir-v5", policy_for("HalfCheetahDir-v5"), **options)
+
+
+@on_gpu
+@pytest.mark.cuda
+@pytest.mark.parametrize("env_id", ARRAY_CODE)
+def test_episodes_on_cuda_are_those_of_the_cpu(env_id):
+    theirs = sample("in-process", env_id, policy_for(env_id), phases=2)
+    ours = sample("device", env_id, policy_for(env_id).to("cuda"), phases=2, device="cuda")
+
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.device.type == "cuda"
+        # A step may come to another cell, or end elsewhere, where a device rounds differently.
+        same = (one.lengths.cpu() == other.lengths).float().mean()
+        assert same > 0.9
+        steps = min(one.rewards.shape[1], other.rewards.shape[1], 3)
+        close = (one.observations[:, :steps].cpu().float() - other.observations[:, :steps].float()).abs() < 1e-4
+        assert close.float().mean() > 0.95
+
+
+@on_gpu
+@pytest.mark.cuda
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("env_id", PHYSICS)
+def test_physics_on_cuda_agrees_with_mujoco_after_a_step(env_id):
+    pytest.importorskip("mujoco_warp")
+    (theirs,) = sample("in-process", env_id, policy_for(env_id), max_episode_steps=3)
+    ours = sample("device", env_id, policy_for(env_id).to("cuda"), phases=2, device="cuda", max_episode_steps=3)[0]
+
+    # The first phase, from the same keys.
+    first, second = ours.observations[:, :2].cpu(), theirs.observations[:, :2]
+    assert float(((first - second).abs() / (second.abs() + 1.0)).median()) < 1e-6
+
+
+@on_gpu
+@pytest.mark.cuda
+def test_environments_on_the_cpu_give_the_bytes_of_a_run_without_a_gpu():
+    policy = policy_for("2DNavigation-v0")
+    (theirs,) = sample("in-process", "2DNavigation-v0", policy)
+    (ours,) = sample("in-process", "2DNavigation-v0", policy_for("2DNavigation-v0").to("cuda"), device="cuda")
+
+    assert ours.device.type == "cpu"
+    assert ours.digest() == theirs.digest()
