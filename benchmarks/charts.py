@@ -38,7 +38,7 @@ def write_panels(
         left = _GAP + index * (width - _GAP) // len(key)
         parts.append(element("path", class_=f"line {css}", d=f"M{left} {_GAP + 10}h24"))
         parts.append(element("text", name, class_=css, x=left + 30, y=_GAP + 14))
-    style = files("maml_rl.report").joinpath("style.css").read_text(encoding="utf-8")
+    style = files("maml_rl.report").joinpath("charts.css").read_text(encoding="utf-8")
     picture = element(
         "svg",
         element("style", Markup(style)),

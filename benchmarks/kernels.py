@@ -31,7 +31,7 @@ from benchmarks.reporting import Report, Row, chosen, common_options, finish, pr
 from benchmarks.systems.transforms import JVPLinearization, TracedLinearization
 from maml_rl import MultiTaskSampler, functional
 from maml_rl.baseline import LinearFeatureBaseline
-from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples, Workspace
+from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples
 from maml_rl.envs import make_vector_env
 from maml_rl.episode import TaskEpisodes
 from maml_rl.machine import intra_op_threads
@@ -148,7 +148,7 @@ def _updating(policy: NormalMLPPolicy, options: argparse.Namespace) -> Iterator[
 
     def on_samples(policy: Policy, automatic: bool) -> Callable[[Tensor], Linearization]:
         prepared = PolicyOnSamples(policy, layout, samples, automatic=automatic)
-        return lambda parameters: prepared.at(parameters, Workspace())
+        return lambda parameters: prepared.at(parameters)
 
     ways: dict[str, Callable[[Tensor], Linearization]] = {
         BY_HAND: on_samples(policy, False),
@@ -163,15 +163,14 @@ def _updating(policy: NormalMLPPolicy, options: argparse.Namespace) -> Iterator[
 
     def repeated(at: Callable[[Tensor], Linearization]) -> Callable[[], None]:
         def run() -> None:
-            workspace = Workspace()
             with torch.no_grad():
                 for _ in range(options.tasks):
                     linearization = at(start)
-                    linearization.differentiate(loss, workspace, twice=True)
+                    linearization.differentiate(loss, twice=True)
                     for _ in range(options.products):
-                        product = linearization.hessian_product(vectors, workspace)
-                        product = linearization.fisher_product(product, workspace)
-                        linearization.hessian_product(product, workspace)
+                        product = linearization.hessian_product(vectors)
+                        product = linearization.fisher_product(product)
+                        linearization.hessian_product(product)
 
         return run
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.learning.command import run
-from benchmarks.learning.overview import write_overview
+from benchmarks.learning.overview import draw_algorithms, write_overview
 from benchmarks.learning.plan import (
     HALFCHEETAH_DIR,
     NAVIGATION,
@@ -229,6 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     run(SUITE, arguments)
     write_overview(SUITE, ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images" / "benchmarks.svg")
+    draw_algorithms(SUITE, ROOT / "docs" / "images" / "algorithms.svg")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ METHODS = (
     FIVE_OF_A_QUARTER,
     *(Method(name, name) for name in ALGORITHMS),
 )
-# The sizes are those of the whole iteration in `benchmarks.iteration`.
+# The sizes are those of `benchmarks.scaling`.
 WHOLE = {"meta-batch-size": 40, "fast-batch-size": 20, "max-episode-steps": 100}
 SMALL = {"meta-batch-size": 2, "fast-batch-size": 2, "max-episode-steps": 4}
 

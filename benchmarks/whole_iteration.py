@@ -277,14 +277,14 @@ def memory(options: argparse.Namespace, report: Report) -> None:
         report.add(MEMORY, Row(name, Samples([value]), unit, note))
 
 
-def _one_task_each(num_tasks: int, trials_per_chunk: int | None = None) -> list[slice]:
+def _one_task_each(num_tasks: int, *rest: Any) -> list[slice]:
     """Return chunks of one task."""
     return [slice(task, task + 1) for task in range(num_tasks)]
 
 
 def _messages(options: argparse.Namespace, wait_for_actors: Callable[[Any, int], None]) -> tuple[list[float], ...]:
     """Return the driver's seconds for a message, and for a request apart from its messages, on two actors."""
-    from maml_rl.samplers.hosting import RemoteHosts
+    from maml_rl.samplers import hosting
 
     few, many = (2, 4) if options.quick else (4, 64)
     messages, requests = [], []
@@ -299,11 +299,11 @@ def _messages(options: argparse.Namespace, wait_for_actors: Callable[[Any, int],
             seconds = []
             for num_tasks in (few, many):
                 tasks = sampler.sample_tasks(num_tasks)
-                with patch.object(sampler, "_chunks_of", _one_task_each):
+                with patch.object(hosting, "cut", _one_task_each):
                     started = time.process_time()
                     hosts = sampler.sample_on_hosts(tasks, 0, rule)
                     seconds.append(time.process_time() - started)
-            assert isinstance(hosts, RemoteHosts)
+            assert isinstance(hosts, hosting.RemoteHosts)
             started = time.process_time()
             for _ in range(5):
                 count_steps(hosts)

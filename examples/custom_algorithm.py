@@ -11,6 +11,8 @@ from torch import Tensor
 
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
+from maml_rl.derivatives import Memo
+from maml_rl.episode import TaskEpisodes
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import Batch, MetaLearner, SettingsModel
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
@@ -23,6 +25,11 @@ def after_adaptation(new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -
     return surrogate(last.log_probs, old[-1].log_probs, last.samples)
 
 
+def mean_returns(phases: Sequence[TaskEpisodes], memo: Memo, phase: int) -> Tensor:
+    """Return the mean return of each task in one phase, (k,)."""
+    return phases[phase].episode_returns().mean(1)
+
+
 class AdamMAML(MetaLearner):
     """MAML with Adam as the outer optimizer."""
 
@@ -32,6 +39,7 @@ class AdamMAML(MetaLearner):
         learning_rate: Annotated[float, Field(gt=0, description="step size of Adam")] = 1e-2
         epochs: Annotated[int, Field(ge=1, description="steps of Adam on each batch")] = 1
 
+    updates_on_hosts = True
     settings: Settings
     optimizer: torch.optim.Optimizer
 
@@ -42,15 +50,15 @@ class AdamMAML(MetaLearner):
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take steps of Adam down the gradient through the inner loop."""
+        losses, hosts = [], self.hosts_of(batch)
         objective = AutogradObjective(
-            self.policy, batch.phases, rule=self.rule, objective=after_adaptation, device=self.device
+            self.policy, hosts, rule=self.rule, objective=after_adaptation, device=self.device
         )
-        objective.anchor()
-        losses = []
         for _ in range(self.settings.epochs):
             losses.append(objective.backward())
             self.optimizer.step()
-        return {"loss/before": losses[0], "loss/last": losses[-1]}
+        first, last = (torch.cat(hosts.map(mean_returns, phase)).mean() for phase in (0, -1))
+        return {"loss/before": losses[0], "loss/last": losses[-1], "return/gain": float(last - first)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -29,8 +29,8 @@ from maml_rl.derivatives import (
     PhaseOutcome,
     PolicyOnSamples,
     Samples,
-    Workspace,
     chunks_of,
+    scratch,
 )
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Params, Policy, as_policy
@@ -352,19 +352,19 @@ class Adaptation:
         """The adapted parameters, (k, D)."""
         return self.trajectory[-1]
 
-    def push_forward(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+    def push_forward(self, vectors: Tensor) -> Tensor:
         """Return J v, (k, D): how the adapted parameters move when theta moves along `vectors` (k, D)."""
         for step, step_size in self._steps:
-            vectors = vectors - step_size * step.hessian_product(vectors, workspace)
+            vectors = vectors - step_size * step.hessian_product(vectors)
         return vectors
 
-    def pull_back(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+    def pull_back(self, vectors: Tensor) -> Tensor:
         """Return J^T v, (k, D): from gradients in the adapted parameters to gradients in theta."""
         for step, step_size in reversed(self._steps):
             if isinstance(step_size, Tensor):
-                vectors = vectors - step.hessian_product(step_size * vectors, workspace)
+                vectors = vectors - step.hessian_product(step_size * vectors)
             else:
-                vectors = vectors - step_size * step.hessian_product(vectors, workspace)
+                vectors = vectors - step_size * step.hessian_product(vectors)
         return vectors
 
 
@@ -392,37 +392,33 @@ class InnerLoop:
         self._samples = [step.samples for step in steps]
         self._inner_loss, self._first_order = inner_loss, first_order
 
-    def run(self, start: Tensor, workspace: Workspace, *, anchor: bool = False) -> Tensor:
+    def run(self, start: Tensor, *, anchor: bool = False) -> Tensor:
         """Return the adapted parameters (k, D) from `start` (k, D), and keep only what `anchor` needs.
 
         Args:
             start: (k, D).
-            workspace: of the calling thread.
             anchor: see `linearize`.
         """
         for index, (step, step_size) in enumerate(self._steps):
-            gradient = self._differentiate(index, step.at(start, workspace), workspace, anchor=anchor)
+            gradient = self._differentiate(index, step.at(start, scratch()), anchor=anchor)
             start = _descended(start, step_size, gradient)
         return start
 
-    def linearize(
-        self, start: Tensor, workspace: Workspace, trajectory: list[Tensor] | None = None, *, anchor: bool = False
-    ) -> Adaptation:
+    def linearize(self, start: Tensor, trajectory: list[Tensor] | None = None, *, anchor: bool = False) -> Adaptation:
         """Adapt from `start` (k, D), and keep what products with the Jacobian need.
 
         Args:
             start: (k, D).
-            workspace: of the calling thread.
             trajectory: phi_0 ... phi_K, if they are known: then the Jacobian is computed along them.
             anchor: use the log-probabilities of this pass as those of the old policy from now on, where none were
                 recorded while sampling. An inner loss with a ratio is then a function of the parameters elsewhere, too.
         """
         if self._first_order:
-            return Adaptation(trajectory or [start, self.run(start, workspace, anchor=anchor)], [])
+            return Adaptation(trajectory or [start, self.run(start, anchor=anchor)], [])
         points, kept = [start], []
         for index, (step, step_size) in enumerate(self._steps):
-            linearization = step.at(points[-1], Workspace())
-            gradient = self._differentiate(index, linearization, workspace, twice=True, anchor=anchor)
+            linearization = step.at(points[-1])
+            gradient = self._differentiate(index, linearization, twice=True, anchor=anchor)
             points.append(_descended(points[-1], step_size, gradient) if trajectory is None else trajectory[index + 1])
             kept.append((linearization, step_size))
         return Adaptation(points, kept)
@@ -431,7 +427,6 @@ class InnerLoop:
         self,
         index: int,
         linearization: Linearization,
-        workspace: Workspace,
         *,
         twice: bool = False,
         anchor: bool = False,
@@ -440,7 +435,7 @@ class InnerLoop:
             self._samples[index] = replace(samples, log_probs=linearization.log_probs.clone())
         samples = self._samples[index]
         return linearization.differentiate(
-            lambda log_probs: self._inner_loss(linearization.outcome(samples, log_probs)), workspace, twice=twice
+            lambda log_probs: self._inner_loss(linearization.outcome(samples, log_probs)), twice=twice
         )[1]
 
 
@@ -506,10 +501,10 @@ def _adapt_in_chunks(
     start = layout.flatten(stacked)
     size = flat_step_size(step_size, layout, start)
 
-    def adapt_chunk(tasks: slice, workspace: Workspace) -> Tensor:
+    def adapt_chunk(tasks: slice) -> Tensor:
         samples = Samples.of(episodes, tasks, dtype=start.dtype, device=start.device)
         step = PolicyOnSamples(policy, layout, samples, automatic=not is_of_log_probs(inner_loss))
-        return InnerLoop([step], [size], inner_loss).run(start[tasks], workspace)
+        return InnerLoop([step], [size], inner_loss).run(start[tasks])
 
     chunks = chunks_of([episodes], layout.width, start.device)
     with ChunkWorkers(start.device) as workers:

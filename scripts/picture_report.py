@@ -2,7 +2,9 @@
 
     python -m scripts.picture_report runs/finn2017/2d-navigation/report.html docs/images
 
-It writes report.png (desktop, light colors) and report-phone.png (phone, dark colors).
+It writes report.png (desktop, light colors) and report-phone.png (phone, dark colors). With --every-size it writes
+NAME-WIDTH-light.png and NAME-WIDTH-dark.png for a phone, a tablet and a desktop instead, to be looked at after a
+change. The page may be one of the documentation, too.
 """
 
 import argparse
@@ -26,11 +28,20 @@ Promise.all([...document.querySelectorAll('video')].map((video) => new Promise((
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", type=Path, help="report.html of a run")
+    parser.add_argument("report", type=Path, help="report.html of a run, or another page")
     parser.add_argument("folder", type=Path, help="where the pictures go")
+    parser.add_argument("--every-size", action="store_true", help="at 390, 820 and 1440 pixels, light and dark")
     options = parser.parse_args(arguments)
+    pictures = [("report.png", 1100, False), ("report-phone.png", 400, True)]
+    if options.every_size:
+        pictures = [
+            (f"{options.report.stem}-{width}-{'dark' if dark else 'light'}.png", width, dark)
+            for width in (390, 820, 1440)
+            for dark in (False, True)
+        ]
+    options.folder.mkdir(parents=True, exist_ok=True)
     with chromium() as browser:
-        for name, width, dark in (("report.png", 1100, False), ("report-phone.png", 400, True)):
+        for name, width, dark in pictures:
             browser.open(options.report, width=width, dark=dark)
             browser.wait(SHOW_VIDEOS)
             browser.picture(options.folder / name)

@@ -39,6 +39,7 @@ ROOMS = (
     "spaces",
     "machine",
     "named_modules",
+    "compat",
     "arguments",
     "arrays",
     "errors",

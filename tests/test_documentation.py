@@ -58,8 +58,8 @@ RUN_PAGES = (
 )
 # Their blocks are scripts that need packages outside of our extras; they are run where these are installed.
 SCRIPTS = [
-    ("experiment-tracking.md", "mlflow"),
-    ("experiment-tracking.md", "wandb"),
+    ("runs.md", "mlflow"),
+    ("runs.md", "wandb"),
     ("hyperparameter-search.md", "optuna"),
 ]
 # Addresses that a page loads by itself; links may lead anywhere.
@@ -122,9 +122,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-            command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+            command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
             ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
-            assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+            # With --quiet, warnings are not even counted.
+            assert [line for line in ended.stderr.splitlines() if not line.startswith("INFO")] == []
+            assert (ended.returncode, ended.stdout) == (0, "")
     return folder
 
 
@@ -419,7 +421,7 @@ def small_config(folder: Path, name: str) -> None:
 
 
 def test_every_written_key_is_documented(run: Path) -> None:
-    metrics, results = PAGES["outputs.md"].split("## Keys of the results file")
+    metrics, results = PAGES["runs.md"].split("## Keys of the results file")
     rows = [line.split("|")[1] for line in metrics.splitlines() if line.startswith("|")]
     patterns = {re.escape(key) for row in rows for key in re.findall("`([^`]+)`", row)}
     known = re.compile(
@@ -434,7 +436,7 @@ def test_every_written_key_is_documented(run: Path) -> None:
 
 def test_every_file_of_a_run_is_documented(run: Path) -> None:
     for path in run.iterdir():
-        assert f"`{path.name}" in PAGES["outputs.md"], path.name
+        assert f"`{path.name}" in PAGES["runs.md"], path.name
 
 
 @pytest.mark.slow
@@ -455,29 +457,17 @@ def test_every_setting_of_a_task_distribution_is_on_its_page_once(documentation:
     assert sorted(re.findall(r"^\| `([\w-]+)` \|(?:[^|]+\|){3}$", page, re.MULTILINE)) == keys
 
 
-@pytest.mark.parametrize(
-    ("page", "files", "least"),
-    [
-        ("adding-a-family.md", ["custom_family.py", "gymnax_family.py"], 7),
-        ("adding-an-algorithm.md", ["custom_algorithm.py"], 3),
-        ("learner-of-experience.md", ["learner_of_experience.py"], 3),
-    ],
-)
-def test_walk_through_shows_the_unchanged_example(page: str, files: list[str], least: int) -> None:
-    example = "".join((ROOT / "examples" / file).read_text(encoding="utf-8") for file in files)
-    found = blocks(page, "python")
-    assert len(found) >= least
-    for block in found:
-        assert block in example, block
+def test_examples_that_pages_include_are_run_by_tests() -> None:
+    included = {name for text in PAGES.values() for name in re.findall(r'--8<-- "examples/(.*?)"', text)}
+    assert included == {"custom_family.py", "gymnax_family.py", "custom_algorithm.py", "learner_of_experience.py"}
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "examples").glob("*.py"))
+    assert [name for name in included if name.removesuffix(".py") not in tests] == []
 
 
 def test_python_on_every_page_is_run_or_part_of_an_example() -> None:
     covered = {
         *RUN_PAGES,
-        "adding-a-family.md",
-        "adding-an-algorithm.md",
         "environments-of-others.md",
-        "learner-of-experience.md",
         "other-libraries.md",
         *(page for page, _ in SCRIPTS),
     }

@@ -127,7 +127,12 @@ def test_wheel_holds_the_whole_package_and_every_config(built: tuple[Path, ZipFi
     }
     policies = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("maml_rl/zoo/**/*") if path.is_file()}
     assert len(policies) >= 10
-    assert names >= modules | configs | policies | {"maml_rl/py.typed", "maml_rl/report/style.css"}
+    assert names >= modules | configs | policies | {
+        "maml_rl/py.typed",
+        "maml_rl/report/style.css",
+        "maml_rl/report/charts.css",
+        "maml_rl/report/page.js",
+    }
     assert not any(name.startswith(("tests/", "benchmarks/", "configs/")) for name in names)
     assert f"maml_rl-{maml_rl.__version__}.dist-info/entry_points.txt" in names
 

@@ -1,13 +1,16 @@
-"""One chart and one table of all families of a plan, for the first screen of a page."""
+"""One chart and one table of all families of a plan, and a chart of each algorithm, for first screens of pages."""
 
+import csv
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.charts import write_panels
 from benchmarks.learning.page import adapted, compared, curves, final_rows, leads, rows_of
-from benchmarks.learning.plan import ORACLE, PRETRAIN, Plan
+from benchmarks.learning.plan import COMPARISON, ORACLE, PRETRAIN, RANDOM, Family, Plan
+from benchmarks.learning.results import Values
 from maml_rl.experiment.evaluate import pooled_intervals
 from maml_rl.experiment.statistics import interquartile_mean
 from maml_rl.report.plot import Plot
@@ -77,3 +80,49 @@ def draw(plan: Plan, path: Path) -> None:
         panels.append(("", family.title, plot))
     key = [*((css, name) for name, css in _COLORS.items()), ("rest", "pretrain, oracle")]
     write_panels(path, panels, columns=4, key=key)
+
+
+def draw_algorithms(suite: Plan, path: Path) -> None:
+    """Draw a small chart of each algorithm: of those of a plan among the others of a family, in gray.
+
+    Those that learn from recorded histories have the share of actions that they predict.
+    """
+    panels = []
+    for plan, family, names in (
+        (
+            COMPARISON,
+            COMPARISON.families["2d-navigation"],
+            set(COMPARISON.methods) - {PRETRAIN.name, ORACLE.name, RANDOM.name},
+        ),
+        (suite, suite.families["halfcheetah-dir-2x200"], {"rl2-control", "varibad", "pearl"}),
+    ):
+        lines = _learned(plan, family)
+        panels += [_panel(name, lines) for name in plan.methods if name in names]
+    for name, file, x, y in (
+        ("rsac", "rsac-wind.csv", "env_steps", "training_return"),
+        ("ad", "ad-dark-room.csv", "updates", "accuracy"),
+        ("dpt", "dpt-bandit-k5-n100.csv", "updates", "accuracy"),
+    ):
+        with (suite.page.parent / file).open(newline="") as opened:
+            rows = [row for row in csv.DictReader(opened) if row.get("settings", "config") == "config"]
+        rows = [row for row in rows if row.get("seed", "0") == "0" and row[x] and row[y]]
+        points = (np.array([float(row[x]) for row in rows]), np.array([float(row[y]) for row in rows]))
+        labels = ("gradient steps", "accuracy") if y == "accuracy" else ("environment steps", "return")
+        panels.append(_panel(name, {name: points}, *labels))
+    write_panels(path, panels, columns=4)
+
+
+def _learned(plan: Plan, family: Family) -> dict[str, tuple[Values, Values]]:
+    found = rows_of(plan, family)
+    return {name: curves(rows)[0] for name, rows in found.items() if max(row.iteration for row in rows) > 0}
+
+
+def _panel(
+    name: str, lines: Mapping[str, tuple[Values, Values]], x_label: str = "environment steps", y_label: str = "return"
+) -> tuple[str, str, Plot]:
+    x = Span.of([0.0], *(xs for xs, _ in lines.values()), margin=0.0)
+    y = Span.of(*(middles[1:] for _, middles in lines.values()))
+    plot = Plot(x, y, name, x_label=x_label, y_label=y_label, x_counts=True, width=238, height=190)
+    for other, (xs, middles) in sorted(lines.items(), key=lambda line: line[0] == name):
+        plot.line(xs, np.clip(middles, y.low, y.high), "group0" if other == name else "rest")
+    return "group0", name.removesuffix("-control"), plot

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, linearize, vjp
 
-from maml_rl.derivatives import Linearization, Loss, ParameterLayout, Samples, Workspace
+from maml_rl.derivatives import Linearization, Loss, ParameterLayout, Samples
 from maml_rl.policies import DistributionParams, Policy
 
 
@@ -28,7 +28,7 @@ class JVPLinearization(Linearization):
         """Return a function that multiplies vectors by the Jacobian of `function`."""
         return lambda vectors: jvp(function, (self._parameters,), (vectors,))[1]
 
-    def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
+    def differentiate(self, loss: Loss, *, twice: bool = False) -> tuple[Tensor, Tensor]:
         """Compute a loss and its gradient."""
 
         def total(flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,13 +41,13 @@ class JVPLinearization(Linearization):
             self._push_gradient = self._make_push(lambda flat: gradient(flat)[0])
         return losses, result
 
-    def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+    def hessian_product(self, vectors: Tensor) -> Tensor:
         """Multiply vectors by the Hessian of the last loss."""
         product = self._push_gradient(vectors)
         assert isinstance(product, Tensor)
         return product
 
-    def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+    def fisher_product(self, vectors: Tensor) -> Tensor:
         """Multiply vectors by each task's Fisher matrix."""
         tangents = self._push(vectors)
         assert isinstance(tangents, tuple)

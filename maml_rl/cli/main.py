@@ -36,6 +36,8 @@ from maml_rl.cli.record import run_record
 from maml_rl.cli.train import run_train
 from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 
+# Causes of a flat curve that are shown.
+_MOST_CAUSES = 3
 # Steps of an episode that are compared with a loop.
 _MOST_COMPARED_STEPS = 100
 # Shorter steps than this end before another thread has started.
@@ -130,6 +132,32 @@ def _report(options: Namespace) -> None:
             on_part=progress,
         )
     print(f"the report is {path}; open it in any browser")
+
+
+def run_diagnose(arguments: Sequence[str], prog: str) -> int:
+    """Say why the curve of a run is flat, and return the exit code."""
+    parser = Parser(prog=prog, description="Say why a curve is flat: likely causes, each with a setting to try.")
+    parser.add_argument("runs", nargs="+", type=file_path, metavar="RUN", help="folder of a run, or of several runs")
+    parser.add_argument("--all", action="store_true", help="show every cause (default: the first three)")
+    add_log_level(parser)
+    return run_command(parser, arguments, _diagnose)
+
+
+def _diagnose(options: Namespace) -> None:
+    from maml_rl.experiment.comparable import read_runs
+    from maml_rl.experiment.diagnosis import diagnose
+
+    groups, notices = read_runs(options.runs, unfinished=True)
+    for notice in notices:
+        print(notice)
+    for run in (run for group in groups for run in group.runs):
+        causes = diagnose(run)
+        print(f"{run.path}: {run.config.algorithm} on {run.config.env_name}, {run.finished:,} iterations")
+        if not causes:
+            print("  nothing stands out in its metrics")
+        for place, cause in enumerate(causes if options.all else causes[:_MOST_CAUSES], start=1):
+            print(f"  {place}. {cause.name}: {cause.seen}.\n     Try {cause.remedy}.")
+    print("docs/flat-curves.md explains each.")
 
 
 def _count_or_file(text: str) -> int | Path:
@@ -382,6 +410,7 @@ COMMANDS = {
     "train": Command("meta-train a policy", run_train),
     "test": Command("measure how fast a trained policy adapts to new tasks", run_test),
     "report": Command("write an HTML page about training runs", run_report),
+    "diagnose": Command("say why a curve is flat, and what to try", run_diagnose),
     "compare": Command("compare algorithms: train what is missing; figure, table, sentence", run_compare),
     "record": Command("record learning histories of single tasks", run_record),
     "envs": Command(

@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 
 from maml_rl.arguments import suggest
 from maml_rl.checksums import check_sum
+from maml_rl.compat.flat_keys import FLAT_KEYS, explain_saved_option, gathered
 from maml_rl.config.placement import PLACEMENT_KEYS, Placement
 from maml_rl.config.settings import MOST, AnySettings, Count, Fraction, Positive, SettingsModel, finite, none_is_empty
 from maml_rl.config.yaml_source import Mapping, read_mapping
@@ -36,9 +37,6 @@ _NOT_YAML = re.compile("[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00
 # Where the comments of a listed config begin, unless a value is longer.
 _WIDEST = 50
 
-# Entries that pytorch-maml-rl writes into config.json besides the settings.
-_SAVED_OPTIONS = ("config", "output_folder", "num_workers", "use_cuda", "device")
-
 ConvLayer = Annotated[tuple[Count, Count, Count], Field(strict=False)]
 Halving = Literal["never", "once", "always"]
 
@@ -47,17 +45,6 @@ SECTION = "algorithm-settings"
 MIXTURE = "Mixture-v0"
 TASKS = "tasks"
 _PLACEMENT = "placement"
-# Settings of maml-trpo that are allowed at the top level, where earlier configs have them.
-FLAT_KEYS = (
-    "inner-loss",
-    "first-order",
-    "max-kl",
-    "cg-iters",
-    "cg-damping",
-    "curvature-fraction",
-    "ls-max-steps",
-    "ls-backtrack-ratio",
-)
 # Settings of what acts, which a policy of the user's own has instead.
 OF_POLICIES = ("hidden-sizes", "memory", "conv-layers", "image-scale", "nonlinearity", "output-scale")
 # Settings that some algorithms use and others do not; see `MetaLearner.uses`.
@@ -223,7 +210,7 @@ class Config(SettingsModel):
             ConfigError: If a key is unknown or missing, or a value has the wrong type or range; in one line, for the
                 first such key.
         """
-        mapping = _mixed(_gathered(mapping))
+        mapping = _mixed(gathered(mapping, SECTION))
         if _PLACEMENT in mapping.values:
             raise ConfigError(
                 f"unknown key {_PLACEMENT!r} in {mapping.place(_PLACEMENT)}; its settings are keys of their own"
@@ -232,7 +219,7 @@ class Config(SettingsModel):
             config = cls.model_validate(mapping.values)
         except ValidationError as error:
             raise ConfigError(
-                _explain(error.errors(include_url=False), mapping, cls, FLAT_KEYS, _explain_saved_option)
+                _explain(error.errors(include_url=False), mapping, cls, FLAT_KEYS, explain_saved_option)
             ) from None
         config._source = mapping
         if config.max_episode_steps is not None and "max_episode_steps" in config.env_kwargs:
@@ -340,7 +327,7 @@ class Config(SettingsModel):
         Raises:
             ConfigError: As `from_mapping`; an error in a replaced key names `origin`.
         """
-        replaced = _mixed(_gathered(Mapping(origin, dict(values))))
+        replaced = _mixed(gathered(Mapping(origin, dict(values)), SECTION))
         try:
             # Checked by itself first, so that an error names the override and not the file.
             type(self).model_validate({"env-name": self.env_name, **replaced.values})
@@ -446,24 +433,6 @@ def load_config(path: str | Path) -> Config:
     return Config.from_mapping(replace(mapping, spare=frozenset(spare)))
 
 
-def _gathered(mapping: Mapping) -> Mapping:
-    """Move settings of the algorithm from the top level, where earlier configs have them, to their section."""
-    flat = [key for key in FLAT_KEYS if key in mapping.values]
-    section = mapping.values.get(SECTION) or {}
-    if not flat or not isinstance(section, dict):
-        return mapping
-    for key in flat:
-        if key in section:
-            raise ConfigError(f"two values for {key!r} in {mapping.place(key)}; keep the one below {SECTION!r}")
-    values = {key: value for key, value in mapping.values.items() if key not in flat}
-    values[SECTION] = section | {key: mapping.values[key] for key in flat}
-
-    def moved(places: dict[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
-        return {(SECTION, *path) if path[0] in flat else path: place for path, place in places.items()}
-
-    return replace(mapping, values=values, lines=moved(mapping.lines), origins=moved(mapping.origins))
-
-
 def _mixed(mapping: Mapping) -> Mapping:
     """Write several families as what they are, arguments of the environment that mixes them."""
     families, arguments = mapping.values.get("env-name"), mapping.values.get("env-kwargs")
@@ -471,16 +440,6 @@ def _mixed(mapping: Mapping) -> Mapping:
         return mapping
     mixed = {"families": families} | ({"arguments": arguments} if arguments else {})
     return replace(mapping, values=mapping.values | {"env-name": MIXTURE, "env-kwargs": mixed})
-
-
-def _explain_saved_option(key: str) -> str:
-    """Return the remedy for command-line options that pytorch-maml-rl writes into its config.json."""
-    if key not in _SAVED_OPTIONS:
-        return ""
-    return (
-        f"; config.json of pytorch-maml-rl holds options of its command line: remove {', '.join(_SAVED_OPTIONS)}, or "
-        "give the YAML file that it was made from"
-    )
 
 
 def _explain(

@@ -148,14 +148,6 @@ class Placement(SettingsModel):
                 raise TypeError(f"a {function.__name__} has no argument {name!r}{suggest(name, known)}")
         return cls(**options) if given is None else given.replace(**options)
 
-    def replace(self, **changes: Any) -> Self:
-        """Return this placement with some fields changed.
-
-        Raises:
-            ValueError: If a value is out of range, or two exclude each other.
-        """
-        return type(self)(**(dict(self) | changes))
-
     def for_evaluation(self, **changes: Any) -> Self:
         """Return this placement with the default way of collecting: the others are for training only."""
         return self.replace(**{name: type(self).model_fields[name].default for name in WAYS_OF_COLLECTING} | changes)

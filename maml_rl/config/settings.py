@@ -1,7 +1,7 @@
 """What all settings have in common: strict, typed models, whose keys in a file are their fields' names with hyphens."""
 
 import math
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -86,6 +86,14 @@ class SettingsModel(BaseModel):
             elif not field.exclude:
                 found[field.alias or name] = field
         return found
+
+    def replace(self, **changes: Any) -> Self:
+        """Return these settings with some changed, by the fields' names.
+
+        Raises:
+            ValueError: If a value is out of range, or two exclude each other.
+        """
+        return type(self)(**(dict(self) | changes))
 
     def check_together(self) -> None:
         """Refuse values that exclude each other, where they are given by a call; this base refuses nothing.

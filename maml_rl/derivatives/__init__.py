@@ -5,26 +5,25 @@ Any policy is differentiated automatically; the multi-layer perceptrons of this 
 
 from maml_rl.derivatives.at_parameters import PolicyOnSamples
 from maml_rl.derivatives.contract import Linearization, Loss
-from maml_rl.derivatives.hosts import Answer, Hosts, Program, Session, ThreadHosts, ThreadSession, blocks_of
+from maml_rl.derivatives.hosts import ROOM, Answer, Hosts, Memo, ThreadHosts, blocks_of, remembered
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples, chunks_of, cut, even_chunks, every_nth, number_kept
-from maml_rl.derivatives.workers import ChunkWorkers, Workspace, sum_gradients
+from maml_rl.derivatives.workers import ChunkWorkers, Workspace, scratch, sum_gradients
 
 __all__ = [
+    "ROOM",
     "Answer",
     "ChunkWorkers",
     "Hosts",
     "Linearization",
     "Loss",
+    "Memo",
     "ParameterLayout",
     "PhaseOutcome",
     "PolicyOnSamples",
-    "Program",
     "Samples",
-    "Session",
     "ThreadHosts",
-    "ThreadSession",
     "Workspace",
     "blocks_of",
     "chunks_of",
@@ -32,5 +31,7 @@ __all__ = [
     "even_chunks",
     "every_nth",
     "number_kept",
+    "remembered",
+    "scratch",
     "sum_gradients",
 ]

@@ -18,7 +18,7 @@ from maml_rl import functional
 from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.rows import Rows
-from maml_rl.derivatives.workers import Workspace
+from maml_rl.derivatives.workers import Workspace, scratch
 from maml_rl.policies.closed_forms import Vector
 from maml_rl.policies.heads import DistributionParams
 from maml_rl.policies.mlp import MLPPolicy
@@ -105,29 +105,29 @@ class MLPLinearization(Linearization):
     def _last(self) -> int:
         return len(self._weights) - 1
 
-    def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
+    def differentiate(self, loss: Loss, *, twice: bool = False) -> tuple[Tensor, Tensor]:
         """Compute a loss and its gradient."""
         with torch.enable_grad():
             log_probs = self._of_units.values.detach().requires_grad_()
             losses = loss(self._rows.to_grid(log_probs))
             (slope,) = torch.autograd.grad(losses.sum(), log_probs, create_graph=twice)
         deltas: list[Tensor] = []
-        gradient = self._pull_back(self._of_units.pull_back(slope.detach()), self._kept if twice else workspace, deltas)
+        gradient = self._pull_back(self._of_units.pull_back(slope.detach()), self._kept if twice else scratch(), deltas)
         if twice:
             self._deltas, self._loss_curve = deltas, (log_probs, slope)
             self._of_units.prepare_hessian(slope.detach())
         return losses.detach(), gradient
 
-    def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+    def fisher_product(self, vectors: Tensor) -> Tensor:
         """Multiply vectors by each task's Fisher matrix."""
-        tangent, _, _ = self._push_forward(vectors, workspace)
-        return self._pull_back(self._of_units.fisher_product(tangent, self._rows.weights), workspace, [])
+        tangent, _, _ = self._push_forward(vectors)
+        return self._pull_back(self._of_units.fisher_product(tangent, self._rows.weights), scratch(), [])
 
-    def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+    def hessian_product(self, vectors: Tensor) -> Tensor:
         """Multiply vectors by the Hessian of the last loss: differentiate `_pull_back` along them, layer by layer."""
         activation, tangents = self._activation, self._layout.views(vectors)
         curved = activation.curvature != 0
-        output_tangent, unit_tangents, products = self._push_forward(vectors, workspace, curved=curved)
+        output_tangent, unit_tangents, products = self._push_forward(vectors, curved=curved)
         outputs, others = self._output_hessian_product(output_tangent)
         delta_tangent = outputs.mT
         product = torch.empty_like(vectors)
@@ -140,7 +140,7 @@ class MLPLinearization(Linearization):
             if index == 0:
                 break
             views[weight].baddbmm_(delta.mT, unit_tangents[index])
-            below = workspace.take(f"delta{index}", self._units[index].shape, delta)
+            below = scratch().take(f"delta{index}", self._units[index].shape, delta)
             torch.bmm(delta_tangent, self._weights[index], out=below).baddbmm_(delta, tangents[weight])
             delta_tangent = activation.backward(below, self._units[index])
             if products:
@@ -186,14 +186,12 @@ class MLPLinearization(Linearization):
         else:
             torch.bmm(delta.mT, self._units[index], out=out)
 
-    def _push_forward(
-        self, vectors: Tensor, workspace: Workspace, *, curved: bool = False
-    ) -> tuple[Vector, list[Tensor], list[Tensor]]:
+    def _push_forward(self, vectors: Tensor, *, curved: bool = False) -> tuple[Vector, list[Tensor], list[Tensor]]:
         """Return the tangent of output units and other parameters along `vectors` (k, D).
 
         Then the tangents of the units of each layer and, with `curved`, z tangent times units: entry 0 is the inputs'.
         """
-        tangents = self._layout.views(vectors)
+        tangents, workspace = self._layout.views(vectors), scratch()
         weight_tangents = [tangents[weight] for weight, _ in self._policy.perceptron.layer_names]
         unit_tangents, products = [vectors], [vectors]  # The inputs have none: placeholders, so that indices agree.
         for index, (_, bias) in enumerate(self._policy.perceptron.layer_names):

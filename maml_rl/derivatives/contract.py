@@ -7,7 +7,6 @@ from torch import Tensor
 
 from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples
-from maml_rl.derivatives.workers import Workspace
 from maml_rl.policies.heads import DistributionParams
 from maml_rl.policies.policy import Policy
 
@@ -40,12 +39,11 @@ class Linearization(ABC):
         return PhaseOutcome(self._policy, samples, {}, (), log_probs)
 
     @abstractmethod
-    def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
+    def differentiate(self, loss: Loss, *, twice: bool = False) -> tuple[Tensor, Tensor]:
         """Compute a loss and its gradient.
 
         Args:
             loss: maps log-probabilities (k, T, B) to one loss per task.
-            workspace: of the calling thread.
             twice: also keep what `hessian_product` needs.
 
         Returns:
@@ -53,11 +51,11 @@ class Linearization(ABC):
         """
 
     @abstractmethod
-    def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+    def hessian_product(self, vectors: Tensor) -> Tensor:
         """Multiply (k, D) vectors by the Hessian of the loss last passed to `differentiate(twice=True)`."""
 
     @abstractmethod
-    def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+    def fisher_product(self, vectors: Tensor) -> Tensor:
         """Multiply (k, D) vectors by each task's Fisher matrix, averaged over its real steps.
 
         It is the Hessian of the mean of KL(these parameters, others) at these parameters.

@@ -8,7 +8,6 @@ from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples
-from maml_rl.derivatives.workers import Workspace
 from maml_rl.policies.heads import DistributionParams
 from maml_rl.policies.policy import Policy, distributions_in_episodes
 
@@ -39,7 +38,7 @@ class AutogradLinearization(Linearization):
         """Return the inputs of a loss, with the parameters and the distribution."""
         return PhaseOutcome(self._policy, samples, self._params, self._outputs, log_probs)
 
-    def differentiate(self, loss: Loss, workspace: Workspace, *, twice: bool = False) -> tuple[Tensor, Tensor]:
+    def differentiate(self, loss: Loss, *, twice: bool = False) -> tuple[Tensor, Tensor]:
         """Compute a loss and its gradient."""
         with torch.enable_grad():
             losses = loss(self._log_probs)
@@ -47,7 +46,7 @@ class AutogradLinearization(Linearization):
         self._gradient = gradient if twice else None
         return losses.detach(), gradient.detach()
 
-    def hessian_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+    def hessian_product(self, vectors: Tensor) -> Tensor:
         """Multiply vectors by the Hessian of the last loss; it is symmetric, so that a pass back multiplies by it."""
         if self._gradient is None:
             raise RuntimeError("hessian_product needs a call of differentiate(twice=True) first")
@@ -56,7 +55,7 @@ class AutogradLinearization(Linearization):
         (product,) = functional.vector_jacobian_product([self._gradient], [self._parameters], [vectors])
         return product
 
-    def fisher_product(self, vectors: Tensor, workspace: Workspace) -> Tensor:
+    def fisher_product(self, vectors: Tensor) -> Tensor:
         """Multiply vectors by each task's Fisher matrix."""
         learned = [index for index, output in enumerate(self._outputs) if output.requires_grad]
         outputs = [self._outputs[index] for index in learned]

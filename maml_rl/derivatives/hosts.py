@@ -1,43 +1,65 @@
 """Where the chunks of an update are computed: the protocol of hosts, and the threads of this process.
 
-A host keeps the episodes of some tasks. It carries out operations by name, on all of its chunks, and answers with
-numbers of tasks and with sums over tasks: vectors of the size of the parameters, never of the size of the episodes.
-Sums are made in the order of the tasks, first within a block of chunks, then over the blocks, so that they have the
-same bytes wherever the blocks are.
+A host keeps the episodes of some tasks. It maps a question, a plain function, over its chunks of tasks, and answers
+with numbers of tasks and with sums over tasks: vectors of the size of the parameters, never of the size of the
+episodes. Sums are made in the order of the tasks, first within a block of chunks, then over the blocks, so that they
+have the same bytes wherever the blocks are.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from itertools import chain
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.samples import chunks_of, even_chunks
-from maml_rl.derivatives.workers import ChunkWorkers, Workspace
+from maml_rl.derivatives.workers import ChunkWorkers
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies.policy import Policy
 
+Value = TypeVar("Value")
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
-# (the phases of a chunk, arguments) -> something small.
-Question = Callable[Concatenate[Sequence[TaskEpisodes], Arguments], Result]
+# What questions have kept of a chunk, by name: see `remembered`. `ROOM` is the number of bytes that a large entry may
+# have.
+Memo: TypeAlias = dict[str, Any]
+# (the phases of a chunk, its memo, arguments) -> something small.
+Question = Callable[Concatenate[Sequence[TaskEpisodes], Memo, Arguments], Result]
 
+ROOM = "room"
 # A batch of up to this many chunks has one block per chunk; a larger one has this many blocks, or one per so many
 # tasks.
 _FEW_BLOCKS, _TASKS_PER_BLOCK = 64, 8
-# Bytes of intermediate results that a process may keep between operations; what does not fit is computed again.
+# Bytes of large entries that a process may keep in the memos of its chunks; what does not fit is computed again.
 KEPT_BYTES = 1 << 30
+
+
+def remembered(memo: Memo, name: str, argument: Any, make: Callable[[], Value]) -> Value:
+    """Return what `make` returns, which is made again only for another argument.
+
+    Args:
+        memo: of the chunk.
+        name: of the entry.
+        argument: what the value depends on, besides the episodes: anything except a tensor. One that is equal only to
+            itself should be a `share`d one.
+        make: computes the value.
+    """
+    if name not in memo or memo[name][0] != argument:
+        memo[name] = argument, make()
+    value: Value = memo[name][1]
+    return value
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of an operation on some tasks.
+    """The answer about some tasks, of which that about all tasks is made.
 
     Attributes:
         of_tasks: (k, ...) each, in the order of the tasks.
@@ -57,48 +79,9 @@ class Answer:
             tuple(_total(parts) for parts in zip(*(answer.sums for answer in answers), strict=True)),
         )
 
-    def on_cpu(self) -> Answer:
-        """Return it on the CPU."""
-        return Answer(tuple(each.cpu() for each in self.of_tasks), tuple(each.cpu() for each in self.sums))
-
-    def in_float64(self) -> Answer:
-        """Return its sums as float64 on the CPU, where they lose no digits."""
-        return Answer(self.of_tasks, tuple(_total([each]) for each in self.sums))
-
 
 def _total(parts: Iterable[Tensor]) -> Tensor:
     return torch.stack([part.to("cpu", torch.float64) for part in parts]).sum(0)
-
-
-class Program(ABC):
-    """The computation on the chunks of an update. It is pickled where hosts are other processes."""
-
-    @abstractmethod
-    def start(self, phases: Sequence[TaskEpisodes], *, keep: bool) -> Any:
-        """Return the state of a chunk; its methods are the operations: (arguments, workspace=...) -> `Answer`.
-
-        Args:
-            phases: of the chunk's tasks.
-            keep: whether intermediate results may be kept between operations.
-        """
-
-    def kept_bytes(self, phases: Sequence[TaskEpisodes]) -> int:
-        """Return how many bytes a chunk keeps if it may; 0 where all that it keeps is needed."""
-        return 0
-
-    def learned(self) -> Sequence[Tensor]:
-        """Return the tensors, other than arguments, at which operations compute; the learner changes them in place."""
-        return ()
-
-    def values(self) -> list[Tensor]:
-        """Return the current values of the learned tensors."""
-        return [tensor.detach() for tensor in self.learned()]
-
-    def load(self, values: Sequence[Tensor]) -> None:
-        """Set the values that `values` returned in the learning process."""
-        with torch.no_grad():
-            for tensor, value in zip(self.learned(), values, strict=True):
-                tensor.copy_(value)
 
 
 def blocks_of(num_tasks: int, chunks: Sequence[slice]) -> list[range]:
@@ -117,28 +100,10 @@ def blocks_of(num_tasks: int, chunks: Sequence[slice]) -> list[range]:
     return [range(len(chunks) * index // count, len(chunks) * (index + 1) // count) for index in range(count)]
 
 
-class Session(AbstractContextManager["Session"]):
-    """A running program on the chunks of a batch; as a context manager it keeps its threads and their memory."""
-
-    def __exit__(self, *error: object) -> None:
-        return
-
-    @abstractmethod
-    def run(self, operation: str, *arguments: Any, recorded: bool = False) -> Answer:
-        """Run an operation on all chunks.
-
-        Args:
-            operation: name of a method of the chunks' state.
-            arguments: of it.
-            recorded: whether later operations need what this one leaves in the state, as the old parameters.
-
-        Returns:
-            The answer for all tasks, with sums in float64.
-        """
-
-
-class Hosts(ABC):
+class Hosts(AbstractContextManager["Hosts"]):
     """Where the episodes of a batch are, all phases of a task in one place.
+
+    In a `with` block, threads and their memory are kept from question to question, and memos until its end.
 
     Attributes:
         num_tasks: M.
@@ -148,21 +113,38 @@ class Hosts(ABC):
     num_tasks: int
     num_phases: int
 
-    @abstractmethod
-    def ask(
-        self, question: Question[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
+    def __exit__(self, *error: object) -> None:
+        return
+
+    def share(self, argument: Value) -> Value:
+        """Return an argument that questions have in common: every host gets it once, as it is now, under its identity.
+
+        It must not change from now on.
+        """
+        return argument
+
+    def map(
+        self, question: Question[Arguments, Result], *arguments: Arguments.args, **_: Arguments.kwargs
     ) -> list[Result]:
-        """Return the results of a question for all chunks, in their order.
+        """Return the answers to a question about each chunk, in their order.
 
         Args:
-            question: maps the phases of a chunk to something small. Another process must be able to import it.
-            arguments: of the question.
-            options: of the question.
+            question: maps the phases of a chunk to something small, and may keep in the memo of the chunk what later
+                questions need: the answer is the same with an empty one. Other processes must be able to import it.
+            arguments: of the question, by position. Hosts get them as they are now.
         """
+        return [*chain(*self._ask(question, arguments, list))]
+
+    def total(self, question: Question[Arguments, Answer], *arguments: Arguments.args, **_: Arguments.kwargs) -> Answer:
+        """Return the answer for all tasks, with sums in float64, of a question as that of `map`."""
+        answer = Answer.merge(self._ask(question, arguments, Answer.merge))
+        return Answer(answer.of_tasks, tuple(_total([each]) for each in answer.sums))
 
     @abstractmethod
-    def start(self, program: Program) -> Session:
-        """Start a program on the chunks."""
+    def _ask(
+        self, question: Callable[..., Any], arguments: tuple[Any, ...], join: Callable[[list[Any]], Result]
+    ) -> list[Result]:
+        """Return the answer about each block of chunks, in their order, joined from those about its chunks."""
 
     @abstractmethod
     def fetch(self) -> list[TaskEpisodes]:
@@ -177,10 +159,9 @@ class ThreadHosts(Hosts):
         policy: its widest layer determines how many tasks a chunk has.
         device: where to compute.
         tasks_per_chunk: at most; by default what `chunks_of` says.
-        room: bytes that a program may keep between operations.
-
-    Attributes:
-        room: memory that the last program has left.
+        room: bytes of large entries that the memos of the chunks may have together.
+        earlier_chunks: number of chunks with which they share this room.
+        workers: that compute; None for threads of its own.
     """
 
     def __init__(
@@ -191,79 +172,46 @@ class ThreadHosts(Hosts):
         *,
         tasks_per_chunk: int | None = None,
         room: int = KEPT_BYTES,
+        earlier_chunks: int = 0,
+        workers: ChunkWorkers | None = None,
     ) -> None:
         self.num_tasks, self.num_phases = len(phases[0]), len(phases)
-        self._phases, self._device, self.room = list(phases), device, room
+        self._phases, self._device, self._workers = list(phases), device, workers
         if tasks_per_chunk is None:
-            self._chunks = chunks_of(phases, ParameterLayout(policy).width, device)
+            chunks = chunks_of(phases, ParameterLayout(policy).width, device)
         else:
-            self._chunks = even_chunks(self.num_tasks, tasks_per_chunk)
+            chunks = even_chunks(self.num_tasks, tasks_per_chunk)
+        self._blocks = blocks_of(self.num_tasks, chunks)
+        # Chunks are of almost equal size: the first of them keep their entries if not all can.
+        self._chunks: list[tuple[list[TaskEpisodes], Memo]] = [
+            ([episodes.part(tasks) for episodes in phases], {ROOM: room // (earlier_chunks + number)})
+            for number, tasks in enumerate(chunks, 1)
+        ]
 
-    def ask(
-        self, question: Question[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
-    ) -> list[Result]:
-        """Ask about each chunk in a thread; see `Hosts.ask`."""
-        with ChunkWorkers(self._device) as workers:
-            return workers.map(
-                lambda phases, workspace: question(phases, *arguments, **options), [*map(self._part, self._chunks)]
-            )
-
-    def start(self, program: Program) -> ThreadSession:
-        """Start a program on the chunks, in threads; see `Hosts.start`."""
-        states = []
-        for tasks in self._chunks:
-            phases = self._part(tasks)
-            needed = program.kept_bytes(phases)
-            keep = needed <= self.room
-            states.append(program.start(phases, keep=keep))
-            self.room -= needed if keep else 0
-        return ThreadSession(states, blocks_of(self.num_tasks, self._chunks), self._device)
-
-    def fetch(self) -> list[TaskEpisodes]:
-        """Return the episodes, which are in this process."""
-        return self._phases
-
-    def _part(self, tasks: slice) -> list[TaskEpisodes]:
-        return [episodes.part(tasks) for episodes in self._phases]
-
-
-class ThreadSession(Session):
-    """A running program in the threads of this process.
-
-    Args:
-        states: of the chunks.
-        blocks: ranges of chunks.
-        device: where to compute.
-    """
-
-    def __init__(self, states: Sequence[Any], blocks: Sequence[range], device: torch.device) -> None:
-        self._states, self._blocks, self._device = states, blocks, device
-        self._workers: ChunkWorkers | None = None
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks."""
+        return len(self._chunks)
 
     def __enter__(self) -> Self:
         self._workers = ChunkWorkers(self._device).__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._workers is not None:
-            workers, self._workers = self._workers, None
+        workers, self._workers = self._workers, None
+        if workers is not None:
             workers.__exit__(*error)
-        self._states = []
+        for _, memo in self._chunks:
+            for name in memo.keys() - {ROOM}:
+                del memo[name]
 
-    def run(self, operation: str, *arguments: Any, recorded: bool = False) -> Answer:
-        """Run an operation on all chunks, in threads; see `Session.run`."""
-        if self._workers is None:
-            with ChunkWorkers(self._device) as workers:
-                return self.run_in(workers, operation, *arguments).in_float64()
-        return self.run_in(self._workers, operation, *arguments).in_float64()
+    def _ask(
+        self, question: Callable[..., Any], arguments: tuple[Any, ...], join: Callable[[list[Any]], Result]
+    ) -> list[Result]:
+        with ChunkWorkers(self._device) if self._workers is None else nullcontext(self._workers) as workers:
+            answers = workers.map(lambda chunk: question(*chunk, *arguments), self._chunks)
+        return [join([answers[chunk] for chunk in block]) for block in self._blocks]
 
-    def run_in(self, workers: ChunkWorkers, operation: str, *arguments: Any) -> Answer:
-        """Run an operation in given threads; with a single chunk, the sums are those of the chunk."""
-
-        def of_chunk(state: Any, workspace: Workspace) -> Answer:
-            answer: Answer = getattr(state, operation)(*arguments, workspace=workspace)
-            return answer
-
-        answers = workers.map(of_chunk, self._states)
-        blocks = [Answer.merge([answers[chunk] for chunk in block]) for block in self._blocks]
-        return Answer.merge(blocks)
+    def fetch(self) -> list[TaskEpisodes]:
+        """Return the episodes, which are in this process."""
+        return self._phases

@@ -47,6 +47,17 @@ class Workspace:
         return array[:size].view(shape)
 
 
+_here = threading.local()
+
+
+def scratch() -> Workspace:
+    """Return the arrays that the calling thread reuses for intermediate results, until its `ChunkWorkers` end."""
+    if not hasattr(_here, "arrays"):
+        _here.arrays = Workspace()
+    arrays: Workspace = _here.arrays
+    return arrays
+
+
 class ChunkWorkers:
     """Threads that work on chunks of tasks, `chunk_threads` of them.
 
@@ -62,7 +73,6 @@ class ChunkWorkers:
         self._device = device
         self._stack = ExitStack()
         self._pool: ThreadPoolExecutor | None = None
-        self._local = threading.local()
 
     def __enter__(self) -> Self:
         if self._device.type == "cpu":
@@ -75,20 +85,19 @@ class ChunkWorkers:
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        _here.__dict__.clear()
         self._stack.close()
 
-    def map(self, function: Callable[[Item, Workspace], Result], items: Iterable[Item]) -> list[Result]:
-        """Return `function(item, workspace)` for every item, in their order, computed without gradient recording.
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """Return `function(item)` for every item, in their order, computed without gradient recording.
 
         Raises:
             Exception: The error of the first item that failed.
         """
 
         def run(item: Item) -> Result:
-            if not hasattr(self._local, "workspace"):
-                self._local.workspace = Workspace()
             with torch.no_grad():
-                return function(item, self._local.workspace)
+                return function(item)
 
         items = list(items)
         if self._pool is None or len(items) < 2:
@@ -98,7 +107,7 @@ class ChunkWorkers:
 
 def sum_gradients(
     params: Sequence[Tensor],
-    differentiate: Callable[[Item, Workspace], tuple[Tensor, Sequence[Tensor | None]]],
+    differentiate: Callable[[Item], tuple[Tensor, Sequence[Tensor | None]]],
     chunks: Iterable[Item],
     device: torch.device,
 ) -> Tensor:

@@ -40,6 +40,39 @@ class TaskwiseBaseline(Baseline, Protocol):
         """Combine the fits of the baselines that `apart` returned, in the order of their tasks."""
 
 
+class EstimatedEpisodes:
+    """Episodes with returns and advantages, of one task or of a batch of tasks."""
+
+    gamma: float | None
+    _advantages: Tensor | None
+
+    @property
+    def returns(self) -> Tensor:
+        """(..., T, B) discounted sum of the rewards from each step on, computed at each access."""
+        episodes: Any = self
+        return functional.discounted_returns(episodes.rewards, episodes.mask, discount=known_gamma(self.gamma))
+
+    @property
+    def has_advantages(self) -> bool:
+        """Whether there are advantages."""
+        return self._advantages is not None
+
+    @property
+    def advantages(self) -> Tensor:
+        """(..., T, B), as computed by `compute_advantages` or as assigned.
+
+        Raises:
+            RuntimeError: If neither has happened.
+        """
+        if self._advantages is None:
+            raise RuntimeError("these episodes have no advantages yet; call compute_advantages first")
+        return self._advantages
+
+    @advantages.setter
+    def advantages(self, advantages: Tensor | None) -> None:
+        self._advantages = advantages
+
+
 def estimate_advantages(
     episodes: Any, baseline: Baseline | None, gamma: float, gae_lambda: float, normalize: bool, bootstrap: bool
 ) -> Tensor:
@@ -128,14 +161,3 @@ def known_gamma(gamma: float | None) -> float:
     if gamma is None:
         raise ValueError("the discount of these episodes is not known; pass gamma to compute_advantages")
     return gamma
-
-
-def known_advantages(advantages: Tensor | None) -> Tensor:
-    """Return the advantages.
-
-    Raises:
-        RuntimeError: If they are None.
-    """
-    if advantages is None:
-        raise RuntimeError("these episodes have no advantages yet; call compute_advantages first")
-    return advantages

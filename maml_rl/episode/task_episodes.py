@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maml_rl import functional
+from maml_rl.compat.appended_episodes import Array
 from maml_rl.envs.meta_env import Task
-from maml_rl.episode.advantages import Baseline, estimate_advantages, known_advantages, known_gamma
-from maml_rl.episode.batch_episodes import Array, BatchEpisodes, as_tensor, make_mask
+from maml_rl.episode.advantages import Baseline, EstimatedEpisodes, estimate_advantages, known_gamma
+from maml_rl.episode.batch_episodes import BatchEpisodes, as_tensor, make_mask
 from maml_rl.machine import single_threaded
 
 __all__ = ["Baseline", "BatchEpisodes", "TaskEpisodes"]
@@ -26,7 +26,7 @@ _SAMPLED = ("observations", "actions", "rewards", "lengths", "terminated", "trun
 _STEPWISE = ("observations", "actions", "rewards")
 
 
-class TaskEpisodes:
+class TaskEpisodes(EstimatedEpisodes):
     """Episodes of a batch of tasks, as tensors; every computation covers all tasks at once.
 
     NumPy arrays are wrapped, not copied. The steps past the longest episode are cut off, so that the same episodes
@@ -149,18 +149,7 @@ class TaskEpisodes:
         """Return the episodes of one task, as views."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"task {index} of {len(self)}")
-        return BatchEpisodes.of_arrays(
-            **{name: getattr(self, name)[index] for name in _SAMPLED},
-            infos={name: info[index] for name, info in self.infos.items()},
-            log_probs=None if self.log_probs is None else self.log_probs[index],
-            memory=None if self.memory is None else tuple(kept[index] for kept in self.memory),
-            advantages=None if self._advantages is None else self._advantages[index],
-            task=self.tasks[index] if self.tasks else None,
-            gamma=self.gamma,
-            fast_lr=self.fast_lr,
-            rule=self.rule,
-            horizon=self.horizon,
-        )
+        return BatchEpisodes.view(self, index)
 
     def __iter__(self) -> Iterator["BatchEpisodes"]:
         return (self[index] for index in range(len(self)))
@@ -237,25 +226,6 @@ class TaskEpisodes:
     def num_steps(self) -> int:
         """Number of real steps of all tasks and episodes together."""
         return int(self.lengths.sum())
-
-    @property
-    def returns(self) -> Tensor:
-        """(M, T, B) discounted sum of the rewards from each step on, computed at each access."""
-        return functional.discounted_returns(self.rewards, self.mask, discount=known_gamma(self.gamma))
-
-    @property
-    def has_advantages(self) -> bool:
-        """Whether there are advantages."""
-        return self._advantages is not None
-
-    @property
-    def advantages(self) -> Tensor:
-        """(M, T, B), as computed by `compute_advantages` or as assigned."""
-        return known_advantages(self._advantages)
-
-    @advantages.setter
-    def advantages(self, advantages: Tensor | None) -> None:
-        self._advantages = advantages
 
     @property
     def next_observations(self) -> Tensor:
@@ -356,13 +326,15 @@ class TaskEpisodes:
         return digest.hexdigest()
 
     @classmethod
-    def stack(cls, batches: Sequence["BatchEpisodes"]) -> "TaskEpisodes":
-        """Stack the episodes of single tasks; the arrays are copied, and shorter ones padded.
+    def stack(cls, batches: "TaskEpisodes | Sequence[BatchEpisodes]") -> "TaskEpisodes":
+        """Stack the episodes of single tasks, unless they are; the arrays are copied, and shorter ones padded.
 
         Raises:
             ValueError: If there is none, if they differ in the number of episodes, in gamma, fast_lr or rule, or if
                 only some have log-probabilities, advantages or memory.
         """
+        if isinstance(batches, TaskEpisodes):
+            return batches
         if not batches:
             raise ValueError("expected the episodes of at least one task, got none")
         common = {}

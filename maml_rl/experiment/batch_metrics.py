@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from maml_rl.derivatives import Hosts
+from maml_rl.derivatives import Hosts, Memo
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 
 
 def count_steps(hosts: Hosts) -> int:
     """Return the number of real steps, all phases together."""
-    return sum(hosts.ask(_steps))
+    return sum(hosts.map(_steps))
 
 
 def policy_spread(policy: Policy, hosts: Hosts) -> dict[str, float]:
@@ -33,7 +33,7 @@ def policy_spread(policy: Policy, hosts: Hosts) -> dict[str, float]:
     was_training = policy.training
     policy.eval()
     try:
-        of_chunks = hosts.ask(_spread, policy)
+        of_chunks = hosts.map(_spread, policy)
     finally:
         policy.train(was_training)
     names = [name for name in of_chunks[0] if all(name in found for found in of_chunks)]
@@ -44,19 +44,19 @@ def policy_spread(policy: Policy, hosts: Hosts) -> dict[str, float]:
 
 def share_without_signal(hosts: Hosts) -> dict[str, float]:
     """Return "no_signal", the share of tasks whose rewards gave no signal, over all phases; {} without advantages."""
-    of_chunks = hosts.ask(_without_signal)
+    of_chunks = hosts.map(_without_signal)
     known = [flags for flags in of_chunks if len(flags)]
     return {"no_signal": float(torch.cat(known).double().mean())} if known else {}
 
 
 def digest_of(hosts: Hosts) -> str:
     """Return one SHA-256 for the episodes of all phases; see `combined_digest`."""
-    return _combined(hosts.ask(_digests))
+    return _combined(hosts.map(_digests))
 
 
 def combined_digest(phases: Sequence[TaskEpisodes]) -> str:
     """Return one SHA-256 for the episodes of several phases, computed from those of each task and phase."""
-    return _combined([_digests(phases)])
+    return _combined([_digests(phases, {})])
 
 
 def _combined(of_chunks: Sequence[Sequence[Sequence[str]]]) -> str:
@@ -65,21 +65,21 @@ def _combined(of_chunks: Sequence[Sequence[Sequence[str]]]) -> str:
     return hashlib.sha256("".join(in_order).encode()).hexdigest()
 
 
-def _steps(phases: Sequence[TaskEpisodes]) -> int:
+def _steps(phases: Sequence[TaskEpisodes], memo: Memo) -> int:
     return sum(episodes.num_steps for episodes in phases)
 
 
-def _without_signal(phases: Sequence[TaskEpisodes]) -> Tensor:
+def _without_signal(phases: Sequence[TaskEpisodes], memo: Memo) -> Tensor:
     """Return for each phase with advantages and each task whether all of them are zero."""
     flags = [(episodes.advantages == 0.0).all(2).all(1).cpu() for episodes in phases if episodes.has_advantages]
     return torch.cat(flags) if flags else torch.zeros(0, dtype=torch.bool)
 
 
-def _digests(phases: Sequence[TaskEpisodes]) -> list[list[str]]:
+def _digests(phases: Sequence[TaskEpisodes], memo: Memo) -> list[list[str]]:
     return [[episodes.part(slice(task, task + 1)).digest() for task in range(len(episodes))] for episodes in phases]
 
 
-def _spread(phases: Sequence[TaskEpisodes], policy: Policy) -> dict[str, Tensor]:
+def _spread(phases: Sequence[TaskEpisodes], memo: Memo, policy: Policy) -> dict[str, Tensor]:
     """Return sum and number of the averaged values, (2,) float64 by name."""
     episodes = phases[0]
     real = episodes.mask[:, :, 0].bool()

@@ -182,7 +182,11 @@ def common_steps(groups: Sequence[RunGroup]) -> float:
 def equal_steps(groups: Sequence[RunGroup]) -> bool:
     """Return whether all runs of the groups have about the same number of environment steps."""
     ends = [run.env_steps for group in groups for run in group.runs]
-    return min(ends) >= _ALIKE * max(ends) if np.isfinite(ends).all() else len(set(map(str, ends))) == 1
+    return _alike(min(ends), max(ends)) if np.isfinite(ends).all() else len(set(map(str, ends))) == 1
+
+
+def _alike(steps: float, others: float) -> bool:
+    return min(steps, others) >= _ALIKE * max(steps, others)
 
 
 def difference_at_common_steps(group: RunGroup, other: RunGroup) -> Difference | None:
@@ -205,13 +209,13 @@ def difference_at_common_steps(group: RunGroup, other: RunGroup) -> Difference |
 
 
 def _at_steps(group: RunGroup, prefix: str, limit: float) -> list[float] | None:
-    """Return each run's last return within some environment steps; None where a run has none near them."""
+    """Return each run's return nearest to some environment steps; None where a run has none near them."""
     keys = group.keys(prefix)
     found = []
     for run in group.runs if keys else ():
-        near = [row for row in run.metrics if _ALIKE * limit <= _number(row.get("env_steps")) <= limit]
-        values = [value for row in near if np.isfinite(value := _number(row.get(keys[-1])))]
-        found += values[-1:]
+        known = [(_number(row.get("env_steps")), _number(row.get(keys[-1]))) for row in run.metrics]
+        near = [(abs(steps - limit), value) for steps, value in known if _alike(steps, limit) and np.isfinite(value)]
+        found += [value for _, value in sorted(near)[:1]]
     return found if keys and len(found) == len(group.runs) else None
 
 

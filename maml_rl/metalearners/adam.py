@@ -103,24 +103,24 @@ class AdamLearner(MetaLearner):
             for index, episodes in enumerate(batch.phases):
                 check_advantages(episodes, f"phases[{index}]")
         learned = [param for group in self.optimizer.param_groups for param in group["params"]]
-        objective = AutogradObjective(
-            self.policy,
-            self.hosts_of(batch),
-            rule=self.learning_rule(),
-            objective=self.objective,
-            learned=learned,
-            first_order=self.settings.first_order,
-            device=self.device,
-        )
-        objective.anchor()
         losses, norms = [], []
-        for _ in range(self.settings.steps_per_batch()):
-            losses.append(objective.backward())
-            norms.append(float(torch.stack([x.grad.norm() for x in learned if x.grad is not None]).norm()))
-            # Without a gradient, as without any signal in the rewards, Adam would follow earlier ones.
-            if norms[-1] > 0.0:
-                self.optimizer.step()
-        after, *inner_kls, kl = objective.measure(self._statistics)
+        with self.hosts_of(batch) as hosts:
+            objective = AutogradObjective(
+                self.policy,
+                hosts,
+                rule=self.learning_rule(),
+                objective=self.objective,
+                learned=learned,
+                first_order=self.settings.first_order,
+                device=self.device,
+            )
+            for _ in range(self.settings.steps_per_batch()):
+                losses.append(objective.backward())
+                norms.append(float(torch.stack([x.grad.norm() for x in learned if x.grad is not None]).norm()))
+                # Without a gradient, as without any signal in the rewards, Adam would follow earlier ones.
+                if norms[-1] > 0.0:
+                    self.optimizer.step()
+            after, *inner_kls, kl = objective.measure(self._statistics)
         return {
             "loss/before": losses[0],
             "loss/after": after,

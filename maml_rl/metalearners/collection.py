@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, RuleLike
-from maml_rl.derivatives import Hosts
+from maml_rl.derivatives import Hosts, Memo
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Memory, Policy
@@ -19,9 +19,6 @@ class Sampler(Protocol):
     """The methods of a `MultiTaskSampler` that a metalearner calls; see there."""
 
     policy: Policy
-
-    def has_hosts(self, num_tasks: int, *, trials_per_chunk: int | None = None) -> bool:
-        """Return whether `num_tasks` tasks are sampled on hosts."""
 
     def rollout(
         self,
@@ -86,20 +83,17 @@ class Sampler(Protocol):
     def sample_on_hosts(
         self,
         tasks: Sequence[Task],
-        num_steps: int,
-        rule: AdaptationRule,
+        num_steps: int = ...,
+        rule: AdaptationRule | None = ...,
         *,
-        gamma: float,
-        gae_lambda: float,
-        bootstrap: bool,
-        for_update: bool,
-    ) -> Hosts:
-        """Do the same on hosts, which keep the episodes."""
-
-    def sample_trials_on_hosts(
-        self, tasks: Sequence[Task], trials_per_chunk: int | None = None, *, deterministic: bool = False
-    ) -> Hosts:
-        """Sample a trial of every task on hosts, which keep them."""
+        gamma: float = ...,
+        gae_lambda: float = ...,
+        bootstrap: bool = ...,
+        for_update: bool = ...,
+        trials_per_chunk: int | None = ...,
+        deterministic: bool = ...,
+    ) -> Hosts | None:
+        """Do the same, or without a rule sample trials, on hosts that keep the episodes, if there are any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +127,9 @@ class Batch:
     hosts: Hosts | None = None
 
     @classmethod
-    def on(cls, hosts: Hosts) -> Self:
-        """Make the batch of episodes on hosts; they are fetched on first access."""
-        return cls(_FetchedPhases(hosts), hosts)
+    def on(cls, hosts: Hosts | None) -> Self | None:
+        """Make the batch of episodes on hosts, if there are any; they are fetched on first access."""
+        return None if hosts is None else cls(_FetchedPhases(hosts), hosts)
 
     @property
     def train_episodes(self) -> Sequence[TaskEpisodes]:
@@ -164,12 +158,12 @@ class _FetchedPhases(Sequence[TaskEpisodes]):
         return self._fetched[index]
 
 
-def returns_of(phases: Sequence[TaskEpisodes]) -> Tensor:
+def returns_of(phases: Sequence[TaskEpisodes], memo: Memo) -> Tensor:
     """Return the undiscounted return of every episode, (M, phases, B)."""
     return torch.stack([episodes.episode_returns() for episodes in phases], dim=1)
 
 
-def infos_of(phases: Sequence[TaskEpisodes]) -> dict[str, Tensor]:
+def infos_of(phases: Sequence[TaskEpisodes], memo: Memo) -> dict[str, Tensor]:
     """Return one number of each recorded info for every episode, (M, phases, B) by name."""
     of_phases = [episodes.episode_infos() for episodes in phases]
     return {name: torch.stack([infos[name] for infos in of_phases], dim=1) for name in of_phases[0]}

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from maml_rl.adaptation import reinforce
+from maml_rl.derivatives import Memo
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.functional import masked_mean, masked_normalize
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings
@@ -42,11 +43,11 @@ class EMAML(AdamLearner):
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take one step of Adam; see `AdamLearner.update`."""
-        self._gains = gains_of(torch.cat(self.hosts_of(batch).ask(mean_rewards)))
+        self._gains = gains_of(torch.cat(self.hosts_of(batch).map(mean_rewards)))
         return super().update(batch)
 
 
-def mean_rewards(phases: Sequence[TaskEpisodes]) -> Tensor:
+def mean_rewards(phases: Sequence[TaskEpisodes], memo: Memo) -> Tensor:
     """Return each task's mean reward after adaptation, (k,) float64."""
     return masked_mean(phases[-1].rewards.double(), phases[-1].mask)
 

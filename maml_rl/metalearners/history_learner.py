@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, Positive, StepSize
-from maml_rl.derivatives import Workspace, cut, sum_gradients
+from maml_rl.derivatives import cut, sum_gradients
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.task_space import task_key
@@ -251,7 +251,7 @@ class HistoryLearner(MetaLearner):
         length, num = observations.shape[:2]
         params = [param for param in self.policy.parameters() if param.requires_grad]
 
-        def differentiate(part: slice, workspace: Workspace) -> tuple[Tensor, Sequence[Tensor | None]]:
+        def differentiate(part: slice) -> tuple[Tensor, Sequence[Tensor | None]]:
             share = (part.stop - part.start) / num
             with torch.enable_grad():
                 outputs = self.policy.unroll(observations[:, part]).distribution

@@ -1,20 +1,19 @@
 """MAML with a trust region as the outer optimizer."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, overload
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps, as_rule, check_phases, reinforce
+from maml_rl.compat.calls_with_episodes import CalledWithEpisodes
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive
 from maml_rl.derivatives import Hosts
-from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
-from maml_rl.metalearners.adapted import Adapted
-from maml_rl.metalearners.collection import Batch, Collection, Sampler
+from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.losses import OuterObjective, likelihood_ratio, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.metalearner import MetaLearner
@@ -27,7 +26,7 @@ INNER_LOSSES: dict[str, InnerLoss] = {"log-probability": reinforce, "likelihood-
 Episodes = TaskEpisodes | Sequence[BatchEpisodes]
 
 
-class MAMLTRPO(MetaLearner):
+class MAMLTRPO(CalledWithEpisodes, MetaLearner):
     """Model-agnostic meta-learning with trust-region policy optimization.
 
     Args:
@@ -99,108 +98,36 @@ class MAMLTRPO(MetaLearner):
         return AdaptationRule(config.fast_lr, inner_loss=INNER_LOSSES[settings.inner_loss])
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Update the policy's parameters by one trust-region step; see `step`."""
+        """Update the policy's parameters by one trust-region step."""
         if batch.hosts is None:
             check_phases(batch.train_episodes, batch.valid_episodes, self.rule)
         return self._step(self.hosts_of(batch), self.settings)
 
-    def step(
-        self,
-        train_episodes: Sequence[Episodes],
-        valid_episodes: Episodes,
-        max_kl: float | None = None,
-        cg_iters: int | None = None,
-        cg_damping: float | None = None,
-        ls_max_steps: int | None = None,
-        ls_backtrack_ratio: float | None = None,
+    def update_from(
+        self, train_episodes: Sequence[Episodes], valid_episodes: Episodes, settings: Settings
     ) -> dict[str, Any]:
-        """Update the policy's parameters by one trust-region step; an argument of None means the setting.
-
-        Args:
-            train_episodes: for each inner step the episodes of all tasks before it, with advantages; none for plain
-                TRPO on all tasks at once.
-            valid_episodes: the episodes of all tasks after the last inner step, with advantages.
-            max_kl: bound of KL(old, new), averaged over the real valid steps of a task, then over tasks.
-            cg_iters: iterations of conjugate gradients.
-            cg_damping: added to the diagonal of the curvature.
-            ls_max_steps: step lengths to try; if none is accepted, the parameters do not change.
-            ls_backtrack_ratio: of one step length to the one before.
-
-        Returns:
-            `kl`, `loss/before`, `loss/after`, `line_search_steps`, `accepted`, `grad_norm`.
-
-        Raises:
-            ValueError: If an argument is out of range, or episodes are missing, have no advantages, or were sampled
-                for another step size.
-            NonFiniteError: If the loss, its gradient or the curvature is not finite; the parameters stay as they are.
-        """
-        given = _given(
-            max_kl=max_kl,
-            cg_iters=cg_iters,
-            cg_damping=cg_damping,
-            ls_max_steps=ls_max_steps,
-            ls_backtrack_ratio=ls_backtrack_ratio,
-        )
-        settings = self.Settings(**self.settings.model_dump(by_alias=False) | given)
-        train, valid = [_stacked(episodes) for episodes in train_episodes], _stacked(valid_episodes)
+        """Update by one trust-region step with these settings, from episodes that have advantages."""
+        train, valid = [TaskEpisodes.stack(each) for each in train_episodes], TaskEpisodes.stack(valid_episodes)
         check_phases(train, valid, self.rule)
         return self._step(self.hosts_of(Batch([*train, valid])), settings)
 
-    @overload
-    def adapt(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = ..., rule: AdaptationRule | None = ...
-    ) -> Adapted: ...
-
-    @overload
-    def adapt(
-        self, sampler: Sequence[Episodes | BatchEpisodes], first_order: bool | None = ..., /
-    ) -> dict[str, Tensor]: ...
-
-    def adapt(
-        self,
-        sampler: Sampler | Sequence[Episodes | BatchEpisodes],
-        tasks: Any = None,
-        num_steps: int = 1,
-        rule: AdaptationRule | None = None,
-        *,
-        first_order: bool | None = None,
-    ) -> Any:
-        """Adapt the policy to tasks, see `MetaLearner.adapt`; or to episodes, as in pytorch-maml-rl.
-
-        Args:
-            sampler: samples the episodes; or, for each inner step, the episodes before it, with advantages, of one task
-                or of all.
-            tasks: M tasks; with episodes, `first_order`.
-            num_steps: see `MetaLearner.adapt`.
-            rule: see `MetaLearner.adapt`.
-            first_order: with episodes: treat the inner gradients as constants; None for the setting.
-
-        Returns:
-            An `Adapted`; with episodes {name: tensor} of the policy's own shapes for one task, (M, ...) for M of them,
-            differentiable with respect to the policy's parameters.
-        """
-        if not isinstance(sampler, Sequence):
-            return super().adapt(sampler, tasks, num_steps, rule)
-        given = tasks if first_order is None else first_order
-        single = any(isinstance(episodes, BatchEpisodes) for episodes in sampler)
-        train = [_stacked([each] if isinstance(each, BatchEpisodes) else each) for each in sampler]
-        adapted = adapt_steps(
-            self.policy, train, rule=self.rule, first_order=self.settings.first_order if given is None else given
-        )
-        return {name: value.squeeze(0) for name, value in adapted.items()} if single else adapted
+    def adapted_to(self, train_episodes: Sequence[Episodes], *, first_order: bool) -> dict[str, Tensor]:
+        """Return the parameters {name: (M, ...)} after inner steps on episodes, differentiable in the policy's own."""
+        train = [TaskEpisodes.stack(each) for each in train_episodes]
+        return adapt_steps(self.policy, train, rule=self.rule, first_order=first_order)
 
     def _step(self, hosts: Hosts, settings: Settings) -> dict[str, Any]:
-        with MetaObjective(
-            self.policy,
-            hosts,
-            rule=self.rule,
-            objective=self._objective,
-            first_order=settings.first_order,
-            curvature_fraction=settings.curvature_fraction,
-            device=self.device,
-        ) as meta:
+        with hosts:
+            meta = MetaObjective(
+                self.policy,
+                hosts,
+                rule=self.rule,
+                objective=self._objective,
+                first_order=settings.first_order,
+                curvature_fraction=settings.curvature_fraction,
+                device=self.device,
+            )
             theta = meta.initial_parameters()
-            meta.anchor(theta)
             loss, gradient = meta.gradient(theta)
             full_step = longest_step(
                 meta.curvature_product,
@@ -232,7 +159,3 @@ class MAMLTRPO(MetaLearner):
 
 def _given(**arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _stacked(episodes: Episodes) -> TaskEpisodes:
-    return episodes if isinstance(episodes, TaskEpisodes) else TaskEpisodes.stack(episodes)

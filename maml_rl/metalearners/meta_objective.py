@@ -1,20 +1,22 @@
 """The meta-objective on all tasks of an update: chunks computed where their episodes are, summed in a fixed order."""
 
-from typing import Self
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, flat_step_size
-from maml_rl.derivatives import Answer, Hosts, ParameterLayout, Session
+from maml_rl.derivatives import Answer, Hosts, ParameterLayout
 from maml_rl.errors import NonFiniteError
+from maml_rl.metalearners import task_chunk
 from maml_rl.metalearners.losses import OuterObjective
-from maml_rl.metalearners.task_chunk import MetaProgram
 from maml_rl.policies import Policy
 
 
 class MetaObjective:
     """Mean over tasks of the loss after adaptation, as a function of the initial parameters theta.
+
+    The policy's own parameters at first are the old ones, the reference of ratios and divergences.
 
     Parameters and gradients are float64 vectors (D,) on the CPU, where the optimizer's few vector operations are cheap
     and precise; inside, everything is computed on `device` in the precision of the policy. The result
@@ -47,27 +49,19 @@ class MetaObjective:
         self._layout = ParameterLayout(policy)
         self._dtype = next(policy.parameters()).dtype
         like = torch.empty(0, dtype=self._dtype, device=device)
-        self._program = MetaProgram(
-            policy,
-            [flat_step_size(size, self._layout, like) for size in rule.step_sizes(hosts.num_phases - 1)],
-            rule.inner_loss,
-            objective,
-            first_order=first_order,
-            curvature_fraction=curvature_fraction,
-            device=device,
-            automatic=automatic,
+        self._problem = hosts.share(
+            task_chunk.MetaProblem(
+                policy,
+                [flat_step_size(size, self._layout, like) for size in rule.step_sizes(hosts.num_phases - 1)],
+                rule.inner_loss,
+                objective,
+                first_order=first_order,
+                curvature_fraction=curvature_fraction,
+                device=device,
+                automatic=automatic,
+                old=self._inside(self.initial_parameters()),
+            )
         )
-        self._session: Session | None = None
-        self._anchored: tuple[Tensor, float, Tensor] | None = None
-
-    def __enter__(self) -> Self:
-        self._session = self._hosts.start(self._program).__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        session, self._session, self._anchored = self._session, None, None
-        if session is not None:
-            session.__exit__(*error)
 
     def initial_parameters(self) -> Tensor:
         """Return the policy's own parameters, (D,)."""
@@ -81,26 +75,15 @@ class MetaObjective:
             for name, param in self._policy.named_parameters():
                 param.copy_(views[name])
 
-    def anchor(self, theta: Tensor) -> None:
-        """Make `theta` (D,) the old parameters, the reference of later ratios and divergences.
-
-        Raises:
-            NonFiniteError: As `gradient`.
-        """
-        self._anchored = None
-        self._anchored = theta.clone(), *self._checked(self._run("anchor", theta, recorded=True))
-
     def gradient(self, theta: Tensor) -> tuple[float, Tensor]:
         """Return loss and gradient (D,) at `theta` (D,), against the old parameters.
 
         Raises:
             NonFiniteError: If one of them is not finite.
-            RuntimeError: If there are no old parameters yet.
         """
-        if self._anchored is None:
-            raise RuntimeError("anchor must be called first")
-        anchor, loss, gradient = self._anchored
-        return (loss, gradient) if torch.equal(theta, anchor) else self._checked(self._run("differentiate", theta))
+        there = self._inside(theta)
+        at_old = torch.equal(there, self._problem.old)
+        return self._checked(self._hosts.total(task_chunk.differentiate, self._problem, None if at_old else there))
 
     def curvature_product(self, vector: Tensor) -> Tensor:
         """Return the Hessian of the mean KL(old, new) at the old parameters, times `vector`; both (D,).
@@ -108,7 +91,7 @@ class MetaObjective:
         Raises:
             NonFiniteError: If the product is not finite.
         """
-        product = self._run("curvature_product", vector).sums[0] / self._hosts.num_tasks
+        product = self._total(task_chunk.curvature_product, vector).sums[0] / self._hosts.num_tasks
         if not bool(product.isfinite().all()):
             raise NonFiniteError(
                 "the curvature of the divergence is not finite; look for a standard deviation close to zero, or use a "
@@ -118,12 +101,12 @@ class MetaObjective:
 
     def evaluate(self, theta: Tensor) -> tuple[float, float]:
         """Return the loss and the mean KL(old, new) at `theta` (D,)."""
-        losses, kls = self._run("evaluate", theta).of_tasks
+        losses, kls = self._total(task_chunk.evaluate, theta).of_tasks
         return _average(losses), _average(kls)
 
     def mean_adapted(self, theta: Tensor) -> Tensor:
         """Return the mean over tasks of the adapted parameters (D,), from `theta` (D,)."""
-        return self._run("adapt", theta).sums[0] / self._hosts.num_tasks
+        return self._total(task_chunk.adapt, theta).sums[0] / self._hosts.num_tasks
 
     def _checked(self, answer: Answer) -> tuple[float, Tensor]:
         """Return the mean of the losses and their gradient."""
@@ -141,10 +124,11 @@ class MetaObjective:
             )
         return _average(losses), gradient
 
-    def _run(self, operation: str, vector: Tensor, *, recorded: bool = False) -> Answer:
-        if self._session is None:
-            raise RuntimeError("a MetaObjective is used in a `with` block")
-        return self._session.run(operation, vector.to(self._device, self._dtype), recorded=recorded)
+    def _total(self, question: Callable[..., Answer], vector: Tensor) -> Answer:
+        return self._hosts.total(question, self._problem, self._inside(vector))
+
+    def _inside(self, vector: Tensor) -> Tensor:
+        return vector.to(self._device, self._dtype)
 
 
 def _average(of_tasks: Tensor) -> float:

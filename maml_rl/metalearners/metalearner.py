@@ -19,6 +19,7 @@ from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import OF_LEARNERS
 from maml_rl.derivatives import Hosts, ThreadHosts
+from maml_rl.derivatives.hosts import Question, Result
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.experience import Replay
 from maml_rl.machine import single_threaded
@@ -242,11 +243,10 @@ class MetaLearner(ABC):
         """Sample the batch of one update, in the place where the update runs."""
         if self.whole_trials:
             size = self.trials_per_chunk
-            if size is not None and sampler.has_hosts(len(tasks), trials_per_chunk=size):
-                return Batch.on(sampler.sample_trials_on_hosts(tasks, size))
-            return Batch([sampler.rollout_trials(tasks)])
-        if self.updates_on_hosts and sampler.has_hosts(len(tasks)):
-            return self._on_hosts(sampler, tasks, self.collection.num_steps, self.rule, for_update=True)
+            hosts = None if size is None else sampler.sample_on_hosts(tasks, trials_per_chunk=size)
+            return Batch.on(hosts) or Batch([sampler.rollout_trials(tasks)])
+        if batch := self._on_hosts(sampler, tasks, self.collection.num_steps, self.rule, for_update=True):
+            return batch
         batch = self._phases(sampler, tasks, self.collection.num_steps, self.rule)
         return Batch(batch.phases, self.hosts_of(batch))
 
@@ -306,11 +306,11 @@ class MetaLearner(ABC):
         if self.whole_trials:
             # A trial adapts while it is sampled. Nothing is computed with it, so chunks may have any size.
             deterministic = self.tests_without_noise
-            if sampler.has_hosts(len(tasks), trials_per_chunk=1):
-                return Batch.on(sampler.sample_trials_on_hosts(tasks, deterministic=deterministic))
-            return Batch([sampler.rollout_trials(tasks, deterministic=deterministic)])
-        if self.updates_on_hosts and sampler.has_hosts(len(tasks)):
-            return self._on_hosts(sampler, tasks, num_steps, rule or self.rule, for_update=False)
+            return Batch.on(sampler.sample_on_hosts(tasks, deterministic=deterministic)) or Batch(
+                [sampler.rollout_trials(tasks, deterministic=deterministic)]
+            )
+        if batch := self._on_hosts(sampler, tasks, num_steps, rule or self.rule, for_update=False):
+            return batch
         adapted = self.adapt(sampler, tasks, num_steps, rule)
         last = sampler.rollout(tasks, adapted.params, deterministic=self.tests_without_noise)
         return Batch([*adapted.phases, last])
@@ -320,12 +320,12 @@ class MetaLearner(ABC):
 
         A learner of whole trials has one for each episode of the trial.
         """
-        returns = returns_of(batch.phases) if batch.hosts is None else torch.cat(batch.hosts.ask(returns_of))
+        returns = torch.cat(self._map(returns_of, batch))
         return returns.mT if self.whole_trials else returns
 
     def infos(self, batch: Batch) -> dict[str, Tensor]:
         """Return one number of each recorded info for every episode, (M, columns, B) by name; see `returns`."""
-        of_chunks = [infos_of(batch.phases)] if batch.hosts is None else batch.hosts.ask(infos_of)
+        of_chunks = self._map(infos_of, batch)
         infos = {name: torch.cat([each[name] for each in of_chunks]) for name in of_chunks[0]}
         return {name: info.mT for name, info in infos.items()} if self.whole_trials else infos
 
@@ -369,10 +369,17 @@ class MetaLearner(ABC):
         single = {} if self.optimizer is None else {SINGLE: self.optimizer}
         return {**single, **self.optimizers}
 
+    @staticmethod
+    def _map(question: Question[[], Result], batch: Batch) -> list[Result]:
+        """Return the answers about the episodes of a batch; without hosts, about all at once."""
+        return [question(batch.phases, {})] if batch.hosts is None else batch.hosts.map(question)
+
     def _on_hosts(
         self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None, *, for_update: bool
-    ) -> Batch:
-        assert rule is not None
+    ) -> Batch | None:
+        """Return a batch whose episodes are on hosts, if the learner computes there, and there are any."""
+        if rule is None or not self.updates_on_hosts:
+            return None
         return Batch.on(
             sampler.sample_on_hosts(
                 tasks,

@@ -14,7 +14,7 @@ from torch.nn.functional import softplus
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, Positive
-from maml_rl.derivatives import Workspace, cut, sum_gradients
+from maml_rl.derivatives import cut, sum_gradients
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.registration import FAMILIES
 from maml_rl.envs.task_space import task_key
@@ -344,7 +344,7 @@ class PEARL(SoftActorCritic):
         groups = [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
         params = [param for group in groups for param in group["params"]]
 
-        def differentiate(tasks: slice, workspace: Workspace) -> tuple[Tensor, Sequence[Tensor]]:
+        def differentiate(tasks: slice) -> tuple[Tensor, Sequence[Tensor]]:
             parts = context.part(tasks), steps.part(tasks), noise[tasks], drawn[:, tasks]
             with torch.enable_grad():
                 loss, losses = self._losses(*parts, share=(tasks.stop - tasks.start) / num_tasks)

@@ -61,9 +61,9 @@ class Reptile(MetaLearner):
         hosts = self.hosts_of(batch)
         if hosts.num_phases < 2:
             raise ValueError("expected the episodes of at least one inner step, got none")
-        with MetaObjective(self.policy, hosts, rule=self.rule, objective=surrogate, device=self.device) as meta:
-            start = meta.initial_parameters()
-            way = meta.mean_adapted(start) - start
+        meta = MetaObjective(self.policy, hosts, rule=self.rule, objective=surrogate, device=self.device)
+        start = meta.initial_parameters()
+        way = meta.mean_adapted(start) - start
         ways = ParameterLayout(self.policy).views(way)
         distance = float(way.norm())
         if not torch.tensor(distance).isfinite():

@@ -20,7 +20,7 @@ from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.derivatives import PhaseOutcome
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.samples import Samples, chunks_of
-from maml_rl.derivatives.workers import ChunkWorkers, Workspace
+from maml_rl.derivatives.workers import ChunkWorkers
 from maml_rl.episode.advantages import Baseline
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
@@ -138,7 +138,7 @@ class SingleTaskPPO(SingleTaskLearner):
             width, device = ParameterLayout(self.policy).width, torch.device("cpu")
             self._chunks = [self._chunk(part) for part in chunks_of([episodes], width, device)]
         with ChunkWorkers(torch.device("cpu")) as workers:
-            finite = workers.map(lambda chunk, workspace: self._learn(episodes, chunk, workspace), self._chunks)
+            finite = workers.map(lambda chunk: self._learn(episodes, chunk), self._chunks)
         if not all(finite):
             raise NonFiniteError("the loss of a learner or its gradient is not finite; use a smaller learning-rate")
         self._num_steps += self._settings.num_epochs
@@ -155,9 +155,7 @@ class SingleTaskPPO(SingleTaskLearner):
             optimizer.state[leaf] = {"step": self._num_steps.clone(), "exp_avg": mean, "exp_avg_sq": square}
         return part, leaves, optimizer
 
-    def _learn(
-        self, episodes: TaskEpisodes, chunk: tuple[slice, dict[str, Tensor], torch.optim.Adam], workspace: Workspace
-    ) -> bool:
+    def _learn(self, episodes: TaskEpisodes, chunk: tuple[slice, dict[str, Tensor], torch.optim.Adam]) -> bool:
         """Take the steps of some tasks, and return whether all was finite; otherwise the last step is not taken."""
         part, leaves, optimizer = chunk
         dtype = next(iter(leaves.values())).dtype

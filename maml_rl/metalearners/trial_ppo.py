@@ -1,5 +1,6 @@
 """PPO on whole trials: the steps of Adam that train a policy with a memory."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from maml_rl import functional
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
-from maml_rl.derivatives import Answer, Hosts, Program, Session, Workspace
+from maml_rl.derivatives import Answer, Hosts, Memo, remembered
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
@@ -166,14 +167,27 @@ class _Scales:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TrialProgram(Program):
-    """PPO's objective on chunks of trials; see `Program`.
+class _Learner:
+    """What is trained.
 
     Attributes:
         policy: the policy to unroll.
         params: those of its parameters that are trained.
+        see: returns the policy's inputs for observations (L, N, ...); None for these themselves.
+    """
+
+    policy: Trainable
+    params: list[nn.Parameter]
+    see: Callable[[Tensor], Tensor] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Problem:
+    """PPO's objective on chunks of trials.
+
+    Attributes:
+        old: the learner that has sampled them.
         num_observed: number of the policy's inputs whose moments are needed.
-        see: computes, once, the policy's inputs from the observations (L, N, ...); None for these themselves.
         settings: of the objective.
         collection: has the discount per step, and lambda of the advantages.
         reward_prediction: weight of the predicted rewards' squared error.
@@ -182,10 +196,8 @@ class _TrialProgram(Program):
         device: where to compute.
     """
 
-    policy: Trainable
-    params: list[nn.Parameter]
+    old: _Learner
     num_observed: int
-    see: Callable[[Tensor], Tensor] | None
     settings: TrialPPOSettings
     collection: Collection
     reward_prediction: float
@@ -193,164 +205,220 @@ class _TrialProgram(Program):
     at_once: int
     device: torch.device
 
-    def start(self, phases: Sequence[TaskEpisodes], *, keep: bool) -> "_TrialChunk":
-        """Return the state of a chunk of trials."""
-        return _TrialChunk(self, phases[0])
 
-    def learned(self) -> list[nn.Parameter]:
-        """Return the parameters that are trained."""
-        return self.params
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """What advantages, and the targets of values, depend on besides the trials.
+
+    Attributes:
+        known: unit of the values so far.
+        new: unit of the values from now on.
+    """
+
+    known: float
+    new: float
 
 
-class _TrialChunk:
-    """Some trials; its methods are the operations, in this order: anchor, estimate, center, and differentiate."""
+@dataclass(frozen=True, slots=True)
+class _OldTrials:
+    """Some trials, and what the policy that has sampled them said of them, in the unit of the batch before.
 
-    def __init__(self, program: _TrialProgram, episodes: TaskEpisodes) -> None:
-        self._program, self._episodes = program, episodes
-        self._trials: Trials
-        # Of the policy that has sampled, in the unit of the batch before.
-        self._log_probs: Tensor
-        self._values: Tensor
-        # Of the state after the trial; None if that is always terminal.
-        self._final_values: Tensor | None = None
-        self._advantages: Tensor
-        self._targets: Tensor
+    Attributes:
+        trials: with the policy's inputs as observations.
+        log_probs: (L, N).
+        values: (L, N).
+        final_values: (N,) of the state after the trial, zero if it is terminal; None if they do not count.
+    """
 
-    def anchor(self, workspace: Workspace) -> Answer:
-        """Store the current outputs of the policy.
+    trials: Trials
+    log_probs: Tensor
+    values: Tensor
+    final_values: Tensor | None
 
-        Returns:
-            Real steps, and sums of returns, squared returns, and rewards, (4,); number of trials, and the sum of their
-            squared lengths, (2,); sums of observations, (D,).
-        """
-        program, policy = self._program, self._program.policy
-        trials = Trials.of(self._episodes.to(program.device))
-        parts = torch.arange(trials.mask.shape[1], device=program.device).split(program.at_once)
-        self._final_values = self._values_at_the_end(trials, parts) if program.settings.bootstrap_trials else None
-        if program.see is not None:
-            seen = torch.cat([program.see(trials.observations[:, part]) for part in parts], 1)
+
+def _old_trials(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem) -> _OldTrials:
+    (episodes,), policy, see = phases, problem.old.policy, problem.old.see
+
+    def compute() -> _OldTrials:
+        trials = Trials.of(episodes.to(problem.device))
+        parts = torch.arange(trials.mask.shape[1], device=problem.device).split(problem.at_once)
+        final_values = _values_at_the_end(problem, trials, episodes, parts)
+        if see is not None:
+            seen = torch.cat([see(trials.observations[:, part]) for part in parts], 1)
             trials = replace(trials, observations=seen)
         found = []
         for part in parts:
             unrolled = policy.unroll(trials.observations[:, part])
             log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, part])
             found.append((log_probs, torch.zeros_like(log_probs) if unrolled.values is None else unrolled.values))
-        log_probs, self._values = (torch.cat(each, 1) for each in zip(*found, strict=True))
-        self._log_probs = log_probs if trials.log_probs is None else trials.log_probs
-        self._trials = trials
-        returns = trials.returns(program.collection.gamma)
-        sums = self._sums(torch.ones_like(returns), returns, returns.double().square(), trials.rewards)
-        lengths = trials.mask.double().sum(0)
-        of_lengths = torch.stack([torch.ones_like(lengths).sum(), lengths.square().sum()])
-        return Answer(sums=(*sums.sums, of_lengths, self._observed().sum(0)))
+        log_probs, values = (torch.cat(each, 1) for each in zip(*found, strict=True))
+        return _OldTrials(trials, log_probs if trials.log_probs is None else trials.log_probs, values, final_values)
 
-    def _values_at_the_end(self, trials: Trials, parts: Sequence[Tensor]) -> Tensor | None:
-        """Return the values (N,) of the final observations, zero where a trial ended in a terminal state."""
-        program, device = self._program, self._program.device
-        longer = trials.with_end(self._episodes.final_observations[:, -1].to(device))
-        lengths, found = trials.mask.sum(0).long(), []
-        for part in parts:
-            seen = longer[:, part] if program.see is None else program.see(longer[:, part])
-            values = program.policy.unroll(seen).values
-            if values is None:
-                return None
-            found.append(values.gather(0, lengths[part].unsqueeze(0)).squeeze(0))
-        return torch.cat(found) * self._episodes.truncated[:, -1].to(device)
+    return remembered(memo, "trials", problem, compute)
 
-    def center_observations(self, mean: Tensor, workspace: Workspace) -> Answer:
-        """Return the sums of the squared distances of observations from their mean, (D,)."""
-        return Answer(sums=((self._observed() - mean.to(self._program.device)).square().sum(0),))
 
-    def estimate(
-        self, known_unit: float, unit: float, mean_return: float, mean_reward: float, workspace: Workspace
-    ) -> Answer:
-        """Store the advantages and the targets of the values.
+def _values_at_the_end(
+    problem: _Problem, trials: Trials, episodes: TaskEpisodes, parts: Sequence[Tensor]
+) -> Tensor | None:
+    """Return the values (N,) of the final observations, zero where a trial ended in a terminal state."""
+    if not problem.settings.bootstrap_trials:
+        return None
+    longer = trials.with_end(episodes.final_observations[:, -1].to(problem.device))
+    lengths, found, see = trials.mask.sum(0).long(), [], problem.old.see
+    for part in parts:
+        seen = longer[:, part] if see is None else see(longer[:, part])
+        values = problem.old.policy.unroll(seen).values
+        if values is None:
+            return None
+        found.append(values.gather(0, lengths[part].unsqueeze(0)).squeeze(0))
+    return torch.cat(found) * episodes.truncated[:, -1].to(problem.device)
 
-        Args:
-            known_unit: of the values so far.
-            unit: of the values from now on.
-            mean_return: over all real steps of the batch.
-            mean_reward: over all real steps of the batch.
-            workspace: of the calling thread.
 
-        Returns:
-            Sums of the advantages; of the squares of what the values did not know of the returns; of the squared
-            distances of returns and rewards from their means; and the real steps of each minibatch.
-        """
-        program, trials = self._program, self._trials
-        known, gamma = self._values * known_unit, program.collection.gamma
-        final = None if self._final_values is None else self._final_values * known_unit
-        self._advantages = trials.advantages(known, gamma, program.collection.gae_lambda, final)
-        value_lambda, errors = program.settings.value_lambda, self._advantages
-        if value_lambda is not None:
-            errors = trials.advantages(known, gamma, value_lambda, final)
-        self._targets = (known + errors) / unit
-        returns = trials.returns(gamma)
-        sums = self._sums(
-            self._advantages,
-            (returns - known).double().square(),
-            (returns.double() - mean_return).square(),
-            (trials.rewards.double() - mean_reward).square(),
+def _estimates(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: _Units) -> tuple[Tensor, Tensor]:
+    """Return the advantages and the targets of the values, (L, N) each."""
+
+    def compute() -> tuple[Tensor, Tensor]:
+        old, gamma, value_lambda = (
+            _old_trials(phases, memo, problem),
+            problem.collection.gamma,
+            problem.settings.value_lambda,
         )
-        counts = [trials.mask[:, self._rows(number)].double().sum() for number in range(program.num_minibatches)]
-        return Answer(sums=(torch.cat([sums.sums[0], torch.stack(counts)]),))
+        known = old.values * units.known
+        final = None if old.final_values is None else old.final_values * units.known
+        advantages = old.trials.advantages(known, gamma, problem.collection.gae_lambda, final)
+        errors = advantages if value_lambda is None else old.trials.advantages(known, gamma, value_lambda, final)
+        return advantages, (known + errors) / units.new
 
-    def center(self, mean: float, workspace: Workspace) -> Answer:
-        """Return the sum of the squared distances of the advantages from their mean."""
-        return self._sums((self._advantages.double() - mean).square())
+    return remembered(memo, "estimates", (problem, units), compute)
 
-    def differentiate(self, number: int, scales: _Scales, workspace: Workspace) -> Answer:
-        """Return the share in loss, divergence, entropy and rewards' error (4,) of a minibatch, and in the gradient."""
-        program, trials, settings = self._program, self._trials, self._program.settings
-        policy, rows = program.policy, self._rows(number)
-        params = program.params
-        if not len(rows):
-            nothing = trials.mask.new_zeros(4 + sum(param.numel() for param in params), dtype=torch.float64)
-            return Answer(sums=(nothing,))
-        real = trials.mask[:, rows] > 0
-        weight = trials.mask[:, rows] / scales.num_steps
-        advantages = (self._advantages[:, rows].double() - scales.mean) / scales.divisor
-        with torch.enable_grad():
-            unrolled = policy.unroll(trials.observations[:, rows])
-            log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, rows])
-            # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
-            ratio_log = torch.where(real, log_probs - self._log_probs[:, rows], 0.0)
-            ratio = torch.exp(ratio_log)
-            gain = functional.clipped_gain(ratio, advantages.to(self._advantages.dtype), settings.clip)
-            entropy = policy.distributions.entropy(unrolled.distribution).expand_as(gain)
-            losses = -gain - scales.entropy_coefficient * entropy
-            if unrolled.values is not None:
-                losses = losses + settings.value_coefficient * (unrolled.values - self._targets[:, rows]).square()
-            errors = torch.zeros_like(losses)
-            if program.reward_prediction > 0.0:
-                assert isinstance(policy, PredictsRewards)
-                predicted = policy.predict_rewards(unrolled, trials.actions[:, rows])
-                errors = (predicted - trials.rewards[:, rows]).square() / scales.reward_variance
-                losses = losses + program.reward_prediction * errors
-            loss = torch.where(real, losses, 0.0).mul(weight).sum()
-            gradients = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
-        entropy, errors = (torch.where(real, each, 0.0).mul(weight).sum() for each in (entropy, errors))
-        divergence = ((ratio - 1.0) - ratio_log).mul(weight).sum()
-        statistics = torch.stack([loss, divergence, entropy, errors])
-        flat = [part.detach().double().flatten() for part in (statistics, *gradients)]
-        return Answer(sums=(torch.cat(flat),))
 
-    def _rows(self, number: int) -> Tensor:
-        """Return the trials of a minibatch. Tasks are independent, so every n-th is equivalent to a shuffled part."""
-        count = self._program.num_minibatches
-        start = (number - self._episodes.first_task) % count
-        return torch.arange(start, len(self._episodes), count, device=self._program.device)
+def _count(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem) -> Answer:
+    """Ask about the trials.
 
-    def _observed(self) -> Tensor:
-        """Return the numbers whose moments are needed, of the real steps, (n, D) float64."""
-        if not self._program.num_observed:
-            return self._trials.mask.new_zeros(0, 0, dtype=torch.float64)
-        return self._trials.observations[..., : self._program.num_observed][self._trials.mask > 0].double()
+    Returns:
+        Real steps, and sums of returns, squared returns, and rewards, (4,); number of trials, and the sum of their
+        squared lengths, (2,); sums of observations, (D,).
+    """
+    trials = _old_trials(phases, memo, problem).trials
+    returns = trials.returns(problem.collection.gamma)
+    sums = _sums(trials, torch.ones_like(returns), returns, returns.double().square(), trials.rewards)
+    lengths = trials.mask.double().sum(0)
+    of_lengths = torch.stack([torch.ones_like(lengths).sum(), lengths.square().sum()])
+    return Answer(sums=(sums, of_lengths, _observed(trials, problem).sum(0)))
 
-    def _sums(self, *values: Tensor) -> Answer:
-        """Return sums over the real steps."""
-        real = self._trials.mask > 0
-        return Answer(sums=(torch.stack([torch.where(real, each, 0.0).double().sum() for each in values]),))
+
+def _center_observations(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, mean: Tensor) -> Answer:
+    """Return the sums of the squared distances of observations from their mean, (D,)."""
+    observed = _observed(_old_trials(phases, memo, problem).trials, problem)
+    return Answer(sums=((observed - mean.to(problem.device)).square().sum(0),))
+
+
+def _estimate(
+    phases: Sequence[TaskEpisodes],
+    memo: Memo,
+    problem: _Problem,
+    units: _Units,
+    mean_return: float,
+    mean_reward: float,
+) -> Answer:
+    """Ask about the advantages.
+
+    Args:
+        phases: the trials.
+        memo: of the chunk.
+        problem: the objective.
+        units: of the values.
+        mean_return: over all real steps of the batch.
+        mean_reward: over all real steps of the batch.
+
+    Returns:
+        Sums of the advantages; of the squares of what the values did not know of the returns; of the squared
+        distances of returns and rewards from their means; and the real steps of each minibatch.
+    """
+    old, (advantages, _) = _old_trials(phases, memo, problem), _estimates(phases, memo, problem, units)
+    trials = old.trials
+    returns = trials.returns(problem.collection.gamma)
+    sums = _sums(
+        trials,
+        advantages,
+        (returns - old.values * units.known).double().square(),
+        (returns.double() - mean_return).square(),
+        (trials.rewards.double() - mean_reward).square(),
+    )
+    counts = [
+        trials.mask[:, _rows(phases[0], problem, number)].double().sum() for number in range(problem.num_minibatches)
+    ]
+    return Answer(sums=(torch.cat([sums, torch.stack(counts)]),))
+
+
+def _center(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: _Units, mean: float) -> Answer:
+    """Return the sum of the squared distances of the advantages from their mean."""
+    advantages, _ = _estimates(phases, memo, problem, units)
+    return Answer(sums=(_sums(_old_trials(phases, memo, problem).trials, (advantages.double() - mean).square()),))
+
+
+def _differentiate(
+    phases: Sequence[TaskEpisodes],
+    memo: Memo,
+    problem: _Problem,
+    units: _Units,
+    learner: _Learner,
+    number: int,
+    scales: _Scales,
+) -> Answer:
+    """Return the share in loss, divergence, entropy and rewards' error (4,) of a minibatch, and in the gradient."""
+    old, (advantages, targets) = _old_trials(phases, memo, problem), _estimates(phases, memo, problem, units)
+    trials, settings, policy, params = old.trials, problem.settings, learner.policy, learner.params
+    rows = _rows(phases[0], problem, number)
+    if not len(rows):
+        nothing = trials.mask.new_zeros(4 + sum(param.numel() for param in params), dtype=torch.float64)
+        return Answer(sums=(nothing,))
+    real = trials.mask[:, rows] > 0
+    weight = trials.mask[:, rows] / scales.num_steps
+    gains = ((advantages[:, rows].double() - scales.mean) / scales.divisor).to(advantages.dtype)
+    with torch.enable_grad():
+        unrolled = policy.unroll(trials.observations[:, rows])
+        log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, rows])
+        # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
+        ratio_log = torch.where(real, log_probs - old.log_probs[:, rows], 0.0)
+        ratio = torch.exp(ratio_log)
+        gain = functional.clipped_gain(ratio, gains, settings.clip)
+        entropy = policy.distributions.entropy(unrolled.distribution).expand_as(gain)
+        losses = -gain - scales.entropy_coefficient * entropy
+        if unrolled.values is not None:
+            losses = losses + settings.value_coefficient * (unrolled.values - targets[:, rows]).square()
+        errors = torch.zeros_like(losses)
+        if problem.reward_prediction > 0.0:
+            assert isinstance(policy, PredictsRewards)
+            predicted = policy.predict_rewards(unrolled, trials.actions[:, rows])
+            errors = (predicted - trials.rewards[:, rows]).square() / scales.reward_variance
+            losses = losses + problem.reward_prediction * errors
+        loss = torch.where(real, losses, 0.0).mul(weight).sum()
+        gradients = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
+    entropy, errors = (torch.where(real, each, 0.0).mul(weight).sum() for each in (entropy, errors))
+    divergence = ((ratio - 1.0) - ratio_log).mul(weight).sum()
+    statistics = torch.stack([loss, divergence, entropy, errors])
+    flat = [part.detach().double().flatten() for part in (statistics, *gradients)]
+    return Answer(sums=(torch.cat(flat),))
+
+
+def _rows(episodes: TaskEpisodes, problem: _Problem, number: int) -> Tensor:
+    """Return the trials of a minibatch. Tasks are independent, so every n-th is equivalent to a shuffled part."""
+    start = (number - episodes.first_task) % problem.num_minibatches
+    return torch.arange(start, len(episodes), problem.num_minibatches, device=problem.device)
+
+
+def _observed(trials: Trials, problem: _Problem) -> Tensor:
+    """Return the numbers whose moments are needed, of the real steps, (n, D) float64."""
+    if not problem.num_observed:
+        return trials.mask.new_zeros(0, 0, dtype=torch.float64)
+    return trials.observations[..., : problem.num_observed][trials.mask > 0].double()
+
+
+def _sums(trials: Trials, *values: Tensor) -> Tensor:
+    """Return sums over the real steps."""
+    real = trials.mask > 0
+    return torch.stack([torch.where(real, each, 0.0).double().sum() for each in values])
 
 
 class TrialPPO:
@@ -426,26 +494,26 @@ class TrialPPO:
         if self._settings.anneal_over is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = self._settings.learning_rate * self._annealed()
-        params = self._params
-        program = _TrialProgram(
-            policy=self._policy,
-            params=params,
-            num_observed=0 if self._observed is None else len(self._observed.mean),
-            see=self._see,
-            settings=self._settings,
-            collection=self._collection,
-            reward_prediction=self._reward_prediction,
-            num_minibatches=min(self._settings.num_minibatches, hosts.num_tasks),
-            at_once=_CHUNK,
-            device=self._device,
+        learner = _Learner(policy=self._policy, params=self._params, see=self._see)
+        problem = hosts.share(
+            _Problem(
+                old=copy.deepcopy(learner),
+                num_observed=0 if self._observed is None else len(self._observed.mean),
+                settings=self._settings,
+                collection=self._collection,
+                reward_prediction=self._reward_prediction,
+                num_minibatches=min(self._settings.num_minibatches, hosts.num_tasks),
+                at_once=_CHUNK,
+                device=self._device,
+            )
         )
-        with hosts.start(program) as session:
-            minibatches, explained = self._prepare(session)
-            history: list[tuple[Tensor, float]] = []
+        params, history = self._params, list[tuple[Tensor, float]]()
+        with hosts:
+            units, minibatches, explained = self._prepare(hosts, problem)
             for _ in range(self._settings.num_epochs):
                 for number, scales in enumerate(minibatches):
                     statistics, *gradients = (
-                        session.run("differentiate", number, scales)
+                        hosts.total(_differentiate, problem, units, learner, number, scales)
                         .sums[0]
                         .split([4, *(param.numel() for param in params)])
                     )
@@ -505,25 +573,26 @@ class TrialPPO:
         over = self._settings.anneal_over
         return 1.0 if over is None else max(0.0, 1.0 - self.num_updates / over)
 
-    def _prepare(self, session: Session) -> tuple[list[_Scales], float]:
-        """Return the scales of each minibatch, and the share of the returns' variance that the values explained."""
-        sums, of_lengths, of_observations = session.run("anchor", recorded=True).sums
+    def _prepare(self, hosts: Hosts, problem: _Problem) -> tuple[_Units, list[_Scales], float]:
+        """Return units, the scales of each minibatch, and the share of the returns' variance that values explained."""
+        sums, of_lengths, of_observations = hosts.total(_count, problem).sums
         count, of_returns, of_squares, of_rewards = sums.tolist()
         if self._observed is not None:
             mean_observed = of_observations / count
-            self._observed.add(int(count), mean_observed, session.run("center_observations", mean_observed).sums[0])
+            squares = hosts.total(_center_observations, problem, mean_observed).sums[0]
+            self._observed.add(int(count), mean_observed, squares)
         # The values that collected and learned so far are in the unit of the previous batch.
         unit_before = math.sqrt(self.return_square.mean) if self.return_square.weight else None
         self.return_square.add(of_squares / count)
         unit = math.sqrt(self.return_square.mean)
-        units = unit_before or unit, unit
-        found = session.run("estimate", *units, of_returns / count, of_rewards / count, recorded=True).sums[0]
+        units = _Units(unit_before or unit, unit)
+        found = hosts.total(_estimate, problem, units, of_returns / count, of_rewards / count).sums[0]
         of_advantages, left, spread, of_distances, *num_steps = found.tolist()
         # If all returns are equal there is nothing to explain.
         explained = 1.0 - left / spread if spread > 0.0 else 0.0
         self.reward_variance.add(of_distances / count)
         mean = of_advantages / count
-        deviation = math.sqrt(float(session.run("center", mean).sums[0]) / count)
+        deviation = math.sqrt(float(hosts.total(_center, problem, units, mean).sums[0]) / count)
         # Advantages are differences of returns and values. If every step of all trials has the same reward, and all
         # trials are of equal length, they are nothing but the errors of the values.
         num_trials, of_squared_lengths = of_lengths.tolist()
@@ -540,4 +609,4 @@ class TrialPPO:
             )
             for steps in num_steps
         ]
-        return scales, explained
+        return units, scales, explained

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from maml_rl import functional
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, StepSize
-from maml_rl.derivatives.workers import ChunkWorkers, Workspace
+from maml_rl.derivatives.workers import ChunkWorkers
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
@@ -193,7 +193,7 @@ class VariBAD(MetaLearner):
         numbers = torch.randn(count, num, self.settings.latent_size, generator=noise)
         return _Drawn(steps, chosen.to(self.device), numbers.to(self.device))
 
-    def _differentiate(self, drawn: "_Drawn", workspace: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _differentiate(self, drawn: "_Drawn") -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return reconstruction and divergence (2,), means over trials and their steps, and the gradient."""
         steps, chosen = drawn.steps, drawn.chosen
         with torch.enable_grad():

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.experiment.comparable import METHODS
+from maml_rl.experiment.comparable import (
+    METHODS,
+    RunGroup,
+    common_steps,
+    difference_at_common_steps,
+    equal_steps,
+    readable_value,
+    unequal_settings,
+)
 from maml_rl.experiment.evaluate import (
     Evaluation,
     difference_interval,
@@ -16,12 +24,13 @@ from maml_rl.experiment.evaluate import (
     same_tasks,
 )
 from maml_rl.experiment.statistics import ENOUGH_TASKS, interquartile_mean, mean
-from maml_rl.report.curves import figure, group_css, legend, scrolling
+from maml_rl.report.curves import group_css
 from maml_rl.report.evaluations import GroupResult
+from maml_rl.report.figures import Series, figure, legend, named, numbers, row, table
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
 from maml_rl.report.published import published_returns
-from maml_rl.report.scales import Span, decimals, readable, readable_interval
+from maml_rl.report.scales import Span, decimals, readable, readable_count, readable_interval
 
 # Maximum number of numbers below an axis.
 _MOST_NAMES = 12
@@ -29,9 +38,102 @@ _MOST_NAMES = 12
 _THRESHOLDS = 81
 # Few runs are in a table one by one, too: their interval assumes more of them than anybody can see.
 _FEW_RUNS = 5
+# Settings that differ and are named at the top of the page, with their values where these are short.
+_MOST_SETTINGS, _LONGEST_VALUES = 6, 40
 _CHANCE = "probability of improvement"
 
 Line = tuple[str, str, Sequence[Evaluation]]
+
+
+def verdict(results: Sequence[GroupResult]) -> Markup | None:
+    """Return which experiment of one family has the highest return, and by how much; None for fewer than two.
+
+    Policies with equal environment steps are compared on new tasks; others, and those that were not tried there, by
+    what was recorded of the training where all have their common steps.
+    """
+    if len(results) < 2:
+        return None
+    groups = [result.group for result in results]
+    equal = equal_steps(groups)
+    if equal and all(result.evaluations for result in results):
+        returns = [float(pooled_intervals(result.evaluations)[-1, 0]) for result in results]
+    else:
+        equal = False
+        returns = [_recorded(group, groups) for group in groups]
+    order = np.argsort([-value if np.isfinite(value) else np.inf for value in returns], kind="stable")
+    best, *others = [results[index] for index in order]
+    sentences = [_lead(best, other, tried=equal) for other in others]
+    unequal = unequal_settings(groups)
+    if unequal:
+        texts = {key: "; ".join(dict.fromkeys(map(readable_value, values))) for key, values in unequal.items()}
+        named_settings = [f"{key} ({text})" if len(text) <= _LONGEST_VALUES else key for key, text in texts.items()][
+            :_MOST_SETTINGS
+        ]
+        more = f", and {len(unequal) - _MOST_SETTINGS} more" if len(unequal) > _MOST_SETTINGS else ""
+        caution = f"Besides algorithm and seed, the configs differ in {', '.join(named_settings)}{more}."
+    else:
+        caution = ""
+    return element(
+        "div",
+        element("h2", "Verdict"),
+        [element("p", sentence) for sentence in sentences],
+        element("p", caution, class_="caution") if caution else None,
+        class_="card verdict",
+    )
+
+
+def _recorded(group: RunGroup, groups: Sequence[RunGroup]) -> float:
+    """Return how far a group is above the first of several at the steps that both have; NaN where that is unknown."""
+    found = difference_at_common_steps(group, groups[0])
+    return float(found.interval[0]) if found is not None else float("nan")
+
+
+def _lead(best: GroupResult, other: GroupResult, *, tried: bool) -> list[Markup | str]:
+    """Return a sentence about the difference of two experiments, with its interval, the number of runs and the steps.
+
+    Args:
+        best: the one with the higher return.
+        other: the one that it is compared with.
+        tried: whether their policies were tried on new tasks at equal environment steps.
+    """
+    groups = best.group, other.group
+    names = [named(group_css(group), group.name) for group in groups]
+    at = f"{readable_count(common_steps(groups))} environment steps"
+    if tried:
+        found = difference_interval(best.evaluations, other.evaluations)
+        counts = [len(result.evaluations) for result in (best, other)]
+        everyone = [*best.evaluations, *other.evaluations]
+        shared = all(same_tasks(each.tasks, everyone[0].tasks) for each in everyone)
+        numbers_of_tasks = sorted({len(each.tasks) for each in everyone})
+        where = f"{' or '.join(map(str, numbers_of_tasks))} new tasks{', different ones for each run' * (not shared)}"
+    else:
+        recorded = difference_at_common_steps(*groups)
+        if recorded is None:
+            return [
+                names[0],
+                " and ",
+                names[1],
+                " have no returns at the same environment steps, and are not compared.",
+            ]
+        found, counts = recorded.interval, [len(group.runs) for group in groups]
+        where = "held-out tasks during training" if recorded.evaluated else "training tasks"
+        if not equal_steps(groups):
+            at += ", which both have"
+    runs = f"{counts[0]} and {counts[1]} runs, {where}"
+    value, bounds = readable_interval(found)
+    if not bounds:
+        why = "a single run has no interval" if min(counts) == 1 else "the interval is unknown"
+        return [f"At {at}, the return of ", names[0], " is above that of ", names[1], f" by {value} ({runs}); {why}."]
+    caution = " The interval does not cover the seeds of an experiment with a single run." * (min(counts) == 1)
+    if found[1] <= 0.0:
+        return [
+            f"At {at}, ",
+            names[0],
+            " and ",
+            names[1],
+            f" do not differ clearly: {value} {bounds} ({runs}).{caution}",
+        ]
+    return [f"At {at}, ", names[0], " leads ", names[1], f" by {value} {bounds} ({runs}).{caution}"]
 
 
 def step_returns(results: Sequence[GroupResult]) -> Markup | None:
@@ -66,7 +168,7 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
         # Of many, some.
         x_names=[(step, str(step + bool(counted))) for step in range(0, steps, -(-steps // _MOST_NAMES))],
     )
-    entries = [(css, name) for css, name, _ in lines]
+    entries = _entries(lines)
     if published is not None:
         entries.append(("published", "MAML as published (Finn et al. 2017)"))
         plot.line(range(len(published)), published, "published")
@@ -81,7 +183,8 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
         places = np.arange(len(values)) + shift
         if len(values) == 1 and steps > 1:
             plot.line([0, steps - 1], [values[0, 0]] * 2, f"{css} level")
-        plot.line(places, values[:, 0], css)
+        if len(values) > 1:
+            plot.line(places, values[:, 0], css)
         if many:
             if not two:
                 plot.band(places, values[:, 1], values[:, 2], css)
@@ -96,7 +199,11 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
     if sources:
         note += " The recorded learners are those of the histories, on their own tasks, from their first episode on."
     title = f"Return by {counted}" if counted else "Return after each gradient step"
-    return figure(title, note, legend(entries), plot.svg())
+    series = [
+        Series(css, name, {counted or "gradient steps": np.arange(len(values)) + bool(counted)}, *values.T)
+        for (css, name, _), values in zip(lines, intervals, strict=True)
+    ]
+    return figure(title, note, legend(entries), plot.svg(), data=numbers("mean return", series))
 
 
 def step_table(results: Sequence[GroupResult]) -> Markup | None:
@@ -108,48 +215,44 @@ def step_table(results: Sequence[GroupResult]) -> Markup | None:
     counted = _counted(lines)
     # Of many, some, the last among them.
     shown = sorted({*range(0, steps, -(-steps // _MOST_NAMES)), steps - 1})
-    head = element(
-        "tr",
-        element("th", counted or "gradient steps"),
-        element("th"),
-        [element("th", str(step + bool(counted))) for step in shown],
-    )
+    head = [counted or "gradient steps", "statistic", *(str(step + bool(counted)) for step in shown)]
     statistics = {"mean": mean, "interquartile mean": interquartile_mean}
-    numbers = [
+    found = [
         {label: pooled_intervals(evaluations, each) for label, each in statistics.items()}
         for _, _, evaluations in lines
     ]
     digits = [
-        decimals(*(each[step, 0] for row in numbers for each in row.values() if step < len(each))) for step in shown
+        decimals(*(each[step, 0] for values in found for each in values.values() if step < len(each))) for step in shown
     ]
     rows = []
-    for (css, name, evaluations), row in zip(lines, numbers, strict=True):
-        each = evaluations if 1 < len(evaluations) <= _FEW_RUNS else []
-        title = element("th", element("b", name, class_=css), rowspan=2 + bool(each))
-        for label, intervals in row.items():
-            cells = []
-            for step, precision in zip(shown, digits, strict=True):
-                if step >= len(intervals):
-                    break
-                interval = intervals[step]
-                value, bounds = readable_interval(interval, precision)
-                cells.append(element("td", value, element("small", f" {bounds}")))
-            rows.append(element("tr", title if label == "mean" else None, element("th", label), cells))
-        if each:
-            means = [evaluation.task_returns().mean(axis=0) for evaluation in each]
-            cells = [
-                element("td", element("small", ", ".join(readable(mean[step], precision) for mean in means)))
+    for (css, name, evaluations), values in zip(lines, found, strict=True):
+        cells = {
+            label: [
+                element("td", value, element("small", f" {bounds}"))
+                for step, precision in zip(shown, digits, strict=True)
+                if step < len(intervals)
+                for value, bounds in [readable_interval(intervals[step], precision)]
+            ]
+            for label, intervals in values.items()
+        }
+        if 1 < len(evaluations) <= _FEW_RUNS:
+            means = [evaluation.task_returns().mean(axis=0) for evaluation in evaluations]
+            cells["mean of each run"] = [
+                element("td", element("small", ", ".join(readable(each[step], precision) for each in means)))
                 for step, precision in zip(shown, digits, strict=True)
                 if step < min(map(len, means))
             ]
-            rows.append(element("tr", None, element("th", "mean of each run"), cells))
-    table = scrolling("Returns in numbers", element("table", head, rows, class_="facts numbers"))
+        title = element("th", named(css, name), rowspan=len(cells), scope="rowgroup")
+        for label, of_label in cells.items():
+            first = title if label == "mean" else None
+            rows.append(element("tr", first, element("th", label, scope="row"), of_label))
+    content = table("Returns in numbers", head, rows, "facts numbers")
     scopes: dict[str, list[str]] = {}
     for _, name, evaluations in lines:
         scopes.setdefault(interval_scope(evaluations), []).append(name)
     sentences = [scope if len(scopes) == 1 else f"of {' and '.join(names)}, {scope}" for scope, names in scopes.items()]
     note = f"{_which_tasks(lines)} In brackets are 95 % intervals: {'; '.join(sentences)}."
-    return figure("Returns in numbers", note, table, css="wide")
+    return figure("Returns in numbers", note, content, css="wide")
 
 
 def _counted(lines: Sequence[Line]) -> str:
@@ -174,7 +277,7 @@ def difference_table(results: Sequence[GroupResult]) -> Markup | None:
     everyone = [evaluation for result in known for evaluation in result.evaluations]
     infos = sorted(set.intersection(*(set(evaluation.infos) for evaluation in everyone)))
     shared = all(same_tasks(evaluation.tasks, everyone[0].tasks) for evaluation in everyone)
-    heads = ["return", *([_CHANCE] if shared else []), *(f"mean {name}" for name in infos)]
+    heads = ["experiment", "runs", "return", *([_CHANCE] if shared else []), *(f"mean {name}" for name in infos)]
     rows = []
     for name, result in zip(names, known, strict=True):
         if result is base:
@@ -186,16 +289,16 @@ def difference_table(results: Sequence[GroupResult]) -> Markup | None:
         if shared:
             found.insert(1, _in_percent(improvement_interval(result.evaluations, base.evaluations)))
         cells = [element("td", value, element("small", f" {bounds}")) for value, bounds in found]
-        rows.append(element("tr", element("th", element("b", name, class_=group_css(result.group))), cells))
+        counts = f"{len(result.evaluations)} and {len(base.evaluations)}"
+        rows.append(row(named(group_css(result.group), name), element("td", counts), cells))
     title = f"Difference to {names[place]}"
-    head = element("tr", element("th"), [element("th", label) for label in heads])
     how = "task by task" if shared else "on different tasks"
     note = (
         f"After adaptation, {how}. In brackets are 95 % intervals. Two experiments differ if the interval of the "
         "difference excludes 0, even if the intervals of their means overlap, or if that of the probability excludes "
         f"50 %. A missing interval is unknown; it needs {ENOUGH_TASKS} tasks, or several adaptations to fixed tasks."
     )
-    return figure(title, note, scrolling(title, element("table", head, rows, class_="facts numbers")), css="wide")
+    return figure(title, note, table(title, heads, rows, "facts numbers"), css="wide")
 
 
 def _in_percent(shares: NDArray[np.float64]) -> tuple[str, str]:
@@ -231,17 +334,16 @@ def performance_profiles(results: Sequence[GroupResult]) -> Markup | None:
         if len(evaluations) != 2:
             plot.band(thresholds, low, high, css)
         plot.line(thresholds, shares, css)
-    plot.readings(
-        thresholds,
-        [f"above {readable(threshold)}" for threshold in thresholds],
-        [(css, name, 100.0 * shares) for (css, name, _), (shares, *_) in zip(lines, profiles, strict=True)],
-        unit=" %",
-    )
+    series = [
+        Series(css, name, {"return": thresholds}, *profile)
+        for (css, name, _), profile in zip(lines, profiles, strict=True)
+    ]
+    data = numbers("share above", series, {"return": plot})
     note = (
         f"{_which_tasks(lines)} A line above another one is better at every return; a steep one has tasks of similar "
         f"returns. Bands are 95 % intervals: {interval_scope(lines[0][2])}."
     )
-    return figure("Performance profiles", note, legend([(css, name) for css, name, _ in lines]), plot.svg())
+    return figure("Performance profiles", note, legend(_entries(lines)), plot.svg(), data=data)
 
 
 def _lines(results: Sequence[GroupResult]) -> list[Line]:
@@ -262,6 +364,14 @@ def _lines(results: Sequence[GroupResult]) -> list[Line]:
     if untrained is not None:
         lines.append(("untrained", "random initialization", [untrained]))
     return lines
+
+
+def _entries(lines: Sequence[Line]) -> list[tuple[str, str]]:
+    """Return the entries of a legend, with the number of runs of each experiment."""
+    return [
+        (css, f"{name}, {len(each)} run{'s' * (len(each) > 1)}" if css.startswith("group") else name)
+        for css, name, each in lines
+    ]
 
 
 def _sources(results: Sequence[GroupResult]) -> list[tuple[str, str, NDArray[np.float32]]]:
@@ -286,8 +396,8 @@ def _which_tasks(lines: Sequence[Line]) -> str:
         how = "one trial of each"
     if _same(lines):
         return f"On {'the same ' if len(evaluations) > 1 else ''}{len(first.tasks)} tasks {origin}, {how}."
-    count = sum(len(evaluation.tasks) for evaluation in lines[0][2])
-    return f"On {count} tasks {origin}, not the same for all, {how}."
+    counts = sorted({len(evaluation.tasks) for evaluation in evaluations})
+    return f"On {' or '.join(map(str, counts))} new tasks, different ones for each run, {how}."
 
 
 def _same(lines: Sequence[Line]) -> bool:

@@ -1,20 +1,20 @@
-"""Charts of training: returns over the iterations, and the time per stage."""
+"""Charts of training: returns over environment steps, iterations or minutes, and the time per stage."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from maml_rl.experiment.comparable import METHODS, Curve, RunGroup
-from maml_rl.report.markup import Markup, element, join
-from maml_rl.report.plot import Plot
+from maml_rl.experiment.comparable import METHODS, Curve, RunGroup, common_steps, equal_steps
+from maml_rl.report.figures import SMOOTHINGS, X_AXES, Series, figure, legend, numbers, row, table
+from maml_rl.report.markup import Markup, element
+from maml_rl.report.plot import Plot, switched
 from maml_rl.report.scales import Span, decimals, readable, readable_count
 
 _SEEDS_FOR_A_BAND = 3
-# The style sheet has as many colors for gradient steps and for groups.
+# The style sheet has as many colors for gradient steps and for groups; further groups have dashes, too.
 _STEP_COLORS, _GROUP_COLORS = 6, 6
-# Numbers of iterations to average over, from which the reader chooses.
-_SMOOTHINGS = 1, 5, 25
 _ON_TRAINING_TASKS = "Mean over the tasks of each iteration, on the tasks and episodes that training sampled."
 _ON_HELD_OUT_TASKS = "Mean over held-out tasks, which are the same in every evaluation."
 _ON_FIXED_TASKS = "Mean over training tasks of a fixed set, which are the same in every evaluation."
@@ -38,7 +38,7 @@ def step_css(step: int, last: int) -> str:
 
 def group_css(group: RunGroup) -> str:
     """Return the class of a group's color, the same on the whole page."""
-    return f"group{group.index % _GROUP_COLORS}"
+    return f"group{group.index % _GROUP_COLORS}{' again' * (group.index >= _GROUP_COLORS)}"
 
 
 def after(steps: int, columns: str = "step") -> str:
@@ -55,59 +55,25 @@ def after_last(count: int, columns: str = "step") -> str:
     return {"step": "without adaptation", "episode": "in the trial"}.get(columns, after(0, columns))
 
 
-def legend(entries: Sequence[tuple[str, str]]) -> Markup:
-    """Return names with their colors; each entry is (class, name)."""
-    return element("ul", [element("li", element("i", class_=css), name) for css, name in entries], class_="legend")
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of a chart: its color and name, whose it is, and the curve of each smoothing."""
 
-
-def figure(title: str, explanation: str, *content: Markup | None, css: str = "") -> Markup:
-    """Return a card with a title, the drawing, and how to read it."""
-    return element(
-        "figure",
-        element("figcaption", element("h3", title)),
-        content,
-        element("p", explanation, class_="note") if explanation else None,
-        class_=f"card {css}".strip(),
-    )
-
-
-def scrolling(title: str, table: Markup) -> Markup:
-    """Return a table in a frame that shows that it scrolls where it is wider than the page."""
-    return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=title)
-
-
-def smoothing_choices() -> list[Markup]:
-    """Return the inputs for the labels below the curves; they must come before all charts, and need no script."""
-    return [
-        element(
-            "input",
-            type="radio",
-            name="smoothing",
-            id=f"smoothing-{width}",
-            class_="smoothing",
-            checked=width == 1,
-            aria_label=f"curves smoothed over {width} iterations" if width > 1 else "curves not smoothed",
-        )
-        for width in _SMOOTHINGS
-    ]
-
-
-def _smoothing_labels() -> Markup:
-    names = [element("label", str(width) if width > 1 else "none", for_=f"smoothing-{width}") for width in _SMOOTHINGS]
-    words = "Smoothing, the mean of the last iterations:"
-    return element("p", words, [join([" ", name]) for name in names], class_="note choices")
+    css: str
+    name: str
+    group: RunGroup
+    curves: Sequence[Curve]
 
 
 def learning_curve(group: RunGroup) -> Markup | None:
     """Return the training returns of one group, one line per inner step; None where training has none."""
-    known = [group.returns(width) for width in _SMOOTHINGS] if group.keys("return/") else None
-    return _curves_by_step("Learning curve", "return", group, known) if known else None
+    return _by_step("Learning curve", "return", group, group.keys("return/"), _ON_TRAINING_TASKS)
 
 
 def evaluation_curve(group: RunGroup) -> Markup | None:
     """Return the returns of the evaluations during training, one line per inner step; None without an evaluation."""
-    curves = group.evaluations()
-    return _curves_by_step("Evaluations", "return", group, [curves], _evaluated_on([group])) if curves else None
+    keys = group.keys("evaluation/return/")
+    return _by_step("Evaluations", "return", group, keys, _evaluated_on([group]), smoothed=False)
 
 
 def info_curves(group: RunGroup) -> Iterator[Markup | None]:
@@ -115,52 +81,37 @@ def info_curves(group: RunGroup) -> Iterator[Markup | None]:
     keys = group.keys("info/")
     for name in dict.fromkeys(key.split("/", 1)[1].rpartition("/")[0] for key in keys):
         mine = [key for key in keys if key.rpartition("/")[0] == f"info/{name}"]
-        curves = [[group.curve(key, width) for key in mine] for width in _SMOOTHINGS]
-        yield _curves_by_step(f"Mean {name}", name, group, curves)
+        yield _by_step(f"Mean {name}", name, group, mine, _ON_TRAINING_TASKS)
 
 
-def _curves_by_step(
-    title: str, what: str, group: RunGroup, smoothed: Sequence[Sequence[Curve]], note: str = _ON_TRAINING_TASKS
+def _by_step(
+    title: str, what: str, group: RunGroup, keys: Sequence[str], note: str, *, smoothed: bool = True
 ) -> Markup | None:
-    """Return the chart of curves, one for each inner step; drawn without smoothing, then with each."""
-    curves = smoothed[0]
-    last, columns = len(curves) - 1, group.columns
-    if not len(curves[0].iterations):
-        return None
-    plot = Plot(
-        Span.of(curves[0].iterations, margin=0.0),
-        _span(curves),
-        f"{what.capitalize()} over {len(curves[0].iterations)} iterations, from {readable(curves[0].mean[0])} "
-        f"{after(0, columns)} in the first to {readable(curves[last].mean[-1])} {after(last, columns)} in the last.",
-        x_label="iteration",
-        y_label=f"mean {what}",
-        x_counts=True,
-    )
+    """Return the chart of a quantity with a line for each inner step."""
+    last, columns = len(keys) - 1, group.columns
     names = [after(step, columns) for step in range(last + 1)]
-    styles = [step_css(step, last) for step in range(last + 1)]
-    _draw_all(plot, smoothed, styles, names if last else [what])
-    entries = [(step_css(step, last), after(step, columns)) for step in range(last + 1)]
+    lines = [
+        _Line(step_css(step, last), names[step] if last else what, group, _smoothed(group, key, smoothed))
+        for step, key in enumerate(keys)
+    ]
+    entries = [(line.css, name) for line, name in zip(lines, names, strict=True)]
     if len(entries) > _STEP_COLORS and columns != "step":
         # Those between the first ones and the last have one color.
         middle = f"in {columns}s {_STEP_COLORS - 1} to {last}" + " of the trial" * (columns == "episode")
         entries = [*entries[: _STEP_COLORS - 2], (step_css(last - 1, last), middle), entries[-1]]
     if last == 0 and columns == "step":
         entries = [(step_css(0, 0), f"{METHODS[group.config.method]}; training does not adapt")]
-    return figure(title, _seeds_note([group], note), legend(entries), plot.svg(), _choices(smoothed))
+    return _over_training(title, f"mean {what}", lines, _seeds_note([group], note), entries)
 
 
 def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:
-    """Return the returns of several groups of one family, each after its own inner steps, over environment steps."""
-    sampled = [group for group in groups if group.keys("return/")]
-    smoothed = [[group.returns(width) for group in sampled] for width in _SMOOTHINGS]
-    return _compared("Learning curves", sampled, smoothed, _ON_TRAINING_TASKS)
+    """Return the returns of several groups of one family, each after its own inner steps, over their common steps."""
+    return _compared("Learning curves", groups, "return/", _ON_TRAINING_TASKS)
 
 
 def compared_evaluation_curves(groups: Sequence[RunGroup]) -> Markup | None:
-    """Return the returns on held-out tasks of those groups that were evaluated during training, over their steps."""
-    known = {group.index: curves for group in groups if (curves := group.evaluations())}
-    evaluated = [group for group in groups if group.index in known]
-    return _compared("Evaluations", evaluated, [list(known.values())], _evaluated_on(evaluated))
+    """Return the returns on held-out tasks of those groups that were evaluated during training, over common steps."""
+    return _compared("Evaluations", groups, "evaluation/return/", _evaluated_on(groups), smoothed=False)
 
 
 def _evaluated_on(groups: Sequence[RunGroup]) -> str:
@@ -173,39 +124,125 @@ def _evaluated_on(groups: Sequence[RunGroup]) -> str:
 
 
 def _compared(
-    title: str, groups: Sequence[RunGroup], smoothed: Sequence[Sequence[Sequence[Curve]]], note: str
+    title: str, groups: Sequence[RunGroup], prefix: str, note: str, *, smoothed: bool = True
 ) -> Markup | None:
-    """Return the chart of the last curve of each group; drawn without smoothing, then with each."""
-    lasts = [[each[-1] for each in by_step] for by_step in smoothed]
-    curves = lasts[0]
-    # One method may use several times the environment steps of another in an iteration.
-    costs = [group.curve("env_steps").mean[curve.iterations] for group, curve in zip(groups, curves, strict=True)]
-    if not any(len(curve.iterations) for curve in curves):
-        return None
-    plot = Plot(
-        Span.of([0.0], *costs, margin=0.0),
-        _span(curves),
-        f"{title}: return over environment steps, for each experiment.",
-        x_label="environment steps",
-        y_label="mean return",
-        x_counts=True,
-    )
-    names = [group.name for group in groups]
-    _draw_all(plot, lasts, [group_css(group) for group in groups], names, costs)
-    entries = [
-        (group_css(group), f"{name}, {after_last(len(each), group.columns)}")
-        for group, name, each in zip(groups, names, smoothed[0], strict=True)
+    """Return the chart of the last curve of each group that has one."""
+    groups = [group for group in groups if group.keys(prefix)]
+    counts = [len(group.keys(prefix)) for group in groups]
+    lines = [
+        _Line(group_css(group), group.name, group, _smoothed(group, group.keys(prefix)[-1], smoothed))
+        for group in groups
     ]
-    return figure(title, _seeds_note(groups, note), legend(entries), plot.svg(), _choices(smoothed))
+    entries = [
+        (line.css, f"{line.name}, {after_last(count, line.group.columns)}, {number_of_runs(line.group)}")
+        for line, count in zip(lines, counts, strict=True)
+    ]
+    return _over_training(title, "mean return", lines, _seeds_note(groups, note), entries)
+
+
+def _smoothed(group: RunGroup, key: str, smoothed: bool) -> list[Curve]:
+    """Return the curve of each smoothing; without any, only the iterations that have a value."""
+    return [group.curve(key, width) for width in SMOOTHINGS] if smoothed else [group.curve(key).known()]
+
+
+def number_of_runs(group: RunGroup) -> str:
+    """Return how many runs a group has, in words."""
+    return f"{len(group.runs)} run{'s' * (len(group.runs) > 1)}"
 
 
 def _seeds_note(groups: Sequence[RunGroup], text: str) -> str:
-    seeds = max(len(group.runs) for group in groups)
-    if seeds == 1:
-        return f"{text} One seed; several (--seeds 0 1 2) would show a band."
-    if seeds < _SEEDS_FOR_A_BAND:
-        return f"{text} The thick line is the mean over {seeds} seeds, the thin ones are the seeds."
-    return f"{text} The line is the mean over {seeds} seeds, the band its 95 % interval (Student's t)."
+    """Add to a note what is drawn of the seeds."""
+    counts = {len(group.runs) for group in groups}
+    kinds = {
+        1: "One seed; several (--seeds 0 1 2) would show a band.",
+        2: "The thick line is the mean over 2 seeds, the thin ones are the seeds.",
+    }
+    if not counts:
+        return text
+    if max(counts) == min(counts):
+        band = f"The line is the mean over {max(counts)} seeds, the band its 95 % interval (Student's t)."
+        return f"{text} {kinds.get(max(counts), band)}"
+    return (
+        f"{text} Lines are means over the runs of an experiment. Bands are 95 % intervals (Student's t); where there "
+        "are fewer than three runs, thin lines are the runs."
+    )
+
+
+def _over_training(
+    title: str,
+    label: str,
+    lines: Sequence[_Line],
+    note: str,
+    entries: Sequence[tuple[str, str]] = (),
+    *,
+    zero: bool = False,
+) -> Markup | None:
+    """Return the chart of lines over each horizontal axis, as far as all of them go; None where nothing is known.
+
+    Args:
+        title: of the card.
+        label: of the vertical axis.
+        lines: with their curves.
+        note: how to read it.
+        entries: of the legend, as (class, name).
+        zero: whether the vertical axis begins at 0.
+    """
+    groups = list({line.group.index: line.group for line in lines}.values())
+    limit = common_steps(groups) if len(groups) > 1 else np.nan
+    if np.isfinite(limit) and not equal_steps(groups):
+        lines = [
+            _Line(line.css, line.name, line.group, [_within(line.group, curve, limit) for curve in line.curves])
+            for line in lines
+        ]
+        note += f" Up to {readable_count(limit)} environment steps, which all runs have."
+    if not any(np.isfinite(line.curves[0].seeds).any() for line in lines):
+        return None
+    first = [line.curves[0] for line in lines]
+    span = _span(first)
+    span = Span(0.0, span.high) if zero and span.high > 0 else span
+    ends = ", ".join(
+        f"{line.name} from {readable(curve.mean[0])} to {readable(curve.mean[-1])}"
+        for line, curve in zip(lines, first, strict=True)
+        if len(curve.mean)
+    )
+    places = [_places(line.group, curve) for line, curve in zip(lines, first, strict=True)]
+    plots = {}
+    for name in X_AXES:
+        # Steps and times may be unknown; a learner of recorded histories takes no steps.
+        known = all(np.isfinite(each[name]).all() and each[name].any() for each in places)
+        axis = name if known else "iterations"
+        across = Span.of([0.0], *(each[axis] for each in places), margin=0.0)
+        plot = Plot(across, span, f"{title}: {ends}.", x_label=X_AXES[axis], y_label=label, x_counts=axis != "minutes")
+        for index, width in enumerate(SMOOTHINGS[: len(lines[0].curves)]):
+            if len(lines[0].curves) > 1:
+                plot.layer(f"smoothed width{width}")
+            for line, each in zip(lines, places, strict=True):
+                _draw(plot, line.curves[index], line.css, each[axis])
+        plots[name] = plot
+    series = [
+        Series(line.css, line.name, each, curve.mean, curve.low, curve.high)
+        for line, curve, each in zip(lines, first, places, strict=True)
+    ]
+    return figure(
+        title, note, legend(entries) if entries else None, switched(plots), data=numbers(label, series, plots)
+    )
+
+
+def _places(group: RunGroup, curve: Curve) -> dict[str, NDArray[np.float64]]:
+    """Return where the iterations of a curve are on each horizontal axis, as means over the seeds."""
+    seconds = np.sum([np.nan_to_num(group.curve(key).mean) for key in _STAGES], axis=0)
+    return {
+        "steps": group.curve("env_steps").mean[curve.iterations],
+        "iterations": np.add(curve.iterations, 1, dtype=np.float64),
+        "minutes": np.asarray(np.cumsum(seconds)[curve.iterations] / 60.0, np.float64),
+    }
+
+
+def _within(group: RunGroup, curve: Curve, limit: float) -> Curve:
+    """Return a curve up to the iteration that ends nearest to some environment steps."""
+    steps = group.curve("env_steps").mean
+    nearest = steps - np.diff(steps, prepend=0.0) / 2.0
+    return curve.at(np.asarray(nearest[curve.iterations] < limit))
 
 
 def _span(curves: Sequence[Curve]) -> Span:
@@ -218,60 +255,14 @@ def _drawn(curve: Curve) -> list[NDArray[np.float64]]:
     return [curve.low, curve.high, curve.mean] if len(curve.seeds) >= _SEEDS_FOR_A_BAND else [curve.mean, *curve.seeds]
 
 
-def _choices(smoothed: Sequence[object]) -> Markup | None:
-    return _smoothing_labels() if len(smoothed) > 1 else None
-
-
-def _draw_all(
-    plot: Plot,
-    smoothed: Sequence[Sequence[Curve]],
-    styles: Sequence[str],
-    names: Sequence[str],
-    costs: Sequence[NDArray[np.float64]] | None = None,
-) -> None:
-    """Draw the curves of each smoothing as a layer of its own, with their values for the pointer.
-
-    Args:
-        plot: to draw in.
-        smoothed: of each smoothing, the curves.
-        styles: class of each curve.
-        names: of each curve.
-        costs: places of each curve's iterations; None for the iterations.
-    """
-    for width, curves in zip(_SMOOTHINGS, smoothed, strict=False):
-        if len(smoothed) > 1:
-            plot.layer(f"smoothed width{width}")
-        places = [curve.iterations for curve in curves] if costs is None else costs
-        for curve, css, xs in zip(curves, styles, places, strict=True):
-            _draw(plot, curve, css, xs)
-        # Values are shown at the points of the longest curve.
-        common = max(places, key=lambda xs: float(np.nanmax(xs, initial=0.0)))
-        heads = [f"iteration {x:,.0f}" if costs is None else f"{readable_count(x)} steps" for x in common]
-        lines = [
-            (css, name, _at(common, xs, curve.mean))
-            for css, name, xs, curve in zip(styles, names, places, curves, strict=True)
-        ]
-        plot.readings(common, heads, lines)
-
-
-def _at(places: ArrayLike, xs: ArrayLike, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the last value of a curve at some points; NaN before its beginning and beyond its end."""
-    places, xs = np.asarray(places, np.float64), np.asarray(xs, np.float64)
-    if not len(xs):
-        return np.full(len(places), np.nan)
-    found = values[np.clip(np.searchsorted(xs, places, side="right") - 1, 0, len(xs) - 1)]
-    return np.where((places >= xs[0]) & (places <= xs[-1]), found, np.nan)
-
-
-def _draw(plot: Plot, curve: Curve, css: str, places: ArrayLike | None = None) -> None:
-    """Draw the mean over the seeds, and their band where there are enough of them; by default over the iterations."""
-    xs = curve.iterations if places is None else places
+def _draw(plot: Plot, curve: Curve, css: str, places: NDArray[np.float64]) -> None:
+    """Draw the mean over the seeds, and their band where there are enough of them."""
     if len(curve.seeds) >= _SEEDS_FOR_A_BAND:
-        plot.band(xs, curve.low, curve.high, css)
+        plot.band(places, curve.low, curve.high, css)
     elif len(curve.seeds) > 1:
         for seed in curve.seeds:
-            plot.line(xs, seed, f"{css} seed")
-    plot.line(xs, curve.mean, css)
+            plot.line(places, seed, f"{css} seed")
+    plot.line(places, curve.mean, css)
 
 
 def time_per_stage(group: RunGroup) -> Markup | None:
@@ -296,16 +287,15 @@ def time_per_stage(group: RunGroup) -> Markup | None:
     longest = max(*seconds.values(), 1e-12)
     digits = decimals(longest)
     rows = [
-        element(
-            "tr",
-            element("th", name),
+        row(
+            name,
             element("td", element("i", class_="bar", style=f"width:{max(0.0, value) / longest:.1%}"), class_="bars"),
             element("td", f"{readable(value, digits)} s"),
         )
         for name, value in sorted(seconds.items(), key=lambda entry: -entry[1])
         if value >= 0.0005 * longest
     ]
-    return figure("Time per iteration", note, element("table", rows, class_="times"))
+    return figure("Time per iteration", note, table("Time per iteration", (), rows, "times", wide=False))
 
 
 def throughput(groups: Sequence[RunGroup]) -> Markup | None:
@@ -374,23 +364,14 @@ def policy_spread(groups: Sequence[RunGroup]) -> list[Markup | None]:
 def _single_metric(
     groups: Sequence[RunGroup], key: str, title: str, label: str, note: str, *, zero: bool
 ) -> Markup | None:
-    smoothed = [[group.curve(key, width) for group in groups] for width in _SMOOTHINGS]
-    curves = smoothed[0]
-    longest = max(curves, key=lambda curve: len(curve.iterations))
-    if not any(np.isfinite(curve.mean).any() for curve in curves):
-        return None
-    span = _span(curves)
-    plot = Plot(
-        Span.of(longest.iterations, margin=0.0),
-        Span(0.0, span.high) if zero and span.high > 0 else span,
-        f"{label} over the iterations, {readable(float(np.nanmean(curves[0].mean)))} on average.",
-        x_label="iteration",
-        y_label=label,
-        x_counts=True,
-    )
+    """Return the chart of one metric, with a line for each group that has it."""
+    groups = [group for group in groups if group.keys(key)]
     several = len(groups) > 1
-    styles = [group_css(group) if several else "run" for group in groups]
-    names = [group.name if several else label for group in groups]
-    _draw_all(plot, smoothed, styles, names)
-    entries = legend(list(zip(styles, names, strict=True))) if several else None
-    return figure(title, note, entries, plot.svg(), _choices(smoothed))
+    lines = [
+        _Line(
+            group_css(group) if several else "run", group.name if several else label, group, _smoothed(group, key, True)
+        )
+        for group in groups
+    ]
+    entries = [(line.css, line.name) for line in lines] if several else []
+    return _over_training(title, label, lines, note, entries, zero=zero)

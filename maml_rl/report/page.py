@@ -15,13 +15,16 @@ from maml_rl.experiment.comparable import Run, RunGroup, readable_value
 from maml_rl.experiment.evaluate import pooled_intervals
 from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.report import curves, task_charts
-from maml_rl.report.comparison import difference_table, performance_profiles, step_returns, step_table
+from maml_rl.report.comparison import difference_table, performance_profiles, step_returns, step_table, verdict
 from maml_rl.report.evaluations import GroupResult
+from maml_rl.report.figures import choices, named, row, table
 from maml_rl.report.markup import Markup, element, join
 from maml_rl.report.scales import decimals, readable, readable_count, readable_interval, readable_seconds
 from maml_rl.runs.system import package_versions
 
 GENERATOR = "maml_rl.report"
+# In a title.
+_MOST_NAMES = 4
 
 
 def page(
@@ -42,15 +45,17 @@ def page(
         data: names of the files beside the page that hold its numbers.
     """
     groups = [result.group for result in results]
-    title = title or " and ".join(group.name for group in groups)
+    title = title or " and ".join(group.name for group in groups[:_MOST_NAMES]) + " and others" * (
+        len(groups) > _MOST_NAMES
+    )
     families: dict[str, list[GroupResult]] = {}
     for result in results:
         families.setdefault(result.group.config.env_name, []).append(result)
     body = element(
         "main",
-        curves.smoothing_choices(),
         _header(title, groups),
         element("ul", [_notice(notice) for notice in notices], class_="notices") if notices else None,
+        choices(),
         [
             part
             for name, members in families.items()
@@ -69,9 +74,17 @@ def page(
         # An empty icon keeps the browser from requesting one from a server.
         element("link", rel="icon", href="data:,"),
         element("title", title),
-        element("style", Markup(files("maml_rl.report").joinpath("style.css").read_text(encoding="utf-8"))),
+        element("style", _text("charts.css"), _text("style.css")),
     )
-    return "<!doctype html>\n" + element("html", head, element("body", body), lang="en") + "\n"
+    return (
+        "<!doctype html>\n"
+        + element("html", head, element("body", body, element("script", _text("page.js"))), lang="en")
+        + "\n"
+    )
+
+
+def _text(name: str) -> Markup:
+    return Markup(files("maml_rl.report").joinpath(name).read_text(encoding="utf-8"))
 
 
 def _notice(sentence: str) -> Markup:
@@ -80,11 +93,16 @@ def _notice(sentence: str) -> Markup:
     return element("li", parts)
 
 
-def _section(title: str | None, *content: Markup | None, css: str = "grid") -> Markup | None:
+def _section(title: str | None, *content: Markup | None, whose: RunGroup | None = None) -> Markup | None:
+    """Return a section of cards, in the color of the group whose it is, if it is one of several on the page."""
     shown = [part for part in content if part]
     if not shown:
         return None
-    return element("section", element("h2", title) if title else None, element("div", shown, class_=css))
+    heading = (
+        None if title is None else element("h2", title if whose is None else named(curves.group_css(whose), title))
+    )
+    css = None if whose is None else f"of-{curves.group_css(whose).split()[0]}"
+    return element("section", heading, element("div", shown, class_="grid"), class_=css)
 
 
 def _header(title: str, groups: Sequence[RunGroup]) -> Markup:
@@ -132,12 +150,14 @@ def _compared(
     """Return the sections that compare the groups of one family."""
     groups = [result.group for result in members]
     yield None if alone else element("h2", name)
+    yield verdict(members)
     yield _comparison(members)
     learning = curves.compared_learning_curves(groups), curves.compared_evaluation_curves(groups)
     adapted = step_returns(members), performance_profiles(members), step_table(members), difference_table(members)
-    yield _section(None, *learning, *adapted)
+    yield _section("Returns", *learning, *adapted)
     for result in members:
-        yield _section(result.group.name, *_about_one(result, videos[result.group.index], compared=True))
+        of_group = _about_one(result, videos[result.group.index], compared=True)
+        yield _section(result.group.name, *of_group, whose=result.group)
     spread = curves.policy_spread(groups)
     losses = curves.prediction(groups), curves.divergence(groups)
     yield _section("Training", curves.throughput(groups), *losses, *spread)
@@ -232,21 +252,19 @@ def _comparison(results: Sequence[GroupResult]) -> Markup:
         "minutes of training": [(total[2] + total[3]) / 60.0 for total in totals],
     }
     digits = {label: 0 if label == "iterations" else decimals(values) for label, values in columns.items()}
-    names = [result.group.name for result in results]
     rows = [
-        element(
-            "tr",
-            element("th", element("b", name, class_=curves.group_css(result.group))),
+        row(
+            named(curves.group_css(result.group), result.group.name),
+            element("td", len(result.group.runs)),
             [
                 element("td", readable(values[index], digits[label]) if np.isfinite(values[index]) else "")
                 for label, values in columns.items()
             ],
         )
-        for index, (name, result) in enumerate(zip(names, results, strict=True))
+        for index, result in enumerate(results)
     ]
-    head = element("tr", element("th", "experiment"), [element("th", label) for label in columns])
-    table = element("table", element("thead", head), element("tbody", rows), class_="compared")
-    return element("div", curves.scrolling("Comparison", table), class_="card")
+    content = table("Comparison", ["experiment", "runs", *columns], rows, "compared")
+    return element("div", content, class_="card")
 
 
 def _column(column: int, results: Sequence[GroupResult]) -> str:
@@ -256,33 +274,44 @@ def _column(column: int, results: Sequence[GroupResult]) -> str:
 
 
 def _settings(groups: Sequence[RunGroup]) -> Markup:
-    """Return a table of all settings; those that differ between groups or from the defaults stand out."""
+    """Return tables of all settings: first those that differ between groups, or from the defaults."""
     configs = [group.config.flat() for group in groups]
     defaults = {key: value for group in groups for key, value in _defaults(group.config).items()}
-    rows: list[Markup] = []
     differing: list[Markup] = []
+    changed: list[Markup] = []
+    others: list[Markup] = []
     # Where a group has several seeds, the table of runs has them.
     hidden = "seed" if any(len(group.runs) > 1 for group in groups) else ""
     for key in dict.fromkeys(key for config in configs for key in config):
         if key == hidden:
             continue
-        values = [config.get(key) for config in configs]
-        changed = any(readable_value(value) != readable_value(defaults.get(key)) for value in values)
-        same = all(value == values[0] for value in values)
-        cells = [element("td", element("code", readable_value(value))) for value in (values[:1] if same else values)]
-        (rows if same else differing).append(
-            element("tr", element("th", key), cells, class_="changed" if changed and len(groups) == 1 else None)
-        )
-    head = element("tr", element("th"), [element("th", group.name) for group in groups])
-    table = curves.scrolling("What differs", element("table", head, differing, class_="facts"))
-    compared = element("div", element("h3", "What differs"), table, class_="card wide")
-    note = "Bold settings are not the defaults." if len(groups) == 1 else "Settings that all have in common."
-    half = -(-len(rows) // 2)
-    columns = element(
-        "div", [element("table", part, class_="facts") for part in (rows[:half], rows[half:])], class_="grid"
+        texts = [readable_value(config[key]) if key in config else "" for config in configs]
+        cells = [element("td", element("code", text)) for text in texts]
+        if len(set(texts)) > 1:
+            differing.append(row(key, cells))
+        else:
+            (others if texts[0] == readable_value(defaults.get(key)) else changed).append(row(key, cells[0]))
+    parts = []
+    if differing:
+        head = ["setting", *(named(curves.group_css(group), group.name) for group in groups)]
+        parts.append(_card("What differs", table("What differs", head, differing, "facts")))
+    if changed:
+        parts.append(_card("Changed from the defaults", _halves("Changed from the defaults", changed)))
+    rest = element(
+        "details", element("summary", f"{len(others)} settings with their defaults"), _halves("Defaults", others)
     )
-    common = element("div", columns, element("p", note, class_="note"), class_="card wide")
-    return join([compared if differing else None, common])
+    return join([*parts, element("div", rest, class_="card wide")])
+
+
+def _card(title: str, content: Markup) -> Markup:
+    return element("div", element("h3", title), content, class_="card wide")
+
+
+def _halves(title: str, rows: Sequence[Markup]) -> Markup:
+    """Return rows of settings as two tables beside each other."""
+    half = -(-len(rows) // 2)
+    parts = [part for part in (rows[:half], rows[half:]) if part]
+    return element("div", [table(title, (), part, "facts", wide=False) for part in parts], class_="grid")
 
 
 def _defaults(config: Config) -> dict[str, Any]:
@@ -302,17 +331,10 @@ def _defaults(config: Config) -> dict[str, Any]:
 
 
 def _runs(groups: Sequence[RunGroup]) -> Markup:
-    head = element(
-        "tr",
-        [
-            element("th", label)
-            for label in ("folder", "trained by", "seed", "iterations", "digest of the last iteration")
-        ],
-    )
+    head = ["folder", "trained by", "seed", "iterations", "digest of the last iteration"]
     rows = [
-        element(
-            "tr",
-            element("td", element("code", str(run.path))),
+        row(
+            element("code", str(run.path)),
             element("td", element("code", run.system["command"]) if run.system.get("command") else "not recorded"),
             element("td", run.config.seed),
             element("td", f"{run.finished} of {run.config.num_batches}"),
@@ -321,8 +343,7 @@ def _runs(groups: Sequence[RunGroup]) -> Markup:
         for group in groups
         for run in group.runs
     ]
-    table = curves.scrolling("Runs", element("table", head, rows, class_="facts"))
-    return element("div", table, class_="card wide")
+    return element("div", table("Runs", head, rows, "facts"), class_="card wide")
 
 
 def _footer(data: Sequence[str]) -> Markup:

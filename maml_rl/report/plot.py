@@ -1,23 +1,20 @@
 """A chart as SVG: axes, lines, bands, dots. Colors come from the page's style sheet, by class, for dark and light."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.report.markup import Markup, element, join
-from maml_rl.report.scales import Span, readable, tick_labels
+from maml_rl.report.scales import Span, tick_labels
 
 _WIDTH, _HEIGHT = 480, 300
 _RIGHT, _BOTTOM = 14, 44
 # Room for a character of the axes' font, and as many points as a line of this width can show.
 _CHARACTER = 8
 _MOST_POINTS = 960
-# Number of points at which the pointer shows the values of a line, and the distance between their lines of text.
-_MOST_READINGS = 120
-_LINE = 15
-_LONGEST_NAME = 34
+_DOT = 4
 
 
 class Plot:
@@ -64,7 +61,8 @@ class Plot:
         if x_names is None:
             x_ticks = x.ticks(max(2, width // 60), whole=x_counts)
             x_names = list(zip(x_ticks, tick_labels(x_ticks), strict=True))
-        self._axes = [*self._y_axis(y_ticks, y_texts, y_label), *self._x_axis(x_names, x_label)]
+        self._scale = self._y_axis(y_ticks, y_texts, y_label)
+        self._base = self._x_axis(x_names, x_label)
         self._marks: list[Markup] = []
         self._layers: list[tuple[str, list[Markup]]] = [("", self._marks)]
 
@@ -74,28 +72,30 @@ class Plot:
         self._layers.append((css, self._marks))
 
     def line(self, xs: ArrayLike, ys: ArrayLike, css: str) -> None:
-        """Connect points; non-finite values leave gaps."""
+        """Connect points; non-finite values leave gaps, and a point between two gaps is a dot."""
         points = self._points(*_thinned(np.asarray(xs, np.float64), np.asarray(ys, np.float64)))
-        known = _known(points)
-        commands = []
-        for index, (x, y) in enumerate(points):
-            if known[index]:
-                commands.append(f"{'L' if index and known[index - 1] else 'M'}{x:.1f} {y:.1f}")
-        if commands:
-            self._marks.append(element("path", class_=f"line {css}", d="".join(commands)))
+        parts = [points[part] for part in _runs(_known(points))]
+        path = "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in part) for part in parts if len(part) > 1)
+        if path:
+            self._marks.append(element("path", class_=f"line {css}", d=path))
+        for ((x, y),) in (part for part in parts if len(part) == 1):
+            self._marks.append(element("circle", class_=f"dot {css}", cx=f"{x:.1f}", cy=f"{y:.1f}", r=_DOT))
 
     def band(self, xs: ArrayLike, lows: ArrayLike, highs: ArrayLike, css: str) -> None:
-        """Fill the space between two lines."""
+        """Fill the space between two lines; at a point between two gaps it is an interval."""
         xs = np.asarray(xs, np.float64)
         below = self._points(*_thinned(xs, np.asarray(lows, np.float64)))
         above = self._points(*_thinned(xs, np.asarray(highs, np.float64)))
         known = _known(below) & _known(above)
         for part in _runs(known):
+            if part.stop - part.start == 1:
+                self._interval(below[part.start], above[part.start], css)
+                continue
             outline = np.concatenate([above[part], below[part][::-1]])
             path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in outline) + "Z"
             self._marks.append(element("path", class_=f"band {css}", d=path))
 
-    def dots(self, xs: ArrayLike, ys: ArrayLike, css: str, *, radius: float = 4, titles: Sequence[str] = ()) -> None:
+    def dots(self, xs: ArrayLike, ys: ArrayLike, css: str, *, radius: float = _DOT, titles: Sequence[str] = ()) -> None:
         """Draw points; `titles` appear when one is pointed at."""
         for index, (x, y) in enumerate(self._points(xs, ys)):
             if np.isfinite(x) and np.isfinite(y):
@@ -115,79 +115,46 @@ class Plot:
     def key(self, entries: Sequence[tuple[str, str]]) -> None:
         """Write the meaning of the colors above the chart, as (class, name), for a picture without a page."""
         names = [
-            element("tspan", name, class_=css, dx=10 if index else None) for index, (css, name) in enumerate(entries)
+            join([element("tspan", "\N{BLACK SQUARE}", class_=css, dx=10 if index else None), f" {name}"])
+            for index, (css, name) in enumerate(entries)
         ]
         self._marks.append(element("text", names, class_="label", x=self._right, y=14, text_anchor="end"))
 
     def interval(self, x: float, low: float, high: float, css: str) -> None:
         """Draw a vertical bar from `low` to `high`, with caps."""
-        (left, bottom), (_, top) = self._points([x, x], [low, high])
+        below, above = self._points([x, x], [low, high])
+        self._interval(below, above, css)
+
+    def _interval(self, below: NDArray[np.float64], above: NDArray[np.float64], css: str) -> None:
+        (left, bottom), (_, top) = below, above
         if np.isfinite([bottom, top]).all():
             path = f"M{left:.1f} {bottom:.1f}V{top:.1f}M{left - 4:.1f} {bottom:.1f}h8M{left - 4:.1f} {top:.1f}h8"
             self._marks.append(element("path", class_=f"interval {css}", d=path))
-
-    def readings(
-        self, xs: ArrayLike, heads: Sequence[str], lines: Sequence[tuple[str, str, ArrayLike]], unit: str = ""
-    ) -> None:
-        """Show the values of lines where the pointer is; of many places, some.
-
-        Args:
-            xs: (n,) points, in order.
-            heads: title of every point.
-            lines: (class, name, (n,) values) of each line; non-finite values are omitted.
-            unit: of the values, with a space before it.
-        """
-        xs = np.asarray(xs, np.float64)
-        chosen = np.unique(np.linspace(0, len(xs) - 1, min(len(xs), _MOST_READINGS)).round().astype(int))
-        across = self._points(xs[chosen], np.full(len(chosen), self._y.low))[:, 0]
-        edges = np.concatenate([[self._left], (across[1:] + across[:-1]) / 2.0, [self._right]])
-        for index, place, left, right in zip(chosen, across, edges[:-1], edges[1:], strict=True):
-            values = [(css, _shortened(name), float(np.asarray(ys)[index])) for css, name, ys in lines]
-            texts = [
-                ("", heads[index]),
-                *((css, f"{name}: {readable(y)}{unit}") for css, name, y in values if np.isfinite(y)),
-            ]
-            # Within the chart, also in the larger letters of a phone.
-            x = max(2.0, min(place + 6, self._right - (_CHARACTER + 1) * max(len(text) for _, text in texts)))
-            self._marks.append(
-                element(
-                    "g",
-                    element(
-                        "rect",
-                        x=f"{left:.1f}",
-                        y=self._top,
-                        width=f"{max(right - left, 0.1):.1f}",
-                        height=self._bottom - self._top,
-                    ),
-                    element("path", d=f"M{place:.1f} {self._top}V{self._bottom}"),
-                    [
-                        element(
-                            "text",
-                            text,
-                            class_=css or None,
-                            x=f"{x:.1f}",
-                            y=self._top + _LINE * row,
-                        )
-                        for row, (css, text) in enumerate(texts, start=1)
-                    ],
-                    class_="reading",
-                )
-            )
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in pixels."""
         return self._size
 
+    @property
+    def frame(self) -> list[float]:
+        """Pixels of the left and right end of the horizontal axis and of the top and bottom, and the values there."""
+        return [self._left, self._right, self._top, self._bottom, self._x.low, self._x.high]
+
     def content(self) -> list[Markup]:
         """Return the drawing without the frame of a picture."""
-        layers = [element("g", marks, class_=css) if css else join(marks) for css, marks in self._layers]
-        return [*self._axes, *layers]
+        return [*self._scale, *self._base, *self._drawing()]
 
     def svg(self) -> Markup:
         """Return the chart, as wide as its container."""
+        return self._picture(self.content())
+
+    def _drawing(self) -> list[Markup]:
+        return [element("g", marks, class_=css) if css else join(marks) for css, marks in self._layers]
+
+    def _picture(self, content: Sequence[Markup]) -> Markup:
         width, height = self._size
-        return element("svg", self.content(), viewBox=f"0 0 {width} {height}", role="img", aria_label=self._summary)
+        return element("svg", content, viewBox=f"0 0 {width} {height}", role="img", aria_label=self._summary)
 
     def _points(self, xs: ArrayLike, ys: ArrayLike) -> NDArray[np.float64]:
         """Return pixels (n, 2)."""
@@ -223,8 +190,18 @@ class Plot:
         return parts
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "\N{HORIZONTAL ELLIPSIS}"
+def switched(plots: Mapping[str, Plot]) -> Markup:
+    """Return one chart of several that differ only in the horizontal axis, which a style sheet chooses by its name.
+
+    Each is in layers of the class `by-<name>`; equal drawings are one layer of several classes.
+    """
+    drawings: dict[Markup, list[str]] = {}
+    for name, plot in plots.items():
+        drawings.setdefault(join(plot._drawing()), []).append(f"by-{name}")
+    layers = [element("g", plot._base, class_=f"by by-{name}") for name, plot in plots.items()]
+    layers += [element("g", drawing, class_=" ".join(["by", *names])) for drawing, names in drawings.items()]
+    first = next(iter(plots.values()))
+    return first._picture([*first._scale, *layers])
 
 
 def _thinned(xs: NDArray[np.float64], ys: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.meta_env import Task
 from maml_rl.experiment.evaluate import Evaluation
-from maml_rl.report.curves import after, figure, legend
+from maml_rl.report.curves import after
 from maml_rl.report.evaluations import SampledEvaluation
+from maml_rl.report.figures import Series, figure, legend, numbers
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
 from maml_rl.report.scales import Span, decimals, readable
@@ -107,6 +108,7 @@ def _against_number(evaluation: Evaluation, parameter: NDArray[np.float64]) -> M
         f"Each dot is one of {len(before)} new tasks, its return averaged over {evaluation.returns.shape[2]} episodes.",
         legend([("before", first), ("after", last)]),
         plot.svg(),
+        data=_numbers(evaluation, {name: parameter}),
     )
 
 
@@ -137,6 +139,7 @@ def _on_map(evaluation: Evaluation, places: NDArray[np.float64]) -> Markup:
         f"Each dot is one of {len(before)} new tasks, at its {name}; the color is its mean return.",
         element("div", maps, class_="pair"),
         scale,
+        data=_numbers(evaluation, {f"{name} {axis}": places[:, index] for index, axis in enumerate("xy")}),
     )
 
 
@@ -161,7 +164,14 @@ def _one_by_one(evaluation: Evaluation) -> Markup:
         f"{len(before)} new tasks, each averaged over {evaluation.returns.shape[2]} episodes.",
         legend([("before", first), ("after", last)]),
         plot.svg(),
+        data=_numbers(evaluation, {"task": np.arange(len(before))}),
     )
+
+
+def _numbers(evaluation: Evaluation, places: Mapping[str, ArrayLike]) -> Markup:
+    """Return the first and the last return of each task as the numbers of a chart."""
+    before, later, (first, last) = _before_and_after(evaluation)
+    return numbers("return", [Series("before", first, places, before), Series("after", last, places, later)])
 
 
 def navigation_paths(sampled: SampledEvaluation) -> Markup | None:
@@ -174,11 +184,14 @@ def navigation_paths(sampled: SampledEvaluation) -> Markup | None:
     last = len(sampled.phases) - 1
     returns = sampled.evaluation.task_returns()[: len(goals)][:, [0, -1]]
     digits = decimals(returns)
-    maps = []
-    for task, goal in zip(chosen, goals, strict=True):
+    paths = [{css: _paths(sampled, phase, task) for css, phase in (("before", 0), ("after", last))} for task in chosen]
+    # Equal axes, so that the maps compare.
+    across, up = _square(
+        np.concatenate([[[0.0, 0.0]], goals, *(path for each in paths for of in each.values() for path in of)])
+    )
+    maps, series = [], []
+    for task, goal, phases in zip(chosen, goals, paths, strict=True):
         before, later = (readable(value, digits) for value in returns[task])
-        paths = {css: _paths(sampled, phase, task) for css, phase in (("before", 0), ("after", last))}
-        across, up = _square(np.concatenate([[[0.0, 0.0], goal], *paths["before"], *paths["after"]]))
         plot = Plot(
             across,
             up,
@@ -186,19 +199,24 @@ def navigation_paths(sampled: SampledEvaluation) -> Markup | None:
             equal=True,
             width=240,
         )
-        for css, phase_paths in paths.items():
-            for path in phase_paths:
-                plot.line(path[:, 0], path[:, 1], css)
+        for css, (first, *others) in phases.items():
+            for path in others:
+                plot.line(path[:, 0], path[:, 1], f"{css} other")
+            plot.line(path_x := first[:, 0], first[:, 1], css)
+            steps = np.arange(len(first))
+            places = {"task": np.full(len(first), task), "step": steps, "x": path_x}
+            series.append(Series(css, after(0 if css == "before" else last), places, first[:, 1]))
         plot.dots([0.0], [0.0], "start", radius=4)
         plot.dots([goal[0]], [goal[1]], "goal", radius=6, titles=["the goal"])
         maps.append(element("div", plot.svg(), element("p", f"{before} \N{RIGHTWARDS ARROW} {later}")))
     return figure(
         "Paths before and after adaptation",
-        f"{_PATHS_PER_TASK} episodes of each phase in {len(maps)} new tasks, each on axes that hold all of them; below "
-        "each, the task's mean return before and after.",
+        f"One episode of each phase in {len(maps)} new tasks, and {_PATHS_PER_TASK - 1} more as thin lines, all on the "
+        "same axes; below each, the task's mean return before and after.",
         legend([("before", after(0)), ("after", after(last)), ("start", "start"), ("goal", "goal")]),
         element("div", maps, class_="maps"),
         css="wide",
+        data=numbers("y", series),
     )
 
 

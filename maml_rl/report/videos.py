@@ -17,8 +17,9 @@ from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.errors import MamlRLError, UsersCode, explain
-from maml_rl.report.curves import after, figure
+from maml_rl.report.curves import after
 from maml_rl.report.evaluations import SampledEvaluation
+from maml_rl.report.figures import figure
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.scales import readable
 from maml_rl.report.task_charts import NAVIGATION, describe, spread_out

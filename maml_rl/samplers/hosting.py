@@ -1,8 +1,7 @@
 """Hosts in other processes: each samples blocks of a batch's tasks, keeps the episodes, and computes on them.
 
-A request contains everything that its answer depends on: the keys of the batch, and the earlier operations that changed
-the state of a program. So any host can answer any request: a host without the block samples it first, which gives the
-same episodes, and repeats these operations. Another host thus recomputes the state of a lost host, bit for bit.
+A request contains everything that its answer depends on: the keys of the batch, the question and its arguments. So any
+host can answer any request: a host without the block samples it first, which gives the same episodes, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,17 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from maml_rl.derivatives import (
-    Answer,
-    ChunkWorkers,
-    Hosts,
-    Program,
-    Session,
-    ThreadHosts,
-    ThreadSession,
-    blocks_of,
-)
-from maml_rl.derivatives.hosts import Arguments, Question, Result
+from maml_rl.derivatives import ChunkWorkers, Hosts, Memo, ParameterLayout, ThreadHosts, blocks_of, cut, even_chunks
+from maml_rl.derivatives.hosts import Result, Value
 from maml_rl.episode.advantages import TaskwiseBaseline
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError, explain
@@ -82,14 +72,26 @@ class HostedBatch:
         cls,
         phase: Phase,
         inner: InnerPhases | None,
-        chunks: Sequence[slice],
+        trials_per_chunk: int,
         *,
         for_update: bool,
         record_log_probs: bool,
     ) -> HostedBatch:
-        """Make it of a phase with its policy, and of a baseline that is fitted to each task."""
-        if inner is not None:
+        """Make it of a phase with its policy, and of a baseline that is fitted to each task.
+
+        Args:
+            phase: the first.
+            inner: see above.
+            trials_per_chunk: how many tasks a chunk has at most, if there is one phase without processing.
+            for_update: see above.
+            record_log_probs: see above.
+        """
+        num_tasks, per_task, horizon = phase.sizes
+        if inner is None:
+            chunks = even_chunks(num_tasks, trials_per_chunk)
+        else:
             assert isinstance(inner.baseline, TaskwiseBaseline)
+            chunks = cut(num_tasks, horizon * per_task, ParameterLayout(phase.policy).width, _CPU)
             # Without the earlier fit of the baseline.
             inner = replace(inner, policy=None, baseline=inner.baseline.apart())  # type: ignore[arg-type]
         return cls(
@@ -99,7 +101,7 @@ class HostedBatch:
             for_update=for_update,
             record_log_probs=record_log_probs,
             chunks=tuple(chunks),
-            blocks=tuple(blocks_of(len(phase.tasks), chunks)),
+            blocks=tuple(blocks_of(num_tasks, chunks)),
         )
 
     @property
@@ -146,27 +148,18 @@ class HostedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """An operation of a program; see `Session.run`.
+class Asked:
+    """A question about each chunk of some blocks.
 
     Attributes:
-        name: of the method of a chunk's state.
-        arguments: of it.
-        values: see `Program.values`.
+        question: see `Hosts.map`.
+        arguments: of the question; a `Reference` means a shared one.
+        join: makes a block's answer of those about its chunks.
     """
 
-    name: str
+    question: Callable[..., Any]
     arguments: tuple[Any, ...]
-    values: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A question; see `Hosts.ask`."""
-
-    question: Any
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
+    join: Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +169,12 @@ class Request:
     Attributes:
         batch: refers to a `HostedBatch`.
         blocks: which of its blocks.
-        operation: refers to an `Operation` or to what was `Asked`; None to have the episodes sampled.
-        program: refers to the program of the operation.
-        recorded: refer to the operations before it, and itself, that leave something in the program's state.
+        asked: refers to what was `Asked` about them; None to have the episodes sampled.
     """
 
     batch: Reference
     blocks: tuple[int, ...]
-    operation: Reference | None = None
-    program: Reference | None = None
-    recorded: tuple[Reference, ...] = ()
+    asked: Reference | None = None
 
 
 class EpisodeHost:
@@ -205,83 +194,55 @@ class EpisodeHost:
         self._workers = ChunkWorkers(_CPU)
         # Objects that this host has received from the store, by number.
         self._fetched: dict[int, Any] = {}
-        self._batch_number = self._program_number = -1
+        self._batch_number = -1
         self._hosts: dict[int, ThreadHosts] = {}
-        # Of each block its session, and the number of recorded operations that it has carried out.
-        self._sessions: dict[int, tuple[ThreadSession, int]] = {}
-        self._room = _HOST_ROOM
 
     def forget(self) -> None:
         """Forget everything that a request can restore."""
-        self._batch_number = self._program_number = -1
-        self._fetched, self._hosts, self._sessions = {}, {}, {}
+        self._batch_number, self._fetched, self._hosts = -1, {}, {}
 
     def carry_out(self, request: Request) -> dict[int, Any]:
-        """Return the answer of each block of a request: an `Answer`, a list of each chunk's answer, or None.
+        """Return the answer about each block of a request; None where nothing was asked.
 
         Raises:
-            ConfigError: If the program cannot be loaded.
+            ConfigError: If the question or an argument cannot be loaded.
         """
         if request.batch.number != self._batch_number:
             self.forget()
             self._batch_number = request.batch.number
         batch: HostedBatch = self._of(request.batch)
-        operation = None if request.operation is None else self._loaded(request.operation)
+        asked: Asked | None = None if request.asked is None else self._loaded(request.asked, keep=False)
+        if asked is not None:
+            given = [self._loaded(each) if isinstance(each, Reference) else each for each in asked.arguments]
         replies: dict[int, Any] = {}
         for block in request.blocks:
             hosts = self._hosts_of(batch, block)
-            if isinstance(operation, Asked):
-                replies[block] = hosts.ask(operation.question, *operation.arguments, **operation.options)
-            else:
-                replies[block] = None if operation is None else self._run(block, hosts, request, operation)
+            replies[block] = None if asked is None else asked.join(hosts.map(asked.question, *given))
             self._beat()
-        # Only recorded operations are needed again.
-        if request.operation is not None and request.operation not in request.recorded:
-            self._fetched.pop(request.operation.number, None)
         return replies
 
     def _hosts_of(self, batch: HostedBatch, block: int) -> ThreadHosts:
         if block not in self._hosts:
             take_state(self._policy, batch.state)
             phases = batch.sample(block, self._policy, self._sample)
-            self._hosts[block] = ThreadHosts(phases, self._policy, _CPU)
+            earlier = sum(hosts.num_chunks for hosts in self._hosts.values())
+            self._hosts[block] = ThreadHosts(
+                phases, self._policy, _CPU, room=_HOST_ROOM, earlier_chunks=earlier, workers=self._workers
+            )
         return self._hosts[block]
 
-    def _run(self, block: int, hosts: ThreadHosts, request: Request, operation: Operation) -> Answer:
-        assert request.program is not None
-        assert request.operation is not None
-        program: Program = self._loaded(request.program)
-        if request.program.number != self._program_number:
-            self._program_number, self._sessions, self._room = request.program.number, {}, _HOST_ROOM
-        session, done = self._sessions.get(block) or (self._start(hosts, program), 0)
-        missing = [each for each in request.recorded[done:] if each.number != request.operation.number]
-        for each in missing:
-            self._do(session, program, self._loaded(each))
-        answer = self._do(session, program, operation)
-        self._sessions[block] = session, len(request.recorded)
-        return answer.on_cpu()
+    def _of(self, reference: Reference, *, keep: bool = True) -> Any:
+        if reference.number in self._fetched:
+            return self._fetched[reference.number]
+        value = self._get(reference.held)
+        if keep:
+            self._fetched[reference.number] = value
+        return value
 
-    def _start(self, hosts: ThreadHosts, program: Program) -> ThreadSession:
-        hosts.room = self._room
-        session = hosts.start(program)
-        self._room = hosts.room
-        return session
-
-    def _do(self, session: ThreadSession, program: Program, operation: Operation) -> Answer:
-        program.load(operation.values)
-        answer = session.run_in(self._workers, operation.name, *operation.arguments)
-        self._beat()
-        return answer
-
-    def _of(self, reference: Reference) -> Any:
-        if reference.number not in self._fetched:
-            self._fetched[reference.number] = self._get(reference.held)
-        return self._fetched[reference.number]
-
-    def _loaded(self, reference: Reference) -> Any:
+    def _loaded(self, reference: Reference, *, keep: bool = True) -> Any:
         """Return part of a learner, whose module this machine may lack."""
         try:
-            return self._of(reference)
+            return self._of(reference, keep=keep)
         except ImportError as error:
             raise ConfigError(
                 f"the algorithm cannot be loaded where its episodes are ({explain(error)}); install its module on all "
@@ -325,56 +286,35 @@ class RemoteHosts(Hosts):
     def __init__(self, carrier: Carrier, batch: HostedBatch) -> None:
         self.num_tasks, self.num_phases = len(batch.phase.tasks), batch.num_phases
         self._carrier, self._batch = carrier, batch
-        self._reference = self.put(batch)
-        self.carry_out()
+        # By identity, which is theirs as long as they are here.
+        self._shared: dict[int, tuple[Any, Reference]] = {}
+        self._reference = self._put(batch)
+        self._carry_out()
 
-    def put(self, value: Any) -> Reference:
-        """Put an object into the store."""
-        return Reference(next(self._numbers), self._carrier.put(value))
-
-    def carry_out(self, operation: Reference | None = None, **of_program: Any) -> list[Any]:
-        """Return the replies of all blocks, in their order; see `Request`."""
-        blocks = tuple(range(len(self._batch.blocks)))
-        request = Request(self._reference, blocks, operation, **of_program)
-        replies = dict(self._carrier.carry_out(request, self._batch))
-        return [replies[block] for block in blocks]
-
-    def ask(
-        self, question: Question[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
-    ) -> list[Result]:
-        """Ask the hosts about each chunk; see `Hosts.ask`."""
-        return list(itertools.chain(*self.carry_out(self.put(Asked(question, arguments, options)))))
-
-    def start(self, program: Program) -> RemoteSession:
-        """Start a program on the hosts; see `Hosts.start`."""
-        return RemoteSession(self, program)
+    def share(self, argument: Value) -> Value:
+        """Put an argument into the store, from which every host gets it once; see `Hosts.share`."""
+        self._shared[id(argument)] = argument, self._put(argument)
+        return argument
 
     def fetch(self) -> list[TaskEpisodes]:
         """Fetch the episodes from the hosts."""
-        return [TaskEpisodes.join(parts) for parts in zip(*self.ask(_whole), strict=True)]
+        return [TaskEpisodes.join(parts) for parts in zip(*self.map(_whole), strict=True)]
+
+    def _ask(
+        self, question: Callable[..., Any], arguments: tuple[Any, ...], join: Callable[[list[Any]], Result]
+    ) -> list[Result]:
+        given = tuple(self._shared[id(each)][1] if id(each) in self._shared else each for each in arguments)
+        return self._carry_out(self._put(Asked(question, given, join)))
+
+    def _put(self, value: Any) -> Reference:
+        return Reference(next(self._numbers), self._carrier.put(value))
+
+    def _carry_out(self, asked: Reference | None = None) -> list[Any]:
+        """Return the replies of all blocks, in their order; see `Request`."""
+        blocks = tuple(range(len(self._batch.blocks)))
+        replies = dict(self._carrier.carry_out(Request(self._reference, blocks, asked), self._batch))
+        return [replies[block] for block in blocks]
 
 
-class RemoteSession(Session):
-    """A running program in other processes.
-
-    Args:
-        hosts: which.
-        program: is put into the store.
-    """
-
-    def __init__(self, hosts: RemoteHosts, program: Program) -> None:
-        self._hosts, self._program = hosts, program
-        self._reference = hosts.put(program)
-        self._recorded: tuple[Reference, ...] = ()
-
-    def run(self, operation: str, *arguments: Any, recorded: bool = False) -> Answer:
-        """Run an operation on all chunks on the hosts; see `Session.run`."""
-        put = self._hosts.put(Operation(operation, arguments, tuple(self._program.values())))
-        done = self._recorded
-        if recorded:
-            done = self._recorded = (*done, put)
-        return Answer.merge(self._hosts.carry_out(put, program=self._reference, recorded=done)).in_float64()
-
-
-def _whole(phases: Sequence[TaskEpisodes]) -> list[TaskEpisodes]:
+def _whole(phases: Sequence[TaskEpisodes], memo: Memo) -> list[TaskEpisodes]:
     return list(phases)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, adapt
-from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Workspace, chunks_of
+from maml_rl.derivatives import ChunkWorkers, ParameterLayout, chunks_of
 from maml_rl.episode.advantages import TaskwiseBaseline, advantages_from_values, normalized_advantages
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.policies import Policy
@@ -96,7 +96,7 @@ class InnerPhases:
             episodes.gamma = self.gamma
             targets = episodes.returns
 
-            def evaluate(tasks: slice, workspace: Workspace) -> TaskwiseBaseline:
+            def evaluate(tasks: slice) -> TaskwiseBaseline:
                 part = episodes.part(tasks)
                 steps = part.rewards.shape[1]
                 own: TaskwiseBaseline = baseline.apart()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, TypeVar
 
 import gymnasium
@@ -16,8 +15,9 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.arguments import check_count
+from maml_rl.compat.pending_samples import SamplesInTwoCalls
 from maml_rl.config.placement import Placement
-from maml_rl.derivatives import Hosts, ParameterLayout, blocks_of, cut, even_chunks
+from maml_rl.derivatives import Hosts
 from maml_rl.envs.checking import DrawsBySeed
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
@@ -49,28 +49,7 @@ class InterruptedSamplingError(RuntimeError):
     """Another thread has called `interrupt`."""
 
 
-class PendingSample:
-    """Episodes that are sampled at their first access: by `result`, or by unpacking the two.
-
-    Args:
-        sample: samples them.
-    """
-
-    def __init__(self, sample: Callable[[], tuple[list[TaskEpisodes], TaskEpisodes]]) -> None:
-        self._sample = sample
-        self._sampled: tuple[list[TaskEpisodes], TaskEpisodes] | None = None
-
-    def result(self) -> tuple[list[TaskEpisodes], TaskEpisodes]:
-        """Return `(train_episodes, valid_episodes)`, the same ones each time."""
-        if self._sampled is None:
-            self._sampled = self._sample()
-        return self._sampled
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.result())
-
-
-class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
+class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampler"]):
     """Samples tasks of one family, and episodes of a policy in them, in this process or in workers.
 
     Randomness is keyed by (seed, iteration, phase, task, episode): the episodes are bit-identical for any number of
@@ -553,142 +532,71 @@ class MultiTaskSampler(AbstractContextManager["MultiTaskSampler"]):
             bootstrap=bootstrap,
         )
 
-    def has_hosts(self, num_tasks: int, *, trials_per_chunk: int | None = None) -> bool:
-        """Return whether tasks are sampled on hosts: on a Ray cluster, depending on `update`.
-
-        With "auto" they are if every worker gets a share of them: with fewer blocks than workers, sampling would take
-        longer. The bytes are the same.
-
-        Args:
-            num_tasks: M.
-            trials_per_chunk: of `sample_trials_on_hosts`; None for `sample_on_hosts`.
-        """
-        carrier = self._backend.carrier
-        adaptable = isinstance(self.baseline, TaskwiseBaseline) and not self.policy.has_memory
-        possible = (
-            carrier is not None
-            and (adaptable if trials_per_chunk is None else self.slots_per_task == 1)
-            and next(self.policy.parameters()).device.type == "cpu"
-        )
-        if carrier is None or not possible or self.placement.update != "auto":
-            return possible and self.placement.update == "workers"
-        self.prepare(num_tasks)
-        blocks = blocks_of(num_tasks, self._chunks_of(num_tasks, trials_per_chunk))
-        return len(blocks) >= min(num_tasks, carrier.num_hosts)
-
-    def _chunks_of(self, num_tasks: int, trials_per_chunk: int | None = None) -> list[slice]:
-        if trials_per_chunk is not None:
-            return even_chunks(num_tasks, trials_per_chunk)
-        width = ParameterLayout(self.policy).width
-        return cut(num_tasks, self._horizon() * self.batch_size, width, torch.device("cpu"))
-
     def sample_on_hosts(
         self,
         tasks: Sequence[Task],
-        num_steps: int,
-        rule: AdaptationRule,
+        num_steps: int = 0,
+        rule: AdaptationRule | None = None,
         *,
         gamma: float = 0.95,
         gae_lambda: float = 1.0,
         bootstrap: bool = True,
         for_update: bool = True,
-    ) -> Hosts:
-        """Do what `sample` does on the workers of a Ray cluster, which keep the episodes and compute with them.
+        trials_per_chunk: int | None = None,
+        deterministic: bool = False,
+    ) -> Hosts | None:
+        """Do what `sample` does, or without a rule `rollout_trials`, in workers that keep the episodes and compute.
 
         Args:
             tasks: M tasks.
             num_steps: see `sample`, as for the others.
-            rule: how a task's parameters come from its episodes.
+            rule: how a task's parameters come from its episodes; None for trials.
             gamma: discount in [0, 1].
             gae_lambda: in [0, 1].
             bootstrap: continue truncated episodes with the value of their final observation.
             for_update: give the episodes after the last step advantages, too.
+            trials_per_chunk: how many trials make a chunk, at most; None for a chunk for each worker, where nothing is
+                computed chunk by chunk.
+            deterministic: of trials: take the most probable actions instead of drawing them.
 
         Returns:
-            An object with the episodes before each inner step and after the last. The next call replaces them.
+            An object with the episodes before each inner step and after the last, or with the trials. The next call
+            replaces them. None if the workers cannot keep them: where there is no Ray cluster, with `update="driver"`,
+            for a policy with a memory that takes inner steps, or for a baseline that is not fitted to each task. With
+            "auto" also if not every worker would get a share, and sampling would take longer.
 
         Raises:
-            RuntimeError: If the workers cannot keep episodes; see `has_hosts`.
             Exception: As `rollout`.
         """
-        if not isinstance(self.baseline, TaskwiseBaseline) or self.policy.has_memory:
-            raise RuntimeError(
-                "sample_on_hosts needs a baseline that is fitted to each task, and a policy without a memory"
-            )
-        inner = self._inner_phases(num_steps, rule, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
-        rule.step_sizes(num_steps)
-        return self._on_hosts(tasks, inner, for_update=for_update)
-
-    def sample_trials_on_hosts(
-        self, tasks: Sequence[Task], trials_per_chunk: int | None = None, *, deterministic: bool = False
-    ) -> Hosts:
-        """Do what `rollout_trials` does on the workers of a Ray cluster, which keep the trials and compute with them.
-
-        Args:
-            tasks: M tasks.
-            trials_per_chunk: how many tasks make a chunk, at most; None for a chunk for each worker, where nothing is
-                computed chunk by chunk.
-            deterministic: take the most probable actions instead of drawing them.
-
-        Returns:
-            An object with the trials. The next call replaces them.
-
-        Raises:
-            RuntimeError: If the workers cannot keep episodes; see `has_hosts`.
-            Exception: As `rollout_trials`.
-        """
-        self._check_trials()
-        if trials_per_chunk is None:
-            self.prepare(len(tasks))
-            carrier = self._backend.carrier
-            trials_per_chunk = 1 if carrier is None else max(1, -(-len(tasks) // max(1, carrier.num_hosts)))
-        return self._on_hosts(tasks, None, trials_per_chunk=trials_per_chunk, deterministic=deterministic)
-
-    def _on_hosts(
-        self,
-        tasks: Sequence[Task],
-        inner: InnerPhases | None,
-        *,
-        for_update: bool = True,
-        trials_per_chunk: int | None = None,
-        deterministic: bool = False,
-    ) -> Hosts:
-        """Have hosts sample all phases of a batch.
-
-        Raises:
-            RuntimeError: If there are none.
-        """
-        carrier = self._backend.carrier
-        if carrier is None:
-            raise RuntimeError("hosts are the workers of a Ray cluster; make the sampler with backend='ray'")
-        check_count("the number of tasks", len(_check_tasks(tasks)))
+        carrier, num_tasks = self._backend.carrier, check_count("the number of tasks", len(_check_tasks(tasks)))
+        if carrier is None or self.placement.update == "driver" or next(self.policy.parameters()).device.type != "cpu":
+            return None
+        inner = None
+        if rule is None:
+            self._check_trials()
+        elif not isinstance(self.baseline, TaskwiseBaseline) or self.policy.has_memory:
+            return None
+        else:
+            rule.step_sizes(num_steps)
+            inner = self._inner_phases(num_steps, rule, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
         keyed = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
 
-        def all_phases() -> RemoteHosts:
+        def all_phases() -> RemoteHosts | None:
             phase = self._describe_phase(tasks, None, keyed, self.batch_size, deterministic)
-            chunks = self._chunks_of(len(tasks), trials_per_chunk)
-            batch = HostedBatch.of(phase, inner, chunks, for_update=for_update, record_log_probs=self.record_log_probs)
-            return RemoteHosts(carrier, batch)
+            batch = HostedBatch.of(
+                phase,
+                inner,
+                trials_per_chunk or max(1, -(-num_tasks // carrier.num_hosts)),
+                for_update=for_update,
+                record_log_probs=self.record_log_probs,
+            )
+            is_computed = inner is not None or trials_per_chunk is not None
+            too_few = is_computed and len(batch.blocks) < min(num_tasks, carrier.num_hosts)
+            return None if too_few and self.placement.update == "auto" else RemoteHosts(carrier, batch)
 
         hosts = self._named_tasks(all_phases)
-        self.phase += hosts.num_phases
+        self.phase += 0 if hosts is None else hosts.num_phases
         return hosts
-
-    def sample_async(self, tasks: Sequence[Task], **options: Any) -> PendingSample:
-        """Return a value that becomes `(train_episodes, valid_episodes)` at its first access, as in pytorch-maml-rl.
-
-        `metalearner.step(*futures)` and `sample_wait(futures)` access it; nothing is sampled before. Collecting while
-        the last update runs is the config key `prefetch`.
-
-        Args:
-            tasks: M tasks.
-            **options: of `sample`.
-        """
-        return PendingSample(partial(self.sample, tasks, **options))
-
-    def sample_wait(self, futures: PendingSample) -> tuple[list[TaskEpisodes], TaskEpisodes]:
-        """Return the results of `sample` for values from `sample_async`."""
-        return futures.result()
 
     def interrupt(self, *, now: bool) -> None:
         """Make the thread that samples end with an error, and any later attempt, too; any thread may call this.

@@ -31,8 +31,7 @@ class TaskList(TaskDistribution):
     A batch has every task equally often, up to a difference of one.
 
     Args:
-        tasks: the list.
-        file: where to read it instead, as `maml-rl test --save-tasks` writes it.
+        tasks: the list. A config may name a file instead, as `maml-rl test --save-tasks` writes it.
 
     Raises:
         ValueError: If there are no tasks, or two lists.

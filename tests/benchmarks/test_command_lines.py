@@ -13,13 +13,12 @@ import torch
 
 from benchmarks import (
     accelerator,
-    iteration,
     kernels,
     metaworld,
     population,
     recurrent_sac,
     sampling,
-    scale,
+    scaling,
     single_task,
     slow_environments,
     supervision,
@@ -28,7 +27,7 @@ from benchmarks import (
     waiting,
 )
 from benchmarks.systems.transforms import JVPLinearization, TracedLinearization
-from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
+from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples
 from maml_rl.functional import reinforce_loss
 from tests.synthetic import make_episodes, make_policy
 
@@ -90,19 +89,6 @@ def test_system_that_is_not_installed_is_left_out_with_a_sentence(files, monkeyp
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_iteration_measures_the_whole_its_stages_and_its_growth(files):
-    result, rows = run(iteration.main, files)
-
-    assert rows["iteration"]["median"] == pytest.approx(rows["sampling"]["median"] + rows["update"]["median"])
-    assert rows["update / reference update"]["median"] > 0.0
-    assert {"inference", "outer", "everything else"} <= {row["name"] for row in result["tables"][iteration.STAGES]}
-    assert sum(row["median"] for row in result["tables"][iteration.STAGES]) == pytest.approx(1.0)
-    assert len(result["tables"]) == 3 + len(iteration.AXES)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_learners_in_parallel_are_compared_with_learners_one_after_another(
     files, stable_baselines3, restored_generators
@@ -117,17 +103,28 @@ def test_learners_in_parallel_are_compared_with_learners_one_after_another(
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_scale_measures_speed_and_memory_of_every_size(files):
-    result, _ = run(scale.main, files)
+@pytest.mark.timeout(300)
+def test_scaling_measures_cores_environments_and_counts(files):
+    result, rows = run(scaling.main, files, "--cores", "1", "--environments", "4", "40", "--minutes", "1")
 
-    assert [row["name"] for row in result["tables"][scale.MEMORY]] == ["4 environments", "40 environments"]
-    assert all(0.05 < row["median"] < 5.0 for row in result["tables"][scale.MEMORY])
+    tables = result["tables"]
+    assert [row["median"] <= 1.05 for row in tables[scaling.BUSIEST]] == [True] * len(scaling.CASES)
+    sampling, update, whole = (row["median"] for row in tables[scaling.SECONDS])
+    assert sampling + update == pytest.approx(whole)
+    counts = {row["name"]: row["median"] for row in tables[scaling.COUNTS]}
+    assert counts["1 core, messages to workers in a phase"] == 1.0
+    assert counts["of these under Python's lock"] < counts["update on one core, profiled"]
+    assert {"physics", "inference", "assembly"} <= {row["name"].split(", ")[1] for row in tables[scaling.STAGES]}
+    assert [row["name"] for row in tables[scaling.MEMORY]] == ["4 environments", "40 environments"]
+    assert all(0.05 < row["median"] < 5.0 for row in tables[scaling.MEMORY])
+    share = rows["40 environments, share"]["median"]
+    ours, limit = (rows[f"40 environments, {name}"]["median"] for name in (scaling.SAMPLER, scaling.LIMIT))
+    assert share == pytest.approx(ours / limit)
 
 
 def test_size_that_does_not_make_whole_tasks_is_refused(capsys):
     with pytest.raises(SystemExit):
-        scale.main(["--sizes", "50"])
+        scaling.main(["--environments", "50"])
 
     assert "must be a multiple" in capsys.readouterr().err
 
@@ -279,16 +276,15 @@ def test_torch_transforms_compute_the_same_derivatives_as_the_kernels():
     vectors = torch.randn(start.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def derivatives(linearization):
-        workspace = Workspace()
         losses, gradient = linearization.differentiate(
-            lambda x: reinforce_loss(x, samples.advantages, samples.mask), workspace, twice=True
+            lambda x: reinforce_loss(x, samples.advantages, samples.mask), twice=True
         )
-        products = linearization.hessian_product(vectors, workspace), linearization.fisher_product(vectors, workspace)
+        products = linearization.hessian_product(vectors), linearization.fisher_product(vectors)
         return losses, gradient, *(product.clone() for product in products)
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = derivatives(PolicyOnSamples(policy, layout, samples).at(start, Workspace()))
+        expected = derivatives(PolicyOnSamples(policy, layout, samples).at(start))
         for kind in (JVPLinearization, TracedLinearization):
             for value, reference in zip(derivatives(kind(policy, layout, samples, start)), expected, strict=True):
                 torch.testing.assert_close(value, reference)

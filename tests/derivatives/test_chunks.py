@@ -86,7 +86,7 @@ def test_workspace_reuses_its_memory() -> None:
 def test_workers_use_two_threads_of_one_core_each_and_restore_the_number() -> None:
     both = threading.Barrier(2, timeout=20)
 
-    def work(item: int, workspace: Workspace) -> tuple[int, int, bool]:
+    def work(item: int) -> tuple[int, int, bool]:
         both.wait()
         return item, torch.get_num_threads(), torch.is_grad_enabled()
 
@@ -106,7 +106,7 @@ def in_another_thread(work: Callable[[], object]) -> None:
 def test_other_threads_that_set_their_number_change_nothing_for_the_workers() -> None:
     both = threading.Barrier(2, timeout=20)
 
-    def work(item: int, workspace: Workspace) -> int:
+    def work(item: int) -> int:
         both.wait()
         in_another_thread(lambda: torch.set_num_threads(2))
         return torch.get_num_threads()
@@ -124,7 +124,7 @@ def test_workers_in_a_block_of_single_threads_are_as_many_as_outside_of_it() -> 
     with single_threaded(), single_threaded():
         assert (torch.get_num_threads(), chunk_threads()) == (1, 2)
         with ChunkWorkers(CPU) as workers:
-            workers.map(lambda item, workspace: both.wait(), [0, 1])
+            workers.map(lambda item: both.wait(), [0, 1])
     assert (torch.get_num_threads(), chunk_threads()) == (2, 2)
     with single_threaded(3):
         assert chunk_threads() == 3
@@ -142,7 +142,7 @@ def test_gradients_of_chunks_are_added_in_their_order() -> None:
 def test_workers_raise_an_error_restore_the_threads_and_leave_none() -> None:
     before = threading.active_count()
 
-    def work(item: int, workspace: Workspace) -> None:
+    def work(item: int) -> None:
         raise ArithmeticError(f"item {item}")
 
     with pytest.raises(ArithmeticError, match="item 5"), ChunkWorkers(CPU) as workers:

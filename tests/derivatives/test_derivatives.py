@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples, Workspace
+from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples
 from maml_rl.derivatives.by_hand import MLPLinearization
 from maml_rl.policies import GaussianHead, NormalMLPPolicy, Policy
 from tests.synthetic import KINDS, OpaquePolicy, make_episodes, make_policy
@@ -41,15 +41,14 @@ class Problem:
         own = self.layout.flatten({name: param.detach() for name, param in policy.named_parameters()})
         self.parameters = own + 0.2 * torch.randn((3, self.layout.size), generator=generator, dtype=torch.float64)
         self.vectors = torch.randn((3, self.layout.size), generator=generator, dtype=torch.float64)
-        self.workspace = Workspace()
 
     def at(self, parameters: Tensor) -> Linearization:
         with torch.no_grad():
-            return self.on_samples.at(parameters, Workspace())
+            return self.on_samples.at(parameters)
 
     def differentiate(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            return self.at(parameters).differentiate(loss_of(self.samples), self.workspace)
+            return self.at(parameters).differentiate(loss_of(self.samples))
 
     def differences(self, function: object, step: float = 1e-5) -> Tensor:
         """Return central differences along the vectors."""
@@ -79,8 +78,8 @@ def test_hessian_product_is_the_slope_of_the_gradient(
     problem = Problem(make_policy(kind, nonlinearity, hidden_sizes), automatic)
     with torch.no_grad():
         linearization = problem.at(problem.parameters)
-        linearization.differentiate(loss_of(problem.samples), problem.workspace, twice=True)
-        product = linearization.hessian_product(problem.vectors, problem.workspace)
+        linearization.differentiate(loss_of(problem.samples), twice=True)
+        product = linearization.hessian_product(problem.vectors)
     slopes = problem.differences(lambda parameters: problem.differentiate(parameters)[1])
     torch.testing.assert_close(product, slopes, rtol=1e-6, atol=1e-8)
 
@@ -94,7 +93,7 @@ def test_fisher_product_is_the_slope_of_the_slope_of_the_divergence(
     problem = Problem(make_policy(kind, nonlinearity, hidden_sizes), automatic)
     policy, samples, mask = problem.policy, problem.samples, problem.samples.mask
     with torch.no_grad():
-        product = problem.at(problem.parameters).fisher_product(problem.vectors, problem.workspace)
+        product = problem.at(problem.parameters).fisher_product(problem.vectors)
         old = policy(samples.observations, problem.layout.views(problem.parameters))
 
     def divergence_gradient(parameters: Tensor) -> Tensor:
@@ -131,10 +130,10 @@ def test_deviation_below_its_bound_has_no_effect(automatic: bool) -> None:
     sigma[:, 0], sigma[:, 1] = -3.0, 0.2
     with torch.no_grad():
         linearization = problem.at(problem.parameters)
-        _, gradient = linearization.differentiate(loss_of(problem.samples), problem.workspace, twice=True)
+        _, gradient = linearization.differentiate(loss_of(problem.samples), twice=True)
         products = [
-            linearization.hessian_product(problem.vectors, problem.workspace),
-            linearization.fisher_product(problem.vectors, problem.workspace),
+            linearization.hessian_product(problem.vectors),
+            linearization.fisher_product(problem.vectors),
         ]
     slopes = problem.differences(lambda parameters: problem.differentiate(parameters)[1])
     torch.testing.assert_close(products[0], slopes, rtol=1e-6, atol=1e-8)
@@ -164,4 +163,4 @@ def test_hessian_product_before_the_loss_is_refused() -> None:
     for automatic in (False, True):
         problem = Problem(make_policy("normal"), automatic)
         with torch.no_grad(), pytest.raises(RuntimeError, match=r"differentiate\(twice=True\) first"):
-            problem.at(problem.parameters).hessian_product(problem.vectors, problem.workspace)
+            problem.at(problem.parameters).hessian_product(problem.vectors)

@@ -116,7 +116,6 @@ def test_gradient_away_from_the_old_parameters_is_that_of_an_independent_impleme
     penalty = ALGORITHMS[algorithm][2]
     learner = make_learner(algorithm, policy, **({"inner_kl_penalty": penalty} if penalty else {}))
     objective = AutogradObjective(policy, phases, rule=learner.learning_rule(), objective=learner.objective)
-    objective.anchor()
     start = {name: param.detach().clone().requires_grad_() for name, param in policy.named_parameters()}
     torch.nn.utils.vector_to_parameters(parameters(policy) + 0.15 * direction(policy), policy.parameters())
     objective.backward()

@@ -51,26 +51,21 @@ def test_gradient_equals_the_hand_written_one_at_the_old_parameters_and_away_fro
 ) -> None:
     policy, train, valid = make_problem(kind, 2, RAGGED)
     objective = AutogradObjective(policy, [*train, valid], rule=RULE, objective=last_surrogate, first_order=first_order)
-    with pytest.raises(RuntimeError, match="anchor must be called first"):
-        objective.backward()
-    objective.anchor()
     cpu = torch.device("cpu")
     hosts = ThreadHosts([*train, valid], policy, cpu)
-    with MetaObjective(policy, hosts, rule=RULE, objective=surrogate, first_order=first_order, device=cpu) as meta:
-        theta = meta.initial_parameters()
-        meta.anchor(theta)
-        for step in (0.0, 0.1):
-            there = theta + step * direction(policy)
-            meta.write_to_policy(there)
-            loss, gradient = meta.gradient(there)
-            assert objective.backward() == pytest.approx(loss, rel=1e-10)
-            torch.testing.assert_close(gradient_of(policy), gradient, rtol=1e-9, atol=1e-12)
+    meta = MetaObjective(policy, hosts, rule=RULE, objective=surrogate, first_order=first_order, device=cpu)
+    theta = meta.initial_parameters()
+    for step in (0.0, 0.1):
+        there = theta + step * direction(policy)
+        meta.write_to_policy(there)
+        loss, gradient = meta.gradient(there)
+        assert objective.backward() == pytest.approx(loss, rel=1e-10)
+        torch.testing.assert_close(gradient_of(policy), gradient, rtol=1e-9, atol=1e-12)
 
 
 def test_objective_of_every_phase_has_the_slope_of_finite_differences() -> None:
     policy, train, valid = make_problem("normal", 2, RAGGED)
     objective = AutogradObjective(policy, [*train, valid], rule=RULE, objective=all_phases)
-    objective.anchor()
     shift(policy, 0.1 * direction(policy, 1))
     objective.backward()
     gradient, vector, step = gradient_of(policy), direction(policy), 1e-6
@@ -87,7 +82,6 @@ def test_learned_step_sizes_have_the_slope_of_finite_differences() -> None:
 
     def loss_with(rule: AdaptationRule, learned: Sequence[Tensor] = ()) -> float:
         objective = AutogradObjective(policy, [*train, valid], rule=rule, objective=last_surrogate, learned=learned)
-        objective.anchor()
         return objective.backward()
 
     valid.log_probs = torch.full_like(valid.advantages, -2.0)
@@ -112,8 +106,6 @@ def test_inner_loss_sees_the_log_probabilities_of_the_old_policy() -> None:
     rule = AdaptationRule(0.3, inner_loss=likelihood_ratio)
     plain = AutogradObjective(policy, [*train, valid], rule=AdaptationRule(0.3), objective=last_surrogate)
     ratio = AutogradObjective(policy, [*train, valid], rule=rule, objective=last_surrogate)
-    for objective in (plain, ratio):
-        objective.anchor()
     # At the old parameters the ratio is 1 and has the slope of the log-probability; elsewhere it differs.
     assert ratio.backward() == pytest.approx(plain.backward(), rel=1e-12)
     shift(policy, 0.1 * direction(policy))
@@ -128,7 +120,6 @@ def test_gradient_is_the_same_for_any_number_of_threads() -> None:
             # Chunks of one task, so that threads can share them.
             hosts = ThreadHosts([*train, valid], policy, torch.device("cpu"), tasks_per_chunk=1)
             objective = AutogradObjective(policy, hosts, rule=AdaptationRule(0.3), objective=all_phases)
-            objective.anchor()
             loss = objective.backward()
         found.append((loss, gradient_of(policy).numpy().tobytes()))
     assert found[0] == found[1] == found[2]
@@ -138,7 +129,6 @@ def test_objective_that_is_not_finite_is_named() -> None:
     policy, train, valid = make_problem("normal", 1, RAGGED)
     valid.advantages[1] = torch.nan
     objective = AutogradObjective(policy, [*train, valid], rule=AdaptationRule(0.3), objective=last_surrogate)
-    objective.anchor()
     with pytest.raises(NonFiniteError, match=r"not finite for the tasks \[1\]"):
         objective.backward()
     assert all(param.grad is None for param in policy.parameters())

@@ -46,7 +46,6 @@ def test_gradient_of_the_weights_goes_through_the_adapted_context() -> None:
     _, train, valid = make_problem("normal", 2, RAGGED)
     learner = CAVIA(policy, RULE)
     objective = AutogradObjective(policy, [*train, valid], rule=RULE, objective=learner.objective)
-    objective.anchor()
     objective.backward()
     theta = {name: param.detach().clone().requires_grad_() for name, param in policy.named_parameters()}
     losses: list[Tensor] = []

@@ -66,5 +66,5 @@ def test_gains_are_mean_rewards_of_real_steps_after_adaptation_in_units_of_their
     # Padding never counts.
     valid.rewards[valid.mask == 0] = torch.nan
     wanted = (np.array(means) - np.mean(means)) / np.std(means)
-    np.testing.assert_allclose(gains_of(mean_rewards(batch.phases)), wanted, rtol=1e-6)
+    np.testing.assert_allclose(gains_of(mean_rewards(batch.phases, {})), wanted, rtol=1e-6)
     assert gains_of(torch.tensor([5.0])).tolist() == [0.0]

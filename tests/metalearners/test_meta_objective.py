@@ -39,18 +39,13 @@ def meta_objective(
     return MetaObjective(policy, hosts, **{"objective": surrogate, **settings, **options})
 
 
-def anchored(meta: MetaObjective, theta: Tensor) -> tuple[float, Tensor]:
-    meta.anchor(theta)
-    return meta.gradient(theta)
-
-
 def linearized(
     policy: Policy, train: list[TaskEpisodes], valid: TaskEpisodes, **options: Any
 ) -> tuple[float, Tensor, Tensor]:
     """Return loss, gradient, and a curvature product."""
-    with meta_objective(policy, train, valid, **options) as meta:
-        loss, gradient = anchored(meta, meta.initial_parameters())
-        return loss, gradient, meta.curvature_product(direction(policy))
+    meta = meta_objective(policy, train, valid, **options)
+    loss, gradient = meta.gradient(meta.initial_parameters())
+    return loss, gradient, meta.curvature_product(direction(policy))
 
 
 @pytest.mark.slow
@@ -60,13 +55,13 @@ def linearized(
 def test_meta_gradient_is_the_slope_of_the_loss_after_adaptation(kind: str, num_steps: int, automatic: bool) -> None:
     policy, train, valid = make_problem(kind, num_steps, RAGGED)
     size, step = direction(policy).numel(), 1e-5
-    with meta_objective(policy, train, valid, automatic=automatic) as meta:
-        theta = meta.initial_parameters()
-        _, gradient = anchored(meta, theta)
-        slopes = torch.empty(size, dtype=torch.float64)
-        for index, axis in enumerate(torch.eye(size, dtype=torch.float64)):
-            ahead, behind = meta.evaluate(theta + step * axis)[0], meta.evaluate(theta - step * axis)[0]
-            slopes[index] = (ahead - behind) / (2.0 * step)
+    meta = meta_objective(policy, train, valid, automatic=automatic)
+    theta = meta.initial_parameters()
+    _, gradient = meta.gradient(theta)
+    slopes = torch.empty(size, dtype=torch.float64)
+    for index, axis in enumerate(torch.eye(size, dtype=torch.float64)):
+        ahead, behind = meta.evaluate(theta + step * axis)[0], meta.evaluate(theta - step * axis)[0]
+        slopes[index] = (ahead - behind) / (2.0 * step)
     assert float(gradient.norm()) > 0.01
     torch.testing.assert_close(gradient, slopes, rtol=1e-6, atol=1e-8)
 
@@ -76,16 +71,16 @@ def test_meta_gradient_is_the_slope_of_the_loss_after_adaptation(kind: str, num_
 @ALL_KINDS
 def test_curvature_product_is_the_second_slope_of_the_divergence(kind: str, num_steps: int, automatic: bool) -> None:
     policy, train, valid = make_problem(kind, num_steps, RAGGED)
-    with meta_objective(policy, train, valid, automatic=automatic) as meta:
-        theta, step = meta.initial_parameters(), 1e-3
-        anchored(meta, theta)
-        for seed in range(3):
-            vector = direction(policy, seed)
-            vector = vector / vector.norm()
-            # The divergence and its slope are zero at the old parameters.
-            ahead, behind = meta.evaluate(theta + step * vector)[1], meta.evaluate(theta - step * vector)[1]
-            curvature = float(vector @ meta.curvature_product(vector))
-            assert curvature == pytest.approx((ahead + behind) / step**2, rel=1e-4)
+    meta = meta_objective(policy, train, valid, automatic=automatic)
+    theta, step = meta.initial_parameters(), 1e-3
+    meta.gradient(theta)
+    for seed in range(3):
+        vector = direction(policy, seed)
+        vector = vector / vector.norm()
+        # The divergence and its slope are zero at the old parameters.
+        ahead, behind = meta.evaluate(theta + step * vector)[1], meta.evaluate(theta - step * vector)[1]
+        curvature = float(vector @ meta.curvature_product(vector))
+        assert curvature == pytest.approx((ahead + behind) / step**2, rel=1e-4)
 
 
 @WAYS
@@ -253,22 +248,20 @@ def test_gradient_away_from_the_old_parameters_is_the_slope_of_the_loss_there(
     automatic: bool, first_order: bool
 ) -> None:
     policy, train, valid = make_problem("normal", 1, RAGGED)
-    with meta_objective(policy, train, valid, automatic=automatic, first_order=first_order) as meta:
-        theta = meta.initial_parameters()
-        with pytest.raises(RuntimeError, match="anchor must be called first"):
-            meta.gradient(theta)
-        loss, gradient = anchored(meta, theta)
-        there = theta + 0.1 * direction(policy)
-        moved_loss, moved_gradient = meta.gradient(there)
-        assert moved_loss == pytest.approx(meta.evaluate(there)[0], rel=1e-12)
-        assert moved_loss != loss
-        vector, step = direction(policy, 1), 1e-5
-        slope = (meta.evaluate(there + step * vector)[0] - meta.evaluate(there - step * vector)[0]) / (2.0 * step)
-        assert (float(moved_gradient @ vector) == pytest.approx(slope, rel=1e-6)) is not first_order
-        # Evaluations in between change neither the old parameters nor the gradient at them.
-        again = meta.gradient(theta)
-        assert again[0] == loss
-        assert torch.equal(again[1], gradient)
+    meta = meta_objective(policy, train, valid, automatic=automatic, first_order=first_order)
+    theta = meta.initial_parameters()
+    loss, gradient = meta.gradient(theta)
+    there = theta + 0.1 * direction(policy)
+    moved_loss, moved_gradient = meta.gradient(there)
+    assert moved_loss == pytest.approx(meta.evaluate(there)[0], rel=1e-12)
+    assert moved_loss != loss
+    vector, step = direction(policy, 1), 1e-5
+    slope = (meta.evaluate(there + step * vector)[0] - meta.evaluate(there - step * vector)[0]) / (2.0 * step)
+    assert (float(moved_gradient @ vector) == pytest.approx(slope, rel=1e-6)) is not first_order
+    # Evaluations in between change neither the old parameters nor the gradient at them.
+    again = meta.gradient(theta)
+    assert again[0] == loss
+    assert torch.equal(again[1], gradient)
 
 
 @WAYS
@@ -279,13 +272,13 @@ def test_ratio_of_the_inner_loss_is_relative_to_the_old_policy_at_any_parameters
 ) -> None:
     policy, train, valid = make_problem(kind, 2, RAGGED)
     rule = AdaptationRule(0.3, inner_loss=likelihood_ratio)
-    with meta_objective(policy, train, valid, rule=rule, automatic=automatic, tasks_per_chunk=tasks_per_chunk) as meta:
-        theta = meta.initial_parameters()
-        _, gradient = anchored(meta, theta)
-        there = theta + 0.2 * direction(policy)
-        moved, moved_gradient = meta.gradient(there)
-        evaluated, _ = meta.evaluate(there)
-        again, _ = meta.evaluate(theta)
+    meta = meta_objective(policy, train, valid, rule=rule, automatic=automatic, tasks_per_chunk=tasks_per_chunk)
+    theta = meta.initial_parameters()
+    _, gradient = meta.gradient(theta)
+    there = theta + 0.2 * direction(policy)
+    moved, moved_gradient = meta.gradient(there)
+    evaluated, _ = meta.evaluate(there)
+    again, _ = meta.evaluate(theta)
 
     # Task by task, all in one graph: the old policy adapts beside the new one, on the same episodes.
     def loss_at(flat_theta: Tensor) -> Tensor:
@@ -346,15 +339,15 @@ def test_gradient_and_curvature_through_a_rule_by_parameter_agree_with_double_ba
     loss = surrogate(policy.log_prob(valid.observations, valid.actions, adapted), old_log_probs, valid).mean()
     valid.log_probs = old_log_probs
     expected = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, list(own.values()))])
-    with meta_objective(policy, train, valid, automatic=automatic, rule=rule) as meta:
-        theta = meta.initial_parameters()
-        found, gradient = anchored(meta, theta)
-        assert found == pytest.approx(loss.item(), rel=1e-10)
-        torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
-        vector, step = direction(policy) / direction(policy).norm(), 1e-3
-        ahead, behind = meta.evaluate(theta + step * vector)[1], meta.evaluate(theta - step * vector)[1]
-        curvature = float(vector @ meta.curvature_product(vector))
-        assert curvature == pytest.approx((ahead + behind) / step**2, rel=1e-4)
+    meta = meta_objective(policy, train, valid, automatic=automatic, rule=rule)
+    theta = meta.initial_parameters()
+    found, gradient = meta.gradient(theta)
+    assert found == pytest.approx(loss.item(), rel=1e-10)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
+    vector, step = direction(policy) / direction(policy).norm(), 1e-3
+    ahead, behind = meta.evaluate(theta + step * vector)[1], meta.evaluate(theta - step * vector)[1]
+    curvature = float(vector @ meta.curvature_product(vector))
+    assert curvature == pytest.approx((ahead + behind) / step**2, rel=1e-4)
 
 
 def test_rule_for_parameters_that_the_policy_does_not_have_is_refused() -> None:
@@ -365,10 +358,10 @@ def test_rule_for_parameters_that_the_policy_does_not_have_is_refused() -> None:
 
 def test_curvature_that_overflows_is_named() -> None:
     policy, train, valid = make_problem("normal", 1, FULL, dtype=torch.float32)
-    with meta_objective(policy, train, valid) as meta:
-        anchored(meta, meta.initial_parameters())
-        with pytest.raises(NonFiniteError, match="the curvature of the divergence is not finite"):
-            meta.curvature_product(1e38 * direction(policy))
+    meta = meta_objective(policy, train, valid)
+    meta.gradient(meta.initial_parameters())
+    with pytest.raises(NonFiniteError, match="the curvature of the divergence is not finite"):
+        meta.curvature_product(1e38 * direction(policy))
 
 
 def test_policy_does_not_change_until_parameters_are_written() -> None:
@@ -377,6 +370,6 @@ def test_policy_does_not_change_until_parameters_are_written() -> None:
     linearized(policy, train, valid)
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), before, strict=True))
     assert all(param.grad is None and param.requires_grad for param in policy.parameters())
-    with meta_objective(policy, train, valid) as meta:
-        meta.write_to_policy(meta.initial_parameters() + 1.0)
+    meta = meta_objective(policy, train, valid)
+    meta.write_to_policy(meta.initial_parameters() + 1.0)
     assert all(torch.equal(a, b + 1.0) for a, b in zip(policy.parameters(), before, strict=True))

@@ -102,14 +102,10 @@ def test_gain_from_a_mean_that_follows_the_state_is_that_of_the_inner_loss(
     valid = sample(policy, adapt(policy, train, rule=rule, create_graph=False))
     cpu = torch.device("cpu")
     hosts = ThreadHosts([train, valid], policy, cpu)
-    objective = MetaObjective(policy, hosts, rule=rule, objective=surrogate, device=cpu)
-    with objective as meta:
-        theta = meta.initial_parameters()
-        meta.anchor(theta)
-        names = [name for name, param in policy.named_parameters() for _ in range(param.numel())]
-        tilt = -0.05 * torch.tensor(
-            [name == policy.perceptron.layer_names[0][0] for name in names], dtype=torch.float64
-        )
-        gain = meta.evaluate(theta)[0] - meta.evaluate(theta + tilt)[0]
+    meta = MetaObjective(policy, hosts, rule=rule, objective=surrogate, device=cpu)
+    theta = meta.initial_parameters()
+    names = [name for name, param in policy.named_parameters() for _ in range(param.numel())]
+    tilt = -0.05 * torch.tensor([name == policy.perceptron.layer_names[0][0] for name in names], dtype=torch.float64)
+    gain = meta.evaluate(theta)[0] - meta.evaluate(theta + tilt)[0]
     # E[(a - d s) A] = 0.1 c + 0.02 - c d: the tilt d adds a step of the bias, which adds a reward of 0.1 * d.
     assert gain == pytest.approx(false_gain * 0.05, abs=3e-4)

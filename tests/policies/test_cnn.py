@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples, Workspace
+from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples
 from maml_rl.episode import TaskEpisodes
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies import CNNPolicy, GaussianHead, NormalMLPPolicy, get_policy_for_env
@@ -93,20 +93,20 @@ def test_second_derivatives_are_slopes_of_the_first(layers: Any) -> None:
     episodes.advantages = torch.randn((2, 3, 2), generator=generator, dtype=torch.float64)
     samples = Samples.of(episodes, slice(None), dtype=torch.float64, device=torch.device("cpu"))
     assert samples.observations.dtype == torch.uint8
-    layout, workspace = ParameterLayout(policy), Workspace()
+    layout = ParameterLayout(policy)
     point = layout.flatten({name: value.double() for name, value in of_tasks(policy, 2).items()})
     vectors = torch.randn(point.shape, generator=generator, dtype=torch.float64)
     on_samples = PolicyOnSamples(policy, layout, samples)
 
     def gradient(at: Tensor) -> Tensor:
         loss = lambda log_probs: (log_probs * samples.advantages).sum((1, 2))  # noqa: E731
-        found: Tensor = on_samples.at(at, workspace).differentiate(loss, workspace, twice=True)[1]
+        found: Tensor = on_samples.at(at).differentiate(loss, twice=True)[1]
         return found
 
-    linearization = on_samples.at(point, workspace)
-    linearization.differentiate(lambda x: (x * samples.advantages).sum((1, 2)), workspace, twice=True)
+    linearization = on_samples.at(point)
+    linearization.differentiate(lambda x: (x * samples.advantages).sum((1, 2)), twice=True)
     difference = (gradient(point + 1e-6 * vectors) - gradient(point - 1e-6 * vectors)) / 2e-6
-    torch.testing.assert_close(linearization.hessian_product(vectors, workspace), difference, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(linearization.hessian_product(vectors), difference, rtol=1e-5, atol=1e-6)
 
 
 def test_layout_counts_the_numbers_of_every_layer_to_bound_memory() -> None:

@@ -1,22 +1,24 @@
 import copy
+import json
 import re
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from maml_rl.config.config import Config, load_config
-from maml_rl.experiment.comparable import RunGroup, read_runs
-from maml_rl.experiment.evaluate import Evaluation
+from maml_rl.experiment.comparable import RunGroup, common_steps, read_runs
+from maml_rl.experiment.evaluate import Evaluation, difference_interval
 from maml_rl.report import curves, task_charts, write_report
-from maml_rl.report.comparison import performance_profiles, step_returns, step_table
+from maml_rl.report.comparison import performance_profiles, step_returns, step_table, verdict
 from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
 from maml_rl.report.published import published_returns
-from maml_rl.report.scales import readable
+from maml_rl.report.scales import readable, readable_interval
 from tests.report.conftest import NAVIGATION, make_run
 
 
@@ -35,8 +37,19 @@ def count(root: ElementTree.Element, tag: str, css: str) -> int:
     return sum(css in mark.get("class", "").split() for mark in root.iter(tag))
 
 
+def over_steps(root: ElementTree.Element) -> ElementTree.Element:
+    """Return the drawing over environment steps."""
+    return [mark for mark in root.iter("g") if "by-steps" in mark.get("class", "").split()][-1]
+
+
 def unsmoothed(root: ElementTree.Element) -> ElementTree.Element:
-    return next(mark for mark in root.iter("g") if mark.get("class") == "smoothed width1")
+    return next(mark for mark in over_steps(root).iter("g") if mark.get("class") == "smoothed width1")
+
+
+def numbers(root: ElementTree.Element) -> list[dict[str, Any]]:
+    """Return the numbers of a chart that the page's script saves and shows."""
+    (script,) = root.iter("script")
+    return list(json.loads(script.text or "")["series"])
 
 
 def words(root: ElementTree.Element) -> str:
@@ -92,7 +105,7 @@ def test_evaluation_curve_has_a_point_for_every_evaluation_and_a_band_around_the
         assert (curve.low < curve.seeds.mean(axis=0)).all()
         assert (curve.high > curve.seeds.mean(axis=0)).all()
     root = read(curves.evaluation_curve(group))
-    assert (count(root, "path", "line"), count(root, "path", "band")) == (3, 3)
+    assert (count(over_steps(root), "path", "line"), count(over_steps(root), "path", "band")) == (3, 3)
     assert "held-out tasks, which are the same in every evaluation" in words(root)
     fixed = group.config.override({"tasks": {"distribution": "fixed", "train": 5, "test": 2}})
     of_training = read(curves.evaluation_curve(replace(group, runs=[replace(run, config=fixed) for run in group.runs])))
@@ -107,13 +120,13 @@ def test_evaluations_between_iterations_without_any_are_joined(tmp_path: Path, n
     rows[1] = {key: value for key, value in rows[1].items() if not key.startswith("evaluation/")}
     group = replace(group, runs=[replace(run, metrics=rows)])
     root = read(curves.evaluation_curve(group))
-    paths = [mark.get("d", "") for mark in root.iter("path") if "line" in mark.get("class", "").split()]
+    paths = [mark.get("d", "") for mark in over_steps(root).iter("path") if "line" in mark.get("class", "").split()]
     assert [path.count("M") for path in paths] == [1, 1, 1]
     assert [path.count("L") for path in paths] == [1, 1, 1]
     # Runs without evaluations add no line to the chart.
     compared = read(curves.compared_evaluation_curves([replace(group, index=1), navigation.group]))
-    assert (count(compared, "path", "line"), len(list(compared.iter("li")))) == (1, 1)
-    assert "seed-0, after 2 steps" in words(compared)
+    assert (count(over_steps(compared), "path", "line"), len(list(compared.iter("li")))) == (1, 1)
+    assert "seed-0, after 2 steps, 1 run" in words(compared)
     assert curves.compared_evaluation_curves([navigation.group]) is None
     assert curves.evaluation_curve(navigation.group) is None
 
@@ -125,7 +138,7 @@ def test_step_returns_compare_with_the_untrained_policy(navigation: GroupResult)
         # The intervals of two seeds would flatten the chart.
         assert count(root, "path", css) == 1 + intervals
     assert "of two seeds, the table has them" in words(root)
-    assert "40 tasks that training never drew" in words(root)
+    assert "20 new tasks, different ones for each run" in words(root)
     # Episodes of 12 steps differ from the published ones.
     assert not count(root, "circle", "published")
 
@@ -139,9 +152,9 @@ def compared(navigation_runs: Path, compared_runs: list[Path]) -> list[GroupResu
 def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[GroupResult]) -> None:
     root = read(step_returns(compared))
     assert ["".join(item.itertext()) for item in root.iter("li")] == [
-        "meta-trained",
-        "pretrained",
-        "oracle, sees the task",
+        "meta-trained, 1 run",
+        "pretrained, 1 run",
+        "oracle, sees the task, 1 run",
         "random initialization",
     ]
     # An oracle is a level, with one dot.
@@ -154,20 +167,17 @@ def test_compared_learning_curves_name_the_steps_and_run_over_environment_steps(
     groups = [result.group for result in compared]
     root = read(curves.compared_learning_curves(groups))
     assert ["".join(item.itertext()) for item in root.iter("li")] == [
-        "meta-trained, after 1 step",
-        "pretrained, without adaptation",
-        "oracle, sees the task, without adaptation",
+        "meta-trained, after 1 step, 1 run",
+        "pretrained, without adaptation, 1 run",
+        "oracle, sees the task, without adaptation, 1 run",
     ]
-    assert "environment steps" in words(root)
-    ends = [
-        float(line.get("d", "").split("L")[-1].split()[0])
-        for line in unsmoothed(root).iter("path")
-        if "line" in line.get("class", "").split()
-    ]
-    # One meta-update samples before and after adaptation, and costs twice as much as one of the others.
-    used = [group.runs[0].metrics[-1]["env_steps"] for group in groups]
-    left = min(ends) - (max(ends) - min(ends)) * min(used) / (max(used) - min(used))
-    np.testing.assert_allclose((np.array(ends) - left) / (max(ends) - left), np.array(used) / max(used), atol=0.01)
+    # One meta-update samples before and after adaptation, and costs twice as much as one of the others. Curves end near
+    # the steps that all have.
+    used = [[row["env_steps"] for row in group.runs[0].metrics] for group in groups]
+    assert [series["places"]["steps"] for series in numbers(root)] == [used[0][:1], used[1], used[2]]
+    lines = [mark for mark in unsmoothed(root).iter("path") if "line" in mark.get("class", "").split()]
+    assert len(lines) == 2
+    assert count(unsmoothed(root), "circle", "group0") == 1
 
 
 def test_numbers_of_a_column_have_the_same_decimals(compared: list[GroupResult]) -> None:
@@ -185,13 +195,13 @@ def test_numbers_of_a_column_have_the_same_decimals(compared: list[GroupResult])
 def test_policies_on_different_tasks_are_marked(compared: list[GroupResult]) -> None:
     first, second, _ = compared
     moved = replace(second.evaluations[0], tasks=[{"goal": [0.0, 0.0]}] * 4)
-    assert "not the same for all" in words(read(step_returns([first, replace(second, evaluations=[moved])])))
+    assert "different ones for each run" in words(read(step_returns([first, replace(second, evaluations=[moved])])))
 
 
 def test_table_has_means_and_interquartile_means_of_every_policy(compared: list[GroupResult]) -> None:
     root = read(step_table(compared))
     rows = [[" ".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
-    assert rows[0] == ["gradient steps", "", "0", "1", "2"]
+    assert rows[0] == ["gradient steps", "statistic", "0", "1", "2"]
     assert [len(row) for row in rows[1:]] == [5, 4, 5, 4, 3, 2, 5, 4]
     assert {row[-4] for row in rows[2::2] if len(row) == 4} == {"interquartile mean"}
     assert rows[1][2].startswith(readable(compared[0].evaluations[0].intervals()[0, 0]))
@@ -363,10 +373,8 @@ def test_paths_go_from_the_start_to_the_end_of_the_episode(navigation: GroupResu
     root = read(task_charts.navigation_paths(navigation.sampled))
     maps = [plot for plot in root.iter("svg") if plot.get("role") == "img"]
     assert len(maps) == 8
-    (line, *_), (start,) = (
-        [mark for mark in maps[0].iter(tag) if css in mark.get("class", "").split()]
-        for tag, css in (("path", "before"), ("circle", "start"))
-    )
+    (line,) = (mark for mark in maps[0].iter("path") if mark.get("class") == "line before")
+    (start,) = (mark for mark in maps[0].iter("circle") if "start" in mark.get("class", ""))
     points = [tuple(map(float, point.split())) for point in line.get("d", "")[1:].split("L")]
     assert points[0] == pytest.approx((float(start.get("cx", 0)), float(start.get("cy", 0))), abs=0.1)
     length = int(navigation.sampled.phases[0].lengths[0, 0])
@@ -377,7 +385,11 @@ def test_paths_go_from_the_start_to_the_end_of_the_episode(navigation: GroupResu
         [navigation.sampled.phases[0].final_observations[0, 0].numpy(), navigation.sampled.evaluation.tasks[0]["goal"]]
     )
     pixels = np.array([points[-1], (float(goal.get("cx", 0)), float(goal.get("cy", 0)))]) - points[0]
-    np.testing.assert_allclose(pixels[:, 0] / metres[:, 0], -pixels[:, 1] / metres[:, 1], rtol=0.05)
+    scale = np.abs(pixels).max() / np.abs(metres).max()
+    np.testing.assert_allclose(pixels, metres * [scale, -scale], atol=1.0)
+    # One path of each phase stands out, and all maps have the same axes.
+    assert [count(maps[0], "path", css) for css in ("before", "after", "other")] == [3, 3, 4]
+    assert len({tuple(text.text for text in plot.iter("text")) for plot in maps}) == 1
 
 
 def test_paths_are_completely_within_axes_with_numbers(navigation: GroupResult) -> None:
@@ -435,7 +447,7 @@ def test_recorded_infos_are_drawn_over_training_and_reported_on_new_tasks(tmp_pa
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_color_of_the_charts_has_one_meaning(scheme: str) -> None:
-    style = (Path(curves.__file__).parent / "style.css").read_text()
+    style = (Path(curves.__file__).parent / "charts.css").read_text()
     light, dark = style.split("@media (prefers-color-scheme: dark)")[:2]
     colors = dict(re.findall(r"--([a-z]+[0-9]?): (#[0-9a-f]{6})", light if scheme == "light" else dark))
     meanings = [name for name in colors if re.fullmatch(r"before|after|step\d|group\d|run|plain|published|goal", name)]
@@ -467,7 +479,7 @@ def lab(light: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_reader_can_distinguish_the_colors_of_groups(scheme: str) -> None:
-    style = (Path(curves.__file__).parent / "style.css").read_text()
+    style = (Path(curves.__file__).parent / "charts.css").read_text()
     light, dark = style.split("@media (prefers-color-scheme: dark)")[:2]
     colors = dict(re.findall(r"--([a-z]+[0-9]?): (#[0-9a-f]{6})", light if scheme == "light" else dark))
     groups = [light_of(colors[f"group{number}"]) for number in range(6)]
@@ -485,23 +497,99 @@ def test_profiles_compare_evaluations_and_show_their_values(compared: list[Group
     root = read(performance_profiles(compared))
     assert [count(root, "path", css) for css in ("group0", "group1", "group2", "untrained")] == [2, 2, 2, 2]
     # A profile begins where all returns are above, and ends where none is.
-    shown = [text.text or "" for text in root.iter("text") if "group2" in text.get("class", "")]
-    assert shown[0] == "oracle, sees the task: 100 %"
-    assert shown[-1] == "oracle, sees the task: 0 %"
+    (shown,) = (series for series in numbers(root) if series["css"] == "group2")
+    assert (shown["name"], shown["values"][0], shown["values"][-1]) == ("oracle, sees the task", 1.0, 0.0)
+    assert all(
+        low <= share <= high for share, low, high in zip(*map(shown.get, ("values", "low", "high")), strict=True)
+    )
     assert "Half of the returns are above" in str(ElementTree.tostring(root))
     alone = replace(compared[0], untrained=None)
     assert performance_profiles([alone]) is None
 
 
-def test_curves_have_a_layer_for_every_smoothing_with_its_values(navigation: GroupResult) -> None:
+def test_curves_have_a_layer_for_every_smoothing_and_every_horizontal_axis(navigation: GroupResult) -> None:
     root = read(curves.learning_curve(navigation.group))
-    layers = {mark.get("class"): mark for mark in root.iter("g") if "smoothed" in mark.get("class", "")}
-    assert list(layers) == ["smoothed width1", "smoothed width5", "smoothed width25"]
-    assert [label.get("for") for label in root.iter("label")] == ["smoothing-1", "smoothing-5", "smoothing-25"]
-    last = [text.text for text in list(layers["smoothed width5"].iter("text"))[-3:]]
+    layers = [mark.get("class") for mark in over_steps(root).iter("g")]
+    assert layers[1:] == ["smoothed width1", "smoothed width5", "smoothed width25"]
     metrics = [metrics for run in navigation.group.runs for metrics in run.metrics]
-    means = [float(np.mean([each[f"return/step_{step}"] for each in metrics])) for step in (0, 1)]
-    names = ["before adaptation", "after 1 step"]
-    assert last == ["iteration 2", *(f"{name}: {readable(value)}" for name, value in zip(names, means, strict=True))]
+    seconds = [each["time/sample_s"] + each["time/update_s"] for each in metrics]
+    for step, series in enumerate(numbers(root)):
+        expected = np.array([each[f"return/step_{step}"] for each in metrics]).reshape(2, 3).mean(axis=0)
+        np.testing.assert_allclose(series["values"], expected, rtol=1e-5)
+        assert series["places"]["iterations"] == [1, 2, 3]
+        steps = np.reshape([each["env_steps"] for each in metrics], (2, 3)).mean(axis=0)
+        assert series["places"]["steps"] == steps.tolist()
+        minutes = np.cumsum(np.reshape(seconds, (2, 3)).mean(axis=0)) / 60
+        np.testing.assert_allclose(series["places"]["minutes"], minutes, rtol=1e-5)
+    assert {"environment steps", "iterations", "minutes of training"} <= {text.text for text in root.iter("text")}
     # Three iterations, without fractions.
-    assert {text.text for text in root.iter("text")} & {"0.5", "1.5", "0.0"} == set()
+    across = next(mark for mark in root.iter("g") if mark.get("class") == "by by-iterations")
+    assert {text.text for text in across.iter("text")} == {"0", "1", "2", "3", "iterations"}
+
+
+def test_chart_of_runs_that_took_no_environment_steps_has_iterations_instead(navigation: GroupResult) -> None:
+    without = [replace(run, metrics=[{**row, "env_steps": 0} for row in run.metrics]) for run in navigation.group.runs]
+    root = read(curves.learning_curve(replace(navigation.group, runs=without)))
+    assert "environment steps" not in words(root)
+    assert over_steps(root).get("class") == "by by-steps by-iterations"
+
+
+def shorter(group: RunGroup) -> RunGroup:
+    """Return a group of the same runs without their last iteration."""
+    runs = [replace(run, metrics=run.metrics[:-1]) for run in group.runs]
+    return replace(group, runs=runs, index=1, name="shorter")
+
+
+def test_compared_curves_end_at_their_common_steps(navigation: GroupResult) -> None:
+    whole = read(curves.learning_curve(navigation.group))
+    root = read(curves.compared_learning_curves([navigation.group, shorter(navigation.group)]))
+    steps = numbers(whole)[0]["places"]["steps"]
+    assert len(steps) == 3
+    assert [series["places"]["steps"] for series in numbers(root)] == [steps[:2]] * 2
+    assert "environment steps, which all runs have" in words(root)
+
+
+def test_verdict_has_difference_interval_runs_tasks_and_steps(navigation: GroupResult) -> None:
+    better = [replace(each, returns=each.returns + np.float32(50)) for each in navigation.evaluations]
+    other = replace(navigation, group=replace(navigation.group, index=1, name="better"), evaluations=better)
+    text = words(read(verdict([navigation, other]))).replace("  ", " ")
+    steps = f"{common_steps([navigation.group]):,.0f}"
+    value, bounds = readable_interval(difference_interval(better, navigation.evaluations))
+    tasks = "2 and 2 runs, 20 new tasks, different ones for each run"
+    assert f"At {steps} environment steps, better leads navigation by {value} {bounds} ({tasks})." in text
+    assert "Besides" not in text
+    same = words(read(verdict([navigation, replace(navigation, group=other.group)]))).replace("  ", " ")
+    assert "navigation and better do not differ clearly: 0 [" in same
+    assert verdict([navigation]) is None
+
+
+def test_verdict_on_unequal_steps_is_about_what_training_recorded_at_common_steps(navigation: GroupResult) -> None:
+    # The shorter one is better after two iterations, whatever the other one reaches after three.
+    key = "return/step_1"
+    runs = [
+        replace(run, metrics=[{**row, key: row[key] + 50.0} for row in run.metrics]) for run in navigation.group.runs
+    ]
+    better = shorter(replace(navigation.group, runs=runs))
+    text = words(read(verdict([navigation, replace(navigation, group=better)]))).replace("  ", " ")
+    steps = f"{common_steps([better]):,.0f}"
+    assert f"At {steps} environment steps, which both have, shorter leads navigation by 50.0" in text
+    assert "(2 and 2 runs, training tasks)" in text
+    once = replace(better, runs=[replace(run, metrics=run.metrics[:1]) for run in better.runs])
+    coarse = replace(navigation.group, runs=[replace(run, metrics=run.metrics[1:]) for run in navigation.group.runs])
+    text = words(read(verdict([replace(navigation, group=group) for group in (coarse, once)])))
+    assert "have no returns at the same environment steps, and are not compared" in text
+
+
+def test_verdict_names_settings_that_differ_besides_the_algorithm(navigation: GroupResult) -> None:
+    runs = [replace(run, config=run.config.override({"fast-lr": 0.7})) for run in navigation.group.runs]
+    other = replace(navigation, group=replace(navigation.group, index=1, runs=runs))
+    text = words(read(verdict([navigation, other])))
+    assert "Besides algorithm and seed, the configs differ in fast-lr (0.1; 0.7)." in text
+
+
+def test_verdict_on_single_runs_says_what_their_interval_leaves_out(compared: list[GroupResult]) -> None:
+    first, second, _ = compared
+    alike = replace(second, group=replace(second.group, runs=first.group.runs))
+    text = words(read(verdict([first, alike])))
+    assert "1 and 1 runs, 20 new tasks)" in text
+    assert "The interval does not cover the seeds of an experiment with a single run." in text

@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from maml_rl.report.plot import Plot
+from maml_rl.report.plot import Plot, switched
 from maml_rl.report.scales import Span
 
 
@@ -40,6 +40,34 @@ def test_line_has_a_gap_where_a_value_is_unknown() -> None:
     plot.line([0.0, 0.2, 0.4, 0.6, 0.8], [0.0, 0.5, np.nan, 0.5, 1.0], "after")
     (path,) = marks(plot, "line")
     assert (path.get("d", "").count("M"), path.get("d", "").count("L")) == (2, 2)
+
+
+def test_points_between_gaps_are_dots_and_intervals() -> None:
+    plot = unit_plot()
+    ys = [0.5, np.nan, 0.5, 0.6, np.nan, 0.7]
+    plot.line(np.linspace(0, 1, 6), ys, "after")
+    plot.band(np.linspace(0, 1, 6), np.array(ys) - 0.1, np.array(ys) + 0.1, "after")
+    # Alone, and at the end of a run that was interrupted after a gap.
+    across = [float(dot.get("cx", 0)) for dot in marks(plot, "dot")]
+    assert len(across) == 2
+    (line,) = marks(plot, "line")
+    first, last = (float(x) for x in (line.get("d", "")[1:].split()[0], line.get("d", "").split("L")[1].split()[0]))
+    assert across[0] < first < last < across[1]
+    assert (len(marks(plot, "interval")), len(marks(plot, "band"))) == (2, 1)
+
+
+def test_axes_to_choose_from_share_their_drawing_where_it_is_the_same() -> None:
+    plots = {
+        name: Plot(Span(0.0, end), Span(0.0, 1.0), "a test", x_label=name)
+        for name, end in (("steps", 10.0), ("iterations", 1.0), ("minutes", 4.0))
+    }
+    for plot, xs in zip(plots.values(), ([0.0, 10.0], [0.0, 1.0], [0.0, 1.0]), strict=True):
+        plot.line(xs, [0.0, 1.0], "after")
+    root = ElementTree.fromstring(switched(plots))
+    layers = [(mark.get("class"), len(list(mark.iter("path")))) for mark in root.iter("g")]
+    assert layers[3:] == [("by by-steps by-iterations", 1), ("by by-minutes", 1)]
+    assert [mark.get("class") for mark in root.iter("g")][:3] == ["by by-steps", "by by-iterations", "by by-minutes"]
+    assert sum(text.text == "1.0" for text in root.iter("text") if text.get("text-anchor") == "end") == 1
 
 
 def test_line_without_a_known_value_is_not_drawn() -> None:

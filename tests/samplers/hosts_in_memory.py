@@ -55,7 +55,7 @@ class MemoryCarrier:
         return pickle.loads(self._store[held])
 
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
-        if request.operation is None:
+        if request.asked is None:
             # Any host may get any block, in any order.
             self._owners = {block: self._random.randrange(len(self._hosts)) for block in request.blocks}
         waiting = list(request.blocks)
@@ -63,7 +63,7 @@ class MemoryCarrier:
         while waiting:
             owner = self._owners[waiting[0]]
             own = tuple(block for block in waiting if self._owners[block] == owner)
-            sent = pickle.loads(pickle.dumps(Request(request.batch, own, *_rest(request))))
+            sent = pickle.loads(pickle.dumps(Request(request.batch, own, request.asked)))
             try:
                 # An actor computes on one thread, too.
                 with intra_op_threads(1):
@@ -80,10 +80,6 @@ class MemoryCarrier:
     def _beat(self) -> None:
         if self._random.random() < self._losses:
             raise LostError
-
-
-def _rest(request: Request) -> tuple[Any, ...]:
-    return request.operation, request.program, request.recorded
 
 
 class HostedBackend(InProcessBackend):

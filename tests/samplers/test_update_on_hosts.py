@@ -11,7 +11,7 @@ from hosted_learning import NUM_TASKS, Learned, config_of, learn, learned_here
 from hosts_in_memory import MemoryCarrier, put_on_hosts
 
 from maml_rl.config.placement import Placement
-from maml_rl.derivatives import hosts, samples
+from maml_rl.derivatives import ROOM, ThreadHosts, hosts, samples
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
@@ -22,7 +22,7 @@ from maml_rl.samplers.hosting import RemoteHosts
 
 ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
 # Probability that a host is lost at a sign of life, higher for learners with few requests.
-SHARES_LOST = {"reptile": 0.2, "rl2": 0.1}
+SHARES_LOST = {"reptile": 0.25, "rl2": 0.12}
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,21 @@ def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(algo
         assert on_hosts(algorithm, num_hosts)[0] == expected, num_hosts
 
 
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "meta-sgd", "rl2", "varibad"])
+def test_answers_are_the_same_with_empty_memos(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, usual, emptied = learned_here(algorithm), ThreadHosts._ask, []
+
+    def without_memory(self: ThreadHosts, *question: Any) -> Any:
+        emptied.append(sum(len(memo.keys() - {ROOM}) for _, memo in self._chunks))
+        for _, memo in self._chunks:
+            memo.clear()
+        return usual(self, *question)
+
+    monkeypatch.setattr(ThreadHosts, "_ask", without_memory)
+    assert learned_here(algorithm) == expected
+    assert sum(emptied) > NUM_TASKS
+
+
 # Bodies that fall end their episodes early.
 @pytest.mark.parametrize("algorithm", ["maml-trpo", "promp"])
 def test_episodes_that_end_early_have_the_same_bytes(algorithm: str) -> None:
@@ -59,7 +74,7 @@ def test_episodes_that_end_early_have_the_same_bytes(algorithm: str) -> None:
     assert on_hosts(algorithm, 2, iterations=1, **settings)[0] == expected
 
 
-@pytest.mark.parametrize(("algorithm", "losses"), [("maml-trpo", 0.03), ("promp", 0.03), ("rl2", 0.08)])
+@pytest.mark.parametrize(("algorithm", "losses"), [("maml-trpo", 0.08), ("promp", 0.1), ("rl2", 0.08)])
 def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str, losses: float) -> None:
     found, carrier = on_hosts(algorithm, 3, losses)
     assert carrier.lost > 5
@@ -72,7 +87,7 @@ def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str, losses
 def test_a_hundred_losses_in_all_stages_change_no_byte(algorithm: str) -> None:
     expected, lost = learned_here(algorithm, 6), 0
     for num_hosts in (1, 2, 3, 5):
-        found, carrier = on_hosts(algorithm, num_hosts, losses=SHARES_LOST.get(algorithm, 0.05), iterations=6)
+        found, carrier = on_hosts(algorithm, num_hosts, losses=SHARES_LOST.get(algorithm, 0.06), iterations=6)
         assert found == expected, num_hosts
         lost += carrier.lost
     assert lost >= 100
@@ -238,18 +253,17 @@ def test_update_is_in_the_workers_of_a_cluster_where_it_can_be(settings: dict[st
 
 
 def test_auto_uses_hosts_only_if_each_gets_a_share(hosted: tuple[MetaLearner, Any]) -> None:
-    _, sampler = hosted
+    learner, sampler = hosted
     for num_hosts, expected in ((4, True), (5, False)):
         put_on_hosts(sampler, num_hosts)
-        assert sampler.has_hosts(NUM_TASKS)
-        sampler.placement = sampler.placement.replace(update="auto")
-        assert sampler.has_hosts(NUM_TASKS) is expected
-        sampler.placement = sampler.placement.replace(update="driver")
-        assert not sampler.has_hosts(NUM_TASKS)
+        for update, on_hosts in (("workers", True), ("auto", expected), ("driver", False)):
+            sampler.placement = sampler.placement.replace(update=update)
+            batch = learner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+            assert isinstance(batch.hosts, RemoteHosts) is on_hosts
 
 
 class Elsewhere:
-    """A program whose module the hosts do not have."""
+    """A question whose module the hosts do not have."""
 
     def __reduce__(self) -> Any:
         return importlib.import_module, ("module_of_nobody",)
@@ -261,4 +275,4 @@ def test_host_without_the_module_of_the_learner_is_a_clear_error(hosted: tuple[M
     hosts = learner.collect(sampler, sampler.sample_tasks(NUM_TASKS)).hosts
     assert hosts is not None
     with pytest.raises(ConfigError, match=r"No module named 'module_of_nobody'.*use update: driver"):
-        hosts.ask(cast(Any, Elsewhere()))
+        hosts.map(cast(Any, Elsewhere()))

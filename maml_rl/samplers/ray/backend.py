@@ -149,7 +149,7 @@ class RayBackend(RolloutBackend):
 
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
         """Let actors carry out a request; see `Carrier`."""
-        if request.operation is None:
+        if request.asked is None:
             self._pool.warn_of_unused_places(len(batch.blocks), "block")
             shares: list[tuple[RayWorker | None, list[int]]] = [(None, [block]) for block in request.blocks]
             self._owners = {}

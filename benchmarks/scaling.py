@@ -1,0 +1,207 @@
+"""Growth of speed with the number of cores: sampling and its replay, the update, the iteration.
+
+    python -m benchmarks.scaling --json scaling.json --chart scaling.svg
+
+HalfCheetahDir, 40 tasks x 20 episodes x 100 steps, on 1, 2, 4, ... of the cores of this machine, the most first. Each
+row is printed, and written, as soon as it is known. With few cores the counts say what happens with more: slots of the
+busiest worker, bytes sent, seconds under Python's lock. `--environments` measures on all cores how speed and memory
+grow with the number of environments.
+"""
+
+import argparse
+import importlib.util
+from contextlib import ExitStack
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from benchmarks.hosting import Host
+from benchmarks.measuring import Measurements, Samples, machine, ratios
+from benchmarks.reporting import (
+    Report,
+    Row,
+    check_packages,
+    chosen,
+    common_options,
+    finish,
+    number,
+    progress,
+    save_figure,
+    write_json,
+)
+from benchmarks.systems.layouts import Workload
+from benchmarks.systems.scaled import ITERATION, LIMIT, SAMPLER, SAMPLING, THREADS, UPDATE
+from maml_rl.machine import usable_cores
+from maml_rl.samplers.phase import slots_together, split_slots
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RATES = "Environment steps per second"
+SHARES = "Sampling, share of the replay"
+SECONDS = "Seconds of an iteration"
+STAGES = "Seconds of the stages of its sampling, of the busiest worker"
+BUSIEST = "Slots of the busiest worker over the mean"
+COUNTS = "Counts"
+ENVIRONMENTS = "All cores, environment steps per second"
+MEMORY = "Peak memory of all processes together"
+# Tasks, episodes of each, and workers.
+CASES = ((40, 20, 16), (40, 20, 12), (20, 10, 16), (5, 40, 8), (80, 1, 16))
+EPISODES_PER_TASK = 20
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command."""
+    options = _parse(arguments)
+    check_packages(options)
+    report = Report("scaling", machine(), chosen(options))
+    workload = Workload("HalfCheetahDir-v5", 40, EPISODES_PER_TASK, 100, seed=options.seed, adapted=False)
+    if options.quick:
+        workload = replace(workload, num_tasks=2, episodes_per_task=2, horizon=5)
+    for case in CASES:
+        value = _busiest_over_mean(*case)
+        _add(report, options, BUSIEST, "{} tasks x {} episodes, {} workers".format(*case), Samples([value]), "ratio")
+    started = monotonic()
+    for index, cores in enumerate(options.cores):
+        weights = [1.0 / each + 0.4 for each in options.cores[index:]]
+        # Some are left for the counts.
+        left = 50.0 * options.minutes - (monotonic() - started) if options.minutes else None
+        seconds = None if left is None else left * weights[0] / sum(weights)
+        _measure_cores(report, options, workload, cores, seconds)
+    for size in options.environments:
+        _measure_environments(report, options, workload_of(size, options), size)
+    finish(report, options, chart=_chart)
+
+
+def _busiest_over_mean(tasks: int, episodes: int, workers: int) -> float:
+    slots = tasks * episodes
+    parts = split_slots(slots, workers, slots_together(tasks, episodes, workers))
+    return max(float(part.stop - part.start) for part in parts) * workers / slots
+
+
+def _measure_cores(
+    report: Report, options: argparse.Namespace, workload: Workload, cores: int, seconds: float | None
+) -> None:
+    """Add the rows of a number of cores, measured for about so many seconds."""
+    started = monotonic()
+    with ExitStack() as stack:
+        host = Host(f"{cores} cores", "benchmarks.systems.scaled:Scaled", workload, cores)
+        stack.callback(host.close)
+        turns: list[Measurements] = []
+        made = monotonic()
+        while len(turns) < options.warmup + options.repeats:
+            turns.append(host.turn())
+            each = (monotonic() - made) / len(turns)
+            if seconds is not None and monotonic() - started + each > seconds:
+                break
+        # Without time for more, the first turn counts.
+        counted = turns[options.warmup :] or turns[-1:]
+        rows = {name: Samples([turn[name] for turn in counted]) for name in counted[0]}
+        on_cores = f"{cores} core{'s' * (cores > 1)}"
+        for name in (SAMPLER, LIMIT, THREADS):
+            if name in rows:
+                _add(report, options, RATES, f"{on_cores}, {name}", rows[name], "steps/s")
+        for name in (SAMPLER, THREADS):
+            if name in rows:
+                _add(report, options, SHARES, f"{on_cores}, {name}", ratios(rows[name], rows[LIMIT]), "ratio")
+        for name in (SAMPLING, UPDATE, ITERATION):
+            _add(report, options, SECONDS, f"{on_cores}, {name}", rows[name], "s")
+        for name, samples in rows.items():
+            if name.startswith("stage "):
+                _add(report, options, STAGES, f"{on_cores}, {name.removeprefix('stage ')}", samples, "s")
+        sent, size = host.call("messages")
+        _add(report, options, COUNTS, f"{on_cores}, messages to workers in a phase", Samples([sent]), "messages")
+        _add(report, options, COUNTS, f"{on_cores}, sent to workers in a phase", Samples([size]), "bytes")
+        if cores == 1:
+            whole, locked = host.call("under_the_lock")
+            _add(report, options, COUNTS, "update on one core, profiled", Samples([whole]), "s")
+            _add(report, options, COUNTS, "of these under Python's lock", Samples([locked]), "s")
+
+
+def _add(report: Report, options: argparse.Namespace, title: str, name: str, samples: Samples, unit: str) -> None:
+    """Add a row, and show and write it at once."""
+    report.add(title, Row(name, samples, unit))
+    progress(options)(f"{title}: {name} {number(samples.median)} {unit}")
+    if options.json is not None:
+        write_json(report, options.json)
+
+
+def workload_of(size: int, options: argparse.Namespace) -> Workload:
+    """Return the workload with `size` environments, one per episode."""
+    per_task, horizon = min(EPISODES_PER_TASK, size), 5 if options.quick else 100
+    return Workload("HalfCheetahDir-v5", size // per_task, per_task, horizon, seed=options.seed, adapted=False)
+
+
+def _measure_environments(report: Report, options: argparse.Namespace, workload: Workload, size: int) -> None:
+    """Add the rows of a number of environments, on all cores; the memory is measured in a phase of its own."""
+    with ExitStack() as stack:
+        host = Host(str(workload), "benchmarks.systems.own_sampler:SamplerAndReplay", workload, SAMPLER, LIMIT)
+        stack.callback(host.close)
+        if importlib.util.find_spec("psutil") is not None:
+            from benchmarks.memory import PeakMemory
+
+            with PeakMemory(host.pid) as memory:
+                host.call("sample")
+            _add(report, options, MEMORY, f"{size:,} environments", Samples([memory.peak / 1e9]), "GB")
+        turns = [host.turn() for _ in range(options.warmup + options.repeats)][options.warmup :]
+        rows = {name: Samples([turn[name] for turn in turns]) for name in turns[0]}
+        for name, samples in {**rows, "share": ratios(rows[SAMPLER], rows[LIMIT])}.items():
+            unit = "ratio" if name == "share" else "steps/s"
+            _add(report, options, ENVIRONMENTS, f"{size:,} environments, {name}", samples, unit)
+
+
+def _chart(report: Report, options: argparse.Namespace) -> None:
+    """Draw rates and seconds over the number of cores, and rates over the number of environments."""
+    from matplotlib import pyplot
+
+    titles = [title for title in (RATES, SECONDS, ENVIRONMENTS) if title in report.tables]
+    size = 4.5 * max(1, len(titles)), 3.6
+    figure, panels = pyplot.subplots(1, max(1, len(titles)), figsize=size, squeeze=False, layout="constrained")
+    for panel, title in zip(panels[0], titles, strict=False):
+        of_name: dict[str, list[tuple[int, Samples]]] = {}
+        for row in report.tables[title]:
+            at, _, name = row.name.partition(", ")
+            of_name.setdefault(name, []).append((int(at.split()[0].replace(",", "")), row.samples))
+        for name, points in of_name.items():
+            if name != "share":
+                _line(panel, sorted(points, key=lambda point: point[0]), name)
+        panel.set_xlabel("environments" if title == ENVIRONMENTS else "cores", fontsize=8)
+        panel.set_ylabel("seconds" if title == SECONDS else "environment steps per second", fontsize=8)
+        panel.legend(fontsize=7)
+    save_figure(figure, report, options.chart)
+    pyplot.close(figure)
+
+
+def _line(panel: "Axes", points: list[tuple[int, Samples]], label: str) -> None:
+    cores, samples = [at for at, _ in points], [each for _, each in points]
+    spread = [one.median - one.low for one in samples], [one.high - one.median for one in samples]
+    panel.errorbar(cores, [one.median for one in samples], spread, marker="o", ms=3, label=label)
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log", base=2)
+    panel.set_xticks(cores, [str(at) for at in cores], fontsize=8)
+    panel.tick_params(labelsize=8)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = common_options((__doc__ or "").partition("\n")[0])
+    parser.set_defaults(repeats=3)
+    most = usable_cores()
+    powers = [2**power for power in range(most.bit_length()) if 2**power < most]
+    parser.add_argument("--cores", nargs="*", type=int, default=[most, *reversed(powers)], help="numbers of cores")
+    parser.add_argument("--minutes", type=float, help="take about so long: as many rounds as fit, at least one")
+    parser.add_argument("--environments", nargs="*", type=int, default=[], help="numbers of environments, on all cores")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.repeats, options.warmup = 1, 0
+    for cores in options.cores:
+        if not 1 <= cores <= most:
+            parser.error(f"--cores must be from 1 to {most}, those of this machine, got {cores}")
+    for size in options.environments:
+        if size < 1 or (size > EPISODES_PER_TASK and size % EPISODES_PER_TASK):
+            parser.error(f"a size above {EPISODES_PER_TASK} must be a multiple of it, one task each; got {size}")
+    return options
+
+
+if __name__ == "__main__":
+    main()

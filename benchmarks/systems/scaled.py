@@ -1,0 +1,110 @@
+"""Our sampler, the limit for the same episodes, and whole iterations, all of them on some of this machine's cores."""
+
+import os
+import time
+from typing import Any
+
+from benchmarks.measuring import Measurements
+from benchmarks.systems.layouts import Workload
+from maml_rl.machine import usable_cores
+
+# Rows of one turn.
+SAMPLER, LIMIT, THREADS = "sampler, worker processes", "replay of the same trajectories", "sampler, threads in process"
+SAMPLING, UPDATE, ITERATION = "sampling, two phases", "update", "iteration"
+
+
+class Scaled:
+    """Samples, replays and trains on some cores; each iteration starts from the same parameters.
+
+    Args:
+        workload: what is sampled in every phase; its number of workers is that of the cores.
+        cores: how many, spread evenly over those that this process may use.
+    """
+
+    def __init__(self, workload: Workload, cores: int) -> None:
+        if hasattr(os, "sched_setaffinity"):
+            usable = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, usable[:: len(usable) // cores][:cores])
+        # torch counts the cores when it is imported.
+        from dataclasses import replace
+
+        from benchmarks.systems.own_sampler import OwnSampler, SamplerAndReplay
+        from maml_rl.config import Config
+        from maml_rl.config.yaml_source import Mapping
+        from maml_rl.experiment.build import make_experiment
+        from maml_rl.profiling import StageTimer
+
+        workers = replace(workload, num_workers=cores)
+        self._pair = SamplerAndReplay(workers, SAMPLER, LIMIT)
+        # With one core they are not threads.
+        self._threads = OwnSampler(replace(workload, num_workers=0)) if usable_cores() > 1 else None
+        values = {
+            "env-name": workload.env,
+            "meta-batch-size": workload.num_tasks,
+            "fast-batch-size": workload.episodes_per_task,
+            "max-episode-steps": workload.horizon,
+            "hidden-sizes": list(workload.hidden_sizes),
+            "seed": workload.seed,
+        }
+        self._timer = StageTimer()
+        experiment = make_experiment(Config.from_mapping(Mapping("the workload", values)))
+        self._learner: Any = experiment.metalearner
+        self._sampler = experiment.make_sampler(num_workers=cores, timer=self._timer)
+        self._tasks = self._sampler.sample_tasks(workload.num_tasks)
+        self._initial = {name: value.clone() for name, value in self._learner.policy.state_dict().items()}
+
+    def turn(self) -> Measurements:
+        """Return steps per second, and the seconds of an iteration, of its halves and of its stages."""
+        measured = dict(self._pair.turn())
+        if self._threads is not None:
+            episodes, _, seconds = self._threads.sample()
+            measured[THREADS] = episodes.num_steps / seconds
+        self._learner.policy.load_state_dict(self._initial)
+        self._timer.take()
+        start = time.perf_counter()
+        batch = self._learner.collect(self._sampler, self._tasks)
+        sampled = time.perf_counter()
+        stages = self._timer.take()
+        self._learner.update(batch)
+        updated = time.perf_counter()
+        measured |= {SAMPLING: sampled - start, UPDATE: updated - sampled, ITERATION: updated - start}
+        return measured | {f"stage {name}": seconds for name, seconds in stages.items()}
+
+    def messages(self) -> tuple[int, int]:
+        """Return how many messages a phase sends to worker processes, and how many bytes these have."""
+        from maml_rl.samplers.processes.channel import Channel
+
+        counts, send = [0, 0], Channel.send_some
+
+        def counting(channel: Channel, message: bytes | memoryview) -> int:
+            sent = send(channel, message)
+            counts[0] += 1
+            counts[1] += sent
+            return sent
+
+        Channel.send_some = counting  # type: ignore[method-assign, assignment]
+        try:
+            self._pair.sample()
+        finally:
+            Channel.send_some = send  # type: ignore[method-assign]
+        return counts[0], counts[1]
+
+    def under_the_lock(self) -> tuple[float, float]:
+        """Return the seconds of an update on one core, and those outside of torch's operations, under Python's lock."""
+        from torch.profiler import ProfilerActivity, profile
+
+        self._learner.policy.load_state_dict(self._initial)
+        batch = self._learner.collect(self._sampler, self._tasks)
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            start = time.perf_counter()
+            self._learner.update(batch)
+            seconds = time.perf_counter() - start
+        inside = sum(event.self_cpu_time_total for event in profiled.key_averages()) / 1e6
+        return seconds, max(0.0, seconds - inside)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._sampler.close()
+        if self._threads is not None:
+            self._threads.close()
+        self._pair.close()

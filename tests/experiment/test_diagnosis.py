@@ -1,0 +1,101 @@
+"""Why a curve is flat: runs that are broken on purpose, and metrics of each kind of learner."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.flat_curves import BROKEN, NAVIGATION, SIZES, found
+from maml_rl.cli import main as cli
+from maml_rl.experiment.comparable import Run
+from maml_rl.experiment.diagnosis import diagnose
+from maml_rl.runs.metrics import MetricsLog
+from tests.small_runs import config_of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROKEN)
+def test_cause_of_a_run_that_is_broken_on_purpose_is_first_or_second(name: str, tmp_path: Path) -> None:
+    cause, settings = BROKEN[name]
+    names = list(dict.fromkeys(each.name for each in found(settings, tmp_path / "run")))
+    assert cause in names[:2], names
+
+
+@pytest.mark.slow
+def test_run_that_learns_has_no_cause(tmp_path: Path) -> None:
+    assert found(NAVIGATION | SIZES | {"meta-batch-size": 20, "num-batches": 25}, tmp_path / "run") == []
+
+
+def run_of(algorithm: str, rows: list[dict[str, Any]], **settings: Any) -> Run:
+    config = config_of(num_batches=len(rows), meta_batch_size=20).model_copy(
+        update={"algorithm": algorithm, "algorithm_settings": settings}
+    )
+    return Run(Path("run"), config, [{"iteration": index, **row} for index, row in enumerate(rows)])
+
+
+# A return that rises, and one that does not.
+RISING = [-20.0 + index + 0.3 * (index % 2) for index in range(20)]
+FLAT = [-20.0 + 0.3 * (index % 3) for index in range(20)]
+
+
+def soft(returns: list[float], **more: Any) -> list[dict[str, Any]]:
+    """Metrics of a soft actor-critic."""
+    return [
+        {"return/round_0": value - 5.0, "return/round_1": value, "replay/steps": 9, "updates": 5, "loss/critics": 1.0}
+        | {key: each(index) if callable(each) else each for key, each in more.items()}
+        for index, value in enumerate(returns)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rows", "settings", "expected"),
+    [
+        ("pearl", soft(RISING, kl=1e-9, entropy=-3.0), {}, None),
+        ("pearl", soft(FLAT, kl=1e-9, entropy=-3.0), {}, "noise"),
+        ("pearl", soft(FLAT, **{"loss/critics": lambda index: 10.0**index}), {}, "values do not fit"),
+        ("pearl", soft(FLAT, updates=0), {"warmup-steps": 99}, "no update"),
+        ("rsac", soft(FLAT, updates=0), {"warmup-trials": 99}, "no update"),
+        ("rsac", soft(FLAT, entropy=0.01), {}, "no exploration"),
+        ("ad", [{"loss": 2.0 - 0.001 * index} for index in range(20)], {"warmup": 900}, "updates too small"),
+        ("dpt", [{"loss": 2.0 - 0.09 * index} for index in range(20)], {}, None),
+        ("varibad", [{"return/episode_0": each, "explained_variance": -0.2} for each in FLAT], {}, "values do not fit"),
+        ("rl2", [{"return/episode_0": each, "kl": 0.5} for each in FLAT], {"learning-rate": 1.0}, "updates too large"),
+        ("rl2", [{"return/episode_0": each, "kl": 1e-9} for each in FLAT], {}, "updates too small"),
+        ("rl2", [{"return/episode_0": RISING[min(i, 19 - i)]} for i in range(20)], {}, "updates too large"),
+        ("maml-trpo", [{"return/step_0": 0.0, "return/step_1": 0.0}] * 20, {}, "no reward"),
+        ("maml-trpo", [{"return/step_0": -20.0 - each, "return/step_1": each} for each in RISING], {}, None),
+    ],
+)
+def test_first_cause_of_every_learner(
+    algorithm: str, rows: list[dict[str, Any]], settings: dict[str, Any], expected: str | None
+) -> None:
+    causes = diagnose(run_of(algorithm, rows, **settings))
+    assert (causes[0].name if causes else None) == expected, causes
+    assert [cause.weight for cause in causes] == sorted((cause.weight for cause in causes), reverse=True)
+
+
+def test_every_cause_has_a_row_of_the_page() -> None:
+    root = Path(__file__).resolve().parents[2]
+    source = (root / "maml_rl/experiment/diagnosis.py").read_text()
+    page = (root / "docs/flat-curves.md").read_text()
+    names = {line.strip().strip('",') for line in source.split("Cause(\n")[1:] for line in line.splitlines()[:1]}
+    assert len(names) >= 12
+    assert all(name in page for name in names), names
+
+
+def test_command_shows_causes_with_a_remedy_also_of_an_unfinished_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(num_batches=100)
+    (tmp_path / "config.json").write_text(config.to_json())
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for index in range(12):
+        log.write({"iteration": index, "env_steps": index, "return/step_0": 0.0, "return/step_1": 0.0})
+    log.close()
+    assert cli.main(["diagnose", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "12 of 100 iterations" in shown
+    assert "  1. no reward: 100% of the mean returns are exactly 0" in shown
+    assert "max-episode-steps" in shown
+    assert json.loads((tmp_path / "config.json").read_text())["num-batches"] == 100
