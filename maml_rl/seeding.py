@@ -128,7 +128,7 @@ class NamedStreams:
         self._torch: dict[str, torch.Generator] = {}
 
     def move_to(self, key: StreamKey) -> None:
-        """Go to the place of `key`, where every name starts a new stream. Do nothing if this is already the place."""
+        """Switch to `key`, where every name starts a new stream; no effect if it is current."""
         if key != self.key:
             self.key = key.check()
             self._numpy, self._torch = {}, {}

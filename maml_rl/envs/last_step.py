@@ -76,7 +76,7 @@ class LastStepVectorEnv(ObservingVectorEnv):
         action = spaces.utils.flatten_space(env.single_action_space)
         assert isinstance(action, spaces.Box)
         if self._has_text:
-            # A policy of texts keeps its own answers.
+            # Actions that are text are not shown: a policy that writes text can remember what it wrote.
             action = spaces.Box(0.0, 0.0, (0,))
         self._last = np.zeros((env.num_envs, action.shape[0] + 2), np.float32)
         self._sent: dict[int, tuple[NDArray[Any], NDArray[np.bool_]]] = {}

@@ -75,7 +75,7 @@ def _flag(env: Env, name: str, value: Any) -> bool:
     if isinstance(value, np.bool_):
         return bool(value)
     try:
-        # An array of one flag is one, too.
+        # An array that holds one flag counts as that flag.
         return bool(check_flags(name, value).item())
     # An object's own methods may raise anything.
     except Exception:

@@ -15,7 +15,7 @@ from maml_rl.envs.observing import ObservingVectorEnv
 from maml_rl.errors import TaskError
 from maml_rl.spaces import require_numbers
 
-# Seed of the first task, which shows of how many numbers tasks consist.
+# Seed of a first task, whose numbers are counted.
 _LAYOUT_SEED = 0
 
 

@@ -51,13 +51,13 @@ class Sequences:
     histories: Tensor
 
 
-class _Strands(NamedTuple):
+class _Subsampled(NamedTuple):
     """Histories with every k-th episode, in k ways: from the first on, from the second on, ...
 
     Attributes:
-        order: (E,) the episodes, strand after strand.
-        bounds: (E + 1,) at which step of all strands each of these episodes begins.
-        starts: (strands + 1,) at which step each strand begins.
+        order: (E,) the episodes, one history after the other, k times each.
+        bounds: (E + 1,) at which step of the subsampled steps each of these episodes begins.
+        starts: (K + 1,) at which step each of the K parts begins.
     """
 
     order: NDArray[np.int64]
@@ -118,7 +118,7 @@ class Histories:
         self.infos = {name: np.asarray(values, np.float32) for name, values in (infos or {}).items()}
         self._check_shapes()
         self.horizon = int(self.lengths.max()) if horizon is None else check_count("horizon", horizon)
-        self._strands = lru_cache(maxsize=4)(self._make_strands)
+        self._subsampled = lru_cache(maxsize=4)(self._subsample)
         self._family: BatchedFamily | None = None
         self._starts = np.cumsum(self.lengths) - self.lengths
 
@@ -232,8 +232,8 @@ class Histories:
         Source: Laskin et al. 2022, section 4, https://arxiv.org/abs/2210.14215
         """
         check_count("batch_size", batch_size)
-        strands = self._strands(check_count("keep", keep))
-        room = np.diff(strands.starts) - check_count("length", length)
+        subsampled = self._subsampled(check_count("keep", keep))
+        room = np.diff(subsampled.starts) - check_count("length", length)
         if (room < 0).any():
             raise ValueError(
                 f"a history with every {keep}th episode has {length + int(room.min())} steps, fewer than length="
@@ -241,12 +241,12 @@ class Histories:
             )
         histories = rng.integers(len(self), size=batch_size)
         chosen = histories * keep + rng.integers(keep, size=batch_size)
-        firsts = strands.starts[chosen] + rng.integers(room[chosen] + 1)
+        firsts = subsampled.starts[chosen] + rng.integers(room[chosen] + 1)
         places = firsts + np.arange(length)[:, None]
-        steps, episodes, ends = self._locate(strands, places)
+        steps, episodes, ends = self._locate(subsampled, places)
         # The step before; for the first step of a history the step itself, which is then set to zero.
-        has_past = places > strands.starts[chosen]
-        past, _, past_ends = self._locate(strands, places - has_past)
+        has_past = places > subsampled.starts[chosen]
+        past, _, past_ends = self._locate(subsampled, places - has_past)
         parts = LastStepParts.of(self.observation_space, self.action_space)
         shown = np.zeros((length * batch_size, parts.size), np.float32)
         write_flat(self.observation_space, self._observations(steps.ravel()), shown[:, parts.observation])
@@ -319,29 +319,29 @@ class Histories:
                     "own environments with maml-rl record"
                 )
 
-    def _make_strands(self, keep: int) -> _Strands:
+    def _subsample(self, keep: int) -> _Subsampled:
         if (self.num_episodes < keep).any():
             raise ValueError(
                 f"a history has {self.num_episodes.min()} episodes, of which keep={keep} leaves none; lower keep"
             )
         firsts = np.cumsum(self.num_episodes) - self.num_episodes
-        strands = [
+        subsampled = [
             np.arange(first + offset, first + count, keep)
             for first, count in zip(firsts, self.num_episodes, strict=True)
             for offset in range(keep)
         ]
-        order = np.concatenate(strands)
+        order = np.concatenate(subsampled)
         bounds = np.concatenate(([0], np.cumsum(self.lengths[order])))
-        ends = np.cumsum([len(strand) for strand in strands])
-        return _Strands(order, bounds, bounds[np.concatenate(([0], ends))])
+        ends = np.cumsum([len(part) for part in subsampled])
+        return _Subsampled(order, bounds, bounds[np.concatenate(([0], ends))])
 
     def _locate(
-        self, strands: _Strands, places: NDArray[np.int64]
+        self, subsampled: _Subsampled, places: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return where steps of strands are among all steps, their episodes, and whether they end these."""
-        position = np.searchsorted(strands.bounds, places, side="right") - 1
-        episodes, within = strands.order[position], places - strands.bounds[position]
-        ends = strands.bounds[position + 1] == places + 1
+        """Return where subsampled steps are among all steps, their episodes, and whether they end these."""
+        position = np.searchsorted(subsampled.bounds, places, side="right") - 1
+        episodes, within = subsampled.order[position], places - subsampled.bounds[position]
+        ends = subsampled.bounds[position + 1] == places + 1
         return self._starts[episodes] + within, episodes, ends
 
     def _observations(self, steps: NDArray[np.int64]) -> NDArray[Any]:

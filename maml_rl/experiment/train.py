@@ -40,7 +40,7 @@ _WATCH_SECONDS = 1.0
 
 OnIteration = Callable[[Metrics], None]
 
-# Before the names of the policy's tensors in what is published; those that the learner acts by stand as they are.
+# Prefix of the policy's tensors among the published ones; the learner's own acting state has no prefix.
 _POLICY = "policy/"
 
 

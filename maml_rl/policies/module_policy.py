@@ -33,7 +33,7 @@ _OUT_OF_RANGE = re.compile(
     re.DOTALL,
 )
 _NUMBER = re.compile(r"-?(?:\d+\.\d*(?:e[-+]?\d+)?|\b(?:inf|nan)\b)")
-# Observations in a trial: a number that is not a usual size of an action.
+# How many observations the module is tried on; a size that actions rarely have, so that axes cannot be confused.
 _TRIED = 7
 
 
