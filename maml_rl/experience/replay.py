@@ -79,6 +79,23 @@ class Steps:
         """Return the steps of some tasks, or of other entries of the first axis."""
         return self._map(lambda values: values[tasks])
 
+    def with_end(self) -> tuple[Tensor, Tensor]:
+        """Return the observations of whole trials (L, N, ...) and after them, and where they end in a terminal state.
+
+        Within a trial the observation after the end of an episode is the first of the next one: to a policy with a
+        memory the end of an episode is a step like others.
+
+        Returns:
+            Observations (L + 1, N, *observation shape), and (L, N) 1 where the last step of a trial was terminal.
+        """
+        last = self.mask.sum(0).long() - 1
+        columns = torch.arange(len(last), device=last.device)
+        seen = torch.cat((self.observations, torch.zeros_like(self.observations[:1])))
+        seen[last + 1, columns] = self.next_observations[last, columns]
+        terminal = torch.zeros_like(self.rewards)
+        terminal[last, columns] = self.terminations[last, columns].to(terminal.dtype)
+        return seen, terminal
+
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Steps":
         mapped: dict[str, Any] = {
             each.name: function(getattr(self, each.name)) for each in fields(self) if each.name != "infos"

@@ -21,6 +21,7 @@ register("rl2", "maml_rl.metalearners.rl2:RL2")
 register("varibad", "maml_rl.metalearners.varibad:VariBAD")
 register("rsac", "maml_rl.metalearners.rsac:RSAC")
 register("pearl", "maml_rl.metalearners.pearl:PEARL")
+register("amago", "maml_rl.metalearners.amago:AMAGO")
 register("ad", "maml_rl.metalearners.ad:AD")
 register("dpt", "maml_rl.metalearners.dpt:DPT")
 

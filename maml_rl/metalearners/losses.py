@@ -15,6 +15,8 @@ from maml_rl.derivatives import PhaseOutcome
 
 # (log_probs, old_log_probs (M, T, B), something with advantages and mask (M, T, B)) -> one loss per task, (M,).
 OuterObjective = Callable[[Tensor, Tensor, Any], Tensor]
+# Of an action that is imitated; advantages may be estimated much too high.
+_LARGEST_WEIGHT = 20.0
 
 
 @of_log_probs
@@ -88,3 +90,20 @@ def divergence(new: PhaseOutcome, old: PhaseOutcome) -> Tensor:
     """Return KL(old, new), the mean over the real steps of each task, (M,)."""
     kl = new.policy.distributions.kl(old.distribution, new.distribution)
     return functional.masked_mean(kl, new.samples.mask)
+
+
+def filtered_imitation(log_probs: Tensor, advantages: Tensor, temperature: float | None = None) -> Tensor:
+    """Return -f(A) log pi(a|s) of actions taken, (...): imitation of those that were better than the policy.
+
+    Args:
+        log_probs: (...) of the actions, differentiable.
+        advantages: (...) estimates of Q(s, a) - V(s).
+        temperature: f(A) is exp(A / temperature), at most 20; None for 1 where A > 0, and else 0, which does not depend
+            on the scale of the rewards.
+
+    Source: Wang et al. 2020, https://arxiv.org/abs/2006.15134
+    """
+    advantages = advantages.detach()
+    if temperature is None:
+        return -(advantages > 0).to(log_probs.dtype) * log_probs
+    return -(advantages / temperature).exp().clamp(max=_LARGEST_WEIGHT) * log_probs

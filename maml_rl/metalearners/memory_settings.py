@@ -1,11 +1,15 @@
 """The settings of a memory, which are the same for all learners whose policies have one."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from maml_rl.config import SettingsModel
+from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count
+from maml_rl.metalearners.refusals import refuse_sizes
+from maml_rl.policies import GRUPolicy, SequencePolicy, TransformerPolicy
 from maml_rl.policies.recurrent import Cell
 from maml_rl.policies.transformer import Attention
 
@@ -25,3 +29,33 @@ class MemorySettings(SettingsModel):
     def body(self) -> Cell | Attention:
         """The cell of a recurrent layer, or the sizes of a transformer."""
         return Attention(self.context, self.num_layers, self.num_heads) if self.cell == "transformer" else self.cell
+
+    def make_policy(
+        self,
+        env: Any,
+        config: Config,
+        *,
+        of_recurrent: Mapping[str, Any] = MappingProxyType({}),
+        of_transformer: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
+    ) -> SequencePolicy:
+        """Make a policy of this memory for the spaces of `env`; the settings must have a `hidden_size`.
+
+        Args:
+            env: one environment, as the policy sees it.
+            config: the experiment.
+            of_recurrent: further arguments of a `GRUPolicy`.
+            of_transformer: further arguments of a `TransformerPolicy`.
+            options: of both; see `SequencePolicy`.
+
+        Raises:
+            ConfigError: If the sizes of a transformer do not divide each other.
+        """
+        hidden_size: int = vars(self)["hidden_size"]
+        sizes = env.single_observation_space, env.single_action_space, hidden_size
+        options |= {"conv_layers": config.conv_layers, "image_scale": config.image_scale, "seed": config.seed}
+        if self.cell != "transformer":
+            return GRUPolicy(*sizes, cell=self.cell, **of_recurrent, **options)
+        layers = {"context": self.context, "num_layers": self.num_layers, "num_heads": self.num_heads}
+        with refuse_sizes(config):
+            return TransformerPolicy(*sizes, **layers, **of_transformer, **options)

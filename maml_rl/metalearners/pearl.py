@@ -25,10 +25,10 @@ from maml_rl.metalearners.adapted import Adapted
 from maml_rl.metalearners.collection import Batch, Sampler
 from maml_rl.metalearners.refusals import refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
+    EnsembleMLP,
     SACSettings,
     SoftActorCritic,
     SoftCritics,
-    TwinMLP,
     soft_targets,
     soft_values,
 )
@@ -150,7 +150,7 @@ class PEARL(SoftActorCritic):
     columns = "round"
     settings: Settings
     policy: ContextActor
-    networks: SoftCritics[TwinMLP]
+    networks: SoftCritics[EnsembleMLP]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -165,7 +165,7 @@ class PEARL(SoftActorCritic):
         sizes = seen + done + 1 + (seen if settings.next_observations else 0)
         self.encoder = ContextEncoder(sizes, settings.encoder_sizes, known, generator).to(self.device)
         inputs = seen + known + done
-        self.critics = TwinMLP(inputs, actor.hidden_sizes, 1, generator)
+        self.critics = EnsembleMLP(inputs, actor.hidden_sizes, 1, generator)
         self.networks = SoftCritics(self.critics, actor.action_space, settings).to(self.device)
         self.networks.add_module("encoder", self.encoder)
         self.targets = self.networks.target
@@ -399,7 +399,9 @@ class PEARL(SoftActorCritic):
         return share * loss, [share * mean.detach() for mean in means]
 
     @staticmethod
-    def _values(critics: TwinMLP, seen: Tensor, contexts: Tensor, actions: Tensor, *, fixed: bool = False) -> Tensor:
+    def _values(
+        critics: EnsembleMLP, seen: Tensor, contexts: Tensor, actions: Tensor, *, fixed: bool = False
+    ) -> Tensor:
         """Return the values (2, R) of actions (R, A) in (-1, 1)."""
         inputs = torch.cat((seen, contexts, actions), -1)
         return critics.rest(critics.first_layer(inputs, fixed=fixed), fixed=fixed).squeeze(-1)

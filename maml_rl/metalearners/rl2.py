@@ -10,9 +10,9 @@ from maml_rl.config.settings import Count
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
-from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes
+from maml_rl.metalearners.refusals import refuse_hidden_rewards
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
-from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy
+from maml_rl.policies import Policy
 from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.sequence_policy import SequencePolicy
 
@@ -110,38 +110,20 @@ class RL2(MetaLearner):
             ConfigError: If it would not observe its rewards, or a setting does not fit its kind of memory.
         """
         refuse_hidden_rewards(config)
-        spaces = env.single_observation_space, env.single_action_space
-        options = {
-            "value": settings.value,
-            "predict_rewards": settings.reward_prediction_coefficient > 0.0,
-            "normalize_observations": settings.normalize_observations,
-            "conv_layers": config.conv_layers,
-            "image_scale": config.image_scale,
-            "seed": config.seed,
-        }
-        if settings.cell != "transformer":
-            return GRUPolicy(
-                *spaces,
-                settings.hidden_size,
-                cell=settings.cell,
-                memory_span=settings.memory_span,
-                layers=settings.layers,
-                **options,
-            )
-        if settings.layers:
+        if settings.cell == "transformer" and settings.layers:
             raise config.error("a transformer has layers of its own; leave it out, or take a gru", "layers")
-        if settings.memory_span is not None:
+        if settings.cell == "transformer" and settings.memory_span is not None:
             raise config.error("a transformer has no gates to set; leave it out, or take a gru", "memory-span")
-        with refuse_sizes(config):
-            return TransformerPolicy(
-                *spaces,
-                settings.hidden_size,
-                context=settings.context,
-                num_layers=settings.num_layers,
-                num_heads=settings.num_heads,
-                token_shift=settings.token_shift,
-                **options,
-            )
+        policy: Policy = settings.make_policy(
+            env,
+            config,
+            of_recurrent={"memory_span": settings.memory_span, "layers": settings.layers},
+            of_transformer={"token_shift": settings.token_shift},
+            value=settings.value,
+            predict_rewards=settings.reward_prediction_coefficient > 0.0,
+            normalize_observations=settings.normalize_observations,
+        )
+        return policy
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take steps of Adam on PPO's clipped objective; see `TrialPPO.update`."""

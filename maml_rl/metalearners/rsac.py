@@ -14,12 +14,12 @@ from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
-from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes, refuse_small_replay
+from maml_rl.metalearners.refusals import refuse_cut_trials, refuse_hidden_rewards, refuse_sizes, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
+    EnsembleMLP,
     SACSettings,
     SoftActorCritic,
     SoftCritics,
-    TwinMLP,
     choice_log_probs,
     masked_mean,
     soft_targets,
@@ -62,7 +62,7 @@ class RecurrentCritics(nn.Module):
         self.num_choices = sum(actor.distributions.num_categories)
         entries = 0 if self.num_choices else actor.distributions.noise_size
         self.present = make_linear(own.stop - own.start + 1 + entries, size, generator)
-        self.heads = TwinMLP(2 * size, hidden_sizes, self.num_choices or 1, generator)
+        self.heads = EnsembleMLP(2 * size, hidden_sizes, self.num_choices or 1, generator)
 
     def first_layer(self, units: Tensor) -> Tensor:
         """Return what units (L, N, H) of the encoder add to the first layer of the heads, for `forward`."""
@@ -168,13 +168,7 @@ class RSAC(SoftActorCritic):
                 cut out of trials of several episodes, or the sizes of a transformer do not divide each other.
         """
         refuse_hidden_rewards(config)
-        if settings.sequence_length is not None and config.fast_batch_size > 1:
-            raise config.error(
-                "sequence-length cuts sequences out of trials of one episode, and a trial has "
-                f"{config.fast_batch_size}; leave sequence-length out, or set 'fast-batch-size: 1'",
-                "algorithm-settings",
-                "sequence-length",
-            )
+        refuse_cut_trials(config, settings.sequence_length)
         refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
         with refuse_sizes(config):
             return RecurrentActor(
@@ -240,7 +234,7 @@ class RSAC(SoftActorCritic):
             trials: (L, N, ...), whole, or sequences of them, at whose start nothing is remembered.
         """
         mask, temperature = trials.mask, self.networks.log_temperature.exp()
-        seen, terminal = with_last_observations(trials)
+        seen, terminal = trials.with_end()
         if self.settings.goal_reward is not None:
             terminal = torch.maximum(terminal, (trials.rewards >= self.settings.goal_reward).to(terminal.dtype))
         before, after = seen[:-1], seen[1:]
@@ -280,24 +274,3 @@ class RSAC(SoftActorCritic):
             masked_mean(taken.detach()[0], mask),
             entropy,
         )
-
-
-def with_last_observations(trials: Steps) -> tuple[Tensor, Tensor]:
-    """Return the observations of trials and after them, and where they end in a terminal state.
-
-    Within a trial the observation after the end of an episode is the first of the next one: to a policy with a memory
-    the end of an episode is a step like others.
-
-    Args:
-        trials: (L, N, ...), whole.
-
-    Returns:
-        Observations (L + 1, N, *observation shape), and (L, N) 1 where the last step of a trial was terminal.
-    """
-    last = trials.mask.sum(0).long() - 1
-    columns = torch.arange(len(last), device=last.device)
-    seen = torch.cat((trials.observations, torch.zeros_like(trials.observations[:1])))
-    seen[last + 1, columns] = trials.next_observations[last, columns]
-    terminal = torch.zeros_like(trials.rewards)
-    terminal[last, columns] = trials.terminations[last, columns].to(terminal.dtype)
-    return seen, terminal

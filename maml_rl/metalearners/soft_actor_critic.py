@@ -93,8 +93,8 @@ def choice_log_probs(logits: Tensor) -> Tensor:
     return log_softmax(logits, -1)
 
 
-class TwinMLP(nn.Module):
-    """Two networks of ReLU layers, computed together in one product for each layer.
+class EnsembleMLP(nn.Module):
+    """E networks of ReLU layers, computed together in one product for each layer.
 
     Its inputs come in parts, so that what several calls have in common is multiplied once: `first_layer` multiplies a
     part, and `rest` goes on from the sum of all parts.
@@ -104,18 +104,22 @@ class TwinMLP(nn.Module):
         hidden_sizes: of the hidden layers, at least one.
         outputs: O.
         generator: draws the initial weights, as torch makes them.
+        num: E.
     """
 
-    def __init__(self, inputs: int, hidden_sizes: Sequence[int], outputs: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, inputs: int, hidden_sizes: Sequence[int], outputs: int, generator: torch.Generator, num: int = 2
+    ) -> None:
         super().__init__()
+        self.num = num
         sizes = [inputs, *hidden_sizes, outputs]
         self.num_layers = len(sizes) - 1
         for index, (before, after) in enumerate(pairwise(sizes)):
             bound = LAST_LAYER if index == self.num_layers - 1 else before**-0.5
-            # Side by side: both networks multiply the same inputs, and later layers have inputs of their own.
-            shapes: dict[str, tuple[int, ...]] = {"weight": (2, before, after), "bias": (2, 1, after)}
+            # Side by side: all networks multiply the same inputs, and later layers have inputs of their own.
+            shapes: dict[str, tuple[int, ...]] = {"weight": (num, before, after), "bias": (num, 1, after)}
             if index == 0:
-                shapes = {"weight": (before, 2 * after), "bias": (2 * after,)}
+                shapes = {"weight": (before, num * after), "bias": (num * after,)}
             for name, shape in shapes.items():
                 drawn = nn.init.uniform_(torch.empty(shape), -bound, bound, generator=generator)
                 self.register_parameter(f"{name}{index}", nn.Parameter(drawn))
@@ -123,7 +127,7 @@ class TwinMLP(nn.Module):
     def first_layer(
         self, inputs: Tensor, first: int = 0, before: Tensor | None = None, *, fixed: bool = False
     ) -> Tensor:
-        """Return what a part of the inputs adds to the first layer, (R, 2 * H).
+        """Return what a part of the inputs adds to the first layer, (R, E * H).
 
         Args:
             inputs: (R, i), the inputs from number `first` on.
@@ -136,8 +140,8 @@ class TwinMLP(nn.Module):
         return torch.addmm(bias if before is None else before, inputs, part)
 
     def rest(self, entered: Tensor, *, fixed: bool = False) -> Tensor:
-        """Return the outputs (2, R, O) for the sum of all parts, (R, 2 * H), which is overwritten."""
-        hidden: Tensor = entered.relu_().reshape(len(entered), 2, -1).transpose(0, 1)
+        """Return the outputs (E, R, O) for the sum of all parts, (R, E * H), which is overwritten."""
+        hidden: Tensor = entered.relu_().reshape(len(entered), self.num, -1).transpose(0, 1)
         for index in range(1, self.num_layers):
             weight, bias = self._of_layer(index, fixed)
             hidden = torch.baddbmm(bias, hidden, weight)

@@ -40,7 +40,7 @@ class Unrolled:
         distribution: the distribution parameters, with the leading axes (L, N), or none where they are the same.
         values: (L, N) estimates of the return from each step on; None if the policy has none.
         memory: tensors (N, ...) after the last step.
-        units: (L, N, H) hidden units at each step, from which the policy predicts rewards; None if it does not.
+        units: (L, N, H) hidden units at each step, for further heads; None if the policy shows none.
     """
 
     distribution: DistributionParams

@@ -291,7 +291,7 @@ class SequencePolicy(MemoryPolicy):
 
         distribution = self.distributions.parametrize(read("head", units), params)
         values = None if of_values is None else read("value_head", of_values).squeeze(-1)
-        return Unrolled(distribution, values, memory, units if self.predicts_rewards else None)
+        return Unrolled(distribution, values, memory, units)
 
     def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
         """Return the predicted reward of each action, (L, N), differentiably.
@@ -305,7 +305,7 @@ class SequencePolicy(MemoryPolicy):
             TypeError: If the policy was made without `predict_rewards`.
         """
         name = type(self).__name__
-        if unrolled.units is None:
+        if not self.predicts_rewards or unrolled.units is None:
             raise TypeError(f"{name} predicts no rewards; make a {name} with predict_rewards=True")
         params = dict(self.named_parameters()) if params is None else params
         units = unrolled.units

@@ -1,0 +1,312 @@
+"""AMAGO: off-policy learning on whole trials, with values by classification and a policy by filtered imitation."""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+from gymnasium import spaces
+from pydantic import Field
+from torch import Tensor, nn
+
+from maml_rl.config import Config
+from maml_rl.config.settings import Count, Fraction, Positive, StepSize
+from maml_rl.errors import NonFiniteError
+from maml_rl.experience import Replay
+from maml_rl.machine import single_threaded
+from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.losses import filtered_imitation
+from maml_rl.metalearners.memory_settings import MemorySettings
+from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner
+from maml_rl.metalearners.optimizer_state import SINGLE
+from maml_rl.metalearners.refusals import refuse_cut_trials, refuse_hidden_rewards, refuse_small_replay
+from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean
+from maml_rl.policies import Policy, SequencePolicy
+from maml_rl.policies.heads import DistributionParams, Head
+from maml_rl.policies.two_hot import TwoHot
+
+
+class TrialCritics(nn.Module):
+    """An ensemble of critics for several discounts, on the units of the policy's memory.
+
+    A value is a distribution over bins. For Discrete actions there is one for each; others are an input.
+
+    Args:
+        policy: whose memory and actions they share.
+        hidden_sizes: of the layers above the memory.
+        num: E, of critics.
+        num_discounts: G.
+        two_hot: the bins.
+        generator: draws the initial weights.
+    """
+
+    center: Tensor
+    half_range: Tensor
+
+    def __init__(
+        self,
+        policy: SequencePolicy,
+        hidden_sizes: Sequence[int],
+        *,
+        num: int,
+        num_discounts: int,
+        two_hot: TwoHot,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        space = policy.action_space
+        self.num_choices = int(space.n) if isinstance(space, spaces.Discrete) else 0
+        entries = 0 if self.num_choices else policy.noise_size
+        self.num_discounts, self.two_hot = num_discounts, two_hot
+        center, half = torch.zeros(entries), torch.ones(entries)
+        if isinstance(space, spaces.Box) and space.is_bounded():
+            low, high = (torch.from_numpy(bound.ravel()).float() for bound in (space.low, space.high))
+            center, half = (low + high) / 2.0, (high - low) / 2.0
+        self.register_buffer("center", center, persistent=False)
+        self.register_buffer("half_range", half, persistent=False)
+        outputs = max(1, self.num_choices) * num_discounts * two_hot.num_bins
+        self.layers = EnsembleMLP(policy.hidden_size + entries, hidden_sizes, outputs, generator, num)
+
+    def forward(self, units: Tensor, actions: Tensor | None, *, fixed: bool = False) -> Tensor:
+        """Return logits (E, L, N, G, bins) of actions, or (E, L, N, K, G, bins) of all discrete ones.
+
+        Args:
+            units: (L, N, H) of the memory.
+            actions: (L, N, *action shape), of which the range of the space counts; None for discrete ones.
+            fixed: take the parameters as constants, so that gradients go to units and actions alone.
+        """
+        inputs = units
+        if actions is not None:
+            scaled = (actions.flatten(2).to(units) - self.center) / self.half_range
+            inputs = torch.cat((units, scaled.clamp(-1.0, 1.0) if self.half_range.numel() else scaled), -1)
+        logits = self.layers.rest(self.layers.first_layer(inputs.flatten(0, 1), fixed=fixed), fixed=fixed)
+        each = (self.num_choices,) if self.num_choices else ()
+        return logits.reshape(self.layers.num, *units.shape[:2], *each, self.num_discounts, self.two_hot.num_bins)
+
+
+class AMAGO(MetaLearner):
+    """One sequence model under actor and critics, trained off-policy on whole trials of a replay.
+
+    Values are learned by classification, so that families with returns of 1,000 do not drown those with returns of 1,
+    and the policy imitates those of its actions that were better than what it would have done; neither depends on the
+    scale of the rewards. All losses share one pass through the memory.
+
+    Source: Grigsby et al. 2024, https://arxiv.org/abs/2310.09971 and https://arxiv.org/abs/2411.11188
+    """
+
+    class Settings(MemorySettings):
+        """Settings of AMAGO."""
+
+        hidden_size: Annotated[Count, Field(description="units of the recurrent layer, or width of a token")] = 128
+        critic_layers: Annotated[
+            tuple[Count, ...], Field(strict=False, min_length=1, description="units of the layers of each critic")
+        ] = (256, 256)
+        further_discounts: Annotated[
+            tuple[Fraction, ...],
+            Field(strict=False, description="discounts of further values, from which the memory learns, too"),
+        ] = (0.9,)
+        num_critics: Annotated[int, Field(ge=2, le=64, description="critics of the ensemble")] = 4
+        num_bins: Annotated[int, Field(ge=2, le=4096, description="bins of a value")] = 128
+        largest_value: Annotated[Positive, Field(description="value of the last bin; the first is minus that")] = 1e4
+        filter_temperature: Annotated[
+            Positive | None,
+            Field(description="imitate actions by exp(advantage / temperature); null: those that are better than none"),
+        ] = None
+        policy_gradient_share: Annotated[
+            Fraction, Field(description="share of the usual policy gradient in the loss of the actor")
+        ] = 0.0
+        critic_coefficient: Annotated[Positive, Field(description="weight of the critics' loss")] = 10.0
+        tau: Annotated[
+            Fraction, Field(description="share of the way that the target critics move to the critics in an update")
+        ] = 0.003
+        learning_rate: Annotated[StepSize, Field(description="step size of AdamW")] = 3e-4
+        weight_decay: Annotated[float, Field(ge=0, description="decay of the weights, as AdamW has it")] = 1e-4
+        max_grad_norm: Annotated[Positive, Field(description="maximum norm of a gradient")] = 1.0
+        batch_size: Annotated[Count, Field(description="trials in each update")] = 32
+        num_updates: Annotated[Count, Field(description="updates for each batch of trials that is sampled")] = 100
+        warmup_trials: Annotated[
+            Count, Field(description="trials that the untrained policy samples before the first update")
+        ] = 100
+        sequence_length: Annotated[
+            Count | None, Field(description="steps of a trial that an update uses, from anywhere in it; null: all")
+        ] = None
+        buffer_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
+        mapped_bytes: Annotated[
+            Count | None,
+            Field(description="beyond this size the replay buffer is memory-mapped from a file; null: never"),
+        ] = None
+
+    uses = frozenset({"gamma", "meta-batch-size", "conv-layers", "image-scale"})
+    instead = EPISODES_OF_TRIALS | {"memory": "cell", "hidden-sizes": "critic-layers"}
+    columns = "episode"
+    whole_trials = True
+    training_state = (SINGLE, "critics", "targets")
+    settings: Settings
+    policy: SequencePolicy
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if not isinstance(self.policy, SequencePolicy) or not isinstance(
+            self.policy.action_space, spaces.Box | spaces.Discrete
+        ):
+            raise TypeError(
+                "amago trains a GRUPolicy or TransformerPolicy with actions of a Box or Discrete ones, got "
+                f"{type(self.policy).__name__} with {getattr(self.policy, 'action_space', None)}; leave out the policy "
+                "of the config, or take rl2, which takes all actions"
+            )
+        self.two_hot = TwoHot(self.settings.num_bins, self.settings.largest_value)
+        discounts = (*self.settings.further_discounts, self.collection.gamma)
+        self.discounts = torch.tensor(discounts, dtype=torch.float64, device=self.device)
+        critics = TrialCritics(
+            self.policy,
+            self.settings.critic_layers,
+            num=self.settings.num_critics,
+            num_discounts=len(discounts),
+            two_hot=self.two_hot,
+            generator=self.torch_generator("critics"),
+        )
+        targets = copy.deepcopy(critics).requires_grad_(False)
+        self.networks = nn.ModuleDict({"critics": critics, "targets": targets}).to(self.device)
+        self.critics, self.targets = critics, targets
+        self._trained = [param for param in (*self.policy.parameters(), *critics.parameters()) if param.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self._trained, lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay, fused=True
+        )
+        self.experience = {"trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes)}
+
+    @classmethod
+    def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
+        """Make a policy with a memory.
+
+        Raises:
+            ConfigError: If it would not observe its last step, the replay is smaller than a trial, sequences would be
+                cut out of trials of several episodes, or the sizes of a transformer do not divide each other.
+        """
+        refuse_hidden_rewards(config)
+        refuse_cut_trials(config, settings.sequence_length)
+        refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
+        policy: Policy = settings.make_policy(env, config, value="none")
+        return policy
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Store the trials in the replay buffer, and take steps on batches from it once there are enough.
+
+        Returns:
+            `replay/trials`, `replay/steps`, `updates`; and of the updates the means `loss/critics`, `loss/actor`,
+            `value`, of the actions taken, and `imitated`, the share of them that passed the filter.
+
+        Raises:
+            NonFiniteError: If a loss is not finite.
+        """
+        replay = self.experience["trials"]
+        replay.append(batch.phases[0])
+        known = {"replay/trials": replay.num_trials, "replay/steps": replay.num_steps, "updates": 0}
+        if replay.num_appended < self.settings.warmup_trials:
+            return known
+        rng, num, length = self.generator("replay"), self.settings.batch_size, self.settings.sequence_length
+        totals = torch.zeros(4)
+        for _ in range(self.settings.num_updates):
+            trials = replay.sample_sequences(rng, num, length=length).to(self.device)
+            seen, terminal = trials.with_end()
+            totals += self.step(seen, trials.actions, trials.rewards, terminal, trials.mask)
+        means = (totals / self.settings.num_updates).tolist()
+        names = "loss/critics", "loss/actor", "value", "imitated"
+        return known | {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
+
+    @single_threaded()
+    def step(self, seen: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, mask: Tensor) -> Tensor:
+        """Take one step on N trials of L steps; see `losses`.
+
+        Returns:
+            (4,) losses of critics and actor, mean value of the actions taken, share of them that passed the filter.
+
+        Raises:
+            NonFiniteError: If a loss or its gradient is not finite; the step is not taken.
+        """
+        pair = self.generator("critics").permutation(self.settings.num_critics)[:2].tolist()
+        critic_loss, actor_loss, value, imitated = self.losses(seen, actions, rewards, terminal, mask, pair)
+        self.optimizer.zero_grad(set_to_none=True)
+        (self.settings.critic_coefficient * critic_loss + actor_loss).backward()
+        norm = nn.utils.clip_grad_norm_(self._trained, self.settings.max_grad_norm)
+        if not math.isfinite(float(norm)):
+            raise NonFiniteError(
+                "a loss of amago is not finite; lower learning-rate, or look for observations and rewards that are huge"
+            )
+        self.optimizer.step()
+        with torch.no_grad():
+            sources = [param.detach() for param in self.critics.parameters()]
+            torch._foreach_lerp_(list(self.targets.parameters()), sources, self.settings.tau)
+        return torch.stack((critic_loss, actor_loss, value, imitated)).detach().cpu()
+
+    def losses(
+        self, seen: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, mask: Tensor, pair: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the losses of critics and actor, the mean value of the actions, and the share that is imitated.
+
+        The target of a critic is r + gamma * (1 - terminal) * min over a pair of target critics of V(s'), V the mean
+        over the policy's actions: exact for discrete ones, else of one of them. The advantage of an action is its mean
+        value over all critics minus that of the policy.
+
+        Args:
+            seen: (L + 1, N, *observation shape), before each action and after the last.
+            actions: (L, N, *action shape).
+            rewards: (L, N).
+            terminal: (L, N) 1 where a step led to a terminal state of the trial.
+            mask: (L, N) 1 for real steps.
+            pair: numbers of two critics.
+        """
+        unrolled = self.policy.unroll(seen)
+        assert unrolled.units is not None
+        units, head = unrolled.units, self.policy.distributions
+        parameters = tuple(each.expand(*seen.shape[:2], *each.shape[-1:]) for each in unrolled.distribution)
+        before, after = tuple(each[:-1] for each in parameters), tuple(each[1:] for each in parameters)
+        noise = None
+        if not self.critics.num_choices:
+            drawn = torch.randn((*seen.shape[:2], self.policy.noise_size), generator=self.torch_generator("actions"))
+            noise = drawn.to(units)
+        with torch.no_grad():
+            values = self._values(self.targets, units[1:], after, None if noise is None else noise[1:])
+            following = values[list(pair)].amin(0)
+            targets = rewards.unsqueeze(-1) + self.discounts.to(rewards) * (1.0 - terminal.unsqueeze(-1)) * following
+        logits = self.critics(units[:-1], None if self.critics.num_choices else actions)
+        if self.critics.num_choices:
+            first = int(getattr(self.policy.action_space, "start", 0))
+            index = (actions.long() - first).reshape(1, *mask.shape, 1, 1, 1)
+            logits = logits.take_along_dim(index, 3).squeeze(3)
+        critic_loss = masked_mean(self.two_hot.loss(logits, targets.expand(logits.shape[:-1])).mean((0, -1)), mask)
+        own_noise = None if noise is None else noise[:-1]
+        with torch.no_grad():
+            taken = self.two_hot.decode(logits)[..., -1].mean(0)
+            usual = self._values(self.critics, units[:-1], before, own_noise)[..., -1].mean(0)
+            advantages = taken - usual
+        imitation = filtered_imitation(head.log_prob(before, actions), advantages, self.settings.filter_temperature)
+        share = self.settings.policy_gradient_share
+        actor_loss = (1.0 - share) * masked_mean(imitation, mask)
+        if share:
+            reached = self._values(self.critics, units[:-1].detach(), before, own_noise, fixed=True)[..., -1].mean(0)
+            actor_loss = actor_loss - share * masked_mean(reached, mask)
+        return (
+            critic_loss,
+            actor_loss,
+            masked_mean(taken, mask),
+            masked_mean((advantages > 0).to(mask.dtype), mask),
+        )
+
+    def _values(
+        self,
+        critics: TrialCritics,
+        units: Tensor,
+        parameters: DistributionParams,
+        noise: Tensor | None,
+        *,
+        fixed: bool = False,
+    ) -> Tensor:
+        """Return the values (E, L, N, G) of the policy, by each critic."""
+        head = self.policy.distributions
+        assert isinstance(head, Head)
+        if noise is None:
+            values = self.two_hot.decode(critics(units, None, fixed=fixed))
+            return (parameters[0].softmax(-1).unsqueeze(-1) * values).sum(-2)
+        return self.two_hot.decode(critics(units, head.act(parameters, noise), fixed=fixed))

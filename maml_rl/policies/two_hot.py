@@ -1,0 +1,56 @@
+"""Values as distributions over bins: `TwoHot`, by which critics learn values of any scale by classification."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax, softmax
+
+
+def symlog(values: Tensor) -> Tensor:
+    """Return sign(x) log(1 + |x|)."""
+    return values.sign() * values.abs().log1p()
+
+
+def symexp(values: Tensor) -> Tensor:
+    """Return sign(x) (exp(|x|) - 1), the inverse of `symlog`."""
+    return values.sign() * values.abs().expm1()
+
+
+@dataclass(frozen=True, slots=True)
+class TwoHot:
+    """Distributions over bins that are evenly spaced in symlog(value), from -limit to limit.
+
+    The target of a value has the weights of the two bins beside it whose mean it is, so that the loss is one of
+    classification, whose gradient does not grow with the value.
+
+    Attributes:
+        num_bins: at least 2.
+        limit: values beyond it count as it.
+
+    Source: Hafner et al. 2023, https://arxiv.org/abs/2301.04104; Grigsby et al. 2024,
+    https://arxiv.org/abs/2411.11188
+    """
+
+    num_bins: int = 128
+    limit: float = 1e4
+
+    def bins(self, like: Tensor) -> Tensor:
+        """Return symlog of the values of the bins, (num_bins,), of the type and on the device of `like`."""
+        end = float(symlog(torch.tensor(self.limit, dtype=torch.float64)))
+        return torch.linspace(-end, end, self.num_bins, dtype=like.dtype, device=like.device)
+
+    def decode(self, logits: Tensor) -> Tensor:
+        """Return the values (...) of distributions with logits (..., num_bins)."""
+        return symexp(softmax(logits, -1) @ self.bins(logits))
+
+    def loss(self, logits: Tensor, values: Tensor) -> Tensor:
+        """Return the cross-entropy (...) of logits (..., num_bins) and the targets of values (...)."""
+        bins = self.bins(logits)
+        place = (symlog(values) - bins[0]) / (bins[1] - bins[0])
+        place = place.clamp(0.0, self.num_bins - 1.0)
+        below = place.floor().clamp(max=self.num_bins - 2.0)
+        share, index = place - below, below.long().unsqueeze(-1)
+        log_probs = log_softmax(logits, -1)
+        lower, upper = (log_probs.gather(-1, index + offset).squeeze(-1) for offset in (0, 1))
+        return -((1.0 - share) * lower + share * upper)

@@ -1,0 +1,292 @@
+"""AMAGO: losses, gradients and a step against plain torch code; scale of rewards; what is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from maml_rl.config import load_config
+from maml_rl.errors import ConfigError
+from maml_rl.experience.replay import Steps
+from maml_rl.metalearners import Collection
+from maml_rl.metalearners.amago import AMAGO
+from maml_rl.metalearners.losses import filtered_imitation
+from maml_rl.policies import GRUPolicy, MultiCategorical, NormalMLPPolicy  # noqa: F401
+from maml_rl.policies.two_hot import TwoHot, symexp, symlog
+
+OBSERVATIONS = spaces.Box(-np.inf, np.inf, (5,), np.float64)
+ACTIONS = {
+    "discrete": spaces.Discrete(3),
+    "box": spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 1.0]), dtype=np.float64),
+}
+GAMMA, FURTHER, HIDDEN, CRITICS, BINS = 0.97, 0.8, 6, 3, 11
+PAIR = [2, 0]
+
+
+def make_learner(kind: str, **settings: Any) -> AMAGO:
+    policy = GRUPolicy(OBSERVATIONS, ACTIONS[kind], HIDDEN, value="none", seed=3).double()
+    given = AMAGO.Settings.model_validate(
+        {
+            "hidden-size": HIDDEN,
+            "critic-layers": [7],
+            "further-discounts": [FURTHER],
+            "num-critics": CRITICS,
+            "num-bins": BINS,
+            "largest-value": 50.0,
+            **settings,
+        }
+    )
+    learner = AMAGO(policy, None, settings=given, collection=Collection(gamma=GAMMA), seed=1)
+    learner.networks.double()
+    with torch.no_grad():
+        # Values that are far from each other, so that the filter and the minimum matter.
+        learner.critics.layers.weight1.mul_(300.0)
+        learner.targets.load_state_dict({name: 1.1 * value for name, value in learner.critics.state_dict().items()})
+    learner.optimizer = torch.optim.AdamW(learner._trained, lr=1e-2, weight_decay=0.1)
+    return learner
+
+
+def make_trials(kind: str) -> tuple[Tensor, ...]:
+    """Three trials of 4, 2 and 3 steps; the second ends in a terminal state, the others are cut off."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    lengths = torch.tensor([4, 2, 3])
+    mask = (torch.arange(4)[:, None] < lengths).double()
+    seen, rewards = draw(5, 3, 5), 5.0 * draw(4, 3) * mask
+    terminal = torch.zeros(4, 3, dtype=torch.float64)
+    terminal[1, 1] = 1.0
+    actions = torch.randint(3, (4, 3), generator=generator) if kind == "discrete" else draw(4, 3, 2)
+    return seen, actions, rewards, terminal, mask
+
+
+class Plain:
+    """The same quantities by torch's layers, trial by trial and critic by critic."""
+
+    def __init__(self, learner: AMAGO, kind: str, trials: tuple[Tensor, ...]) -> None:
+        self.learner, self.kind = learner, kind
+        self.seen, self.actions, self.rewards, self.terminal, self.mask = trials
+        self.params = {name: value.detach().clone().requires_grad_() for name, value in self.named().items()}
+        with torch.random.fork_rng():
+            gru = nn.GRU(5, HIDDEN).double()
+        for name, _ in list(gru.named_parameters()):
+            delattr(gru, name)
+            setattr(gru, name, self.params[f"policy.core.{name}"])
+        gru._flat_weights = [getattr(gru, name) for name in gru._flat_weights_names]
+        self.units = gru(self.seen)[0]
+
+    def named(self) -> dict[str, Tensor]:
+        of_policy = {f"policy.{name}": value for name, value in self.learner.policy.named_parameters()}
+        return of_policy | {f"critics.{name}": value for name, value in self.learner.critics.named_parameters()}
+
+    def value(self, critic: int, units: Tensor, action: Tensor | int, *, target: bool = False) -> Tensor:
+        """Return logits (G, bins) of one action by one critic."""
+        params = (
+            {f"critics.{name}": value for name, value in self.learner.targets.named_parameters()}
+            if target
+            else self.params
+        )
+        inputs = units
+        if self.kind == "box":
+            low, high = (torch.from_numpy(bound) for bound in (ACTIONS["box"].low, ACTIONS["box"].high))
+            assert isinstance(action, Tensor)
+            inputs = torch.cat([units, (2 * (action - low) / (high - low) - 1).clamp(-1, 1)])
+        first, bias = params["critics.layers.weight0"], params["critics.layers.bias0"]
+        hidden = F.relu(inputs @ first[:, 7 * critic : 7 * critic + 7] + bias[7 * critic : 7 * critic + 7])
+        out = hidden @ params["critics.layers.weight1"][critic] + params["critics.layers.bias1"][critic, 0]
+        return out.view(3, 2, BINS)[action] if self.kind == "discrete" else out.view(2, BINS)
+
+    @staticmethod
+    def decoded(logits: Tensor) -> Tensor:
+        end = np.log1p(50.0)
+        mean = (logits.softmax(-1) * torch.linspace(-end, end, BINS, dtype=torch.float64)).sum(-1)
+        return mean.sign() * (mean.abs().exp() - 1.0)
+
+    @staticmethod
+    def cross_entropy(logits: Tensor, value: float) -> Tensor:
+        end = np.log1p(50.0)
+        bins = np.linspace(-end, end, BINS)
+        place = np.clip(np.sign(value) * np.log1p(abs(value)), -end, end)
+        above = int(np.clip(np.searchsorted(bins, place, side="right"), 1, BINS - 1))
+        share = (place - bins[above - 1]) / (bins[above] - bins[above - 1])
+        target = torch.zeros(BINS, dtype=torch.float64)
+        target[above - 1], target[above] = 1.0 - share, share
+        return -(target * logits.log_softmax(-1)).sum()
+
+    def of_policy(self, units: Tensor, noise: Tensor | None, values: Any) -> Tensor:
+        """Return the mean of values(action) over the policy's actions."""
+        out = F.linear(units, self.params["policy.head.weight"], self.params["policy.head.bias"])
+        if noise is None:
+            return sum(out.softmax(-1)[each] * values(each) for each in range(3))
+        return values(out + noise * self.params["policy.sigma"].exp())
+
+    def losses(self, temperature: float | None, share: float) -> tuple[Tensor, Tensor]:
+        noise = None
+        if self.kind == "box":
+            drawn = torch.randn((5, 3, 2), generator=self.learner.torch_generator("actions"))
+            noise = drawn.double()
+        of_critics, of_actor, total = 0.0, 0.0, self.mask.sum()
+        for step, trial in self.mask.nonzero().tolist():
+            now, later = self.units[step, trial], self.units[step + 1, trial]
+            with torch.no_grad():
+                following = self.of_policy(
+                    later,
+                    None if noise is None else noise[step + 1, trial],
+                    lambda action, later=later: torch.stack(
+                        [self.decoded(self.value(each, later, action, target=True)) for each in PAIR]
+                    ),
+                ).amin(0)
+            action = self.actions[step, trial]
+            chosen = int(action) if self.kind == "discrete" else action
+            logits = [self.value(each, now, chosen) for each in range(CRITICS)]
+            for number, gamma in enumerate((FURTHER, GAMMA)):
+                discount = gamma * (1.0 - float(self.terminal[step, trial]))
+                target = float(self.rewards[step, trial]) + discount * float(following[number])
+                of_critics += sum(self.cross_entropy(each[number], target) for each in logits) / (2 * CRITICS)
+
+            def usual(action: Any, units: Tensor = now) -> Tensor:
+                return sum(self.decoded(self.value(each, units, action))[1] for each in range(CRITICS)) / CRITICS
+
+            own = None if noise is None else noise[step, trial]
+            taken = sum(self.decoded(each)[1] for each in logits) / CRITICS
+            advantage = float((taken - self.of_policy(now, own, usual)).detach())
+            weight = float(advantage > 0) if temperature is None else min(20.0, np.exp(advantage / temperature))
+            out = F.linear(now, self.params["policy.head.weight"], self.params["policy.head.bias"])
+            if self.kind == "discrete":
+                log_prob = out.log_softmax(-1)[chosen]
+            else:
+                log_prob = torch.distributions.Normal(out, self.params["policy.sigma"].exp()).log_prob(action).sum()
+            of_actor += -(1.0 - share) * weight * log_prob
+            if share:
+                of_actor += -share * self.of_policy(now, own, lambda action, now=now: self.fixed(action, now))
+        return of_critics / total, of_actor / total
+
+    def fixed(self, action: Any, units: Tensor) -> Tensor:
+        """Return the mean value at units and critics that are constants; gradients go to the action alone."""
+        kept, self.params = self.params, {name: value.detach() for name, value in self.params.items()}
+        try:
+            values = [self.decoded(self.value(each, units.detach(), action))[1] for each in range(CRITICS)]
+            return sum(values) / CRITICS
+        finally:
+            self.params = kept
+
+
+CASES = pytest.mark.parametrize(
+    ("kind", "temperature", "share"),
+    [("discrete", None, 0.0), ("discrete", 2.0, 0.3), ("box", None, 0.0), ("box", 2.0, 0.3)],
+)
+
+
+@CASES
+def test_losses_gradients_and_a_step_agree_with_plain_torch_code(
+    kind: str, temperature: float | None, share: float
+) -> None:
+    learner = make_learner(kind, **{"filter-temperature": temperature, "policy-gradient-share": share})
+    trials = make_trials(kind)
+    plain = Plain(learner, kind, trials)
+    expected = plain.losses(temperature, share)
+    again = make_learner(kind, **{"filter-temperature": temperature, "policy-gradient-share": share})
+    found = again.losses(*trials, PAIR)
+    assert 0.0 < found[3].item() < 1.0
+    for one, other in zip(found[:2], expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    (10.0 * expected[0] + expected[1]).backward()
+    (10.0 * found[0] + found[1]).backward()
+    own = dict(again.policy.named_parameters(prefix="policy")) | dict(again.critics.named_parameters(prefix="critics"))
+    for name, param in plain.params.items():
+        gradient = torch.zeros_like(param) if param.grad is None else param.grad
+        mine = own[name].grad if own[name].grad is not None else torch.zeros_like(param)
+        torch.testing.assert_close(mine, gradient, rtol=1e-11, atol=1e-12)
+
+
+@CASES
+def test_step_is_one_of_adamw_on_the_clipped_gradient_and_moves_the_targets(
+    kind: str, temperature: float | None, share: float
+) -> None:
+    settings = {"filter-temperature": temperature, "policy-gradient-share": share, "max-grad-norm": 0.5, "tau": 0.25}
+    learner, reference = make_learner(kind, **settings), make_learner(kind, **settings)
+    trials = make_trials(kind)
+    pair = reference.generator("critics").permutation(CRITICS)[:2].tolist()
+    losses = reference.losses(*trials, pair)
+    (10.0 * losses[0] + losses[1]).backward()
+    params = reference._trained
+    before = [param.detach().clone() for param in reference.targets.parameters()]
+    norm = torch.stack([param.grad.norm() for param in params if param.grad is not None]).norm()
+    assert norm > 0.5
+    expected = []
+    for param in params:
+        gradient = param.grad * 0.5 / (norm + 1e-6)
+        # The first step of Adam goes by the sign of the gradient.
+        expected.append(param.detach() * (1 - 1e-2 * 0.1) - 1e-2 * gradient / (gradient.abs() + 1e-8))
+    learner.step(*trials)
+    for param, value in zip(learner._trained, expected, strict=True):
+        torch.testing.assert_close(param.detach(), value, rtol=1e-10, atol=1e-12)
+    for target, old, new in zip(learner.targets.parameters(), before, learner.critics.parameters(), strict=True):
+        torch.testing.assert_close(target, old + 0.25 * (new.detach() - old), rtol=1e-12, atol=1e-12)
+
+
+def test_padding_changes_nothing() -> None:
+    learner, other = make_learner("discrete"), make_learner("discrete")
+    seen, actions, rewards, terminal, mask = make_trials("discrete")
+    found = learner.losses(seen, actions, rewards, terminal, mask, PAIR)
+    padded = mask == 0
+    rewards = torch.where(padded, 1e3, rewards)
+    seen = torch.where(torch.cat((torch.zeros(1, 3, dtype=torch.bool), padded))[..., None], 7.0, seen)
+    for one, two in zip(found, other.losses(seen, actions, rewards, terminal, mask, PAIR), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_value_of_a_two_hot_target_is_the_value() -> None:
+    two_hot = TwoHot(65, 1e3)
+    values = torch.tensor([-1e3, -17.3, -0.2, 0.0, 1e-3, 3.0, 999.0, 1e3], dtype=torch.float64)
+    logits = torch.zeros(len(values), 65, dtype=torch.float64, requires_grad=True)
+    # Where the cross-entropy is least, the distribution is its target.
+    (two_hot.loss(logits, values)).sum().backward()
+    assert logits.grad is not None
+    target = 1.0 / 65 - logits.grad
+    assert ((target > 1e-12).sum(-1) <= 2).all()
+    torch.testing.assert_close(symexp((target * two_hot.bins(target)).sum(-1)), values, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(symexp(symlog(values)), values)
+    far = two_hot.loss(logits.detach(), values * 1e6)
+    assert torch.isfinite(far).all()
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1e2])
+def test_binary_filter_does_not_depend_on_the_scale_of_advantages(scale: float) -> None:
+    log_probs, advantages = torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
+    expected = filtered_imitation(log_probs, advantages)
+    assert torch.equal(filtered_imitation(log_probs, scale * advantages), expected)
+    assert (expected == 0).any()
+
+
+def test_policy_without_a_memory_is_refused() -> None:
+    with pytest.raises(TypeError, match="amago trains a GRUPolicy or TransformerPolicy"):
+        AMAGO(NormalMLPPolicy(3, 1), None)
+
+
+def test_trial_without_its_rewards_is_refused(tmp_path: Any) -> None:
+    from maml_rl.experiment.build import make_experiment
+
+    (tmp_path / "hidden.yaml").write_text("env-name: PointGoal-v0\nalgorithm: amago\n")
+    with pytest.raises(ConfigError, match="observe-last: true"):
+        make_experiment(load_config(tmp_path / "hidden.yaml"))
+
+
+def test_end_of_trials_is_that_of_whole_trials() -> None:
+    steps = Steps(
+        observations=torch.arange(6.0).reshape(3, 2, 1),
+        actions=torch.zeros(3, 2),
+        rewards=torch.zeros(3, 2),
+        next_observations=10.0 + torch.arange(6.0).reshape(3, 2, 1),
+        terminations=torch.tensor([[True, False], [False, True], [False, False]]),
+        truncations=torch.zeros(3, 2, dtype=torch.bool),
+        mask=torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]),
+    )
+    seen, terminal = steps.with_end()
+    assert seen.squeeze(-1)[:, 0].tolist() == [0.0, 2.0, 4.0, 14.0]
+    assert seen.squeeze(-1)[:3, 1].tolist() == [1.0, 3.0, 13.0]
+    # The end of the first trial's first episode is not the end of the trial.
+    assert terminal.tolist() == [[0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
