@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from gymnasium import spaces
@@ -98,6 +98,10 @@ class AMAGO(MetaLearner):
     class Settings(MemorySettings):
         """Settings of AMAGO."""
 
+        cell: Annotated[
+            Literal["gru", "lstm", "transformer"],
+            Field(description="kind of memory: a recurrent layer, or attention to the last steps"),
+        ] = "transformer"
         hidden_size: Annotated[Count, Field(description="units of the recurrent layer, or width of a token")] = 128
         critic_layers: Annotated[
             tuple[Count, ...], Field(strict=False, min_length=1, description="units of the layers of each critic")

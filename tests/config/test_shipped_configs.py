@@ -33,6 +33,7 @@ NOT_OF = {
     "rl2": {"hidden-sizes", "nonlinearity", "num-steps", "fast-lr"},
     "varibad": {"num-steps", "fast-lr"},
     "rsac": {"gae-lambda", "nonlinearity", "num-steps", "fast-lr"},
+    "amago": {"gae-lambda", "hidden-sizes", "nonlinearity", "num-steps", "fast-lr"},
     "pearl": {"gae-lambda", "nonlinearity", "fast-lr"},
 }
 # Learners of histories do not sample in training, either.
@@ -89,7 +90,8 @@ def test_every_experiment_has_a_config() -> None:
     others = {f"{name}/{family}.yaml" for name in ALGORITHMS for family in ("2d-navigation", "halfcheetah-dir")}
     others -= {"rl2/2d-navigation.yaml", "varibad/2d-navigation.yaml"}
     others |= {"varibad/gridnavi.yaml", "varibad/gridnavi-large-batch.yaml", "varibad/halfcheetah-vel.yaml"}
-    others -= {"rsac/2d-navigation.yaml", "rsac/halfcheetah-dir.yaml"}
+    others -= {f"{name}/{family}.yaml" for name in ("rsac", "amago") for family in ("2d-navigation", "halfcheetah-dir")}
+    others |= {"amago/half-cheetahs.yaml", "amago/point-goal.yaml"}
     others |= {"rsac/wind.yaml", "rsac/semicircle.yaml"}
     others |= {"pearl/halfcheetah-vel.yaml", "pearl/semicircle.yaml"}
     others = {name for name in others if name.split("/")[0] not in ("ad", "dpt")}

@@ -20,6 +20,10 @@ from tests.small_runs import untimed
 # The replays hold the trials of a few iterations, so that segments are added and removed.
 SETTINGS = {
     "rsac": {"hidden-size": 8, "batch-size": 4, "num-updates": 3, "warmup-trials": 10, "buffer-steps": 500},
+    "amago": {
+        "hidden-size": 8, "cell": "gru", "num-bins": 9, "critic-layers": [6], "batch-size": 4, "num-updates": 3,
+        "warmup-trials": 10, "buffer-steps": 500,
+    },
     "varibad": {"encoder-size": 8, "belief-trials": 4, "belief-updates": 2, "replay-steps": 500},
     "pearl": {
         "context-size": 2, "encoder-sizes": [6], "batch-size": 5, "context-batch": 4, "tasks-per-update": 2,

@@ -11,6 +11,17 @@ from tests.small_runs import config_of
 OF_TRIALS: dict[str, dict[str, object]] = {
     "rl2": {"hidden-size": 8, "num-minibatches": 2, "layers": [6], "normalize-observations": True},
     "rsac": {"hidden-size": 8, "batch-size": 3, "num-updates": 2, "warmup-trials": 4, "buffer-steps": 40},
+    "amago": {
+        "hidden-size": 8,
+        "context": 12,
+        "critic-layers": [6],
+        "num-bins": 9,
+        "batch-size": 3,
+        "num-updates": 2,
+        "warmup-trials": 4,
+        "buffer-steps": 40,
+        "policy-gradient-share": 0.1,
+    },
     # The replay drops trials from the third meta-update on; some beliefs are decoded, and states are predicted, too.
     "varibad": {
         "encoder-size": 8,
