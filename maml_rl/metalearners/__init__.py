@@ -22,6 +22,7 @@ register("varibad", "maml_rl.metalearners.varibad:VariBAD")
 register("rsac", "maml_rl.metalearners.rsac:RSAC")
 register("pearl", "maml_rl.metalearners.pearl:PEARL")
 register("amago", "maml_rl.metalearners.amago:AMAGO")
+register("amago-offline", "maml_rl.metalearners.amago:OfflineAMAGO")
 register("ad", "maml_rl.metalearners.ad:AD")
 register("dpt", "maml_rl.metalearners.dpt:DPT")
 

@@ -2,20 +2,22 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor, nn
 
-from maml_rl.config import Config
+from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner
@@ -25,6 +27,9 @@ from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean
 from maml_rl.policies import Policy, SequencePolicy
 from maml_rl.policies.heads import DistributionParams, Head
 from maml_rl.policies.two_hot import TwoHot
+
+# Observations (L + 1, N, ...), and actions, rewards, ends and mask (L, N, ...) of trials.
+Drawn = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class TrialCritics(nn.Module):
@@ -85,70 +90,41 @@ class TrialCritics(nn.Module):
         return logits.reshape(self.layers.num, *units.shape[:2], *each, self.num_discounts, self.two_hot.num_bins)
 
 
-class AMAGO(MetaLearner):
-    """One sequence model under actor and critics, trained off-policy on whole trials of a replay.
+class CriticSettings(SettingsModel):
+    """Settings of AMAGO's critics, and of the actor's loss."""
 
-    Values are learned by classification, so that families with returns of 1,000 do not drown those with returns of 1,
-    and the policy imitates those of its actions that were better than what it would have done; neither depends on the
-    scale of the rewards. All losses share one pass through the memory.
+    critic_layers: Annotated[
+        tuple[Count, ...], Field(strict=False, min_length=1, description="units of the layers of each critic")
+    ] = (256, 256)
+    further_discounts: Annotated[
+        tuple[Fraction, ...],
+        Field(strict=False, description="discounts of further values, from which the memory learns, too"),
+    ] = (0.9,)
+    num_critics: Annotated[int, Field(ge=2, le=64, description="critics of the ensemble")] = 4
+    num_bins: Annotated[int, Field(ge=2, le=4096, description="bins of a value")] = 128
+    largest_value: Annotated[Positive, Field(description="value of the last bin; the first is minus that")] = 1e4
+    filter_temperature: Annotated[
+        Positive | None,
+        Field(description="imitate actions by exp(advantage / temperature); null: those that are better than none"),
+    ] = None
+    policy_gradient_share: Annotated[
+        Fraction, Field(description="share of the usual policy gradient in the loss of the actor")
+    ] = 0.0
+    critic_coefficient: Annotated[Positive, Field(description="weight of the critics' loss")] = 10.0
+    tau: Annotated[
+        Fraction, Field(description="share of the way that the target critics move to the critics in an update")
+    ] = 0.003
 
-    Source: Grigsby et al. 2024, https://arxiv.org/abs/2310.09971 and https://arxiv.org/abs/2411.11188
-    """
 
-    class Settings(MemorySettings):
-        """Settings of AMAGO."""
+class FilteredActorCritic(MetaLearner):
+    """Base of AMAGO, from a replay and from recorded histories: critics on the memory of the policy, and the losses."""
 
-        cell: Annotated[
-            Literal["gru", "lstm", "transformer"],
-            Field(description="kind of memory: a recurrent layer, or attention to the last steps"),
-        ] = "transformer"
-        hidden_size: Annotated[Count, Field(description="units of the recurrent layer, or width of a token")] = 128
-        critic_layers: Annotated[
-            tuple[Count, ...], Field(strict=False, min_length=1, description="units of the layers of each critic")
-        ] = (256, 256)
-        further_discounts: Annotated[
-            tuple[Fraction, ...],
-            Field(strict=False, description="discounts of further values, from which the memory learns, too"),
-        ] = (0.9,)
-        num_critics: Annotated[int, Field(ge=2, le=64, description="critics of the ensemble")] = 4
-        num_bins: Annotated[int, Field(ge=2, le=4096, description="bins of a value")] = 128
-        largest_value: Annotated[Positive, Field(description="value of the last bin; the first is minus that")] = 1e4
-        filter_temperature: Annotated[
-            Positive | None,
-            Field(description="imitate actions by exp(advantage / temperature); null: those that are better than none"),
-        ] = None
-        policy_gradient_share: Annotated[
-            Fraction, Field(description="share of the usual policy gradient in the loss of the actor")
-        ] = 0.0
-        critic_coefficient: Annotated[Positive, Field(description="weight of the critics' loss")] = 10.0
-        tau: Annotated[
-            Fraction, Field(description="share of the way that the target critics move to the critics in an update")
-        ] = 0.003
-        learning_rate: Annotated[StepSize, Field(description="step size of AdamW")] = 3e-4
-        weight_decay: Annotated[float, Field(ge=0, description="decay of the weights, as AdamW has it")] = 1e-4
-        max_grad_norm: Annotated[Positive, Field(description="maximum norm of a gradient")] = 1.0
-        batch_size: Annotated[Count, Field(description="trials in each update")] = 32
-        num_updates: Annotated[Count, Field(description="updates for each batch of trials that is sampled")] = 100
-        warmup_trials: Annotated[
-            Count, Field(description="trials that the untrained policy samples before the first update")
-        ] = 100
-        sequence_length: Annotated[
-            Count | None, Field(description="steps of a trial that an update uses, from anywhere in it; null: all")
-        ] = None
-        buffer_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
-        mapped_bytes: Annotated[
-            Count | None,
-            Field(description="beyond this size the replay buffer is memory-mapped from a file; null: never"),
-        ] = None
-
-    uses = frozenset({"gamma", "meta-batch-size", "conv-layers", "image-scale"})
-    instead = EPISODES_OF_TRIALS | {"memory": "cell", "hidden-sizes": "critic-layers"}
     columns = "episode"
     whole_trials = True
     training_state = (SINGLE, "critics", "targets")
-    settings: Settings
     policy: SequencePolicy
     optimizer: torch.optim.Optimizer
+    settings: Any
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -178,49 +154,18 @@ class AMAGO(MetaLearner):
         self.optimizer = torch.optim.AdamW(
             self._trained, lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay, fused=True
         )
-        self.experience = {"trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes)}
 
-    @classmethod
-    def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
-        """Make a policy with a memory.
-
-        Raises:
-            ConfigError: If it would not observe its last step, the replay is smaller than a trial, sequences would be
-                cut out of trials of several episodes, or the sizes of a transformer do not divide each other.
-        """
-        refuse_hidden_rewards(config)
-        refuse_cut_trials(config, settings.sequence_length)
-        refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
-        policy: Policy = settings.make_policy(env, config, value="none")
-        return policy
-
-    def update(self, batch: Batch) -> dict[str, Any]:
-        """Store the trials in the replay buffer, and take steps on batches from it once there are enough.
-
-        Returns:
-            `replay/trials`, `replay/steps`, `updates`; and of the updates the means `loss/critics`, `loss/actor`,
-            `value`, of the actions taken, and `imitated`, the share of them that passed the filter.
-
-        Raises:
-            NonFiniteError: If a loss is not finite.
-        """
-        replay = self.experience["trials"]
-        replay.append(batch.phases[0])
-        known = {"replay/trials": replay.num_trials, "replay/steps": replay.num_steps, "updates": 0}
-        if replay.num_appended < self.settings.warmup_trials:
-            return known
-        rng, num, length = self.generator("replay"), self.settings.batch_size, self.settings.sequence_length
+    def _take_steps(self, draw: Callable[[], Drawn]) -> dict[str, Any]:
+        """Take the steps of an update on what `draw` returns; return the metrics."""
         totals = torch.zeros(4)
         for _ in range(self.settings.num_updates):
-            trials = replay.sample_sequences(rng, num, length=length).to(self.device)
-            seen, terminal = trials.with_end()
-            totals += self.step(seen, trials.actions, trials.rewards, terminal, trials.mask)
+            totals += self.improve(*draw())
         means = (totals / self.settings.num_updates).tolist()
         names = "loss/critics", "loss/actor", "value", "imitated"
-        return known | {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
+        return {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
 
     @single_threaded()
-    def step(self, seen: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, mask: Tensor) -> Tensor:
+    def improve(self, seen: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, mask: Tensor) -> Tensor:
         """Take one step on N trials of L steps; see `losses`.
 
         Returns:
@@ -314,3 +259,133 @@ class AMAGO(MetaLearner):
             values = self.two_hot.decode(critics(units, None, fixed=fixed))
             return (parameters[0].softmax(-1).unsqueeze(-1) * values).sum(-2)
         return self.two_hot.decode(critics(units, head.act(parameters, noise), fixed=fixed))
+
+
+class AMAGO(FilteredActorCritic):
+    """One sequence model under actor and critics, trained off-policy on whole trials of a replay.
+
+    Values are learned by classification, so that families with returns of 1,000 do not drown those with returns of 1,
+    and the policy imitates those of its actions that were better than what it would have done; neither depends on the
+    scale of the rewards. All losses share one pass through the memory.
+
+    Source: Grigsby et al. 2024, https://arxiv.org/abs/2310.09971 and https://arxiv.org/abs/2411.11188
+    """
+
+    class Settings(MemorySettings, CriticSettings):
+        """Settings of AMAGO."""
+
+        cell: Annotated[
+            Literal["gru", "lstm", "transformer"],
+            Field(description="kind of memory: a recurrent layer, or attention to the last steps"),
+        ] = "transformer"
+        hidden_size: Annotated[Count, Field(description="units of the recurrent layer, or width of a token")] = 128
+        learning_rate: Annotated[StepSize, Field(description="step size of AdamW")] = 3e-4
+        weight_decay: Annotated[float, Field(ge=0, description="decay of the weights, as AdamW has it")] = 1e-4
+        max_grad_norm: Annotated[Positive, Field(description="maximum norm of a gradient")] = 1.0
+        batch_size: Annotated[Count, Field(description="trials in each update")] = 32
+        num_updates: Annotated[Count, Field(description="updates for each batch of trials that is sampled")] = 100
+        warmup_trials: Annotated[
+            Count, Field(description="trials that the untrained policy samples before the first update")
+        ] = 100
+        sequence_length: Annotated[
+            Count | None, Field(description="steps of a trial that an update uses, from anywhere in it; null: all")
+        ] = None
+        buffer_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
+        mapped_bytes: Annotated[
+            Count | None,
+            Field(description="beyond this size the replay buffer is memory-mapped from a file; null: never"),
+        ] = None
+
+    uses = frozenset({"gamma", "meta-batch-size", "conv-layers", "image-scale"})
+    instead = EPISODES_OF_TRIALS | {"memory": "cell", "hidden-sizes": "critic-layers"}
+    settings: Settings
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # The noise of continuous actions is there to explore.
+        self.tests_without_noise = isinstance(self.policy.action_space, spaces.Box)
+        self.experience = {"trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes)}
+
+    @classmethod
+    def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
+        """Make a policy with a memory.
+
+        Raises:
+            ConfigError: If it would not observe its last step, the replay is smaller than a trial, sequences would be
+                cut out of trials of several episodes, or the sizes of a transformer do not divide each other.
+        """
+        refuse_hidden_rewards(config)
+        refuse_cut_trials(config, settings.sequence_length)
+        refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
+        space = env.single_action_space
+        is_bounded = isinstance(space, spaces.Box) and space.is_bounded()
+        # Noise as large as the range, so that the first actions are anywhere in it.
+        init_std = float((space.high - space.low).mean() / 2.0) if is_bounded else 1.0
+        policy: Policy = settings.make_policy(env, config, value="none", init_std=init_std)
+        return policy
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Store the trials in the replay buffer, and take steps on batches from it once there are enough.
+
+        Returns:
+            `replay/trials`, `replay/steps`, `updates`; and of the updates the means `loss/critics`, `loss/actor`,
+            `value`, of the actions taken, and `imitated`, the share of them that passed the filter.
+
+        Raises:
+            NonFiniteError: If a loss is not finite.
+        """
+        replay = self.experience["trials"]
+        replay.append(batch.phases[0])
+        known = {"replay/trials": replay.num_trials, "replay/steps": replay.num_steps, "updates": 0}
+        if replay.num_appended < self.settings.warmup_trials:
+            return known
+        rng, num, length = self.generator("replay"), self.settings.batch_size, self.settings.sequence_length
+
+        def draw() -> Drawn:
+            trials = replay.sample_sequences(rng, num, length=length).to(self.device)
+            seen, terminal = trials.with_end()
+            return seen, trials.actions, trials.rewards, terminal, trials.mask
+
+        return known | self._take_steps(draw)
+
+
+class OfflineAMAGO(FilteredActorCritic, HistoryLearner):
+    """AMAGO without a sampler: it learns from recorded histories, and imitates those of their actions that were good.
+
+    Where `ad` imitates a learner as it improves, this one need not see progress: values tell which actions were good.
+
+    Source: Grigsby et al. 2024, https://arxiv.org/abs/2411.11188
+    """
+
+    class Settings(HistorySettings, CriticSettings):
+        """Settings of AMAGO from recorded histories."""
+
+        keep: Annotated[Count, Field(description="use only every keep-th episode of a history; 1: all")] = 1
+
+    uses = frozenset({"gamma"})
+    instead = HistoryLearner.instead | {"hidden-sizes": "critic-layers"}
+    settings: Settings
+
+    def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Draw sequences of histories, and the actions taken there."""
+        drawn = self.sequences(rng, keep=self.settings.keep)
+        return drawn.observations, drawn.actions
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Take steps on sequences of the histories; see `AMAGO.update` for the metrics.
+
+        The last step of a sequence has no successor, and is left out.
+
+        Raises:
+            NonFiniteError: If a loss is not finite.
+        """
+        rng = self.generator("histories")
+
+        def draw() -> Drawn:
+            self._set_step_size()
+            drawn = self.sequences(rng, keep=self.settings.keep)
+            rewards = drawn.rewards[:-1].to(self.device)
+            seen, actions = drawn.observations.to(self.device), drawn.actions[:-1].to(self.device)
+            return seen, actions, rewards, torch.zeros_like(rewards), torch.ones_like(rewards)
+
+        return self._take_steps(draw)

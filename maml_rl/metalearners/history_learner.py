@@ -226,10 +226,8 @@ class HistoryLearner(MetaLearner):
         """
         rng, totals = self.generator("histories"), torch.zeros(2, device=self.device)
         for _ in range(self.settings.num_updates):
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.settings.learning_rate * self._share()
+            self._set_step_size()
             totals += self.step(*(each.to(self.device) for each in self.draw(rng)))
-            self._steps_taken += 1
         loss, accuracy = (totals / self.settings.num_updates).tolist()
         known = {"loss": loss, "updates": self._steps_taken}
         return known | ({"accuracy": accuracy} if self._has_one_choice else {})
@@ -273,13 +271,15 @@ class HistoryLearner(MetaLearner):
         self.optimizer.step()
         return losses
 
-    def _share(self) -> float:
-        """Return the factor of the step size for the next gradient step."""
+    def _set_step_size(self) -> None:
+        """Set the step size of the next gradient step, and count it."""
         settings, step = self.settings, self._steps_taken
-        rising = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
-        if settings.anneal_over is None:
-            return rising
-        return rising * max(0.0, 1.0 - step / (settings.anneal_over * settings.num_updates))
+        share = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
+        if settings.anneal_over is not None:
+            share *= max(0.0, 1.0 - step / (settings.anneal_over * settings.num_updates))
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * share
+        self._steps_taken += 1
 
     def state_dict(self) -> State:
         """Return the state of AdamW, the progress of the step size, and the digests of the histories."""

@@ -38,7 +38,7 @@ NOT_OF = {
 }
 # Learners of histories do not sample in training, either.
 OF_SAMPLING = {"gamma", "gae-lambda", "hidden-sizes", "nonlinearity", "num-steps", "fast-lr", "meta-batch-size"}
-NOT_OF |= {"ad": OF_SAMPLING, "dpt": OF_SAMPLING}
+NOT_OF |= {"ad": OF_SAMPLING, "dpt": OF_SAMPLING, "amago-offline": OF_SAMPLING - {"gamma"}}
 # Settings of one kind of memory.
 OF_TRANSFORMERS, OF_RECURRENT_LAYERS = {"context", "num-layers", "num-heads", "token-shift"}, {"memory-span"}
 # Every other algorithm has a folder of its own name.
@@ -94,8 +94,8 @@ def test_every_experiment_has_a_config() -> None:
     others |= {"amago/half-cheetahs.yaml", "amago/point-goal.yaml"}
     others |= {"rsac/wind.yaml", "rsac/semicircle.yaml"}
     others |= {"pearl/halfcheetah-vel.yaml", "pearl/semicircle.yaml"}
-    others = {name for name in others if name.split("/")[0] not in ("ad", "dpt")}
-    others |= {"ad/dark-room.yaml", "ad/bandit-k5-n10.yaml", "dpt/bandit-k5-n100.yaml"}
+    others = {name for name in others if name.split("/")[0] not in ("ad", "dpt", "amago-offline")}
+    others |= {"amago-offline/dark-room.yaml", "ad/dark-room.yaml", "ad/bandit-k5-n10.yaml", "dpt/bandit-k5-n100.yaml"}
     memories = ("bandit-k5-n10", "bandit-k5-n10-transformer", "bandit-k5-n100", "tabular-mdp-n10")
     memories += (
         "ant-dir-2x100",

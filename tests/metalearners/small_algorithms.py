@@ -50,7 +50,7 @@ OF_CONTEXTS: dict[str, dict[str, object]] = {
 
 
 # Settings of those that learn from recorded histories, and sample only in tests.
-OF_HISTORIES = ("ad", "dpt")
+OF_HISTORIES = ("ad", "dpt", "amago-offline")
 
 
 def small(algorithm: str, **values: object) -> Config:

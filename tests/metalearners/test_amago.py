@@ -221,7 +221,7 @@ def test_step_is_one_of_adamw_on_the_clipped_gradient_and_moves_the_targets(
         gradient = param.grad * 0.5 / (norm + 1e-6)
         # The first step of Adam goes by the sign of the gradient.
         expected.append(param.detach() * (1 - 1e-2 * 0.1) - 1e-2 * gradient / (gradient.abs() + 1e-8))
-    learner.step(*trials)
+    learner.improve(*trials)
     for param, value in zip(learner._trained, expected, strict=True):
         torch.testing.assert_close(param.detach(), value, rtol=1e-10, atol=1e-12)
     for target, old, new in zip(learner.targets.parameters(), before, learner.critics.parameters(), strict=True):
