@@ -89,7 +89,7 @@ def test_run_has_the_same_bytes_for_any_number_of_threads(
         train(config(algorithm), tmp_path / str(number), num_workers=0)
         assert torch.get_num_threads() == number
         found.append(content(tmp_path / str(number)))
-    # One step of RSAC is computed as a whole.
+    # One step of these is computed as a whole.
     assert algorithm in ("rsac", "amago", "amago-offline") or {many for _, count, many in chunks if count > 1} == {
         1,
         2,

@@ -57,7 +57,7 @@ def config_for(algorithm: str, key: str) -> Config:
     values: dict[str, Any] = {"num-batches": 1} | ({} if algorithm in OF_HISTORIES else {"fast-batch-size": 3})
     of_images = key in ("conv-layers", "image-scale") and key in find_metalearner(algorithm).uses
     config = small(algorithm).override(values | (PIXELS if of_images else {}))
-    if not (of_images and algorithm in OF_TRIALS):
+    if not (of_images and "normalize-observations" in OF_TRIALS.get(algorithm, {})):
         return config
     return config.override({"algorithm-settings": OF_TRIALS[algorithm] | {"normalize-observations": False}})
 
