@@ -56,6 +56,6 @@ class MemorySettings(SettingsModel):
         options |= {"conv_layers": config.conv_layers, "image_scale": config.image_scale, "seed": config.seed}
         if self.cell != "transformer":
             return GRUPolicy(*sizes, cell=self.cell, **of_recurrent, **options)
-        layers = {"context": self.context, "num_layers": self.num_layers, "num_heads": self.num_heads}
+        layers: dict[str, Any] = {"context": self.context, "num_layers": self.num_layers, "num_heads": self.num_heads}
         with refuse_sizes(config):
             return TransformerPolicy(*sizes, **layers, **of_transformer, **options)
