@@ -51,11 +51,11 @@ class MemorySettings(SettingsModel):
         Raises:
             ConfigError: If the sizes of a transformer do not divide each other.
         """
+        observations, actions = env.single_observation_space, env.single_action_space
         hidden_size: int = vars(self)["hidden_size"]
-        sizes = env.single_observation_space, env.single_action_space, hidden_size
         options |= {"conv_layers": config.conv_layers, "image_scale": config.image_scale, "seed": config.seed}
         if self.cell != "transformer":
-            return GRUPolicy(*sizes, cell=self.cell, **of_recurrent, **options)
-        layers: dict[str, Any] = {"context": self.context, "num_layers": self.num_layers, "num_heads": self.num_heads}
+            return GRUPolicy(observations, actions, hidden_size, cell=self.cell, **of_recurrent, **options)
+        options |= {"context": self.context, "num_layers": self.num_layers, "num_heads": self.num_heads}
         with refuse_sizes(config):
-            return TransformerPolicy(*sizes, **layers, **of_transformer, **options)
+            return TransformerPolicy(observations, actions, hidden_size, **of_transformer, **options)
