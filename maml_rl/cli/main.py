@@ -32,6 +32,7 @@ from maml_rl.cli.console import (
 )
 from maml_rl.cli.evaluate import run_test
 from maml_rl.cli.listing import list_benchmarks, list_configs, list_entries, list_envs, list_zoo
+from maml_rl.cli.play import run_play
 from maml_rl.cli.record import run_record
 from maml_rl.cli.train import run_train
 from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
@@ -410,6 +411,7 @@ COMMANDS = {
     "train": Command("meta-train a policy", run_train),
     "test": Command("measure how fast a trained policy adapts to new tasks", run_test),
     "report": Command("write an HTML page about training runs", run_report),
+    "play": Command("make a video of a policy before and after adaptation", run_play),
     "diagnose": Command("say why a curve is flat, and what to try", run_diagnose),
     "compare": Command("compare algorithms: train what is missing; figure, table, sentence", run_compare),
     "record": Command("record learning histories of single tasks", run_record),

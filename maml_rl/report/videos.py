@@ -6,7 +6,7 @@ import logging
 import subprocess
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -32,6 +32,8 @@ _WIDTH = 640
 _MOST_PICTURES = 101
 # Pictures are shown at most 640 pixels wide.
 _MOST_PIXELS = 2**24
+# Of captions: their height, and the width from which on a picture is not enlarged.
+_CAPTION, _LEAST_WIDTH = 24, 240
 # A shorter episode stays on its last picture, darker.
 _OVER = 0.55
 
@@ -107,15 +109,21 @@ def _videos(sampled: SampledEvaluation, count: int, on_video: Callable[[], objec
     return figure("Before and after adaptation", note, element("div", cards, class_="videos"), css="wide"), notices
 
 
-def replay(sampled: SampledEvaluation, phase: int, task: int) -> tuple[Frames, int]:
-    """Step the median episode of a phase again, and return pictures (n, height, width, 3) and how many make a second.
+def replay(sampled: SampledEvaluation, phase: int, task: int, episode: int | None = None) -> tuple[Frames, int]:
+    """Step an episode again, and return pictures (n, height, width, 3) and how many make a second.
+
+    Args:
+        sampled: which has the episode.
+        phase: of the episode.
+        task: of the phase.
+        episode: of the task; None for that of median return.
 
     Raises:
         gymnasium.error.Error: If nothing can be drawn on this machine.
         MamlRLError: If the environment does not repeat the sampled episode, or returns something else than pictures.
         Exception: Whatever the environment raises.
     """
-    episode = sampled.median_episode(phase, task)
+    episode = sampled.median_episode(phase, task) if episode is None else episode
     episodes = sampled.phases[phase]
     actions = episodes.actions[task, : episodes.lengths[task, episode], episode].numpy()
     env = _make_env(sampled.config)
@@ -133,7 +141,7 @@ def replay(sampled: SampledEvaluation, phase: int, task: int) -> tuple[Frames, i
         fps = max(1, round(_metadata(env).get("render_fps", _DEFAULT_FPS) / every))
     finally:
         env.close()
-    expected = float(sampled.evaluation.returns[task, phase, episode])
+    expected = float(episodes.episode_returns()[task, episode])
     if not np.isclose(total, expected, rtol=1e-3, atol=1e-3):
         raise MamlRLError(
             f"{sampled.config.env_name} does not repeat an episode that is stepped again (return {total:.3f} instead "
@@ -154,8 +162,11 @@ def _prolonged(frames: Frames, count: int) -> Frames:
 
 
 def _has_pictures(config: Config) -> bool:
-    if config.env_name == NAVIGATION:
-        return False  # Its paths show more.
+    # Paths of navigation show more.
+    return config.env_name != NAVIGATION and _draws(config)
+
+
+def _draws(config: Config) -> bool:
     env = make_vector_env(config.env_name, config.env_kwargs, 1)
     env.close()
     return "rgb_array" in _metadata(env).get("render_modes", ())
@@ -215,7 +226,7 @@ def _picture(frames: Frames, fps: int, words: str) -> Markup:
         return element(
             "video", src=source, aria_label=words, autoplay=True, loop=True, muted=True, playsinline=True, controls=True
         )
-    return element("img", src=_data_url("image/webp", encode_webp(frames, fps)), alt=words)
+    return element("img", src=_data_url("image/webp", encode_animation(frames, fps)), alt=words)
 
 
 def encode_h264(frames: Frames, fps: int) -> bytes:
@@ -246,19 +257,59 @@ def encode_h264(frames: Frames, fps: int) -> bytes:
     return result.stdout
 
 
-def encode_webp(frames: Sequence[Frames] | Frames, fps: int) -> bytes:
-    """Return an animated WebP file of frames (T, height, width, 3)."""
+def encode_animation(frames: Sequence[Frames] | Frames, fps: int, kind: Literal["WEBP", "GIF"] = "WEBP") -> bytes:
+    """Return an animated picture of frames (T, height, width, 3)."""
     from PIL import Image
 
     pictures = [Image.fromarray(frame) for frame in frames]
     width, height = pictures[0].size
     if width > _WIDTH:
         pictures = [picture.resize((_WIDTH, height * _WIDTH // width)) for picture in pictures]
-    file = io.BytesIO()
-    pictures[0].save(
-        file, "WEBP", save_all=True, append_images=pictures[1:], duration=round(1000 / fps), loop=0, quality=60
-    )
+    file, more = io.BytesIO(), pictures[1:]
+    pictures[0].save(file, kind, save_all=True, append_images=more, duration=round(1000 / fps), loop=0, quality=60)
     return file.getvalue()
+
+
+def film(sampled: SampledEvaluation, task: int = 0) -> tuple[Frames, int]:
+    """Return pictures of one task before and after adaptation beside each other, with captions, and how many a second.
+
+    A learner with a memory shows the first and the last episode of its trial.
+
+    Raises:
+        MamlRLError: If the family draws no pictures, or Pillow is not installed.
+    """
+    with UsersCode(_reason, MamlRLError):
+        if not _draws(sampled.config):
+            raise MamlRLError(f"{sampled.config.env_name} draws no pictures; it needs the render mode rgb_array")
+        last = len(sampled.phases) - 1
+        if last:
+            places = [(phase, sampled.median_episode(phase, task)) for phase in (0, last)]
+            counted = sampled.evaluation.columns
+            names = ["before adaptation", after(last) if counted == "step" else f"in {counted} {last + 1}"]
+        else:
+            count = sampled.phases[0].rewards.shape[2]
+            places = [(0, episode) for episode in dict.fromkeys((0, count - 1))]
+            names = [f"episode {episode + 1}" for _, episode in places]
+        films = []
+        for (phase, episode), name in zip(places, names, strict=True):
+            frames, fps = replay(sampled, phase, task, episode)
+            value = float(sampled.phases[phase].episode_returns()[task, episode])
+            films.append(_captioned(frames, f"{name}: return {readable(value)}"))
+        return (side_by_side(*films) if len(films) > 1 else films[0]), fps
+
+
+def _captioned(frames: Frames, text: str) -> Frames:
+    """Return frames with a line of text above them."""
+    if find_spec("PIL") is None:
+        raise MamlRLError("captions need Pillow; run pip install 'maml-rl[report]'")
+    from PIL import Image, ImageDraw
+
+    # Small pictures are enlarged by whole numbers, so that the text fits.
+    frames = frames.repeat(scale := max(1, _LEAST_WIDTH // frames.shape[2]), 1).repeat(scale, 2)
+    strip = Image.new("RGB", (frames.shape[2], _CAPTION), "white")
+    ImageDraw.Draw(strip).text((6, 4), text.replace("\N{MINUS SIGN}", "-"), fill="black", font_size=14)
+    caption = np.repeat(np.asarray(strip)[None], len(frames), 0)
+    return np.concatenate([caption, frames], axis=1)
 
 
 def _data_url(mime: str, data: bytes) -> str:

@@ -61,7 +61,7 @@ def test_h264_holds_every_frame_up_to_compression() -> None:
 
 
 def test_webp_holds_every_frame_at_the_right_speed() -> None:
-    picture = Image.open(io.BytesIO(videos.encode_webp(moving_square(7), fps=20)))
+    picture = Image.open(io.BytesIO(videos.encode_animation(moving_square(7), fps=20)))
     assert (picture.format, picture.n_frames, picture.size) == ("WEBP", 7, (64, 64))
     picture.seek(1)
     picture.load()
@@ -69,7 +69,7 @@ def test_webp_holds_every_frame_at_the_right_speed() -> None:
 
 
 def test_wide_frames_are_scaled_to_the_page() -> None:
-    picture = Image.open(io.BytesIO(videos.encode_webp(np.zeros((2, 100, 1000, 3), np.uint8), fps=20)))
+    picture = Image.open(io.BytesIO(videos.encode_animation(np.zeros((2, 100, 1000, 3), np.uint8), fps=20)))
     assert picture.size == (640, 64)
 
 
@@ -332,3 +332,63 @@ def test_no_video_is_made_without_request_or_where_the_family_has_paths(
     assert result.sampled is not None
     assert videos.videos(result.sampled, 2) == (None, [])
     assert videos.videos(cheetah_episodes, 0) == (None, [])
+
+
+def play(*arguments: str) -> int:
+    return main(["play", *arguments, "--log-level", "warning"])
+
+
+def test_film_shows_the_chosen_task_before_and_after_adaptation(
+    navigation_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new" / "film.gif"
+    assert play(str(navigation_runs / "seed-0"), "--task", "{goal: [0.3, -0.2]}", "--output", str(path)) == 0
+    assert capsys.readouterr().out.startswith("goal (0.3, \N{MINUS SIGN}0.2): wrote")
+    picture = Image.open(io.BytesIO(path.read_bytes()))
+    assert picture.format == "GIF"
+    # Two pictures of 256 x 256 pixels with a caption.
+    assert picture.size == (512, 256 + 24)
+    picture.seek(picture.n_frames - 1)
+    last = np.asarray(picture.convert("RGB")).astype(int)
+    sides = last[24:, :256], last[24:, 256:]
+    # A goal at a third of the way to the right and below the middle, in both.
+    for side in sides:
+        rows, columns = np.nonzero((side[..., 0] > 2 * side[..., 1]) & (side[..., 0] > 2 * side[..., 2]))
+        assert rows.mean() > 128
+        assert columns.mean() > 128
+    assert (sides[0] != sides[1]).any()
+    assert (last[:24, :256] != last[:24, 256:]).any()
+
+
+def test_film_of_a_memory_shows_the_first_and_the_last_episode_of_its_trial(tmp_path: Path) -> None:
+    settings = {"env-name": "GridNavi-v0", "algorithm": "rl2", "observe-last": True, "fast-batch-size": 3}
+    sizes = {"meta-batch-size": 2, "num-batches": 1, "algorithm-settings": {"hidden-size": 8}}
+    run = make_run(tmp_path / "run", settings | sizes)
+    path = tmp_path / "film.webp"
+    assert play(str(run), "--output", str(path)) == 0
+    picture = Image.open(io.BytesIO(path.read_bytes()))
+    # A picture for each of at most 15 steps, and for the start.
+    assert 2 <= picture.n_frames <= 16
+    assert picture.size[0] > 1.5 * (picture.size[1] - 24)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--output", "film.avi"], ["film.avi", ".mp4, .gif, .webp"]),
+        (["--output", "film.gif", "--task", "{gaol: [0, 0]}"], ["--task", "goal"]),
+        (["--output", "film.gif", "--task", "near"], ["--task"]),
+    ],
+)
+def test_wrong_films_are_refused_in_one_line(
+    navigation_runs: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play(str(navigation_runs / "seed-0"), *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(word in line for word in words), line
+
+
+def test_family_without_pictures_has_no_film(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert play("zoo:tabular-mdp", "--output", str(tmp_path / "film.gif")) == 1
+    assert "TabularMDP-v0 draws no pictures" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
