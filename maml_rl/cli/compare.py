@@ -21,7 +21,7 @@ from maml_rl.config.catalog import find_config, name_of
 from maml_rl.config.config import Config, load_config
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
-from maml_rl.runs.atomic_files import check_writable, replace_file
+from maml_rl.runs.atomic_files import check_output, replace_file
 
 # Of variable length are episodes, so the iterations that reach the environment steps are found in a few rounds.
 _ROUNDS = 5
@@ -67,7 +67,7 @@ def _compare(options: argparse.Namespace) -> None:
 
     for name in ("figure", "table"):
         if (path := getattr(options, name)) is not None:
-            check_writable(path, f"--{name}")
+            check_output(path, f"--{name}")
     if options.table is not None and options.table.suffix not in (".tex", ".md"):
         raise ConfigError(f"--table {options.table} must end with .tex or .md")
     if options.figure is not None:
@@ -88,6 +88,9 @@ def _compare(options: argparse.Namespace) -> None:
                 on_run=lambda name: progress(f"measuring {name}", next(done), total),
             )
             progress("measured", total, total)
+    for path in (options.figure, options.table):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
     if options.figure is not None:
         write_figure(measured, options.figure)
     if options.table is not None:

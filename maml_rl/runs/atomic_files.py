@@ -83,6 +83,18 @@ def check_writable(path: Path, option: str) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}; choose another {option}") from error
 
 
+def check_output(path: Path, option: str) -> None:
+    """Make sure that a file, and its folder where that is missing, can be written; see `check_writable`.
+
+    Raises:
+        ConfigError: If not.
+    """
+    if path.parent.is_dir():
+        check_writable(path, option)
+    else:
+        check_creatable(path.parent, option)
+
+
 def check_creatable(folder: Path, option: str) -> None:
     """Make sure that a folder can be made and written to, before the work for it is done; leave no folder behind.
 

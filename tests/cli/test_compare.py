@@ -71,7 +71,7 @@ def test_figure_has_panels_names_and_numbers_of_runs(
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(finished)
-    figure, tex = tmp_path / f"figure{ending}", tmp_path / "table.tex"
+    figure, tex = tmp_path / f"new/figure{ending}", tmp_path / "new/table.tex"
     folders = [str(path) for path in (finished / "runs/compare").iterdir()]
     assert cli.main(["compare", *sorted(folders), "--figure", str(figure), "--table", str(tex), *OF_ALL]) == 0
     start = {".pdf": b"%PDF", ".png": b"\x89PNG", ".svg": b"<?xml"}
