@@ -297,9 +297,7 @@ def _connect(placement: Placement) -> bool:
                 "name another by ray_address ('auto' for the one of this machine)"
             )
         elif address is not None or "RAY_ADDRESS" in os.environ:
-            raise ConfigError(
-                f"no Ray cluster answers at {found}; start one with `ray start --head`, or name another address"
-            )
+            raise _no_cluster_at(found)
     elif address == "auto":
         raise ConfigError("no Ray cluster runs on this machine; start one with `ray start --head`, or give its address")
     if "address" not in options:
@@ -377,6 +375,11 @@ def _check_runtime_env(env: dict[str, Any]) -> None:
         raise ConfigError(f"ray_runtime_env is not one of Ray's: {last_line(error)}") from None
 
 
+def _no_cluster_at(address: str) -> ConfigError:
+    remedy = "start one with `ray start --head`, or name another address"
+    return ConfigError(f"no Ray cluster answers at {address}; {remedy}")
+
+
 def _is_node_of(address: str, seconds: float) -> bool:
     """Return whether a node of the cluster runs on this machine; wait a while for one that is starting.
 
@@ -389,10 +392,12 @@ def _is_node_of(address: str, seconds: float) -> bool:
             alive = {node.hex() for node, known in nodes.items() if known.state == known.ALIVE}
             if alive & set(ray._private.services.find_node_ids()):
                 return True
-        # Ray reports best what is wrong with a connection, and its earlier versions lack a public function for this.
+        # Earlier versions of Ray lack these functions.
+        except AttributeError:
+            return True
         except Exception as error:
             require_accepted(address, error)
-            return True
+            raise _no_cluster_at(address) from None
         if monotonic() >= until:
             return False
         sleep(_TICK_SECONDS)
@@ -410,17 +415,10 @@ def _last_cluster() -> str | None:
 
 
 def _answers(address: str, seconds: float) -> bool:
-    """Return whether a server of gRPC, as Ray's head node has it, answers at "host:port"."""
+    """Return whether a server, as Ray's head node has it, accepts connections at "host:port"."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), seconds) as connection:
-            if os.environ.get("RAY_USE_TLS") == "1":
-                # It would not answer in clear text.
-                return True
-            connection.settimeout(seconds)
-            # HTTP/2: a client's greeting with empty settings, to which a server replies with its own.
-            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
-            header = connection.recv(9)
-            return len(header) >= 4 and header[3] == 4
+        with socket.create_connection((host.strip("[]"), int(port)), seconds):
+            return True
     except (OSError, ValueError, OverflowError):
         return False

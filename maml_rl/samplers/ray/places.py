@@ -84,12 +84,12 @@ class Reserved:
         Raises:
             ConfigError: If it has no place for an actor.
         """
-        group = get_current_placement_group()
-        # Ray's public functions do not report whether actors of a process in a group must be in it.
-        if group is None or not ray._private.worker.global_worker.should_capture_child_tasks_in_placement_group:
+        group, context = get_current_placement_group(), ray.get_runtime_context()
+        # Otherwise actors of a process in a group need not be in it.
+        if group is None or not context.should_capture_child_tasks_in_placement_group:
             return None
         first, *others = group.bundle_specs
-        own = ray.get_runtime_context().get_assigned_resources()
+        own = context.get_assigned_resources()
         left = {name: amount - own.get(name, 0.0) for name, amount in first.items()}
         places = sum(places_on(bundle, asked) for bundle in (left, *others))
         if not places:

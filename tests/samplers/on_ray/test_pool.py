@@ -19,7 +19,7 @@ from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, ConfigError
 from maml_rl.samplers.processes.commands import Failed
 from maml_rl.samplers.ray import cluster as ray_cluster
-from maml_rl.samplers.ray import places, pool_metrics
+from maml_rl.samplers.ray import places, pool_metrics, team
 from maml_rl.samplers.ray import pool as ray_pool
 from maml_rl.samplers.ray.actor import Introduction, Raised, own_versions
 from maml_rl.samplers.ray.cluster import RayCluster
@@ -110,8 +110,8 @@ def pool_of(
 ) -> tuple[Any, Clusters]:
     cluster = Clusters(cpus, **options)
     counted = iter(range(100_000))
-    monkeypatch.setattr(ray_pool, "RayCluster", lambda *arguments: cluster)
-    monkeypatch.setattr(ray_pool, "RayWorker", lambda *arguments, **rest: Actor(next(counted)))
+    monkeypatch.setattr(team, "RayCluster", lambda *arguments: cluster)
+    monkeypatch.setattr(team, "RayWorker", lambda *arguments, **rest: Actor(next(counted)))
     monkeypatch.setattr(ray, "put", lambda value: value)
     placement = Placement(
         backend="ray",
@@ -126,7 +126,7 @@ def pool_of(
 
 def introduce(pool: Any, actor: Any, node: str) -> None:
     actor.take_call()
-    pool._began(actor, Introduction(1, node, f"10.0.0.{node}", VERSIONS))
+    pool._team.began(actor, Introduction(1, node, f"10.0.0.{node}", VERSIONS))
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -140,12 +140,12 @@ def test_node_where_actors_die_as_they_start_is_left_out_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, cluster = pool_of({"1": 1, "2": 2}, monkeypatch)
-    pool._hire(9)
-    healthy = pool._actors[0]
+    pool._team.hire(9)
+    healthy = pool._team.actors[0]
     introduce(pool, healthy, "1")
     failures = 0
-    while len(pool._actors) > 1:
-        actor = next(each for each in pool._actors if each.known is None)
+    while len(pool._team.actors) > 1:
+        actor = next(each for each in pool._team.actors if each.known is None)
         cluster.places[actor.actor_id] = "2"
         pool._lose(actor, "was lost: no torch")
         failures += 1
@@ -159,22 +159,22 @@ def test_node_where_actors_die_as_they_start_is_left_out_with_one_warning(
 
 def test_failed_starts_of_one_node_do_not_count_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, cluster = pool_of({str(number): 1 for number in range(6)}, monkeypatch)
-    pool._hire(6)
+    pool._team.hire(6)
     # Six failures in all; one is allowed per node.
-    for number, actor in enumerate(list(pool._actors)):
+    for number, actor in enumerate(list(pool._team.actors)):
         cluster.places[actor.actor_id] = str(number)
         pool._lose(actor, "was lost")
     assert cluster.left_out == {}
-    assert len(pool._actors) == 6
+    assert len(pool._team.actors) == 6
 
 
 def test_starts_that_end_with_their_node_do_not_count(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, cluster = pool_of({"1": 1, "2": 4}, monkeypatch)
-    pool._hire(5)
+    pool._team.hire(5)
     cluster.dead.add("2")
-    for actor in pool._actors[1:]:
+    for actor in pool._team.actors[1:]:
         cluster.places[actor.actor_id] = "2"
         pool._lose(actor, "was lost: its node was terminated")
     assert (cluster.left_out, warnings_of(caplog)) == ({}, [])
@@ -184,14 +184,14 @@ def test_no_node_left_is_one_error_with_all_causes_and_no_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, cluster = pool_of({"1": 1, "2": 1}, monkeypatch)
-    pool._hire(2)
-    one, two = list(pool._actors)
+    pool._team.hire(2)
+    one, two = list(pool._team.actors)
     one.take_call()
-    pool._began(one, Introduction(1, "1", "10.0.0.1", {**VERSIONS, "gymnasium": "9.9.9"}))
+    pool._team.began(one, Introduction(1, "1", "10.0.0.1", {**VERSIONS, "gymnasium": "9.9.9"}))
     cluster.places[two.actor_id] = "2"
     two.take_call()
     with pytest.raises(ChildEnvError) as raised:
-        pool._cannot_load(two, "no module my_family")
+        pool._team.cannot_load(two, "no module my_family")
     assert str(raised.value) == (
         "no node of the Ray cluster is left: the Ray node 10.0.0.1 has gymnasium 9.9.9, this process has "
         f"{VERSIONS['gymnasium']}; Ray actors cannot load 'env' or the policy on the node 10.0.0.2: no module "
@@ -202,11 +202,11 @@ def test_no_node_left_is_one_error_with_all_causes_and_no_warning(
 
 def test_strict_run_ends_when_a_node_has_to_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, cluster = pool_of({"1": 1, "2": 1}, monkeypatch, strict=True)
-    pool._hire(2)
-    actor = pool._actors[1]
+    pool._team.hire(2)
+    actor = pool._team.actors[1]
     actor.take_call()
     with pytest.raises(ConfigError, match="too few CPUs"):
-        pool._began(actor, Introduction(1, "2", "10.0.0.2", {**VERSIONS, "code of maml_rl": "0123"}))
+        pool._team.began(actor, Introduction(1, "2", "10.0.0.2", {**VERSIONS, "code of maml_rl": "0123"}))
     assert list(cluster.left_out) == ["2"]
 
 
@@ -214,11 +214,11 @@ def test_node_with_other_code_of_the_same_version_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, cluster = pool_of({"1": 1, "2": 1}, monkeypatch)
-    pool._hire(2)
-    one, two = list(pool._actors)
+    pool._team.hire(2)
+    one, two = list(pool._team.actors)
     introduce(pool, one, "1")
     two.take_call()
-    pool._began(two, Introduction(1, "2", "10.0.0.2", {**VERSIONS, "code of maml_rl": "0123"}))
+    pool._team.began(two, Introduction(1, "2", "10.0.0.2", {**VERSIONS, "code of maml_rl": "0123"}))
     (warning,) = warnings_of(caplog)
     assert f"10.0.0.2 has code of maml_rl 0123, this process has {VERSIONS['code of maml_rl']}; it" in warning
     assert list(cluster.left_out) == ["2"]
@@ -250,10 +250,10 @@ def test_actors_and_losses_are_reported_to_the_monitoring_of_the_cluster(monkeyp
     for kind in ("Counter", "Gauge"):
         monkeypatch.setattr(pool_metrics, kind, Noted)
     pool, cluster = pool_of({"1": 2}, monkeypatch)
-    pool._hire(2)
-    for actor in list(pool._actors):
+    pool._team.hire(2)
+    for actor in list(pool._team.actors):
         introduce(pool, actor, "1")
-    actor = pool._actors[0]
+    actor = pool._team.actors[0]
     actor.give(Unit("run", ()))
     pool._lose(actor, "was lost")
     assert Noted.values["maml_rl_actors"] == [1, 2, 1]
@@ -267,20 +267,20 @@ def test_node_that_cannot_import_the_engine_in_a_phase_is_left_out_and_others_ta
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, cluster = pool_of({"1": 1, "2": 1}, monkeypatch)
-    pool._hire(2)
-    good, bad = list(pool._actors)
+    pool._team.hire(2)
+    good, bad = list(pool._team.actors)
     for actor, node in ((good, "1"), (bad, "2")):
         introduce(pool, actor, node)
         cluster.places[actor.actor_id] = node
     units = [Unit("run", ()) for _ in range(4)]
-    pool._open, pool._waiting = set(units), deque(units)
-    pool._assign()
+    pool._units.begin(units)
+    pool._units.assign(pool._team.actors)
     assert len(bad.calls) == 2
     failure = Failed(0, "ImportError", "no libGL", "", "ImportError: no libGL", None, None)
     monkeypatch.setattr(ray, "get", lambda *arguments, **options: Raised(failure, None, "actor", True))
     assert pool._receive(bad)[1] is None
-    assert set(pool._waiting) == {units[1], units[3]}
-    assert pool._actors == [good]
+    assert set(pool._units.waiting) == {units[1], units[3]}
+    assert pool._team.actors == [good]
     (warning,) = warnings_of(caplog)
     assert warning.startswith("Ray actors cannot load 'env' or the policy on the node 10.0.0.2: ImportError: no libGL")
 
@@ -313,18 +313,18 @@ def test_assigning_units_polls_each_actor_a_few_times_for_any_number_of_units(
 ) -> None:
     def looks(size: int) -> float:
         pool, _ = pool_of({"1": size}, monkeypatch)
-        pool._hire(size)
-        for actor in pool._actors:
+        pool._team.hire(size)
+        for actor in pool._team.actors:
             introduce(pool, actor, "1")
         units = [Unit("run", ()) for _ in range(round(size * (1.0 - idle)))]
-        pool._open, pool._waiting = set(units), deque(units)
-        for actor in pool._actors:
+        pool._units.begin(units)
+        for actor in pool._team.actors:
             actor.looks = 0
         # Units that an actor has had for long are given to idle actors.
-        pool._durations = [0.0]
-        pool._assign()
+        pool._units.seconds = [0.0]
+        pool._units.assign(pool._team.actors)
         assert sum(unit.copies for unit in units) == size
-        return sum(actor.looks for actor in pool._actors) / size
+        return sum(actor.looks for actor in pool._team.actors) / size
 
     assert looks(800) <= 1.2 * looks(100)
     assert looks(800) < 12
@@ -332,26 +332,26 @@ def test_assigning_units_polls_each_actor_a_few_times_for_any_number_of_units(
 
 def test_unit_whose_reply_was_lost_with_an_actor_is_not_taken_for_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, _ = pool_of({"1": 1}, monkeypatch)
-    pool._hire(1)
+    pool._team.hire(1)
     harmless, deadly = Unit("harmless", ()), Unit("deadly", ())
-    pool._open, pool._waiting = {harmless, deadly}, deque([harmless, deadly])
+    pool._units.begin([harmless, deadly])
 
     def assign() -> list[Unit]:
-        (actor,) = pool._actors
+        (actor,) = pool._team.actors
         introduce(pool, actor, "1")
-        pool._assign()
+        pool._units.assign(pool._team.actors)
         return [call.unit for call in actor.calls]
 
     assert assign() == [harmless, deadly]
-    pool._lose(pool._actors[0], "was lost, with its reply to the call before")
+    pool._lose(pool._team.actors[0], "was lost, with its reply to the call before")
     assert assign() == [harmless]
-    pool._actors[0].take_call()
-    pool._open.discard(harmless)
-    pool._assign()
-    pool._lose(pool._actors[0], "was lost")
+    pool._team.actors[0].take_call()
+    pool._units.open.discard(harmless)
+    pool._units.assign(pool._team.actors)
+    pool._lose(pool._team.actors[0], "was lost")
     assert assign() == [deadly]
     with pytest.raises(ChildEnvError, match="2 Ray actors were lost in deadly"):
-        pool._lose(pool._actors[0], "was lost")
+        pool._lose(pool._team.actors[0], "was lost")
 
 
 # The choice of the cluster.
@@ -497,27 +497,27 @@ def test_limits_that_are_not_positive_are_refused_before_anything_starts(name: s
 def test_start_limit_ends_with_the_name_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, cluster = pool_of({"1": 1}, monkeypatch)
     cluster.describe_cpus = lambda: "the cluster is full"  # type: ignore[attr-defined]
-    pool._hire(1)
-    pool._look_after_starts(29.0)
+    pool._team.hire(1)
+    pool._team.look_after_starts(29.0)
     with pytest.raises(ConfigError, match=r"0 of 1 Ray actors have started after 30 s.*raise ray_start_timeout=30$"):
-        pool._look_after_starts(30.0)
+        pool._team.look_after_starts(30.0)
 
 
 def test_actors_that_wait_for_nodes_that_have_left_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, cluster = pool_of({"1": 1}, monkeypatch)
     cluster.describe_cpus = lambda: "the cluster has 0 CPUs"  # type: ignore[attr-defined]
-    pool._hire(1)
-    (waiting,) = pool._actors
-    pool._look_after_starts(11.0)
-    assert pool._actors == [waiting]
+    pool._team.hire(1)
+    (waiting,) = pool._team.actors
+    pool._team.look_after_starts(11.0)
+    assert pool._team.actors == [waiting]
 
     def count() -> int:
         cluster.nodes = {"ray.io/node-id": "in(2)"}
         return 1
 
     monkeypatch.setattr(cluster, "count_places", count)
-    pool._look_after_starts(22.0)
-    (other,) = pool._actors
+    pool._team.look_after_starts(22.0)
+    (other,) = pool._team.actors
     assert other is not waiting
 
 
@@ -525,7 +525,7 @@ def test_head_limit_ends_with_the_name_of_the_setting(monkeypatch: pytest.Monkey
     pool, cluster = pool_of({"1": 1}, monkeypatch)
     cluster.is_there = lambda interrupted: False  # type: ignore[attr-defined]
     with pytest.raises(ChildEnvError, match=r"is gone: it does not answer for ray_head_timeout=1 s; start a cluster"):
-        pool._require_cluster()
+        pool._team.require_cluster()
 
 
 # Requests of actors, and their places.
@@ -627,10 +627,12 @@ class Group:
 def in_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has one CPU of the first bundle of a group, and its actors must be in that group, too."""
     connect_to(nodes_with({"CPU": 64.0}), monkeypatch)
-    context = SimpleNamespace(gcs_address="head:6379", get_assigned_resources=lambda: {"CPU": 1.0})
-    worker = SimpleNamespace(should_capture_child_tasks_in_placement_group=True)
+    context = SimpleNamespace(
+        gcs_address="head:6379",
+        get_assigned_resources=lambda: {"CPU": 1.0},
+        should_capture_child_tasks_in_placement_group=True,
+    )
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(ray._private.worker, "global_worker", worker)
     monkeypatch.setattr(places, "get_current_placement_group", Group)
 
 
