@@ -349,8 +349,8 @@ def evaluate_trials(
         given = sampler.sample_tasks(tasks) if isinstance(tasks, int) else list(tasks)
         for _ in range(repetitions):
             trials = sampler.rollout_trials(given)
-            returns.append(trials.episode_returns().numpy())
-            infos.append({name: info.numpy() for name, info in trials.episode_infos().items()})
+            returns.append(trials.episode_returns().cpu().numpy())
+            infos.append({name: info.cpu().numpy() for name, info in trials.episode_infos().items()})
     return Evaluation(
         env_id(env) or describe_env(env),
         seed,

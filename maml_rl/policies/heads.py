@@ -302,6 +302,15 @@ class SquashedGaussianHead(Head):
             torch.from_numpy(bound.astype(np.float32).ravel()) for bound in (action_space.low, action_space.high)
         )
         self.center, self.half_range, self.log_std_bounds = (low + high) / 2.0, (high - low) / 2.0, log_std_bounds
+        # Beside the units of the last call: a device would otherwise wait for them in every step.
+        self._beside = self.center, self.half_range
+
+    def _bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return center and half of the range (A,) with the type and device of a tensor."""
+        center, _ = self._beside
+        if center.device != like.device or center.dtype != like.dtype:
+            self._beside = self.center.to(like), self.half_range.to(like)
+        return self._beside
 
     def parametrize(self, units: Tensor, params: Params) -> DistributionParams:
         """Return mean and log standard deviation before squashing, (..., A) each."""
@@ -312,7 +321,7 @@ class SquashedGaussianHead(Head):
         """Return the distribution over actions; event shape the action's."""
         mean, log_std = (entry.reshape(*entry.shape[:-1], *self.action_shape) for entry in parameters)
         event = len(self.action_shape)
-        center, half_range = (bound.to(mean).reshape(self.action_shape) for bound in (self.center, self.half_range))
+        center, half_range = (bound.reshape(self.action_shape) for bound in self._bounds(mean))
         squash = [TanhTransform(), AffineTransform(center, half_range, event_dim=event)]
         return TransformedDistribution(Independent(Normal(mean, log_std.exp()), event), squash)
 
@@ -325,7 +334,8 @@ class SquashedGaussianHead(Head):
         mean, log_std = parameters
         # Two kernels: a fused one may round the last entries of an array differently from the others.
         squashed = torch.tanh(noise * torch.exp(log_std) + mean)
-        actions = squashed * self.half_range.to(squashed) + self.center.to(squashed)
+        center, half_range = self._bounds(squashed)
+        actions = squashed * half_range + center
         return actions.reshape(*mean.shape[:-1], *self.action_shape)
 
     def sample(self, parameters: DistributionParams, noise: Tensor) -> tuple[Tensor, Tensor]:

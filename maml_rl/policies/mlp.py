@@ -222,6 +222,11 @@ class MLPPolicy(Policy):
         return act_stacked
 
     @property
+    def has_static_steps(self) -> bool:
+        """Whether the steps are those of the layers; see `Policy.has_static_steps`."""
+        return not self.is_overridden
+
+    @property
     def is_overridden(self) -> bool:
         """Whether a subclass computes its actions in another way than these layers and their head."""
         kind = type(self)

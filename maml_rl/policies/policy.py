@@ -142,6 +142,14 @@ class Policy(nn.Module, ABC):
         return lambda observations, noise, memory: self.act(observations, noise, memory, params)
 
     @property
+    def has_static_steps(self) -> bool:
+        """Whether the function that `actor` returns does the same operations at every call, on the same shapes.
+
+        On a GPU they are then recorded as a graph. They must not wait for the device.
+        """
+        return False
+
+    @property
     def has_memory(self) -> bool:
         """Whether the policy has a memory."""
         return bool(self.initial_memory(1))

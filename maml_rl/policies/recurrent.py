@@ -134,7 +134,8 @@ class Recurrent(MemoryBody, nn.RNNBase):
                 (input_bias[..., both] + memory_bias[..., both], input_bias[..., new], memory_bias[..., new]), -1
             )
             return torch.cat((from_input, from_memory), -1).mT.contiguous(), bias
-        order = torch.cat([torch.arange(size) + size * gate for gate in (0, 1, 3, 2)]).to(from_input.device)
+        places = torch.arange(size, device=from_input.device)
+        order = torch.cat([places + size * gate for gate in (0, 1, 3, 2)])
         weights = torch.cat((from_input, from_memory), -1).index_select(-2, order)
         return weights.mT.contiguous(), (input_bias + memory_bias).index_select(-1, order)
 

@@ -266,6 +266,11 @@ class SequencePolicy(MemoryPolicy):
         before = torch.zeros_like(inputs[:1]) if memory is None else memory[-1].unsqueeze(0)
         return torch.cat((inputs, torch.cat((before, inputs[:-1]))), -1)
 
+    @property
+    def has_static_steps(self) -> bool:
+        """Whether the body is a recurrent layer, and there are no images; see `Policy.has_static_steps`."""
+        return self._inputs is None and not self._body.writes_memory
+
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse other spaces than those that the policy was made for; see `Policy.check_spaces`."""
         mine, theirs = (

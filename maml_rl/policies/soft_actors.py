@@ -113,6 +113,11 @@ class RecurrentActor(SoftActor, MemoryPolicy):
         """Return the body's memory where trials begin."""
         return self.encoder.core.initial_memory(num, self.head.weight)
 
+    @property
+    def has_static_steps(self) -> bool:
+        """Whether the body is a recurrent layer; see `Policy.has_static_steps`."""
+        return not self.encoder.core.writes_memory
+
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
@@ -204,6 +209,11 @@ class ContextActor(SoftActor):
         super().__init__(observation_space, action_space, SquashedGaussianHead(action_space))
         self._add_layers(self.observation_shape[0] + context_size, hidden_sizes, torch.Generator().manual_seed(seed))
         self.context = nn.Parameter(torch.zeros(context_size), requires_grad=False)
+
+    @property
+    def has_static_steps(self) -> bool:
+        """Whether every step is alike: it is; see `Policy.has_static_steps`."""
+        return True
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
         """Return mean and log standard deviation under the context; see `Policy.distribution_parameters`."""

@@ -233,8 +233,8 @@ def _paths(sampled: SampledEvaluation, phase: int, task: int) -> list[NDArray[np
     return [
         np.concatenate(
             [
-                episodes.observations[task, : episodes.lengths[task, episode], episode].double().numpy(),
-                episodes.final_observations[task, episode].double().numpy()[None],
+                episodes.observations[task, : episodes.lengths[task, episode], episode].double().cpu().numpy(),
+                episodes.final_observations[task, episode].double().cpu().numpy()[None],
             ]
         )
         for episode in range(min(_PATHS_PER_TASK, episodes.lengths.shape[1]))

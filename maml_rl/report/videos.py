@@ -125,7 +125,7 @@ def replay(sampled: SampledEvaluation, phase: int, task: int, episode: int | Non
     """
     episode = sampled.median_episode(phase, task) if episode is None else episode
     episodes = sampled.phases[phase]
-    actions = episodes.actions[task, : episodes.lengths[task, episode], episode].numpy()
+    actions = episodes.actions[task, : episodes.lengths[task, episode], episode].cpu().numpy()
     env = _make_env(sampled.config)
     try:
         env.reset_task([sampled.evaluation.tasks[task]])

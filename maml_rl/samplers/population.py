@@ -183,7 +183,7 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
                     raise
                 causes |= dict.fromkeys(new, str(error))
             else:
-                return episodes.episode_returns().double().mean(1).numpy(), causes
+                return episodes.episode_returns().double().mean(1).cpu().numpy(), causes
 
     @property
     def generation(self) -> int:

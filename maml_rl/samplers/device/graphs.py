@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,10 @@ class Graphs:
         return graph
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        graph.capture_end()
+        with warnings.catch_warnings():
+            # There may be nothing to do between two pieces of work of the physics.
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            graph.capture_end()
         self._parts.append(graph.replay)
 
     def __call__(self) -> None:

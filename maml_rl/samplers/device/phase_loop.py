@@ -61,7 +61,7 @@ class DeviceLoop:
         self._act: Callable[..., tuple[Tensor, Memory]] | None = None
         self._prepare: Callable[[], None] = self._make_actor
         self._advance: Callable[[], None] = self._one_step
-        self._is_ready = self._device.type != "cuda"
+        self._is_ready = self._device.type != "cuda" or not self._policy.has_static_steps
         # What CUDA records runs on a stream of its own.
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 

@@ -25,11 +25,12 @@ def memory_of(phase: Phase, episodes: TaskEpisodes, device: torch.device | str =
 
     Args:
         phase: that was sampled, with the parameters that the policy had.
-        episodes: of the phase, on the CPU.
+        episodes: of the phase.
         device: where the policy acted.
     """
     num_tasks, steps, num_episodes = episodes.rewards.shape
     recorded: Memory = ()
+    there, episodes = episodes.device, episodes.to("cpu")
 
     def record(actor: Actor, step: int, wave: slice) -> None:
         nonlocal recorded
@@ -42,7 +43,7 @@ def memory_of(phase: Phase, episodes: TaskEpisodes, device: torch.device | str =
             kept[:, step, wave][real] = now.cpu()[real]
 
     memory_after(phase, episodes, device, before_step=record)
-    return recorded
+    return tuple(kept.to(there) for kept in recorded)
 
 
 def memory_after(
@@ -58,14 +59,14 @@ def memory_after(
 
     Args:
         phase: see `memory_of`.
-        episodes: of the phase, on the CPU.
+        episodes: of the phase.
         device: where the policy acted.
         before_step: is given what acts, the number of the step, and the wave's range of episodes.
 
     Returns:
         Tensors (M, S, *one slot's).
     """
-    num_tasks, per_task = len(phase.tasks), phase.per_task
+    num_tasks, per_task, episodes = len(phase.tasks), phase.per_task, episodes.to("cpu")
     rows = np.zeros((num_tasks * per_task, *episodes.observations.shape[3:]), episodes.observations.numpy().dtype)
     slots, running = slice(0, len(rows)), np.ones(len(rows), np.bool_)
     policy = greedy(phase.policy) if phase.deterministic else phase.policy
@@ -94,7 +95,7 @@ def log_probs_of(
     Args:
         policy: has chosen the actions.
         params: as the policy had them.
-        episodes: of M tasks, on the CPU.
+        episodes: of M tasks.
         slots_per_task: S, where the policy's memory was kept from episode to episode of a slot; None for none kept.
 
     Returns:
@@ -113,7 +114,7 @@ def log_probs_of(
                 own = {name: (value[index] if is_stacked else value).to(device) for name, value in of_phase.items()}
                 unrolled = policy.unroll(trials.observations[:, part].to(device), params=own)
                 log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, part].to(device))
-                parts.append(log_probs.float().cpu())
+                parts.append(log_probs.float().to(episodes.device))
         return trials.as_episodes(torch.cat(parts, 1), episodes)
     log_probs = torch.zeros_like(episodes.rewards)
     with torch.no_grad(), intra_op_threads(1):
@@ -122,5 +123,5 @@ def log_probs_of(
             of_chunk = {name: value[tasks].to(device) for name, value in stacked.items()}
             part = episodes.part(tasks)
             found = policy.log_prob(part.observations.to(device), part.actions.to(device), of_chunk)
-            log_probs[tasks, : found.shape[1]] = found.float().cpu() * part.mask
+            log_probs[tasks, : found.shape[1]] = found.float().to(episodes.device) * part.mask
     return log_probs
