@@ -446,7 +446,7 @@ class _reported:  # noqa: N801 - a function that is a context
         if not isinstance(error, Exception):
             return False
         lines = "".join(traceback.format_exception(error)).strip().splitlines()
-        self._session.row(self._name, "failed", "", error=" | ".join(line.strip() for line in lines[-14:]))
+        self._session.row(self._name, "failed", "", error=" | ".join(line.strip() for line in lines[-30:]))
         return True
 
 

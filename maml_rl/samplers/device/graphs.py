@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -37,10 +38,15 @@ class Graphs:
             physics.launch = between
         try:
             work()
+        except BaseException:
+            # The error of the work says more than the one about what was recorded of it.
+            with suppress(RuntimeError):
+                self._end(graph)
+            raise
         finally:
             if physics is not None:
                 physics.launch = launched_by
-            self._end(graph)
+        self._end(graph)
 
     def _begin(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
