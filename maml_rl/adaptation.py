@@ -173,7 +173,7 @@ def adapt(
     params: Params | None = None,
     *,
     step_size: RuleLike | None = None,
-    rule: AdaptationRule | None = None,
+    rule: RuleLike | None = None,
     step: int = 0,
     inner_loss: InnerLoss | None = None,
     first_order: bool = False,
@@ -186,7 +186,7 @@ def adapt(
         episodes: (M, T, B, ...), with advantages; sampled under `params`.
         params: the initial ones: of the policy's own shapes, or stacked (M, ...); the policy's own by default.
         step_size: of the step, instead of a rule.
-        rule: inner loss, step sizes and parameters.
+        rule: inner loss, step sizes and parameters; a number is a step size.
         step: which of the rule's steps this is, from 0.
         inner_loss: see `AdaptationRule`; by default the rule's.
         first_order: treat the inner gradient as a constant when differentiating the result.
@@ -201,12 +201,11 @@ def adapt(
         ValueError: If the episodes have no advantages, `params` do not fit the policy, or the rule adapts parameters
             that the policy does not adapt.
     """
-    if (rule is None) == (step_size is None):
+    given_rule = step_size if rule is None else rule
+    if given_rule is None or None not in (rule, step_size):
         raise TypeError("adapt expects either a step_size or a rule")
-    rule = as_rule(step_size) if step_size is not None else rule
-    assert rule is not None
-    rule = rule.replace(inner_loss=inner_loss)
-    loss, size = rule.inner_loss, rule.step_size(step)
+    chosen = as_rule(given_rule).replace(inner_loss=inner_loss)
+    loss, size = chosen.inner_loss, chosen.step_size(step)
     check_advantages(episodes, "episodes")
     policy = as_policy(policy, episodes.observations.shape[3:])
     check_observations(policy, episodes.observations)

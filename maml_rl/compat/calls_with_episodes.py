@@ -15,6 +15,7 @@ class CalledWithEpisodes:
     """Gives MAML-TRPO `step`, and `adapt` for episodes."""
 
     settings: Any
+    num_steps: int | None = None
 
     def step(
         self,
@@ -42,10 +43,11 @@ class CalledWithEpisodes:
             `kl`, `loss/before`, `loss/after`, `line_search_steps`, `accepted`, `grad_norm`.
 
         Raises:
-            ValueError: If an argument is out of range, or episodes are missing, have no advantages, or were sampled
-                for another step size.
+            ValueError: If an argument is out of range, or episodes are missing, of other steps, or without advantages.
             NonFiniteError: If the loss, its gradient or the curvature is not finite; the parameters stay as they are.
         """
+        if self.num_steps is not None and len(train_episodes) != self.num_steps:
+            raise ValueError(f"the learner has num_steps={self.num_steps}, and these are {len(train_episodes)} steps")
         given = {
             "max_kl": max_kl,
             "cg_iters": cg_iters,

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps, as_rule, check_phases, reinforce
+from maml_rl.arguments import check_count
 from maml_rl.compat.calls_with_episodes import CalledWithEpisodes
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive
@@ -35,6 +36,7 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
         first_order: ignore second derivatives of the inner loss in gradient and curvature; None for the default of
             `Settings`.
         device: where the update is computed; the policy itself stays where it is.
+        num_steps: inner steps that `step` expects; None for as many as it gets.
         inner_loss: see `maml_rl.adapt`; None for the rule's own.
         objective: outer objective.
         curvature_fraction: share of each task's episodes, in (0, 1], that the curvature is computed from; None for the
@@ -43,7 +45,7 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
         collection: see `MetaLearner`.
 
     Raises:
-        ValueError: If `curvature_fraction` is out of range.
+        ValueError: If `curvature_fraction` or `num_steps` is out of range.
 
     Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400; Schulman et al. 2015, https://arxiv.org/abs/1502.05477
     """
@@ -80,6 +82,7 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
         first_order: bool | None = None,
         device: torch.device | str = "cpu",
         *,
+        num_steps: int | None = None,
         inner_loss: InnerLoss | None = None,
         objective: OuterObjective = surrogate,
         curvature_fraction: float | None = None,
@@ -90,6 +93,7 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
         settings = settings or self.Settings(**_given(first_order=first_order, curvature_fraction=curvature_fraction))
         super().__init__(policy, settings=settings, collection=collection, device=device, seed=seed)
         self.rule = as_rule(fast_lr).replace(inner_loss=inner_loss)
+        self.num_steps = None if num_steps is None else check_count("num_steps", num_steps, least=0)
         self._objective = objective
 
     @classmethod

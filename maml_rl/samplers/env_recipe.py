@@ -26,6 +26,21 @@ if TYPE_CHECKING:
     from maml_rl.config.placement import Placement
 
 
+def maker_of(env_name: EnvMaker | None, env: Any) -> EnvMaker | None:
+    """Return what makes the environments: `env`, or `env_name` where `env` is an environment of this id.
+
+    Raises:
+        ValueError: If it is an environment of another one.
+    """
+    if env_name is None or not isinstance(env, gymnasium.Env):
+        return env_name if env is None else env
+    name = env_id(env_name)
+    expected = find_spec(name) if name else None
+    if env.spec is None or expected is None or env.spec.id != expected.id:
+        raise ValueError(f"env is {env}, which env_name={env_name!r} does not make; leave one of them out")
+    return env_name
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How to make the environment of any number of slots.

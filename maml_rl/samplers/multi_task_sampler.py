@@ -28,7 +28,7 @@ from maml_rl.errors import ChildLost, ConfigError, TaskError
 from maml_rl.policies import Memory, as_policy
 from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.env_recipe import Recipe, maker_of
 from maml_rl.samplers.hosting import HostedBatch, RemoteHosts
 from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.make_backend import choose, make_backend
@@ -62,7 +62,8 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
         batch_size: B, episodes per task and phase.
         policy: acts in the environments: a policy, or any module that `as_policy` takes.
         baseline: estimates values for the advantages; only `sample` needs it.
-        env: a callable instead of `env_name`; never an environment object, which could not be sent to a worker.
+        env: a callable instead of `env_name`. Scripts of pytorch-maml-rl pass an environment of the same id beside it,
+            which is only compared with it: workers make their own.
         seed: integer in [0, 2**32); None draws one from the operating system (see the attribute `seed`).
         num_workers: worker processes; 0 steps in this process; None takes the number of usable cores, or of all CPUs of
             a Ray cluster.
@@ -88,7 +89,7 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
             `max_restarts` and others; they replace those of `placement`.
 
     Raises:
-        ValueError: If a number is out of range, or two arguments exclude each other.
+        ValueError: If a number is out of range, or two arguments exclude or contradict each other.
         TypeError: If an environment object is given where an id or a callable is expected, or environment or
             policy cannot be sent to the workers.
         ConfigError: If there is no Ray, or its cluster cannot be reached or is too small.
@@ -101,7 +102,7 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
         batch_size: int = 20,
         policy: nn.Module | None = None,
         baseline: Baseline | None = None,
-        env: Callable[..., gymnasium.Env] | None = None,
+        env: Callable[..., gymnasium.Env] | gymnasium.Env | None = None,
         seed: int | None = None,
         num_workers: int | None = None,
         *,
@@ -122,7 +123,9 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
             options["num_workers"] = num_workers
         self.placement = Placement.of_call(MultiTaskSampler, placement, options)
         if policy is None:
-            raise TypeError("a MultiTaskSampler needs a policy; make one with get_policy_for_env")
+            raise TypeError(
+                "a MultiTaskSampler needs a policy; make one with get_policy_for_env(MultiTaskSampler.spaces(...))"
+            )
         policy = as_policy(policy)
         if record_memory and not policy.has_memory:
             raise ValueError(
@@ -130,7 +133,7 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
                 "out, or use a policy with initial_memory"
             )
         self.batch_size = check_count("batch_size", batch_size)
-        maker: EnvMaker | None = env if env is not None else env_name
+        maker = maker_of(env_name, env)
         shown = ObservedLastStep(maker) if observe_last and maker is not None else maker
         self._recipe = Recipe.of(shown, env_kwargs, max_episode_steps)
         require_tasks(self._recipe.env)
@@ -155,6 +158,27 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
         self.task_distribution = task_distribution
         self._has_drawn = False
         self._closed = self._interrupted = False
+
+    @staticmethod
+    def spaces(
+        env_name: EnvMaker, env_kwargs: Mapping[str, Any] | None = None, *, observe_last: bool = False
+    ) -> EnvDescription:
+        """Return the spaces of one environment before there is a sampler, such as for `get_policy_for_env`.
+
+        Args:
+            env_name: see the class.
+            env_kwargs: see the class.
+            observe_last: see the class.
+
+        Returns:
+            Its `observation_space` and `action_space`, as a sampler with these arguments has them.
+        """
+        shown = ObservedLastStep(env_name) if observe_last else env_name
+        env = Recipe.of(shown, env_kwargs, None).make(1)
+        try:
+            return EnvDescription.of(env)
+        finally:
+            env.close()
 
     def __repr__(self) -> str:
         horizon = self._recipe.max_episode_steps
