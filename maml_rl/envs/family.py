@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import numpy as np
 from gymnasium import spaces
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 # Seed of unseeded environments: the same task in every process, until `reset_task` gives another.
 _DEFAULT_TASK_SEED = 0
+
+
+class FamilyOptions(TypedDict, total=False):
+    """Keyword arguments that every family takes, besides a limit of its own; see `BatchedFamily`."""
+
+    task: Task | None
+    render_mode: str | None
+    autoreset_mode: str | AutoresetMode
 
 
 class BatchedFamily(MetaVectorEnv):

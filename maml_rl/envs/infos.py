@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,26 +40,6 @@ def collect_infos(infos: Mapping[int, Any], num_envs: int) -> dict[str, Any]:
         collected[f"_{name}"] = mask = np.zeros(num_envs, np.bool_)
         mask[list(values)] = True
     return collected
-
-
-def join_infos(infos: Sequence[dict[str, Any]], lengths: Sequence[int]) -> dict[str, Any]:
-    """Return the infos of several vector environments as those of one, which has their slots one after the other.
-
-    Args:
-        infos: of each, as `collect_infos` returns them.
-        lengths: how many slots each has.
-    """
-    slots = [_of_slot(info, slot) for info, length in zip(infos, lengths, strict=True) for slot in range(length)]
-    return collect_infos(dict(enumerate(slots)), len(slots))
-
-
-def _of_slot(infos: Mapping[str, Any], slot: int) -> dict[str, Any]:
-    """Return the info of one slot from those of a vector environment."""
-    return {
-        name: _of_slot(values, slot) if isinstance(values, dict) else values[slot]
-        for name, values in infos.items()
-        if f"_{name}" in infos and infos[f"_{name}"][slot]
-    }
 
 
 def _alike(values: Collection[Any]) -> list[NDArray[Any]] | None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import torch
 from gymnasium.envs.registration import EnvSpec, load_env_creator
@@ -556,10 +556,32 @@ def _check_env_kwargs(config: Config, spec: EnvSpec) -> None:
     if entry_point is None:
         return
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    parameters = inspect.signature(creator).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
+    parameters: list[str] = []
+    for name, parameter in inspect.signature(creator).parameters.items():
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            parameters.append(name)
+        elif options := _unpacked(creator, name):
+            parameters += options
+        else:
+            return
     for name in config.env_kwargs:
         if name not in parameters:
             hint = suggest(name, [known for known in parameters if known not in _NOT_SUGGESTED])
             raise config.error(f"{config.env_name} takes no argument {name!r}{hint}", "env-kwargs", name)
+
+
+def _unpacked(creator: Any, name: str) -> list[str]:
+    """Return the names of the further keyword arguments that a signature declares by a TypedDict; none if it does not.
+
+    Args:
+        creator: a class or a function.
+        name: of its `**` parameter.
+    """
+    classes = creator.__mro__ if isinstance(creator, type) else ()
+    function = next((vars(each)["__init__"] for each in classes if "__init__" in vars(each)), creator)
+    try:
+        hint = get_type_hints(function).get(name)
+    # A string that is not a type here.
+    except NameError:
+        return []
+    return list(get_type_hints(get_args(hint)[0])) if get_origin(hint) is Unpack else []

@@ -1,6 +1,5 @@
 """The public `reset` and `step` collect whatever infos there are, as Gymnasium does where it can."""
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from gymnasium.vector import SyncVectorEnv
 from maml_rl.envs.infos import collect_infos
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.threaded import ThreadedVectorEnv
-from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from tests.envs.third_party import WalkEnv
 
 MASK = [True, True, False]
@@ -87,10 +85,8 @@ class FickleEnv(WalkEnv):
     [
         lambda: SerialVectorEnv(FickleEnv, num_envs=3),
         lambda: ThreadedVectorEnv(FickleEnv, num_envs=3),
-        lambda: ParallelVectorEnv(FickleEnv, None, 3, 1, start_method="fork"),
-        lambda: ParallelVectorEnv(FickleEnv, None, 3, 2, start_method="fork"),
     ],
-    ids=["serial", "threads", "1 worker", "2 workers"],
+    ids=["serial", "threads"],
 )
 def test_infos_that_change_in_kind_are_objects_in_every_placement(make: Any) -> None:
     vector_env = make()
@@ -108,24 +104,6 @@ def test_infos_that_change_in_kind_are_objects_in_every_placement(make: Any) -> 
                 assert infos[f"_{name}"].all()
     finally:
         vector_env.close()
-
-
-class LockedEnv(WalkEnv):
-    """Its infos have what no process can send."""
-
-    def step(self, action: Any) -> Any:
-        *results, info = super().step(action)
-        return *results, {**info, "lock": threading.Lock()}
-
-
-@pytest.mark.timeout(60)
-def test_info_that_cannot_be_sent_stays_in_its_worker() -> None:
-    with ParallelVectorEnv(LockedEnv, None, 2, 2, start_method="fork") as vector_env:
-        vector_env.reset_task([{"slope": 1.0}] * 2)
-        vector_env.reset(seed=0)
-        infos = vector_env.step(np.zeros((2, 1), np.float32))[-1]
-    assert "lock" not in infos
-    assert infos["_place"].all()
 
 
 def test_infos_of_a_dict_that_slots_share_are_those_of_each_slot() -> None:

@@ -254,6 +254,11 @@ def test_wrong_argument_of_an_environment_is_refused(tmp_path: Path, kwargs: dic
     assert list(tmp_path.iterdir()) == []
 
 
+def test_wrong_argument_that_a_family_passes_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'env-kwargs.engin' in .*no argument 'engin'; did you mean 'engine'\?"):
+        train(config_of(env_name="AntDir-v5", env_kwargs={"engin": "mujoco"}), tmp_path / "run", num_workers=0)
+
+
 @pytest.mark.parametrize("env_name", ["CartPole-v1", "no_such_module:Env-v0"])
 def test_environment_that_is_not_a_family_is_refused(tmp_path: Path, env_name: str) -> None:
     with pytest.raises(ConfigError, match="'env-name' in"):

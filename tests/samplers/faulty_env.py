@@ -16,6 +16,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from maml_rl.envs.meta_env import RecordedInfos
+
 HORIZON = 6
 
 
@@ -151,6 +153,12 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
         """Wait until the file `<marker>.gate` exists."""
         while not Path(f"{self._marker}.gate").exists():
             time.sleep(0.001)
+
+
+class WatchingEnv(FaultyEnv):
+    """Records whether its process has imported torch."""
+
+    recorded_infos: RecordedInfos = {"torch": "step"}  # noqa: RUF012
 
 
 class PictureEnv(FaultyEnv):

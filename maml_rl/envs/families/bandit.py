@@ -4,17 +4,16 @@ Source: Duan et al. 2016, section 3.1, https://arxiv.org/abs/1611.02779
 """
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count, check_number
 from maml_rl.arrays import as_floats
 from maml_rl.envs.batch_of_one import one_slot
-from maml_rl.envs.family import BatchedFamily, to_all_slots
+from maml_rl.envs.family import BatchedFamily, FamilyOptions, to_all_slots
 from maml_rl.envs.meta_env import AT_MOST_1, Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
@@ -30,10 +29,8 @@ class _BanditFamily(BatchedFamily):
         k: int,
         pulls: int,
         entry: TaskEntry,
-        task: Task | None,
         max_episode_steps: int | None,
-        render_mode: str | None,
-        autoreset_mode: str | AutoresetMode,
+        **options: Unpack[FamilyOptions],
     ) -> None:
         self.k, self.pulls = k, check_count("pulls", pulls)
         self.longest_episode = pulls
@@ -42,10 +39,8 @@ class _BanditFamily(BatchedFamily):
             spaces.Box(0.0, 1.0, (1,), np.float32),
             spaces.Discrete(k),
             {"mean": entry},
-            task=task,
             max_episode_steps=max_episode_steps,
-            render_mode=render_mode,
-            autoreset_mode=autoreset_mode,
+            **options,
         )
         self.task_space = TaskSpace({"mean": (TaskParameter.between(0.0, 1.0), (k,))})
 
@@ -86,10 +81,8 @@ class BernoulliBanditVectorEnv(_BanditFamily):
         num_envs: number of slots.
         k: number of arms.
         pulls: in an episode, which terminates with the last of them; with one pull, episodes are single decisions.
-        task: `{"mean": (k,)}`, probabilities.
         max_episode_steps: steps after which an episode is truncated; it terminates with its last pull anyway.
-        render_mode: None.
-        autoreset_mode: see `BatchedFamily`.
+        **options: see `BatchedFamily`; the task is `{"mean": (k,)}`, probabilities.
     """
 
     value_ranges = AT_MOST_1
@@ -101,14 +94,12 @@ class BernoulliBanditVectorEnv(_BanditFamily):
         *,
         k: int = 10,
         pulls: int = 1,
-        task: Task | None = None,
         max_episode_steps: int | None = None,
-        render_mode: str | None = None,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        **options: Unpack[FamilyOptions],
     ) -> None:
         check_count("k", k)
         entry = TaskEntry((k,), "probabilities in [0, 1]", _are_probabilities)
-        super().__init__(num_envs, k, pulls, entry, task, max_episode_steps, render_mode, autoreset_mode)
+        super().__init__(num_envs, k, pulls, entry, max_episode_steps, **options)
 
     def _pull(
         self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
@@ -125,10 +116,8 @@ class GaussianBanditVectorEnv(_BanditFamily):
         k: number of arms.
         pulls: in an episode, which terminates with the last of them; with one pull, episodes are single decisions.
         std: standard deviation of every arm.
-        task: `{"mean": (k,)}`.
         max_episode_steps: steps after which an episode is truncated; it terminates with its last pull anyway.
-        render_mode: None.
-        autoreset_mode: see `BatchedFamily`.
+        **options: see `BatchedFamily`; the task is `{"mean": (k,)}`.
     """
 
     task_description = "mean (k,): mean pay of each arm, uniform in [0, 1]"
@@ -140,16 +129,14 @@ class GaussianBanditVectorEnv(_BanditFamily):
         k: int = 10,
         pulls: int = 1,
         std: float = 1.0,
-        task: Task | None = None,
         max_episode_steps: int | None = None,
-        render_mode: str | None = None,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        **options: Unpack[FamilyOptions],
     ) -> None:
         check_count("k", k)
         if check_number("std", std) < 0.0:
             raise ValueError(f"std must not be negative, got {std}")
         self.std = float(std)
-        super().__init__(num_envs, k, pulls, TaskEntry((k,)), task, max_episode_steps, render_mode, autoreset_mode)
+        super().__init__(num_envs, k, pulls, TaskEntry((k,)), max_episode_steps, **options)
 
     def _pull(
         self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams

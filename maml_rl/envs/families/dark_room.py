@@ -5,7 +5,7 @@ Source: Laskin et al. 2022, section 4, https://arxiv.org/abs/2210.14215
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from gymnasium import spaces
@@ -15,7 +15,7 @@ from maml_rl.arguments import check_count
 from maml_rl.arrays import as_floats, as_integers, copied
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import draw_grid
-from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.family import BatchedFamily, FamilyOptions
 from maml_rl.envs.meta_env import AT_MOST_1, RecordedInfos, Task, ValueRanges
 from maml_rl.envs.task_entries import IsCell, TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
@@ -35,6 +35,7 @@ class DarkFamily(BatchedFamily):
         num_envs: number of slots.
         names: entries of a task, each a cell (row, column).
         size: cells along each side.
+        max_episode_steps: steps after which an episode is truncated.
         **options: see `BatchedFamily`; the task is a cell for each name.
 
     Raises:
@@ -49,7 +50,8 @@ class DarkFamily(BatchedFamily):
         num_envs: int,
         names: Mapping[str, tuple[int, int, int]],
         size: int,
-        **options: Any,
+        max_episode_steps: int | None,
+        **options: Unpack[FamilyOptions],
     ) -> None:
         self.size, self._colors = check_count("size", size, 2), dict(names)
         entry = TaskEntry((2,), f"a cell, two integers from 0 to {size - 1}", IsCell((size, size)))
@@ -58,6 +60,7 @@ class DarkFamily(BatchedFamily):
             spaces.Box(0.0, 1.0, (size * size,), np.float32),
             spaces.Discrete(len(_MOVES)),
             dict.fromkeys(names, entry),
+            max_episode_steps=max_episode_steps,
             **options,
         )
         self.task_space = TaskSpace(dict.fromkeys(names, (TaskParameter.choice(*range(size)), (2,))))
@@ -116,8 +119,10 @@ class DarkRoomVectorEnv(DarkFamily):
     value_ranges = AT_MOST_1
     task_description = "goal (2,): row and column of the cell that pays, all equally likely"
 
-    def __init__(self, num_envs: int = 1, *, size: int = 9, max_episode_steps: int | None = 20, **options: Any) -> None:
-        super().__init__(num_envs, {"goal": (200, 60, 50)}, size, max_episode_steps=max_episode_steps, **options)
+    def __init__(
+        self, num_envs: int = 1, *, size: int = 9, max_episode_steps: int | None = 20, **options: Unpack[FamilyOptions]
+    ) -> None:
+        super().__init__(num_envs, {"goal": (200, 60, 50)}, size, max_episode_steps, **options)
 
     def _arrive(self) -> tuple[Floats, NDArray[np.bool_]]:
         there = self._is_at("goal")
@@ -149,9 +154,11 @@ class DarkKeyDoorVectorEnv(DarkFamily):
     value_ranges: ValueRanges = {"reward": (0.0, 2.0)}  # noqa: RUF012 - read-only by its type
     task_description = "key (2,), door (2,): row and column of their cells, all equally likely"
 
-    def __init__(self, num_envs: int = 1, *, size: int = 9, max_episode_steps: int | None = 50, **options: Any) -> None:
+    def __init__(
+        self, num_envs: int = 1, *, size: int = 9, max_episode_steps: int | None = 50, **options: Unpack[FamilyOptions]
+    ) -> None:
         colors = {"key": (220, 170, 40), "door": (200, 60, 50)}
-        super().__init__(num_envs, colors, size, max_episode_steps=max_episode_steps, **options)
+        super().__init__(num_envs, colors, size, max_episode_steps, **options)
         self._has_key, self._opened = np.zeros((2, num_envs), np.bool_)
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:

@@ -4,18 +4,17 @@ Source: Zintgraf et al. 2020, section 5.1, https://arxiv.org/abs/1910.08348
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.arrays import as_floats
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import draw_grid
-from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.family import BatchedFamily, FamilyOptions
 from maml_rl.envs.meta_env import RecordedInfos, Task, ValueRanges
 from maml_rl.envs.task_entries import IsCell, TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
@@ -83,10 +82,8 @@ class GridNaviVectorEnv(BatchedFamily):
         num_envs: number of slots.
         width: cells along x.
         height: cells along y.
-        task: `{"goal": (x, y)}`.
         max_episode_steps: steps after which an episode is truncated.
-        render_mode: None or "rgb_array".
-        autoreset_mode: see `BatchedFamily`.
+        **options: see `BatchedFamily`; the task is `{"goal": (x, y)}`.
 
     Raises:
         ValueError: If a number is not positive, the grid has no room for a goal, or the task is malformed.
@@ -103,10 +100,8 @@ class GridNaviVectorEnv(BatchedFamily):
         *,
         width: int = 5,
         height: int = 5,
-        task: Task | None = None,
         max_episode_steps: int | None = 15,
-        render_mode: str | None = None,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        **options: Unpack[FamilyOptions],
     ) -> None:
         self.width, self.height = check_count("width", width), check_count("height", height)
         self._goals = possible_goals(width, height)
@@ -117,10 +112,8 @@ class GridNaviVectorEnv(BatchedFamily):
             spaces.Box(np.zeros(2, np.float32), self._last.astype(np.float32)),
             spaces.Discrete(len(MOVES)),
             {"goal": TaskEntry((2,), requirement, IsCell((width, height)))},
-            task=task,
             max_episode_steps=max_episode_steps,
-            render_mode=render_mode,
-            autoreset_mode=autoreset_mode,
+            **options,
         )
         self.task_space = CellTaskSpace("goal", self._goals, height)
         self._cells = np.zeros((num_envs, 2), np.int64)

@@ -3,18 +3,17 @@
 Source: Finn et al. 2017, section 5.3, https://arxiv.org/abs/1703.03400
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_interval, check_positive
 from maml_rl.arrays import as_floats, as_singles
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import Canvas
-from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.family import BatchedFamily, FamilyOptions
 from maml_rl.envs.meta_env import NEVER_POSITIVE, Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
@@ -37,12 +36,10 @@ class Navigation2DVectorEnv(BatchedFamily):
         num_envs: number of slots.
         low: lowest coordinate of a sampled goal.
         high: highest.
-        task: `{"goal": (2,)}`.
         normalization_scale: actions are in [-scale, scale], mapped linearly onto moves of [-0.1, 0.1]; None for
             actions that are the moves themselves. Finn et al. trained with a scale of 1.
         max_episode_steps: steps after which an episode is truncated.
-        render_mode: None or "rgb_array".
-        autoreset_mode: see `BatchedFamily`.
+        **options: see `BatchedFamily`; the task is `{"goal": (2,)}`.
 
     Raises:
         ValueError: If a number is out of range or low is not below high.
@@ -58,11 +55,9 @@ class Navigation2DVectorEnv(BatchedFamily):
         *,
         low: float = -0.5,
         high: float = 0.5,
-        task: Task | None = None,
         normalization_scale: float | None = None,
         max_episode_steps: int | None = 100,
-        render_mode: str | None = None,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        **options: Unpack[FamilyOptions],
     ) -> None:
         self.low, self.high = check_interval(low, high)
         scale = _STEP if normalization_scale is None else check_positive("normalization_scale", normalization_scale)
@@ -72,10 +67,8 @@ class Navigation2DVectorEnv(BatchedFamily):
             self._make_observation_space(),
             spaces.Box(-scale, scale, (2,), np.float32),
             {"goal": TaskEntry((2,))},
-            task=task,
             max_episode_steps=max_episode_steps,
-            render_mode=render_mode,
-            autoreset_mode=autoreset_mode,
+            **options,
         )
         self.task_space = TaskSpace({"goal": (TaskParameter.between(self.low, self.high), (2,))})
         self._position = np.zeros((num_envs, 2))

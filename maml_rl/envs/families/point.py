@@ -6,11 +6,10 @@ with them.
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
@@ -18,7 +17,7 @@ from maml_rl.arrays import as_floats, copied
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.families.navigation import GOAL_COLOR, PATH_COLOR, START_COLOR
-from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.family import BatchedFamily, FamilyOptions
 from maml_rl.envs.meta_env import AT_MOST_1, NEVER_POSITIVE, RecordedInfos, Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
@@ -39,8 +38,7 @@ class PointFamily(BatchedFamily):
         max_episode_steps: steps after which an episode is truncated.
         normalization_scale: actions are in [-scale, scale], mapped linearly onto the moves; None for actions that are
             the moves themselves.
-        render_mode: None or "rgb_array".
-        autoreset_mode: see `BatchedFamily`.
+        **options: see `BatchedFamily`; pictures are "rgb_array".
 
     Raises:
         ValueError: If a number is out of range or the task is malformed.
@@ -59,11 +57,9 @@ class PointFamily(BatchedFamily):
         self,
         num_envs: int = 1,
         *,
-        task: Task | None = None,
         max_episode_steps: int | None = 20,
         normalization_scale: float | None = None,
-        render_mode: str | None = None,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        **options: Unpack[FamilyOptions],
     ) -> None:
         scale = self.largest_move
         if normalization_scale is not None:
@@ -74,10 +70,8 @@ class PointFamily(BatchedFamily):
             spaces.Box(-np.inf, np.inf, (2,), np.float32),
             spaces.Box(-scale, scale, (2,), np.float32),
             {self.entry: TaskEntry((2,))},
-            task=task,
             max_episode_steps=max_episode_steps,
-            render_mode=render_mode,
-            autoreset_mode=autoreset_mode,
+            **options,
         )
         self._position = np.zeros((num_envs, 2))
         self._start = np.zeros((num_envs, 2))

@@ -3,16 +3,15 @@
 Source: Duan et al. 2016, section 3.2, https://arxiv.org/abs/1611.02779
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.batch_of_one import one_slot
-from maml_rl.envs.family import BatchedFamily, to_all_slots
+from maml_rl.envs.family import BatchedFamily, FamilyOptions, to_all_slots
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.machine import refuse_if_too_large
@@ -33,10 +32,8 @@ class TabularMDPVectorEnv(BatchedFamily):
         num_envs: number of slots.
         num_states: S.
         num_actions: A.
-        task: `{"transitions": (S, A, S), "rewards_mean": (S, A)}`.
         max_episode_steps: steps after which an episode is truncated.
-        render_mode: None.
-        autoreset_mode: see `BatchedFamily`.
+        **options: see `BatchedFamily`; the task is `{"transitions": (S, A, S), "rewards_mean": (S, A)}`.
     """
 
     task_description = "transitions (S, A, S): Dirichlet(1) for each state and action; rewards_mean (S, A): N(1, 1)"
@@ -47,10 +44,8 @@ class TabularMDPVectorEnv(BatchedFamily):
         *,
         num_states: int = 10,
         num_actions: int = 5,
-        task: Task | None = None,
         max_episode_steps: int | None = 10,
-        render_mode: str | None = None,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        **options: Unpack[FamilyOptions],
     ) -> None:
         check_count("num_envs", num_envs)
         check_count("num_states", num_states)
@@ -71,10 +66,8 @@ class TabularMDPVectorEnv(BatchedFamily):
             spaces.Box(0.0, 1.0, (num_states,), np.float32),
             spaces.Discrete(num_actions),
             entries,
-            task=task,
             max_episode_steps=max_episode_steps,
-            render_mode=render_mode,
-            autoreset_mode=autoreset_mode,
+            **options,
         )
         self._states = np.zeros(num_envs, np.int64)
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import mujoco
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
 from maml_rl.arrays import copied, namespace
-from maml_rl.envs.family import BatchedFamily
-from maml_rl.envs.meta_env import Task
+from maml_rl.envs.family import BatchedFamily, FamilyOptions
 from maml_rl.envs.mujoco.physics import Engine, Floats, Mask, make_physics
 from maml_rl.envs.mujoco.rendering import Renderer
 from maml_rl.envs.mujoco.warp_physics import WarpLimits
@@ -27,10 +25,9 @@ if TYPE_CHECKING:
     import torch
 
 
-class MujocoOptions(TypedDict, total=False):
+class MujocoOptions(FamilyOptions, total=False):
     """Keyword arguments that every MuJoCo family takes; see `MujocoFamily`."""
 
-    task: Task | None
     max_episode_steps: int | None
     normalization_scale: float
     engine: Engine
@@ -38,8 +35,6 @@ class MujocoOptions(TypedDict, total=False):
     device: str | None
     max_contacts: int | None
     max_constraints: int | None
-    render_mode: str | None
-    autoreset_mode: str | AutoresetMode
 
 
 class MujocoFamily(BatchedFamily):
@@ -54,7 +49,6 @@ class MujocoFamily(BatchedFamily):
         model: the compiled model; its position is that of its first body.
         observation_size: length of an observation.
         entries: the format of its tasks.
-        task: the task of all slots; by default one drawn with a fixed seed.
         max_episode_steps: steps after which an episode is truncated; None for never.
         normalization_scale: actions are Box(-scale, scale), mapped linearly onto the actuators' range and clipped.
         engine: "mjbatch", "mujoco", or "auto", one of these; they give the same bits on one version of MuJoCo. Or
@@ -64,8 +58,7 @@ class MujocoFamily(BatchedFamily):
             `device`; None for NumPy arrays.
         max_contacts: with engine "warp", contacts of a slot that there is room for, on average; None for enough.
         max_constraints: with engine "warp", rows of constraints of each slot; None for enough.
-        render_mode: None or "rgb_array".
-        autoreset_mode: see `BatchedFamily`.
+        **options: see `BatchedFamily`; pictures are "rgb_array".
 
     Attributes:
         model: as given; read-only.
@@ -94,7 +87,6 @@ class MujocoFamily(BatchedFamily):
         observation_size: int,
         entries: Mapping[str, TaskEntry],
         *,
-        task: Task | None = None,
         max_episode_steps: int | None = 200,
         normalization_scale: float = 1.0,
         engine: Engine = "auto",
@@ -102,8 +94,7 @@ class MujocoFamily(BatchedFamily):
         device: str | None = None,
         max_contacts: int | None = None,
         max_constraints: int | None = None,
-        render_mode: str | None = None,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        **options: Unpack[FamilyOptions],
     ) -> None:
         scale = check_positive("normalization_scale", normalization_scale)
         super().__init__(
@@ -111,10 +102,8 @@ class MujocoFamily(BatchedFamily):
             spaces.Box(-np.inf, np.inf, (observation_size,), np.float32),
             spaces.Box(-scale, scale, (model.nu,), np.float32),
             entries,
-            task=task,
             max_episode_steps=max_episode_steps,
-            render_mode=render_mode,
-            autoreset_mode=autoreset_mode,
+            **options,
         )
         self.model = model
         self.dt: float = model.opt.timestep * self.substeps

@@ -3,7 +3,6 @@
 import pickle
 import socket
 import traceback
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -18,18 +17,15 @@ from maml_rl.samplers.processes.commands import (
     Close,
     Command,
     Done,
-    Infos,
     Load,
     LoadPolicy,
     Make,
     Ready,
     Reply,
-    Reset,
     ResetBuffers,
     ResetTask,
     RunPhase,
     SampleTasks,
-    SendInfos,
     Step,
     Tasks,
 )
@@ -108,10 +104,6 @@ class ChildEnv:
 
                 env, place = EnvDescription.of(self._env), (self._memory, self._buffers.size)
                 self._phases = PhaseRunner(command, env, *place, self._progress, self._index)
-            case Reset(seeds=seeds, options=options):
-                self._env.reset(seed=seeds, options=options)  # type: ignore[arg-type]
-            case SendInfos():
-                return Infos(generation, _what_can_be_sent(self._env._infos()))
             case SampleTasks(num_tasks=num_tasks, seed=seed, evaluation=evaluation):
                 return Tasks(generation, self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation))
             case Load(interpreter=interpreter, recipe=recipe):
@@ -160,17 +152,6 @@ class ChildEnv:
             return slot
         num_slots = self._slots.stop - self._slots.start
         return 0 if len(self._tasks or range(num_slots)) == 1 else None
-
-
-def _what_can_be_sent(infos: dict[str, Any]) -> dict[str, Any]:
-    """Return the infos without those that cannot be pickled, such as locks and connections."""
-    sent = {}
-    for name, values in infos.items():
-        # An object's own __reduce__ may raise anything.
-        with suppress(Exception):
-            pickle.dumps(values)
-            sent[name] = values
-    return sent
 
 
 def run_child(ends: ChildEnds) -> NoReturn:

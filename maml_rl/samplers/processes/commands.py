@@ -72,15 +72,6 @@ class ResetBuffers:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
-    """Reset as Gymnasium does; `seeds` holds one entry per slot of the worker, `options["reset_mask"]` likewise."""
-
-    generation: int
-    seeds: tuple[int | None, ...]
-    options: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """Step all slots with the actions in the shared memory."""
 
@@ -127,13 +118,6 @@ class RunPhase:
 
 
 @dataclass(frozen=True, slots=True)
-class SendInfos:
-    """Send the infos of the last reset or step; the reply is `Infos`."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
 class SampleTasks:
     """Draw tasks; the reply is `Tasks`."""
 
@@ -150,20 +134,7 @@ class Close:
     generation: int
 
 
-Command = (
-    Load
-    | Make
-    | AttachBuffers
-    | ResetTask
-    | ResetBuffers
-    | Reset
-    | Step
-    | LoadPolicy
-    | RunPhase
-    | SendInfos
-    | SampleTasks
-    | Close
-)
+Command = Load | Make | AttachBuffers | ResetTask | ResetBuffers | Step | LoadPolicy | RunPhase | SampleTasks | Close
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +153,6 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Infos:
-    """The infos of the worker's slots."""
-
-    generation: int
-    infos: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Tasks:
     """Tasks drawn by the worker's environment."""
 
@@ -197,7 +160,7 @@ class Tasks:
     tasks: list[Task]
 
 
-Reply = Done | Ready | Infos | Tasks | Failed
+Reply = Done | Ready | Tasks | Failed
 
 
 def describe_command(command: Command | None, steps: int | None) -> str:
@@ -211,7 +174,7 @@ def describe_command(command: Command | None, steps: int | None) -> str:
             return "in reset_task"
         case RunPhase() if steps == IN_RESET_TASK:
             return "in reset_task"
-        case Reset() | ResetBuffers():
+        case ResetBuffers():
             return "in reset"
         case LoadPolicy():
             return "while loading the policy"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.errors import ChildLost
 from maml_rl.samplers.describing import describe_slots
 from maml_rl.samplers.env_recipe import Recipe
-from maml_rl.samplers.processes.commands import AttachBuffers, Load, Make, Ready, ResetTask
+from maml_rl.samplers.processes.commands import AttachBuffers, Load, Make, Ready
 from maml_rl.samplers.processes.shared_buffers import SharedBuffers
 from maml_rl.samplers.processes.worker_pool import WorkerPool
 
@@ -69,12 +69,8 @@ class Startup:
 
         return interpreter_state(True) if self._needs_main and b"__main__" in pickled else None
 
-    def complete(self, pool: WorkerPool, tasks: Sequence[Task] | None) -> None:
-        """Start the workers that are missing, and those that die while they start.
-
-        Args:
-            pool: whose workers.
-            tasks: of the slots; None for none.
+    def complete(self, pool: WorkerPool) -> None:
+        """Start the workers of `pool` that are missing, and those that die while they start.
 
         Raises:
             ValueError: If the workers' environments differ.
@@ -84,14 +80,14 @@ class Startup:
         while missing := pool.missing():
             pool.check_restarts()
             try:
-                self._start(pool, missing, tasks)
+                self._start(pool, missing)
             except ChildLost:
                 continue
             except BaseException:
                 pool.stop(_STOP_SECONDS)
                 raise
 
-    def _start(self, pool: WorkerPool, missing: Sequence[int], tasks: Sequence[Task] | None) -> None:
+    def _start(self, pool: WorkerPool, missing: Sequence[int]) -> None:
         for index in missing:
             pool.launch(index)
         generation, parts = pool.generation, self._parts
@@ -105,9 +101,6 @@ class Startup:
             assert isinstance(reply, Ready)
             self._compare(index, reply.env)
         pool.ask(missing, seconds, [AttachBuffers(generation, parts[-1].stop) for _ in missing])
-        if tasks is not None:
-            resets = [ResetTask(generation, tuple(tasks[parts[index]])) for index in missing]
-            pool.ask(missing, pool.step_timeout, resets)
         for index in missing:
             pool.worker(index).ready = True
 

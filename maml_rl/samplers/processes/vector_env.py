@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.config.placement import Placement
-from maml_rl.envs.infos import join_infos
 from maml_rl.envs.make_env import env_id
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task, require_one_each, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost
@@ -26,12 +25,9 @@ from maml_rl.samplers.env_recipe import Recipe, require_picklable_tasks
 from maml_rl.samplers.phase import split_slots
 from maml_rl.samplers.processes.channel import encode
 from maml_rl.samplers.processes.commands import (
-    Infos,
-    Reset,
     ResetBuffers,
     ResetTask,
     SampleTasks,
-    SendInfos,
     Step,
     Tasks,
 )
@@ -50,8 +46,8 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
 
     Environments are made in the workers, from an id or a callable. Observations, actions and rewards are in shared
     memory; sockets carry only commands. When a worker dies, the call raises `ChildLost`, and `recover` replaces the
-    worker. When one raises or hangs, the call raises an error and ends all workers; the next `reset_task`, `reset` or
-    `sample_tasks` starts new ones.
+    worker, whose slots then need tasks. When one raises or hangs, the call raises an error and ends all workers; the
+    next `reset_task`, `reset` or `sample_tasks` starts new ones.
 
     Only one thread may use it at a time.
 
@@ -118,7 +114,6 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         self._progress = progress
         # Without a call of `close` the workers end with this object, or with the interpreter.
         self._finalizer = weakref.finalize(self, _end, self.pool, memory)
-        self._tasks: tuple[Task, ...] | None = None
         self._step_message = (-1, b"")
         self.closed = False
         try:
@@ -129,7 +124,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
                 memory=memory,
                 start_of_buffers=progress.size,
             )
-            startup.complete(self.pool, None)
+            startup.complete(self.pool)
         except BaseException:
             self.close()
             raise
@@ -194,7 +189,6 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
             require_picklable_tasks(all_tasks)
             raise
         self.pool.ask(range(self.num_workers), self._step_timeout, commands, messages)
-        self._tasks = all_tasks
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`. Unfinished steps are dropped."""
@@ -203,29 +197,26 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
             raise ValueError(f"expected one seed for each of the {self.num_envs} slots, got shape {array.shape}")
         self.settle()
         self._shared.seeds[:] = array
-        self._reset([ResetBuffers(self.pool.generation)] * self.num_workers)
+        workers = range(self.num_workers)
+        for index in workers:
+            self.pool.worker(index).steps = None
+        self.pool.ask(workers, self._step_timeout, [ResetBuffers(self.pool.generation) for _ in workers])
+        for index in workers:
+            self.pool.worker(index).steps = 0
 
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Reset all slots, or those of the boolean array `options["reset_mask"]`, as Gymnasium does."""
+        """Reset all slots, each with a seed of its own; there are no infos.
+
+        Raises:
+            ValueError: If a slot has no seed, or there are options: slots in workers are not reset alone.
+        """
         seeds = slot_seeds(seed, self.num_envs)
-        mask = (options or {}).get("reset_mask")
-        if mask is not None and np.shape(mask) != (self.num_envs,):
-            raise ValueError(f"reset_mask must be a boolean array of shape ({self.num_envs},), got {mask!r}")
-        self.settle()
-        generation = self.pool.generation
-        self._reset(
-            [
-                Reset(
-                    generation,
-                    tuple(seeds[part]),
-                    options if options is None or mask is None else {**options, "reset_mask": np.asarray(mask)[part]},
-                )
-                for part in self.parts
-            ]
-        )
-        return self.buffers.observations.copy(), self._infos()
+        if options or None in seeds:
+            raise ValueError("slots in workers are reset together, each with a seed; pass seed and no options")
+        self.reset_buffers(np.array(seeds))
+        return self.buffers.observations.copy(), {}
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Start a step of worker `index` and return at once.
@@ -315,22 +306,8 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         """Start the workers that are missing, and wait until all are idle."""
         if self.closed:
             raise RuntimeError("this ParallelVectorEnv is closed; make a new one")
-        self.startup.complete(self.pool, self._tasks)
+        self.startup.complete(self.pool)
         self.pool.abandon()
-
-    def _reset(self, commands: Sequence[Reset | ResetBuffers]) -> None:
-        indices = range(self.num_workers)
-        for index in indices:
-            self.pool.worker(index).steps = None
-        self.pool.ask(indices, self._step_timeout, commands)
-        for index in indices:
-            self.pool.worker(index).steps = 0
-
-    def _infos(self) -> dict[str, Any]:
-        commands = [SendInfos(self.pool.generation)] * self.num_workers
-        replies = self.pool.ask(range(self.num_workers), self._step_timeout, commands)
-        infos = [reply.infos for reply in replies if isinstance(reply, Infos)]
-        return join_infos(infos, [part.stop - part.start for part in self.parts])
 
 
 def _end(pool: WorkerPool, memory: int) -> None:

@@ -68,4 +68,4 @@ def test_cause_of_death_is_reported(code: int | None, text: str) -> None:
 def test_activity_of_a_child_is_reported() -> None:
     assert describe_command(commands.Step(1), 17) == "in step 17"
     assert describe_command(None, None) == "between commands"
-    assert describe_command(commands.SendInfos(0), 3) == "in SendInfos"
+    assert describe_command(commands.Close(0), 3) == "in Close"
