@@ -7,6 +7,7 @@ docs/results/submissions/. With `--classical` those of classical algorithms are 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.bayes_optimal import BayesOptimalGridNavi
 from benchmarks.learning.plan import ROOT
 from maml_rl.cli.console import Parser
 from maml_rl.experiment.certified import (
@@ -19,7 +20,7 @@ from maml_rl.experiment.certified import (
 )
 from maml_rl.experiment.standings import as_markdown, read_submissions, standings
 from maml_rl.policies import Policy
-from maml_rl.policies.classical import PSRL, UCB1, BayesOptimalGridNavi, GittinsIndex, RandomPolicy, ThompsonSampling
+from maml_rl.policies.classical import PSRL, UCB1, GittinsIndex, RandomPolicy, ThompsonSampling
 
 FOLDER = ROOT / "docs" / "results" / "submissions"
 PAGE = FOLDER.parent / "submissions.md"

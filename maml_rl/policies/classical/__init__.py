@@ -4,14 +4,12 @@ A sampler made with `slots_per_task=1` and `observe_last=True` runs any of them 
 are baselines for meta-learned policies: some are optimal, or nearly so, for the given distribution of tasks.
 
 Arms have rewards of 1 or 0, with means that are uniform a priori. The processes are those of `TabularMDP-v0`; their
-algorithms know the number of states, the number of actions and the horizon. For `GridNavi-v0` there is the
-Bayes-optimal policy.
+algorithms know the number of states, the number of actions and the horizon.
 
 Source: Duan et al. 2016, appendix A, https://arxiv.org/abs/1611.02779
 """
 
 from maml_rl.policies.classical.bandits import UCB1, BanditEpsilonGreedy, BanditPolicy, GittinsIndex, ThompsonSampling
-from maml_rl.policies.classical.bayes_optimal import BayesOptimalGridNavi, OptimalSearch, optimal_search
 from maml_rl.policies.classical.counting import CountingPolicy, RandomPolicy
 from maml_rl.policies.classical.gittins import gittins_indices
 from maml_rl.policies.classical.tabular import (
@@ -30,15 +28,12 @@ __all__ = [
     "UCRL2",
     "BanditEpsilonGreedy",
     "BanditPolicy",
-    "BayesOptimalGridNavi",
     "CountingPolicy",
     "GittinsIndex",
-    "OptimalSearch",
     "RandomPolicy",
     "TabularEpsilonGreedy",
     "TabularPolicy",
     "ThompsonSampling",
     "gittins_indices",
-    "optimal_search",
     "value_iteration",
 ]
