@@ -1,15 +1,18 @@
 """The cost of every algorithm's meta-update, relative to that of MAML-TRPO.
 
     python -m benchmarks.updates --json updates.json --chart updates.svg
+    python -m benchmarks.updates --device cuda --json cuda.json
 
 Each has its own config of HalfCheetahDir, but 40 tasks x 20 episodes x 100 steps. Its episodes are sampled once; one
-turn is one update, always from the same parameters and the same state of the optimizer.
+turn is one update, always from the same parameters and the same state of the optimizer. With `--device` it is instead
+one update of every learner on that device, by the configs in `benchmarks.device_updates`.
 """
 
 import argparse
 import copy
 import time
 
+from benchmarks import device_updates
 from benchmarks.learning.plan import ALGORITHMS, HALFCHEETAH_DIR, TRPO, Method
 from benchmarks.measuring import Measurements, Participant, machine, ratios, take_turns
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
@@ -65,6 +68,10 @@ class Update:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = _parse(arguments)
+    if options.device is not None:
+        names = [name for name in device_updates.LEARNERS if name.split("/")[0] in (*options.only, "maml")]
+        device_updates.run(options.device, options.json, names, options.repeats, options.seed, small=options.quick)
+        return
     check_packages(options)
     report = Report("updates", machine(), chosen(options))
     wanted = [method for method in METHODS if method is TRPO or method.name in options.only]
@@ -91,9 +98,11 @@ def _note(method: Method, options: argparse.Namespace) -> str:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = common_options((__doc__ or "").partition("\n")[0])
-    names = [method.name for method in METHODS[1:]]
+    names = [*(method.name for method in METHODS[1:]), "rl2", "rsac", "varibad", "pearl", "ad", "dpt"]
+    names = list(dict.fromkeys(names))
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="beside MAML-TRPO")
     parser.add_argument("--num-workers", type=int, help="worker processes that sample the episodes")
+    parser.add_argument("--device", help="measure every learner on this device alone, such as cuda or cpu")
     options = parser.parse_args(arguments)
     if options.quick:
         options.repeats, options.warmup, options.num_workers = 1, 0, 0

@@ -7,7 +7,7 @@ that is passed in, never on where a trial is in memory: a resumed run draws the 
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
 from pathlib import Path
@@ -37,6 +37,10 @@ _INFO = "info "
 _LENGTHS, _TASKS = "lengths of trials", "tasks of trials"
 # A segment is closed once it has this many bytes; until then each checkpoint writes it again, with the new trials.
 SEGMENT_BYTES = 2**20
+# Of the free memory of an accelerator, the largest share that a copy of a replay buffer takes.
+DEVICE_SHARE = 0.25
+# Other kinds of devices that have such a copy.
+_COPIED_TO: tuple[str, ...] = ()
 _NO_TASK = "null"
 _REMEDY = "put the file back, or train again with --overwrite"
 # The fields of every step, with their types; None for those of a family.
@@ -75,6 +79,21 @@ class Steps:
         """Return the same steps on `device`."""
         return self._map(lambda values: values.to(device))
 
+    def tensors(self) -> list[Tensor]:
+        """Return all fields, and then the infos."""
+        return [*(getattr(self, name) for name in self._names()), *self.infos.values()]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], infos: Iterable[str] = ()) -> "Steps":
+        """Return the steps of which `tensors` returned these, with infos of these names."""
+        names = cls._names()
+        known: dict[str, Any] = dict(zip(names, tensors, strict=False))
+        return cls(**known, infos=dict(zip(infos, tensors[len(names) :], strict=True)))
+
+    @staticmethod
+    def _names() -> list[str]:
+        return [each.name for each in fields(Steps) if each.name != "infos"]
+
     def part(self, tasks: slice) -> "Steps":
         """Return the steps of some tasks, or of other entries of the first axis."""
         return self._map(lambda values: values[tasks])
@@ -97,10 +116,7 @@ class Steps:
         return seen, terminal
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Steps":
-        mapped: dict[str, Any] = {
-            each.name: function(getattr(self, each.name)) for each in fields(self) if each.name != "infos"
-        }
-        return Steps(**mapped, infos={name: function(info) for name, info in self.infos.items()})
+        return Steps.of([function(tensor) for tensor in self.tensors()], self.infos)
 
 
 class Mark(NamedTuple):
@@ -154,6 +170,8 @@ class Replay:
         capacity: largest number of steps; when it is full, whole trials are dropped, the oldest first.
         memory_bytes: beyond this size the tensors are memory-mapped from a file: in the run folder, or before there is
             one in the folder of temporary files. None keeps them in memory.
+        device: where steps are drawn to. On an accelerator the fields have a copy, from which rows are taken by their
+            numbers, if it takes at most `DEVICE_SHARE` of the device's free memory, and the tensors are not mapped.
 
     Attributes:
         capacity: see above.
@@ -163,12 +181,15 @@ class Replay:
         ValueError: If a number is not positive.
     """
 
-    def __init__(self, capacity: int, *, memory_bytes: int | None = None) -> None:
+    def __init__(self, capacity: int, *, memory_bytes: int | None = None, device: torch.device | str = "cpu") -> None:
         self.capacity = check_count("capacity", capacity)
         self._memory_bytes = None if memory_bytes is None else check_count("memory_bytes", memory_bytes)
         self.is_mapped = False
+        self._device = torch.device(device)
         self._folder: Path | None = None
         self._fields: dict[str, NDArray[Any]] = {}
+        # The same, on the device; empty where steps are copied there.
+        self._copies: dict[str, Tensor] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -442,14 +463,23 @@ class Replay:
         """Append trials, for which there is room."""
         if not self._fields:
             self._fields = self._allocate(rows)
+            if _copies_fit(self._fields, self._device) and not self.is_mapped:
+                self._copies = {
+                    name: torch.zeros(values.shape, dtype=torch.from_numpy(values[:0]).dtype, device=self._device)
+                    for name, values in self._fields.items()
+                }
         ends = np.cumsum(lengths)
         total = int(ends[-1]) if len(ends) else 0
         start = int(self._starts[-1] + self._lengths[-1]) % self.capacity if len(self._starts) else 0
         self._end += len(lengths)
         before_wrap = min(total, self.capacity - start)
         for name, values in rows.items():
-            self._fields[name][start : start + before_wrap] = values[:before_wrap]
-            self._fields[name][: total - before_wrap] = values[before_wrap:]
+            kept: list[Any] = [(self._fields[name], values)]
+            if self._copies:
+                kept.append((self._copies[name], torch.from_numpy(np.ascontiguousarray(values)).to(self._device)))
+            for into, given in kept:
+                into[start : start + before_wrap] = given[:before_wrap]
+                into[: total - before_wrap] = given[before_wrap:]
         self._starts = np.concatenate((self._starts, (start + ends - lengths) % self.capacity))
         self._lengths = np.concatenate((self._lengths, lengths))
         paid = np.append(np.flatnonzero(rows["rewards"]), total)
@@ -513,17 +543,26 @@ class Replay:
         return rows
 
     def _steps(self, rows: NDArray[np.int64], real: NDArray[np.bool_] | None = None) -> Steps:
-        """Return copies of rows, zero where they are not real."""
+        """Return copies of rows on the device, zero where they are not real."""
         flat = rows.ravel()
         found = {}
+        mask = torch.from_numpy(np.ones(rows.shape, np.float32) if real is None else real.astype(np.float32))
+        mask = mask.to(self._device, non_blocking=True)
+        places = torch.from_numpy(flat).to(self._device, non_blocking=True) if self._copies else None
         for name, values in self._fields.items():
-            taken = values.take(flat, axis=0).reshape(*rows.shape, *values.shape[1:])
+            shape = *rows.shape, *values.shape[1:]
+            if places is not None:
+                found[name] = self._copies[name].index_select(0, places).reshape(shape)
+                if real is not None:
+                    padding = (mask == 0).reshape(*rows.shape, *(1,) * (values.ndim - 1))
+                    found[name] = found[name].masked_fill(padding, 0)
+                continue
+            taken = values.take(flat, axis=0).reshape(shape)
             if real is not None:
                 taken[~real] = 0
-            found[name] = torch.from_numpy(taken)
+            found[name] = torch.from_numpy(taken).to(self._device)
         infos = {name.removeprefix(_INFO): found.pop(name) for name in list(found) if name.startswith(_INFO)}
-        mask = np.ones(rows.shape, np.float32) if real is None else real.astype(np.float32)
-        return Steps(**found, mask=torch.from_numpy(mask), infos=infos)
+        return Steps(**found, mask=mask, infos=infos)
 
     def _cut(self) -> None:
         """Close segments that are full, as far as trials have been appended.
@@ -616,6 +655,14 @@ def _mapped(folder: Path, size: int, shape: tuple[int, ...], dtype: np.dtype[Any
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
         return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
+
+
+def _copies_fit(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> bool:
+    """Return whether arrays have a copy on a device beside the CPU."""
+    if device.type != "cuda":
+        return device.type in _COPIED_TO
+    free, _ = torch.cuda.mem_get_info(device)
+    return sum(values.nbytes for values in arrays.values()) <= DEVICE_SHARE * free
 
 
 def _layout(values: NDArray[Any] | None) -> str:

@@ -22,6 +22,13 @@ from maml_rl.experience.histories import Histories, Sequences
 from maml_rl.experience.recording import load_histories
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.device_steps import (
+    DeviceSteps,
+    check_finite,
+    for_device,
+    set_step_size,
+    takes_device_steps,
+)
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes
@@ -104,12 +111,17 @@ class HistoryLearner(MetaLearner):
                 f"a context of {self.settings.context} steps is longer than the ring of the policy, which has "
                 f"{self._ring}; lower context, or make the policy with a longer one"
             )
-        self.optimizer = torch.optim.AdamW(
+        optimizer = torch.optim.AdamW(
             self.policy.parameters(),
             lr=self.settings.learning_rate,
             weight_decay=self.settings.weight_decay,
             fused=True,
         )
+        self.optimizer = for_device(optimizer, self.device)
+        self._on_device: DeviceSteps | None = None
+        if takes_device_steps(self.device):
+            norm = self.settings.max_grad_norm
+            self._on_device = DeviceSteps(self._loss_of, [self.optimizer], self.device, max_norm=norm)
         head = self.policy.distributions
         self._has_one_choice, self._first = isinstance(head, CategoricalHead), getattr(head, "start", 0)
         require_vectors("a learner of histories", self.policy.observation_space)
@@ -227,8 +239,8 @@ class HistoryLearner(MetaLearner):
         rng, totals = self.generator("histories"), torch.zeros(2, device=self.device)
         for _ in range(self.settings.num_updates):
             self._set_step_size()
-            totals += self.step(*(each.to(self.device) for each in self.draw(rng)))
-        loss, accuracy = (totals / self.settings.num_updates).tolist()
+            totals += self.step(*self.draw(rng))
+        loss, accuracy = check_finite(totals / self.settings.num_updates, type(self).__name__.lower())
         known = {"loss": loss, "updates": self._steps_taken}
         return known | ({"accuracy": accuracy} if self._has_one_choice else {})
 
@@ -244,21 +256,22 @@ class HistoryLearner(MetaLearner):
             (2,) the loss, and the share of discrete actions whose prediction was right; means over the sequences.
 
         Raises:
-            NonFiniteError: If the gradient is not finite; the step is not taken.
+            NonFiniteError: If the gradient is not finite; the step is not taken. Steps on an accelerator are taken, and
+                `update` raises.
         """
+        if self._on_device is not None:
+            return self._on_device(observations, actions)[:2]
+        observations, actions = observations.to(self.device), actions.to(self.device)
         length, num = observations.shape[:2]
         params = [param for param in self.policy.parameters() if param.requires_grad]
 
         def differentiate(part: slice) -> tuple[Tensor, Sequence[Tensor | None]]:
             share = (part.stop - part.start) / num
             with torch.enable_grad():
-                outputs = self.policy.unroll(observations[:, part]).distribution
-                loss = share * self.loss(outputs, actions[:, part])
+                loss, found = self._loss_of(observations[:, part], actions[:, part], share)
                 gradients = torch.autograd.grad(loss, params, allow_unused=True)
-            right = loss
-            if self._has_one_choice:
-                right = (outputs[0].argmax(-1) + self._first == actions[:, part]).float().mean() * share
-            return torch.stack((loss, right)).detach(), gradients
+                # A fused optimizer reads the memory of a gradient as that of its parameter.
+                return found.detach(), [None if each is None else each.contiguous() for each in gradients]
 
         chunks = cut(num, length, self.settings.hidden_size, self.device)
         losses = sum_gradients(params, differentiate, chunks, self.device)
@@ -271,14 +284,21 @@ class HistoryLearner(MetaLearner):
         self.optimizer.step()
         return losses
 
+    def _loss_of(self, observations: Tensor, actions: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return the loss of a share of the sequences, and what `step` returns: its part of the sums over all."""
+        outputs = self.policy.unroll(observations).distribution
+        loss = right = share * self.loss(outputs, actions)
+        if self._has_one_choice:
+            right = (outputs[0].argmax(-1) + self._first == actions).float().mean() * share
+        return loss, torch.stack((loss, right))
+
     def _set_step_size(self) -> None:
         """Set the step size of the next gradient step, and count it."""
         settings, step = self.settings, self._steps_taken
         share = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
         if settings.anneal_over is not None:
             share *= max(0.0, 1.0 - step / (settings.anneal_over * settings.num_updates))
-        for group in self.optimizer.param_groups:
-            group["lr"] = settings.learning_rate * share
+        set_step_size(self.optimizer, settings.learning_rate * share)
         self._steps_taken += 1
 
     def state_dict(self) -> State:

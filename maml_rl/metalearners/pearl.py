@@ -1,7 +1,7 @@
 """PEARL: soft actor-critic conditioned on a latent context, whose posterior is inferred from experience."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Self
@@ -23,6 +23,7 @@ from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted
 from maml_rl.metalearners.collection import Batch, Sampler
+from maml_rl.metalearners.device_steps import DeviceSteps, for_device, takes_device_steps
 from maml_rl.metalearners.refusals import refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,
@@ -171,13 +172,22 @@ class PEARL(SoftActorCritic):
         self.targets = self.networks.target
         self._unit = action_unit(actor.action_space).to(self.device)
         acting = [param for param in actor.parameters() if param.requires_grad]
-        self.optimizers = {
-            "actor": torch.optim.Adam(acting, lr=settings.learning_rate),
-            "critics": torch.optim.Adam(self.critics.parameters(), lr=settings.learning_rate),
-            "encoder": torch.optim.Adam(self.encoder.parameters(), lr=settings.learning_rate),
-            "temperature": torch.optim.Adam([self.networks.log_temperature], lr=settings.temperature_learning_rate),
+        trained: dict[str, tuple[Iterable[nn.Parameter], float]] = {
+            "actor": (acting, settings.learning_rate),
+            "critics": (self.critics.parameters(), settings.learning_rate),
+            "encoder": (self.encoder.parameters(), settings.learning_rate),
+            "temperature": ([self.networks.log_temperature], settings.temperature_learning_rate),
         }
-        kept = {"memory_bytes": settings.mapped_bytes}
+        self.optimizers = {
+            name: for_device(torch.optim.Adam(params, lr=size), self.device) for name, (params, size) in trained.items()
+        }
+        self._on_device: DeviceSteps | None = None
+        if takes_device_steps(self.device):
+            after, optimizers = self.networks.update_targets, list(self.optimizers.values())
+            self._on_device = DeviceSteps(self._loss_of, optimizers, self.device, after=after)
+        # The infos that the encoder sees are those of any steps: their names are known with the first.
+        self._infos: tuple[list[str], list[str]] = ([], [])
+        kept: dict[str, Any] = {"memory_bytes": settings.mapped_bytes, "device": self.device}
         self.experience = {
             "all": Replay(settings.buffer_steps, **kept),
             "from_prior": Replay(settings.buffer_steps, **kept),
@@ -289,7 +299,7 @@ class PEARL(SoftActorCritic):
     def _squashed(self, actions: Tensor, axes: int) -> Tensor:
         """Return the environment's actions, with `axes` axes before an action's own, as (..., A) in (-1, 1)."""
         actions = actions.to(self.device).float().flatten(axes)
-        return (actions - self.policy.distributions.center.to(actions)) * self._unit
+        return (actions - self.policy.distributions.bounds(actions)[0]) * self._unit
 
     def update(self, batch: Batch) -> dict[str, Any]:
         """Store the episodes in the replay buffer, and take steps on batches from it once there are enough.
@@ -318,7 +328,7 @@ class PEARL(SoftActorCritic):
             of_tasks = [tasks[index] for index in chosen]
             context = from_prior.sample_transitions(rng, size, tasks=of_tasks, newest=newest)
             steps = everything.sample_transitions(rng, self.settings.batch_size, tasks=of_tasks)
-            return self.step(context.to(self.device), steps.to(self.device))
+            return self.step(context, steps)
 
         return known | self._take_steps(take_step, ("loss/critics", "loss/actor", "kl", "temperature", "entropy"))
 
@@ -334,13 +344,17 @@ class PEARL(SoftActorCritic):
             (5,) losses of critics and actor, divergence of the posteriors, temperature, entropy; means over tasks.
 
         Raises:
-            NonFiniteError: If a loss is not finite; the step is not taken.
+            NonFiniteError: If a loss is not finite; the step is not taken. Steps on an accelerator are taken, and
+                `update` raises.
         """
         num_tasks, num_steps = steps.rewards.shape
         noise = torch.randn((num_tasks, len(self.policy.context)), generator=self.torch_generator("contexts"))
         # The actions before and after each transition.
         sizes = 2, num_tasks, num_steps, self.policy.noise_size
         drawn = torch.randn(sizes, generator=self.torch_generator("actions"))
+        if self._on_device is not None:
+            self._infos = list(context.infos), list(steps.infos)
+            return self._on_device(*context.tensors(), *steps.tensors(), noise, drawn)[:5]
         groups = [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
         params = [param for group in groups for param in group["params"]]
 
@@ -351,12 +365,21 @@ class PEARL(SoftActorCritic):
                 return torch.stack((loss.detach(), *losses)), torch.autograd.grad(loss, params)
 
         chunks = cut(num_tasks, num_steps, max(self.policy.hidden_sizes), self.device)
-        loss, *losses = sum_gradients(params, differentiate, chunks, self.device).cpu()
+        loss, *losses = sum_gradients(params, differentiate, chunks, self.device)
         self._refuse(loss)
         for optimizer in self.optimizers.values():
             optimizer.step()
         self.networks.update_targets()
         return torch.stack(losses)
+
+    def _loss_of(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of a step on a device, and what `step` returns; see there for what the tensors are."""
+        *fields, noise, drawn = tensors
+        first, second = self._infos
+        size = len(fields) - 7 - len(second)
+        context, steps = (Steps.of(part, names) for part, names in ((fields[:size], first), (fields[size:], second)))
+        loss, losses = self._losses(context, steps, noise, drawn, share=1.0)
+        return loss, torch.stack(losses)
 
     def _losses(
         self, context: Steps, steps: Steps, noise: Tensor, drawn: Tensor, *, share: float

@@ -8,6 +8,7 @@ from pydantic import Field
 from maml_rl.config import Config
 from maml_rl.config.settings import Count
 from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.device_steps import for_device
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards
@@ -90,7 +91,7 @@ class RL2(MetaLearner):
             )
         # The statistics that normalize observations are not trained.
         trained = [param for param in self.policy.parameters() if param.requires_grad]
-        self.optimizer = torch.optim.Adam(trained, lr=self.settings.learning_rate)
+        self.optimizer = for_device(torch.optim.Adam(trained, lr=self.settings.learning_rate), self.device)
         self._ppo = TrialPPO(
             self.policy,
             self.optimizer,

@@ -12,6 +12,7 @@ from maml_rl.config.settings import Count, Fraction
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.device_steps import DeviceSteps, for_device, takes_device_steps
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
 from maml_rl.metalearners.refusals import refuse_cut_trials, refuse_hidden_rewards, refuse_sizes, refuse_small_replay
@@ -147,16 +148,18 @@ class RSAC(SoftActorCritic):
         self._unit = action_unit(self.policy.action_space).to(self.device)
         head = self.policy.distributions
         self._squashed = head if isinstance(head, SquashedGaussianHead) else None
-        self.optimizer = torch.optim.Adam(
-            [
-                {"params": [*self.policy.parameters(), *self.critics.parameters()], "lr": self.settings.learning_rate},
-                {"params": [self.networks.log_temperature], "lr": self.settings.temperature_learning_rate},
-            ],
-            fused=True,
-        )
+        groups = [
+            {"params": [*self.policy.parameters(), *self.critics.parameters()], "lr": self.settings.learning_rate},
+            {"params": [self.networks.log_temperature], "lr": self.settings.temperature_learning_rate},
+        ]
+        self.optimizer = for_device(torch.optim.Adam(groups, fused=True), self.device)
+        self._on_device: DeviceSteps | None = None
+        if takes_device_steps(self.device):
+            after = self.networks.update_targets
+            self._on_device = DeviceSteps(self._loss_of, [self.optimizer], self.device, after=after)
         self._sequences, self._target_sequences = GRUSequences(), GRUSequences()
         self.experience = {
-            "trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes),
+            "trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes, device=self.device),
         }
 
     @classmethod
@@ -200,7 +203,7 @@ class RSAC(SoftActorCritic):
         rewarded = round(self.settings.rewarded_share * num)
 
         def take_step() -> Tensor:
-            return self.step(replay.sample_sequences(rng, num, length=length, rewarded=rewarded).to(self.device))
+            return self.step(replay.sample_sequences(rng, num, length=length, rewarded=rewarded))
 
         names = "loss/critics", "loss/actor", "temperature", "value", "entropy"
         return known | self._take_steps(take_step, names)
@@ -213,8 +216,11 @@ class RSAC(SoftActorCritic):
             (5,) losses of critics and actor, temperature, mean value of the actions taken, mean entropy.
 
         Raises:
-            NonFiniteError: If a loss is not finite; the step is not taken.
+            NonFiniteError: If a loss is not finite; the step is not taken. Steps on an accelerator are taken, and
+                `update` raises.
         """
+        if self._on_device is not None:
+            return self._on_device(*trials.tensors(), self._noise(trials))[:5]
         critic_loss, actor_loss, temperature_loss, value, entropy = self.losses(trials)
         loss = critic_loss + actor_loss + temperature_loss
         self._refuse(loss.detach())
@@ -223,15 +229,32 @@ class RSAC(SoftActorCritic):
         temperature = self.networks.log_temperature.detach().exp()
         self.optimizer.step()
         self.networks.update_targets()
-        return torch.stack((critic_loss, actor_loss, temperature, value, entropy)).detach().cpu()
+        return torch.stack((critic_loss, actor_loss, temperature, value, entropy)).detach()
 
-    def losses(self, trials: Steps) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _loss_of(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of a step on a device, and what `step` returns, of the tensors of trials, and noise."""
+        *fields, noise = tensors
+        critic_loss, actor_loss, temperature_loss, value, entropy = self.losses(Steps.of(fields[:7]), noise)
+        temperature = self.networks.log_temperature.detach().exp()
+        return critic_loss + actor_loss + temperature_loss, torch.stack(
+            (critic_loss, actor_loss, temperature, value, entropy)
+        )
+
+    def _noise(self, trials: Steps) -> Tensor:
+        """Return the noise of the actions (L + 1, N, A) at every step of trials (L, N, ...) and after them."""
+        length, num = trials.mask.shape
+        size = 0 if self._squashed is None else self.policy.noise_size
+        dtype = self.policy.head.weight.dtype
+        return torch.randn((length + 1, num, size), generator=self.torch_generator("actions")).to(dtype)
+
+    def losses(self, trials: Steps, noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return the losses of critics, actor and temperature, the mean value, and the mean entropy.
 
         The gradient of each goes only to its own parameters.
 
         Args:
             trials: (L, N, ...), whole, or sequences of them, at whose start nothing is remembered.
+            noise: of the actions, as a step draws it.
         """
         mask, temperature = trials.mask, self.networks.log_temperature.exp()
         seen, terminal = trials.with_end()
@@ -256,11 +279,11 @@ class RSAC(SoftActorCritic):
             reached = soft_values_of_choices(of_choices.detach(), log_probs[:-1], alpha)
             entropies = -(log_probs.detach().exp() * log_probs.detach()).sum(-1)
         else:
-            noise = torch.randn(parameters[0].shape, generator=self.torch_generator("actions")).to(seen)
+            noise = (self._noise(trials) if noise is None else noise).to(seen)
             actions, log_probs = self._squashed.sample(parameters, noise)
             with torch.no_grad():
                 following = soft_values(self.targets(of_targets, after, actions[1:]), log_probs[1:], alpha)
-            done = (trials.actions.flatten(2) - self._squashed.center.to(seen)) * self._unit
+            done = (trials.actions.flatten(2) - self._squashed.bounds(seen)[0]) * self._unit
             taken = self.critics(of_critics, before, done)
             proposed = self.critics(of_critics, before, actions[:-1], fixed=True)
             reached = soft_values(proposed, log_probs[:-1], alpha)

@@ -20,6 +20,7 @@ from torch.nn.functional import log_softmax
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.errors import NonFiniteError
+from maml_rl.metalearners.device_steps import check_finite
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.optimizer_state import SINGLE
 from maml_rl.policies.soft_actors import LAST_LAYER
@@ -194,10 +195,10 @@ class SoftActorCritic(MetaLearner):
 
     def _take_steps(self, take_step: Callable[[], Tensor], names: Sequence[str]) -> dict[str, Any]:
         """Take all steps of an update; return their number and the means of what they return, by `names`."""
-        totals = torch.zeros(len(names))
+        totals = torch.zeros(len(names), device=self.device)
         for _ in range(self.settings.num_updates):
             totals += take_step()
-        means = (totals / self.settings.num_updates).tolist()
+        means = check_finite(totals / self.settings.num_updates, type(self).__name__.lower())
         return {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
 
     def _refuse(self, loss: Tensor) -> None:

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, Self
 
 import torch
 from pydantic import Field
@@ -18,6 +18,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.collection import Collection
+from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, set_step_size, takes_device_steps
 from maml_rl.metalearners.metalearner import State
 from maml_rl.policies.heads import Distributions
 from maml_rl.policies.memory_policy import PredictsRewards
@@ -30,6 +31,8 @@ _OBSERVED = "observed"
 _VALUE_SCALE = "value_scale"
 # Trials that are computed together in one thread: a number that depends on neither cores nor batch.
 _CHUNK = 64
+# On an accelerator, all.
+_ALL = 2**31
 # Share of a batch in the running mean squares that losses are divided by.
 _SHARE = 0.1
 
@@ -368,38 +371,89 @@ def _differentiate(
 ) -> Answer:
     """Return the share in loss, divergence, entropy and rewards' error (4,) of a minibatch, and in the gradient."""
     old, (advantages, targets) = _old_trials(phases, memo, problem), _estimates(phases, memo, problem, units)
-    trials, settings, policy, params = old.trials, problem.settings, learner.policy, learner.params
+    trials, policy, params = old.trials, learner.policy, learner.params
     rows = _rows(phases[0], problem, number)
     if not len(rows):
         nothing = trials.mask.new_zeros(4 + sum(param.numel() for param in params), dtype=torch.float64)
         return Answer(sums=(nothing,))
-    real = trials.mask[:, rows] > 0
-    weight = trials.mask[:, rows] / scales.num_steps
-    gains = ((advantages[:, rows].double() - scales.mean) / scales.divisor).to(advantages.dtype)
+    given = _Given.of(old, advantages, targets, rows, scales)
     with torch.enable_grad():
-        unrolled = policy.unroll(trials.observations[:, rows])
-        log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, rows])
-        # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
-        ratio_log = torch.where(real, log_probs - old.log_probs[:, rows], 0.0)
-        ratio = torch.exp(ratio_log)
-        gain = functional.clipped_gain(ratio, gains, settings.clip)
-        entropy = policy.distributions.entropy(unrolled.distribution).expand_as(gain)
-        losses = -gain - scales.entropy_coefficient * entropy
-        if unrolled.values is not None:
-            losses = losses + settings.value_coefficient * (unrolled.values - targets[:, rows]).square()
-        errors = torch.zeros_like(losses)
-        if problem.reward_prediction > 0.0:
-            assert isinstance(policy, PredictsRewards)
-            predicted = policy.predict_rewards(unrolled, trials.actions[:, rows])
-            errors = (predicted - trials.rewards[:, rows]).square() / scales.reward_variance
-            losses = losses + problem.reward_prediction * errors
-        loss = torch.where(real, losses, 0.0).mul(weight).sum()
+        loss, statistics = _objective(problem, policy, given, scales.entropy_coefficient, scales.reward_variance)
         gradients = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
-    entropy, errors = (torch.where(real, each, 0.0).mul(weight).sum() for each in (entropy, errors))
-    divergence = ((ratio - 1.0) - ratio_log).mul(weight).sum()
-    statistics = torch.stack([loss, divergence, entropy, errors])
     flat = [part.detach().double().flatten() for part in (statistics, *gradients)]
     return Answer(sums=(torch.cat(flat),))
+
+
+class _Given(NamedTuple):
+    """What the objective of a minibatch is about, (L, n, ...) each.
+
+    Attributes:
+        observations: inputs of the policy.
+        actions: that were taken.
+        log_probs: of the policy that has sampled.
+        gains: advantages, centered and divided.
+        targets: of the values.
+        mask: 1 for real steps.
+        weight: of each step.
+        rewards: to predict.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    log_probs: Tensor
+    gains: Tensor
+    targets: Tensor
+    mask: Tensor
+    weight: Tensor
+    rewards: Tensor
+
+    @classmethod
+    def of(cls, old: _OldTrials, advantages: Tensor, targets: Tensor, rows: Tensor, scales: _Scales) -> Self:
+        """Return what is given of some trials."""
+        trials, mask = old.trials, old.trials.mask[:, rows]
+        return cls(
+            trials.observations[:, rows],
+            trials.actions[:, rows],
+            old.log_probs[:, rows],
+            ((advantages[:, rows].double() - scales.mean) / scales.divisor).to(advantages.dtype),
+            targets[:, rows],
+            mask,
+            mask / scales.num_steps,
+            trials.rewards[:, rows],
+        )
+
+
+def _objective(
+    problem: _Problem,
+    policy: Trainable,
+    given: _Given,
+    entropy_coefficient: float | Tensor,
+    reward_variance: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the loss, differentiably; and loss, divergence, entropy and rewards' error, (4,)."""
+    settings, real, weight = problem.settings, given.mask > 0, given.weight
+    unrolled = policy.unroll(given.observations)
+    log_probs = policy.distributions.log_prob(unrolled.distribution, given.actions)
+    # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
+    ratio_log = torch.where(real, log_probs - given.log_probs, 0.0)
+    ratio = torch.exp(ratio_log)
+    gain = functional.clipped_gain(ratio, given.gains, settings.clip)
+    entropy = policy.distributions.entropy(unrolled.distribution).expand_as(gain)
+    losses = -gain - entropy_coefficient * entropy
+    if unrolled.values is not None:
+        losses = losses + settings.value_coefficient * (unrolled.values - given.targets).square()
+    errors = torch.zeros_like(losses)
+    if problem.reward_prediction > 0.0:
+        assert isinstance(policy, PredictsRewards)
+        predicted = policy.predict_rewards(unrolled, given.actions)
+        errors = (predicted - given.rewards).square() / reward_variance
+        losses = losses + problem.reward_prediction * errors
+    loss = torch.where(real, losses, 0.0).mul(weight).sum()
+    with torch.no_grad():
+        entropy, errors = (torch.where(real, each, 0.0).mul(weight).sum() for each in (entropy, errors))
+        divergence = ((ratio - 1.0) - ratio_log).mul(weight).sum()
+        statistics = torch.stack([loss, divergence, entropy, errors])
+    return loss, statistics
 
 
 def _rows(episodes: TaskEpisodes, problem: _Problem, number: int) -> Tensor:
@@ -472,11 +526,14 @@ class TrialPPO:
         self._normalizing = normalizing if settings.normalize_observations else None
         mean = None if self._normalizing is None else self._normalizing.observation_mean
         self._observed = None if mean is None else RunningMoments(mean.numel())
+        self._on_device: DeviceSteps | None = None
+        if takes_device_steps(device):
+            self._on_device = DeviceSteps(self._loss_of, [optimizer], device, max_norm=settings.max_grad_norm)
 
     @property
     def trials_per_chunk(self) -> int:
         """The largest number of trials in a chunk: an efficient number for each minibatch."""
-        return _CHUNK * self._settings.num_minibatches
+        return _CHUNK * self._settings.num_minibatches if self._on_device is None else _ALL
 
     def update(self, hosts: Hosts) -> dict[str, Any]:
         """Take all steps on one batch of trials.
@@ -492,8 +549,7 @@ class TrialPPO:
             NonFiniteError: If the loss or its gradient is not finite; the step is not taken.
         """
         if self._settings.anneal_over is not None:
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._settings.learning_rate * self._annealed()
+            set_step_size(self._optimizer, self._settings.learning_rate * self._annealed())
         learner = _Learner(policy=self._policy, params=self._params, see=self._see)
         problem = hosts.share(
             _Problem(
@@ -503,14 +559,17 @@ class TrialPPO:
                 collection=self._collection,
                 reward_prediction=self._reward_prediction,
                 num_minibatches=min(self._settings.num_minibatches, hosts.num_tasks),
-                at_once=_CHUNK,
+                at_once=_CHUNK if self._on_device is None else _ALL,
                 device=self._device,
             )
         )
         params, history = self._params, list[tuple[Tensor, float]]()
         with hosts:
             units, minibatches, explained = self._prepare(hosts, problem)
-            for _ in range(self._settings.num_epochs):
+            if self._on_device is not None:
+                # One chunk has all trials, in this process.
+                (history,) = hosts.map(self._take_on_device, problem, units, minibatches)
+            for _ in range(self._settings.num_epochs if self._on_device is None else 0):
                 for number, scales in enumerate(minibatches):
                     statistics, *gradients = (
                         hosts.total(_differentiate, problem, units, learner, number, scales)
@@ -545,6 +604,27 @@ class TrialPPO:
             "no_signal": float(math.isinf(minibatches[0].divisor)),
             **predictions,
         }
+
+    def _take_on_device(
+        self, phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: _Units, scales: Sequence[_Scales]
+    ) -> list[tuple[Tensor, float]]:
+        """Take all steps on the trials of one chunk; return the statistics (4,) and the gradient's norm of each."""
+        assert self._on_device is not None
+        old, estimates = _old_trials(phases, memo, problem), _estimates(phases, memo, problem, units)
+        self._problem, minibatches = problem, []
+        for number, each in enumerate(scales):
+            coefficients = torch.tensor([each.entropy_coefficient, each.reward_variance], device=problem.device)
+            rows = _rows(phases[0], problem, number)
+            minibatches.append((*_Given.of(old, *estimates, rows, each), *coefficients.unbind()))
+        found = [self._on_device(*given) for _ in range(self._settings.num_epochs) for given in minibatches]
+        taken = torch.stack(found)
+        check_finite(taken.flatten(), "PPO")
+        return [(each[:4].double(), float(each[5])) for each in taken.cpu()]
+
+    def _loss_of(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss and the statistics of a step on a device."""
+        *given, entropy_coefficient, reward_variance = tensors
+        return _objective(self._problem, self._policy, _Given(*given), entropy_coefficient, reward_variance)
 
     def state_dict(self) -> State:
         """Return the units of values and predicted rewards, the number of updates, and the moments of observations."""

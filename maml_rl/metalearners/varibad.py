@@ -18,6 +18,7 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, for_device, takes_device_steps
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
@@ -102,7 +103,8 @@ class VariBAD(MetaLearner):
                 f"varibad trains a policy of state and belief, and got a {type(self.policy).__name__}; use BeliefPolicy"
             )
         settings = self.settings
-        self.optimizer = torch.optim.Adam(self.policy.acting_parameters(), lr=settings.learning_rate)
+        adam = torch.optim.Adam(self.policy.acting_parameters(), lr=settings.learning_rate)
+        self.optimizer = for_device(adam, self.device)
         acting = _OnBelief(self.policy)
         self._ppo = TrialPPO(
             acting,
@@ -117,8 +119,12 @@ class VariBAD(MetaLearner):
         self.decoder = Decoder(self.policy, settings, self.torch_generator(_DECODER)).to(self.device)
         self.networks = nn.ModuleDict({_DECODER: self.decoder})
         self._trained = [*self.policy.encoder_parameters(), *self.decoder.parameters()]
-        self.optimizers = {_BELIEF: torch.optim.Adam(self._trained, lr=settings.belief_learning_rate)}
-        self.experience = {_EXPERIENCE: Replay(settings.replay_steps)}
+        optimizer = torch.optim.Adam(self._trained, lr=settings.belief_learning_rate)
+        self.optimizers = {_BELIEF: for_device(optimizer, self.device)}
+        self._on_device: DeviceSteps | None = None
+        if takes_device_steps(self.device):
+            self._on_device = DeviceSteps(self._loss_of_belief, [optimizer], self.device)
+        self.experience = {_EXPERIENCE: Replay(settings.replay_steps, device=self.device)}
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
@@ -164,12 +170,17 @@ class VariBAD(MetaLearner):
 
     def _update_belief(self) -> dict[str, float]:
         """Train encoder and decoder by steps of Adam; return the metrics of the first."""
-        settings, history = self.settings, []
+        settings, history = self.settings, list[Tensor]()
         rng, noise = self.generator("trials"), self.torch_generator("latents")
         with ChunkWorkers(self.device) as workers:
             for _ in range(settings.belief_updates):
-                steps = self.experience[_EXPERIENCE].sample_sequences(rng, settings.belief_trials).to(self.device)
-                ((statistics, gradients),) = workers.map(self._differentiate, [self._draw(steps, rng, noise)])
+                steps = self.experience[_EXPERIENCE].sample_sequences(rng, settings.belief_trials)
+                drawn = self._draw(steps, rng, noise)
+                if self._on_device is not None:
+                    found = self._on_device(drawn.chosen, drawn.noise, *steps.tensors()[:7])
+                    history.append(found[[0, 1, 3]])
+                    continue
+                ((statistics, gradients),) = workers.map(self._differentiate, [drawn])
                 for param, gradient in zip(self._trained, gradients, strict=True):
                     param.grad = gradient
                 norm = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]).square().sum().sqrt()
@@ -178,8 +189,9 @@ class VariBAD(MetaLearner):
                         "the loss of the belief or its gradient is not finite; use a smaller belief-learning-rate"
                     )
                 self.optimizers[_BELIEF].step()
-                history.append((*statistics.tolist(), float(norm)))
-        return dict(zip(("belief/reconstruction", "belief/kl", "belief/grad_norm"), history[0], strict=True))
+                history.append(torch.stack((*statistics, norm)))
+        check_finite(torch.stack(history).flatten(), "varibad")
+        return dict(zip(("belief/reconstruction", "belief/kl", "belief/grad_norm"), history[0].tolist(), strict=True))
 
     def _draw(self, steps: Steps, rng: np.random.Generator, noise: torch.Generator) -> "_Drawn":
         """Draw the steps of the trials (L, N) whose beliefs are decoded, and the noise of their latents."""
@@ -195,22 +207,25 @@ class VariBAD(MetaLearner):
 
     def _differentiate(self, drawn: "_Drawn") -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return reconstruction and divergence (2,), means over trials and their steps, and the gradient."""
-        steps, chosen = drawn.steps, drawn.chosen
         with torch.enable_grad():
-            mean, log_variance, _ = self.policy.encode(steps.observations)
-            log_std = 0.5 * log_variance
-            before = [torch.cat((torch.zeros_like(each[:1]), each[:-1])) for each in (mean, log_std)]
-            divergence = functional.gaussian_kl(mean, log_std, *before).gather(0, chosen)
-            places = chosen.unsqueeze(-1).expand(*chosen.shape, mean.shape[-1])
-            latents = mean.gather(0, places) + log_std.gather(0, places).exp() * drawn.noise
-            # All trials have the same weight, and so do the steps of each.
-            real = steps.mask.gather(0, chosen)
-            weight = real / real.sum(0) / real.shape[1]
-            losses = self.decoder(latents, steps)
-            terms = [torch.where(real > 0, each, 0.0).mul(weight).sum() for each in (losses, divergence)]
-            loss = terms[0] + self.settings.kl_coefficient * terms[1]
-            gradients = torch.autograd.grad(loss, self._trained)
-        return torch.stack(terms).detach(), gradients
+            loss, terms = self._loss_of_belief(drawn.chosen, drawn.noise, *drawn.steps.tensors()[:7])
+            return terms.detach(), torch.autograd.grad(loss, self._trained)
+
+    def _loss_of_belief(self, chosen: Tensor, noise: Tensor, *fields: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss, and reconstruction and divergence (2,), for `_Drawn` of steps with these fields."""
+        steps = Steps.of(fields)
+        mean, log_variance, _ = self.policy.encode(steps.observations)
+        log_std = 0.5 * log_variance
+        before = [torch.cat((torch.zeros_like(each[:1]), each[:-1])) for each in (mean, log_std)]
+        divergence = functional.gaussian_kl(mean, log_std, *before).gather(0, chosen)
+        places = chosen.unsqueeze(-1).expand(*chosen.shape, mean.shape[-1])
+        latents = mean.gather(0, places) + log_std.gather(0, places).exp() * noise
+        # All trials have the same weight, and so do the steps of each.
+        real = steps.mask.gather(0, chosen)
+        weight = real / real.sum(0) / real.shape[1]
+        losses = self.decoder(latents, steps)
+        terms = [torch.where(real > 0, each, 0.0).mul(weight).sum() for each in (losses, divergence)]
+        return terms[0] + self.settings.kl_coefficient * terms[1], torch.stack(terms)
 
     def state_dict(self) -> State:
         """Return the state of both optimizers, the decoder, and the state of `TrialPPO`."""
@@ -385,8 +400,7 @@ class Grid:
 
     def cells_of(self, observations: Tensor) -> Tensor:
         """Return the numbers (...) int64 of the cells that observations (..., D) name."""
-        places = (observations - observations.new_tensor(self.low)).round().long()
-        cells = torch.zeros_like(places[..., 0])
-        for axis, size in enumerate(self.shape):
-            cells = cells * size + places[..., axis]
+        cells = torch.zeros_like(observations[..., 0], dtype=torch.int64)
+        for axis, (low, size) in enumerate(zip(self.low, self.shape, strict=True)):
+            cells = cells * size + (observations[..., axis] - low).round().long()
         return cells

@@ -232,7 +232,8 @@ class GaussianHead(Head):
         mean, log_std = parameters
         shape = (*mean.shape[:-1], *self.action_shape)
         std = torch.exp(log_std).expand_as(mean)
-        return Independent(Normal(mean.reshape(shape), std.reshape(shape)), len(self.action_shape))
+        normal = Normal(mean.reshape(shape), std.reshape(shape), validate_args=_validates(mean))
+        return Independent(normal, len(self.action_shape))
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
         """Return mean + std * noise, (..., *action shape); `noise` is (..., A) from N(0, 1)."""
@@ -302,15 +303,15 @@ class SquashedGaussianHead(Head):
             torch.from_numpy(bound.astype(np.float32).ravel()) for bound in (action_space.low, action_space.high)
         )
         self.center, self.half_range, self.log_std_bounds = (low + high) / 2.0, (high - low) / 2.0, log_std_bounds
-        # Beside the units of the last call: a device would otherwise wait for them in every step.
-        self._beside = self.center, self.half_range
+        self._bounds: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
-    def _bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return center and half of the range (A,) with the type and device of a tensor."""
-        center, _ = self._beside
-        if center.device != like.device or center.dtype != like.dtype:
-            self._beside = self.center.to(like), self.half_range.to(like)
-        return self._beside
+    def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the middle and half of the range of each entry, (A,) each, of the type and on the device of `like`."""
+        key = like.device, like.dtype
+        if key not in self._bounds:
+            # Copied once: a graph of a device's work must not copy from the CPU.
+            self._bounds[key] = self.center.to(like), self.half_range.to(like)
+        return self._bounds[key]
 
     def parametrize(self, units: Tensor, params: Params) -> DistributionParams:
         """Return mean and log standard deviation before squashing, (..., A) each."""
@@ -321,7 +322,7 @@ class SquashedGaussianHead(Head):
         """Return the distribution over actions; event shape the action's."""
         mean, log_std = (entry.reshape(*entry.shape[:-1], *self.action_shape) for entry in parameters)
         event = len(self.action_shape)
-        center, half_range = (bound.reshape(self.action_shape) for bound in self._bounds(mean))
+        center, half_range = (bound.reshape(self.action_shape) for bound in self.bounds(mean))
         squash = [TanhTransform(), AffineTransform(center, half_range, event_dim=event)]
         return TransformedDistribution(Independent(Normal(mean, log_std.exp()), event), squash)
 
@@ -334,7 +335,7 @@ class SquashedGaussianHead(Head):
         mean, log_std = parameters
         # Two kernels: a fused one may round the last entries of an array differently from the others.
         squashed = torch.tanh(noise * torch.exp(log_std) + mean)
-        center, half_range = self._bounds(squashed)
+        center, half_range = self.bounds(squashed)
         actions = squashed * half_range + center
         return actions.reshape(*mean.shape[:-1], *self.action_shape)
 
@@ -373,7 +374,9 @@ class CategoricalHead(Head):
 
     def distribution(self, parameters: DistributionParams) -> Categorical:
         """Return the distribution over actions of logits (..., K)."""
-        return Integers(parameters[0], self.start) if self.start else Categorical(logits=parameters[0])
+        if self.start:
+            return Integers(parameters[0], self.start)
+        return Categorical(logits=parameters[0], validate_args=_validates(parameters[0]))
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
         """Return actions (...) int64 by inverting the cumulative distribution at `noise` (..., 1) from U[0, 1)."""
@@ -497,6 +500,11 @@ def head_for(action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std:
         f"no policy for the action space {action_space}: expected a Box of floats, MultiBinary, Discrete, or "
         "MultiDiscrete starting at 0; map it to one of these with gymnasium.wrappers.TransformAction"
     )
+
+
+def _validates(parameters: Tensor) -> bool | None:
+    """Return whether torch's distributions check parameters; None for its default. A check waits for the device."""
+    return None if parameters.device.type == "cpu" else False
 
 
 def shape_of_entries(num_entries: int, action_shape: Sequence[int] | None) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ that of an LSTM twice that.
 """
 
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,11 @@ class Recurrent(MemoryBody, nn.RNNBase):
     num_states: ClassVar[int]
     runs_tasks = True
     joined = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # A copy on an accelerator has its weights side by side, too, as its kernels want them.
+        self.flatten_parameters()
 
     def initialize(self, generator: torch.Generator, memory_span: int | None = None) -> None:
         """Make gates orthogonal and biases zero.

@@ -176,8 +176,13 @@ class Transformer(MemoryBody):
         mixed = F.linear(seen, block["queries_keys_values.weight"], block["queries_keys_values.bias"])
         queries, new = self.split(mixed, turn)
         keys, values = (new if before is None else torch.cat((before, new), -2)).unbind(1)
+        shares = keys.shape[1] < queries.shape[1]
+        if shares and queries.device.type != "cpu":
+            # The kernels that need little memory take heads of their own.
+            keys, values = (each.repeat_interleave(self.sizes.num_heads // each.shape[1], 1) for each in (keys, values))
+            shares = False
         attended = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=shares
         )
         joined = attended.transpose(1, 2).flatten(2)
         tokens = tokens + F.linear(joined, block["attended.weight"], block["attended.bias"])
@@ -277,6 +282,10 @@ def _buckets(count: Tensor, context: int) -> list[tuple[Tensor | None, int, Tens
     The rows are None where they are all.
     """
     needed = (count + 1).clamp(max=context)
+    if count.device.type != "cpu":
+        # To read the numbers would wait for the device.
+        places = torch.arange(context, device=count.device)
+        return [(None, context, (places < needed.unsqueeze(1))[:, None, None, :])]
     rounded = ((needed + _PLACES - 1) // _PLACES * _PLACES).clamp(max=context)
     lengths = [int(rounded[0])] if bool((rounded == rounded[0]).all()) else rounded.unique().tolist()
     buckets = []

@@ -101,8 +101,8 @@ def test_step_size_rises_then_falls_to_zero_by_the_gradient_steps_of_the_whole_r
     learner = make(num_updates=4, warmup=4, anneal_over=3, learning_rate=1.0)
     found = []
     for _ in range(12):
-        found.append(learner._share())
-        learner._steps_taken += 1
+        learner._set_step_size()
+        found.append(learner.optimizer.param_groups[0]["lr"])
     assert np.allclose(found, [min(1.0, (step + 1) / 4) * (1 - step / 12) for step in range(12)])
 
 

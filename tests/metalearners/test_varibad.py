@@ -110,7 +110,7 @@ def test_bound_and_its_gradient_agree_with_plain_loops(settings: dict[str, Any],
     # One trial is shorter than the others.
     steps.mask[-2:, 1] = 0.0
     drawn = learner._draw(steps, np.random.default_rng(1), torch.Generator().manual_seed(2))
-    (reconstruction, divergence), gradients = learner._differentiate(drawn, None)
+    (reconstruction, divergence), gradients = learner._differentiate(drawn)
     wanted = plain_bound(learner, drawn)
     torch.testing.assert_close(reconstruction, wanted[0].detach())
     torch.testing.assert_close(divergence, wanted[1].detach())

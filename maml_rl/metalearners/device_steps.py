@@ -1,0 +1,208 @@
+"""Gradient steps on an accelerator: after a few steps each is recorded as a CUDA graph, and launched at once.
+
+A step of a policy with a memory is hundreds of small operations, which a device computes faster than Python launches
+them. A graph launches all of them in one call, always on the same tensors: inputs are copied into these.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from maml_rl.errors import NonFiniteError
+
+# Devices on which steps are taken by `DeviceSteps`.
+_KINDS = ("cuda",)
+# Steps of a shape that are taken as they are before one is recorded: libraries allocate what they need in the first.
+_WARM_UP = 3
+# Shapes whose graphs are kept; steps of further ones, such as those of ever new lengths, are taken as they are.
+_MOST_GRAPHS = 16
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+
+def takes_device_steps(device: torch.device) -> bool:
+    """Return whether the gradient steps of a learner on this device are taken by `DeviceSteps`."""
+    return device.type in _KINDS
+
+
+def for_device(optimizer: Optimizer, device: torch.device) -> Optimizer:
+    """Have an optimizer keep its numbers where a graph finds them: on the device, step sizes included.
+
+    Args:
+        optimizer: a new one, of Adam's kind.
+        device: of its parameters; nothing changes where no `DeviceSteps` are taken.
+    """
+    if takes_device_steps(device):
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(float(group["lr"]), device=device)
+            group["capturable"] = device.type == "cuda"
+    return optimizer
+
+
+def set_step_size(optimizer: torch.optim.Optimizer, step_size: float) -> None:
+    """Set the step size of all parameters."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(step_size)
+        else:
+            group["lr"] = step_size
+
+
+class DeviceSteps:
+    """Steps of optimizers on a loss of tensors, for which the host never waits.
+
+    A step that cannot be recorded is taken as it is; a warning says why, once.
+
+    Args:
+        loss: returns a loss () and statistics (S,) of the inputs of a step. It must not wait for the device, and must
+            draw no random numbers; what it reads besides its inputs are the parameters.
+        optimizers: each made by `for_device`; together they have all parameters that are trained.
+        device: of the parameters.
+        max_norm: of the gradient; None does not clip.
+        after: is done after the step of the optimizers.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[..., tuple[Tensor, Tensor]],
+        optimizers: Sequence[torch.optim.Optimizer],
+        device: torch.device,
+        *,
+        max_norm: float | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        self._loss, self._optimizers, self._device = loss, list(optimizers), device
+        self._max_norm, self._after = max_norm, after
+        self._params = [param for each in optimizers for group in each.param_groups for param in group["params"]]
+        self._recorded: dict[Any, _Recorded] = {}
+        self._seen: dict[Any, int] = {}
+        self._state: tuple[int, ...] = ()
+        # None while steps can be recorded.
+        self.refusal: str | None = None if device.type == "cuda" else f"the device is {str(device)!r}"
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Take a step.
+
+        Args:
+            inputs: of the loss, on any device.
+
+        Returns:
+            (S + 2,) on the device: the statistics, the loss, and the norm of the gradient before it is clipped.
+        """
+        state = self._tensors()
+        if state != self._state:
+            # Parameters or what the optimizers keep of them are others: a graph would change those of before.
+            self._recorded.clear()
+            self._seen.clear()
+        self._state = state
+        kind = tuple((each.shape, each.dtype) for each in inputs)
+        if kind not in self._recorded:
+            number = self._seen[kind] = self._seen.get(kind, 0) + 1
+            can_record = self.refusal is None and number > _WARM_UP and len(self._recorded) < _MOST_GRAPHS
+            if not can_record or not self._record(kind, inputs):
+                result = self._take([each.to(self._device, non_blocking=True) for each in inputs])
+                if number == 1:
+                    # The first step makes what optimizers keep.
+                    self._state = self._tensors()
+                return result
+        return self._recorded[kind].launch(inputs)
+
+    @property
+    def num_recorded(self) -> int:
+        """Number of graphs."""
+        return len(self._recorded)
+
+    def _record(self, kind: Any, inputs: Sequence[Tensor]) -> bool:
+        """Record a step, without taking it; return whether that was possible."""
+        static = [each.to(self._device).clone() for each in inputs]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = self._take(static)
+        except Exception as error:
+            # What ends the recording hides the cause.
+            cause = error.__context__ or error
+            self.refusal = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
+            warnings.warn(
+                f"gradient steps are not recorded as CUDA graphs: {self.refusal}", RuntimeWarning, stacklevel=4
+            )
+            torch.cuda.synchronize(self._device)
+            return False
+        finally:
+            # Of the graph's own memory.
+            gradients = [param.grad for param in self._params]
+            for param in self._params:
+                param.grad = None
+        self._recorded[kind] = _Recorded(graph, static, result, gradients)
+        return True
+
+    def _take(self, inputs: Sequence[Tensor]) -> Tensor:
+        with torch.enable_grad():
+            loss, statistics = self._loss(*inputs)
+            gradients = torch.autograd.grad(loss, self._params, allow_unused=True)
+        # Fused optimizers read the memory of a gradient as that of its parameter.
+        gradients = tuple(None if each is None else each.contiguous() for each in gradients)
+        for param, gradient in zip(self._params, gradients, strict=True):
+            param.grad = gradient
+        if self._max_norm is None:
+            known = [gradient for gradient in gradients if gradient is not None]
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in known]))
+        else:
+            norm = nn.utils.clip_grad_norm_(self._params, self._max_norm)
+        for optimizer in self._optimizers:
+            optimizer.step()
+        if self._after is not None:
+            self._after()
+        return torch.cat((statistics.detach(), torch.stack((loss.detach(), norm.to(loss)))))
+
+    def _tensors(self) -> tuple[int, ...]:
+        """Return where everything is that a step changes."""
+        kept = [
+            value
+            for optimizer in self._optimizers
+            for each in (*optimizer.state.values(), *optimizer.param_groups)
+            for value in each.values()
+            if isinstance(value, Tensor)
+        ]
+        return tuple(tensor.data_ptr() for tensor in (*self._params, *kept))
+
+
+class _Recorded:
+    """A step as a graph.
+
+    Args:
+        graph: of the step.
+        inputs: that it reads.
+        result: that it writes.
+        gradients: whose memory it uses.
+    """
+
+    def __init__(
+        self, graph: "torch.cuda.CUDAGraph", inputs: list[Tensor], result: Tensor, gradients: list[Tensor | None]
+    ) -> None:
+        self._graph, self._inputs, self._result, self._gradients = graph, inputs, result, gradients
+
+    def launch(self, inputs: Sequence[Tensor]) -> Tensor:
+        for static, each in zip(self._inputs, inputs, strict=True):
+            static.copy_(each, non_blocking=True)
+        self._graph.replay()
+        return self._result.clone()
+
+
+def check_finite(statistics: Tensor, learner: str) -> list[float]:
+    """Return statistics of steps on a device, for which this waits.
+
+    Raises:
+        NonFiniteError: If one is not finite; the steps have been taken.
+    """
+    found: list[float] = statistics.tolist()
+    if not all(map(math.isfinite, found)):
+        raise NonFiniteError(
+            f"a loss of {learner} or its gradient is not finite; lower learning-rate, or look for observations and "
+            "rewards that are huge"
+        )
+    return found

@@ -1,0 +1,146 @@
+"""Gradient steps on an accelerator, compared with those of the ordinary path."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from maml_rl.errors import NonFiniteError
+from maml_rl.experience import replay
+from maml_rl.experiment.build import make_experiment
+from maml_rl.metalearners import Batch, MetaLearner, device_steps
+from maml_rl.metalearners.device_steps import DeviceSteps, for_device, set_step_size
+from tests.metalearners.histories import bandit_config, bandit_histories
+from tests.small_runs import config_of
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+TRANSFORMER = {"cell": "transformer", "context": 6, "num-layers": 1, "num-heads": 2}
+POINT = {"env-name": "SemiCircle-v0", "max-episode-steps": 6}
+GRID = {"env-name": "GridNavi-v0", "env-kwargs": {"width": 3, "height": 2}, "max-episode-steps": 4}
+RSAC = {"hidden-size": 8, "batch-size": 5, "num-updates": 6, "warmup-trials": 1, "buffer-steps": 1000}
+PEARL = {"encoder-sizes": [8], "tasks-per-update": 3, "batch-size": 7, "context-batch": 5, "num-updates": 6}
+PEARL |= {"warmup-steps": 1, "buffer-steps": 1000}
+VARIBAD = {"encoder-size": 8, "belief-trials": 6, "decoder-sizes": [8], "replay-steps": 1000, "belief-updates": 6}
+RL2 = {"hidden-size": 8, "num-epochs": 6, "learning-rate": 1e-3}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "rsac gru": ("rsac", POINT, RSAC),
+    "rsac lstm": ("rsac", POINT, RSAC | {"cell": "lstm", "sequence-length": 4}),
+    "rsac transformer": ("rsac", POINT, RSAC | TRANSFORMER),
+    "rsac discrete": ("rsac", GRID, RSAC),
+    "pearl": ("pearl", POINT, PEARL),
+    "varibad": ("varibad", GRID, VARIBAD),
+    "varibad cells": ("varibad", GRID, VARIBAD | {"reward-decoder": "cells", "belief-steps": 2}),
+    "varibad lstm": ("varibad", GRID, VARIBAD | {"cell": "lstm"}),
+    "rl2 gru": ("rl2", POINT, RL2 | {"reward-prediction-coefficient": 1.0, "normalize-observations": True}),
+    "rl2 lstm": ("rl2", GRID, RL2 | {"cell": "lstm", "value": "network", "anneal-over": 4, "entropy-coefficient": 0.1}),
+    "rl2 transformer": ("rl2", GRID, RL2 | TRANSFORMER | {"num-minibatches": 2, "token-shift": True}),
+    "ad": ("ad", {}, {}),
+    "ad gru": ("ad", {}, {"cell": "gru", "anneal-over": 5, "warmup": 3}),
+}
+
+
+def make(name: str, device: str = "cpu") -> tuple[MetaLearner, Batch]:
+    """Return a learner, and a batch on this device."""
+    algorithm, family, settings = CASES[name]
+    if algorithm == "ad":
+        given = {key.replace("-", "_"): value for key, value in settings.items()}
+        learner = make_experiment(bandit_config("ad", **given), device).metalearner
+        learner.learn_from(bandit_histories())
+        return learner, Batch([])
+    values = {"meta-batch-size": 5, "observe-last": algorithm != "pearl", "algorithm": algorithm, "num-batches": 4}
+    values |= {"fast-batch-size": 1 if algorithm == "rsac" else 2}
+    sizes = {"hidden-sizes": [6]} if algorithm != "rl2" else {}
+    config = config_of().override({**values, **sizes, **family, "algorithm-settings": settings})
+    experiment = make_experiment(config, device)
+    with experiment.make_sampler(num_workers=0) as sampler:
+        return experiment.metalearner, experiment.metalearner.collect(sampler, sampler.sample_tasks(5))
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Take the steps of new learners as on a device, by the same buffers, but without graphs."""
+    monkeypatch.setattr(device_steps, "_KINDS", ("cpu", "cuda"))
+    monkeypatch.setattr(replay, "_COPIED_TO", ("cpu",))
+    return monkeypatch
+
+
+def updates(learner: MetaLearner, batch: Batch) -> list[dict[str, Any]]:
+    return [learner.learn(batch, number) for number in range(3)]
+
+
+def assert_same(one: MetaLearner, other: MetaLearner, tolerance: float) -> None:
+    for (name, mine), theirs in zip(one.policy.state_dict().items(), other.policy.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs.cpu(), rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_on_a_device_are_those_of_the_ordinary_path(name: str, request: pytest.FixtureRequest) -> None:
+    ordinary, batch = make(name)
+    expected = updates(ordinary, batch)
+    request.getfixturevalue("on_cpu")
+    learner, batch = make(name)
+    found = updates(learner, batch)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-6, abs=1e-6)
+    # Adam divides gradients near zero by themselves.
+    assert_same(learner, ordinary, 5e-5)
+    begun = make(name)[0].policy.parameters()
+    assert any(not torch.equal(one, two) for one, two in zip(learner.policy.parameters(), begun, strict=True))
+    # What a checkpoint holds continues on the ordinary path.
+    state = learner.state_dict()
+    ordinary.load_state_dict(state)
+    ordinary.policy.load_state_dict(learner.policy.state_dict())
+    expected = ordinary.learn(batch, 3)
+    assert learner.learn(batch, 3) == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize("name", CASES)
+def test_steps_on_cuda_are_recorded_and_agree_with_the_cpu(name: str) -> None:
+    ordinary, batch = make(name)
+    expected = updates(ordinary, batch)
+    learner, batch = make(name, "cuda")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = updates(learner, batch)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=2e-2, abs=2e-2)
+    assert_same(learner, ordinary, 2e-2)
+    all_steps = [getattr(each, "_on_device", None) for each in (learner, getattr(learner, "_ppo", None))]
+    for steps in [each for each in all_steps if each is not None]:
+        assert steps.refusal is None
+        assert steps.num_recorded >= 1
+
+
+class Quadratic:
+    """The squared distance of a parameter from a target, as a loss with one statistic."""
+
+    def __init__(self) -> None:
+        self.param = nn.Parameter(torch.tensor([3.0, 4.0]))
+
+    def __call__(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        loss = (self.param - target).square().sum()
+        return loss, loss.detach().reshape(1)
+
+
+def test_step_returns_statistics_loss_and_norm_and_clips(on_cpu: pytest.MonkeyPatch) -> None:
+    loss = Quadratic()
+    optimizer = for_device(torch.optim.SGD([loss.param], lr=0.1), torch.device("cpu"))
+    steps = DeviceSteps(loss, [optimizer], torch.device("cpu"), max_norm=1.0)
+    found = steps(torch.zeros(2))
+    torch.testing.assert_close(found, torch.tensor([25.0, 25.0, 10.0]))
+    torch.testing.assert_close(loss.param.detach(), torch.tensor([3.0 - 0.06, 4.0 - 0.08]))
+    set_step_size(optimizer, 0.5)
+    steps(torch.zeros(2))
+    torch.testing.assert_close(loss.param.detach(), torch.tensor([2.94 - 0.3, 3.92 - 0.4]))
+
+
+def test_loss_that_is_not_finite_ends_the_update(on_cpu: pytest.MonkeyPatch) -> None:
+    learner, batch = make("rsac gru")
+    batch.phases[0].rewards[0, 0, 0] = np.inf
+    with pytest.raises(NonFiniteError, match="a loss of rsac or its gradient is not finite"):
+        learner.learn(batch, 0)
