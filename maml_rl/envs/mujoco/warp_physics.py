@@ -96,6 +96,7 @@ class WarpPhysics:
             contacts if limits.max_contacts is None else check_count("max_contacts", limits.max_contacts),
             rows if limits.max_constraints is None else check_count("max_constraints", limits.max_constraints),
         )
+        self._streams: dict[int, Any] = {}
         with self._here():
             self._model = self._put_model({})
             self._data = mujoco_warp.make_data(
@@ -107,7 +108,6 @@ class WarpPhysics:
         self._bound: dict[str, Tensor] = {}
         self._fields: dict[str, Tensor] = {}
         self._graphs: dict[int, Any] = {}
-        self._streams: dict[int, Any] = {}
         self.launch: Callable[[Callable[[], None]], None] = lambda work: work()
 
     def bind(self, field: str) -> Any:
