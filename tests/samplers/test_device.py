@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from maml_rl import MultiTaskSampler
+from maml_rl import MultiTaskSampler, PopulationEvaluator
+from maml_rl.config.config import Config
 from maml_rl.config.placement import Placement
 from maml_rl.envs.registration import FAMILIES
 from maml_rl.errors import ConfigError, NonFiniteError, TaskError
+from maml_rl.experiment.load_policy import load_policy
+from maml_rl.experiment.train import train
 from maml_rl.policies import GRUPolicy, get_policy_for_env
 from maml_rl.samplers.device.streams import DeviceSlotStreams, PhaseNoise, philox
 from maml_rl.samplers.env_recipe import Recipe
@@ -101,6 +104,35 @@ def test_a_memory_goes_through_a_trial_as_on_the_cpu(env_id):
     (ours,), (theirs,) = (sample(backend, env_id, policy, **options) for backend in ("device", "in-process"))
 
     require_close(ours, theirs)
+
+
+def perturbed(policy: Any, num_tasks: int, scale: float) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: value.detach() + scale * torch.randn(value.shape, generator=generator).to(value)
+        for name, value in policy.stack_parameters(num_tasks).items()
+    }
+
+
+def sample_adapted(backend: str, env_id: str, policy: Any, device: str = "cpu", **options: Any) -> Any:
+    """One phase under the policy's own parameters, one under those of each task, and one under its own again."""
+    given = {"batch_size": 4, "slots_per_task": 2, "seed": 3, "max_episode_steps": 6} | options
+    with (
+        MultiTaskSampler(env_id, {}, policy=policy, backend=backend, device=device, **given) as sampler,
+        torch.no_grad(),
+    ):
+        tasks = sampler.sample_tasks(3)
+        return [sampler.rollout(tasks, params) for params in (None, perturbed(policy, 3, 0.5), None)]
+
+
+@pytest.mark.parametrize("env_id", ["2DNavigation-v0", "GridNavi-v0"])
+def test_every_task_acts_under_its_own_parameters_as_on_the_cpu(env_id):
+    policy = policy_for(env_id)
+
+    ours, theirs = (sample_adapted(backend, env_id, policy) for backend in ("device", "in-process"))
+
+    for one, other in zip(ours, theirs, strict=True):
+        require_close(one, other)
 
 
 def test_an_oracle_sees_its_task_as_on_the_cpu():
@@ -251,6 +283,64 @@ def test_physics_on_cuda_agrees_with_mujoco_after_a_step(env_id):
     # The first phase, from the same keys.
     first, second = ours.observations[:, :2].cpu(), theirs.observations[:, :2]
     assert float(((first - second).abs() / (second.abs() + 1.0)).median()) < 1e-6
+
+
+@on_gpu
+@pytest.mark.cuda
+def test_graphs_follow_the_parameters_of_each_phase():
+    theirs = sample_adapted("in-process", "2DNavigation-v0", policy_for("2DNavigation-v0"))
+    ours = sample_adapted("device", "2DNavigation-v0", policy_for("2DNavigation-v0").to("cuda"), "cuda")
+
+    for one, other in zip(ours, theirs, strict=True):
+        require_close(one, other, 1e-4)
+
+
+@on_gpu
+@pytest.mark.cuda
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_memory_goes_through_a_trial_on_cuda_as_on_the_cpu(cell):
+    with MultiTaskSampler(
+        "2DNavigation-v0", {}, policy=policy_for("2DNavigation-v0"), observe_last=True, num_workers=0
+    ) as sampler:
+        spaces = sampler.single_observation_space, sampler.single_action_space
+    options = {"observe_last": True, "slots_per_task": 1}
+
+    theirs = sample_adapted("in-process", "2DNavigation-v0", GRUPolicy(*spaces, 8, cell=cell), **options)
+    policy = GRUPolicy(*spaces, 8, cell=cell).to("cuda")
+    ours = sample_adapted("device", "2DNavigation-v0", policy, "cuda", **options)
+
+    for one, other in zip(ours, theirs, strict=True):
+        require_close(one, other, 1e-3)
+
+
+@on_gpu
+@pytest.mark.cuda
+def test_a_population_on_cuda_has_the_returns_of_the_cpu():
+    members = 0.3 * np.random.default_rng(0).standard_normal((5, 1))
+    found = []
+    for device in ("cuda", "cpu"):
+        with PopulationEvaluator(
+            "2DNavigation-v0", policy_for("2DNavigation-v0").to(device), 0, max_episode_steps=5, seed=1
+        ) as evaluator:
+            weights = evaluator.policy_weights() + members
+            weights[2] = np.nan
+            found.append(evaluator.evaluate(weights))
+
+    np.testing.assert_allclose(*found, rtol=1e-4, equal_nan=True)
+    assert np.isnan(found[0]).tolist() == [False, False, True, False, False]
+
+
+@on_gpu
+@pytest.mark.cuda
+@pytest.mark.timeout(300)
+def test_a_run_on_cuda_is_resumed_and_evaluated_on_the_cpu(tmp_path):
+    options = {"env-name": "2DNavigation-v0", "fast-batch-size": 2, "meta-batch-size": 2, "max-episode-steps": 5}
+    for device, num_batches in (("cuda", 1), ("cpu", 2)):
+        config = Config.model_validate(options | {"num-batches": num_batches, "num-workers": 0})
+        train(config, tmp_path, device=device, resume=device == "cpu")
+
+    policy = load_policy(tmp_path)
+    assert all(bool(param.isfinite().all()) and param.device.type == "cpu" for param in policy.parameters())
 
 
 @on_gpu
