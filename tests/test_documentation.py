@@ -53,13 +53,12 @@ RUN_PAGES = (
     "learning-histories.md",
     "memory.md",
     "migrating.md",
+    "runs.md",
     "slow-environments.md",
     "task-distributions.md",
 )
 # Their blocks are scripts that need packages outside of our extras; they are run where these are installed.
 SCRIPTS = [
-    ("runs.md", "mlflow"),
-    ("runs.md", "wandb"),
     ("hyperparameter-search.md", "optuna"),
 ]
 # Addresses that a page loads by itself; links may lead anywhere.

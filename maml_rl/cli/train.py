@@ -53,6 +53,13 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
         "--init-learner", action="store_true", help="with --init: begin with its learner's optimizers and networks, too"
     )
     parser.add_argument("--profile", action="store_true", help="record the share of time of each stage")
+    parser.add_argument(
+        "--track",
+        nargs="+",
+        default=[],
+        choices=("wandb", "mlflow", "tensorboard"),
+        help="send config, metrics, report and checkpoints to experiment trackers",
+    )
     parser.add_argument("--quiet", action="store_true", help="show neither progress nor results, only warnings")
     parser.add_argument(
         "--print-config", action="store_true", help="print every setting and where it is from, as YAML; train nothing"
@@ -130,11 +137,15 @@ def _train(options: argparse.Namespace) -> None:
     refuse_untrusted_code(config, config_path, options)
     device = torch_device(options)
     check_creatable(options.output_folder, "--output-folder")
+    if options.track:
+        from maml_rl.cli.tracking import check_trackers
+
+        check_trackers(options.track)
     if options.print_config or options.dry_run:
         _describe(config, options, device)
         return
     # Loaded before the work begins, for until then Ctrl-C ends the process at once.
-    for module in ("maml_rl.cli.progress", "maml_rl.experiment.train"):
+    for module in ("maml_rl.cli.progress", "maml_rl.cli.tracking", "maml_rl.experiment.train"):
         import_module(module)
     reserved = new_folder(options.output_folder) if new else nullcontext(options.output_folder)
     with ending_in_order(), reserved as folder:
@@ -199,11 +210,22 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     from maml_rl.cli.progress import TrainingProgress
+    from maml_rl.cli.tracking import tracked
     from maml_rl.experiment.train import train
+    from maml_rl.runs.metrics import Metrics
 
     name = f"seed {config.seed}" if options.seeds else None
     shown = not options.quiet
-    with logging_redirect_tqdm(), TrainingProgress(config.num_batches, name, shown=shown) as progress:
+    with (
+        logging_redirect_tqdm(),
+        TrainingProgress(config.num_batches, name, shown=shown) as progress,
+        tracked(options.track, config, folder) as track,
+    ):
+
+        def show(metrics: Metrics) -> None:
+            progress(metrics)
+            track(metrics)
+
         train(
             config,
             folder,
@@ -213,7 +235,7 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
             init=options.init,
             init_learner=options.init_learner,
             profile=options.profile,
-            on_iteration=progress,
+            on_iteration=show,
             on_slots=progress.show_slots,
         )
     return progress
