@@ -153,7 +153,9 @@ def with_unbroken_numbers(page_html: str) -> str:
     def to_cell(match: re.Match[str]) -> str:
         attributes, text = match[1] or "", match[2]
         words = re.findall(r"[^\W\d_]+", text)
-        if re.search(r"\d", text) and len(text) < 32 and set(words) <= _WORDS_OF_NUMBERS:
+        # Intervals, and the next of several numbers, may be on a new line, which leaves room for more columns.
+        is_one_number = re.search(r"\d", text) and not re.search(r"\[|, ", text)
+        if is_one_number and len(text) < 32 and set(words) <= _WORDS_OF_NUMBERS:
             return f'<td class="number"{attributes}>{text}</td>'
         return match[0]
 

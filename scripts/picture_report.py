@@ -43,6 +43,8 @@ def main(arguments: list[str] | None = None) -> None:
     with chromium() as browser:
         for name, width, dark in pictures:
             browser.open(options.report, width=width, dark=dark)
+            # The documentation remembers the colors in which it was first shown.
+            browser.run("localStorage.clear(); location.reload()")
             browser.wait(SHOW_VIDEOS)
             browser.picture(options.folder / name)
             # A palette makes a file of a quarter of the size; rare colors, such as that of the goals, stay the same.

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 import maml_rl
 from benchmarks.learning.plan import COMPARISON
@@ -191,6 +192,33 @@ def test_pages_open_in_a_browser(kinds: tuple[str, ...], scripts: bool, browser:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_every_chart_has_the_colors_of_the_page_whatever_the_system_prefers(
+    scheme: str, browser: Browser, tmp_path: Path
+) -> None:
+    # Pictures of the same size and without a network, on the site's own style sheet and Material's page color.
+    pictures = sorted((DOCS / "images").rglob("*.svg"))
+    paper, system = {"default": ("#fff", "light"), "slate": ("#1e2129", "dark")}[scheme]
+    images = "".join(f'<img src="{path.as_uri()}" style="width:300px;height:150px;margin:0">' for path in pictures)
+    sheet = (DOCS / "stylesheets" / "site.css").as_uri()
+    (tmp_path / "page.html").write_text(
+        f'<link rel="stylesheet" href="{sheet}"><body data-md-color-scheme="{scheme}" '
+        f'style="margin:0;background:{paper};color-scheme:{system}"><div class="md-typeset">{images}</div></body>'
+    )
+    browser.open(tmp_path / "page.html", width=800, dark=scheme == "default")
+    browser.picture(tmp_path / "page.png")
+    with Image.open(tmp_path / "page.png") as picture:
+        gray = np.asarray(picture.convert("L"), np.float64)[:, :300]
+    assert gray.shape[0] == 150 * len(pictures)
+    for path, tile in zip(pictures, np.split(gray, len(pictures)), strict=True):
+        # Most of a chart is paper, and something is drawn on it.
+        middle = np.median(tile)
+        assert np.ptp(tile) > 80, path.name
+        assert middle < 60 if scheme == "slate" else middle > 230, (path.name, middle)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_search_finds_cuda_without_a_server(browser: Browser, site: Path) -> None:
     browser.open(site / "index.html", width=1300, dark=False)
     found = browser.wait(SEARCH)
@@ -290,6 +318,7 @@ def test_numbers_do_not_wrap(documentation: Any) -> None:
     assert unbroken("<p>takes 4.1 s, [-1.5, 2], 40 %</p>") == "<p>takes 4.1\xa0s, [-1.5,\xa02], 40\xa0%</p>"
     assert unbroken("<pre>4.1 s</pre> <a title='4 s'>x</a>") == "<pre>4.1 s</pre> <a title='4 s'>x</a>"
     assert unbroken("<td>-17.4 (-18.3 to -16.9)</td>") == '<td class="number">-17.4 (-18.3 to -16.9)</td>'
+    assert unbroken("<td>-17.4 [-18.3, -16.9]</td>") == "<td>-17.4 [-18.3,\xa0-16.9]</td>"
     assert unbroken("<td>two of 3 trainings</td>") == "<td>two of 3 trainings</td>"
 
 

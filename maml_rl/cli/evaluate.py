@@ -134,7 +134,7 @@ def _test(options: argparse.Namespace) -> None:
 
     from maml_rl.experiment.build import make_experiment
     from maml_rl.experiment.certified import identity, nearest, save_submission, submission
-    from maml_rl.experiment.evaluate import REPETITIONS, evaluate
+    from maml_rl.experiment.evaluate import REPETITIONS, evaluate, interval_cautions, intervals_cover
     from maml_rl.task_distributions.task_files import save_tasks
 
     experiment = make_experiment(config, device, num_workers=None)
@@ -202,7 +202,13 @@ def _test(options: argparse.Namespace) -> None:
         episodes += f", {repetitions} times"
     print(f"{config.env_name}: {len(evaluation.tasks)} {kind}, {episodes}")
     print(evaluation.table())
-    print(f"{evaluation.scope()}; saved with the tasks in {output}")
+    notes = [
+        intervals_cover([evaluation]),
+        "; ".join(interval_cautions([evaluation])),
+        f"saved with the tasks in {output}",
+    ]
+    for note in filter(None, notes):
+        print(f"{note[0].upper()}{note[1:]}.")
 
 
 def _benchmark(options: argparse.Namespace) -> "Benchmark | None":
