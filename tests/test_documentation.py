@@ -255,7 +255,7 @@ def test_every_algorithm_has_a_page_with_example_settings_results_and_source() -
         headings = re.findall("^## (.*)$", page, re.MULTILINE)
         assert headings == ["What it computes", "Settings", "Results", "Source"]
         assert f"<!-- settings of {name} -->" in page
-        assert f"<!-- rows of {name} in " in page
+        assert f"<!-- rows of {name} in " in page or "There are no full-length runs yet." in page
         assert f"](algorithms/{name}.md" in PAGES["algorithms.md"]
         assert f"](algorithms/{name}.md#source" in PAGES["cite.md"]
 

@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -166,3 +168,22 @@ def test_changelog_has_the_form_of_keep_a_changelog_and_this_version() -> None:
     }
     for target in re.findall(r"\]\((docs/[\w./-]+)", text):
         assert (ROOT / target).is_file(), target
+
+
+def test_address_of_the_repository_is_put_into_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    repository = import_module("repository")
+    committed = {name: (ROOT / name).read_text(encoding="utf-8") for name in repository.PLACES}
+    for name, text in committed.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    repository.write(repository.ADDRESS, tmp_path)
+    assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in committed} == committed
+    for address in ("https://example.org/one/maml_rl", "https://example.org/two/maml_rl"):
+        repository.write(address, tmp_path)
+        assert all((tmp_path / name).read_text(encoding="utf-8").count(address) == 1 for name in committed)
+        assert f"```\ngit clone {address}\n```" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["urls"] == {"Repository": address}
+    assert yaml.safe_load((tmp_path / "CITATION.cff").read_text(encoding="utf-8"))["repository-code"] == address
+    repository.write("", tmp_path)
+    assert all("example.org" not in (tmp_path / name).read_text(encoding="utf-8") for name in committed)
