@@ -39,7 +39,7 @@ BRIEFER = {"train": ["--num-batches", "1"], "test": ["--num-batches", "1"], "rec
 BENCHMARK = re.compile(r"python -m benchmarks\.(?!curves)")
 # These need Meta-World or a Ray cluster, whose own tests train in environments of their own.
 # Certified benchmarks refuse shorter runs; their own tests run them whole.
-ELSEWHERE = re.compile(r".*\bml1|.* --backend ray\b|.*/tune_step_size|.* --benchmark |.*benchmarks enter ")
+ELSEWHERE = re.compile(r".*\bml1|.* --backend ray\b|.*/tune_step_size|.* --benchmark |maml-rl (benchmarks enter|tune) ")
 
 
 def pages() -> list[Path]:

@@ -35,6 +35,7 @@ from maml_rl.cli.listing import list_benchmarks, list_configs, list_entries, lis
 from maml_rl.cli.play import run_play
 from maml_rl.cli.record import run_record
 from maml_rl.cli.train import run_train
+from maml_rl.cli.tune import run_tune
 from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 
 # Causes of a flat curve that are shown.
@@ -414,6 +415,7 @@ COMMANDS = {
     "play": Command("make a video of a policy before and after adaptation", run_play),
     "diagnose": Command("say why a curve is flat, and what to try", run_diagnose),
     "compare": Command("compare algorithms: train what is missing; figure, table, sentence", run_compare),
+    "tune": Command("search settings of a config", run_tune),
     "record": Command("record learning histories of single tasks", run_record),
     "envs": Command(
         "list the task families and their tasks",

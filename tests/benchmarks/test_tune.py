@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import tune
+from benchmarks import tune as of_suite
 from benchmarks.suite import SUITE
 from maml_rl.config import Config, load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.errors import ConfigError
+from maml_rl.experiment import search as tune
 from maml_rl.runs.metrics import read_metrics
 from tests.small_runs import config_of
 
@@ -67,12 +68,12 @@ def test_keys_of_sections_are_replaced_individually() -> None:
 
 
 def test_settings_of_the_suite_are_searched_as_they_are_trained() -> None:
-    config = tune.base_config("suite:sparse-point-goal/rl2")
+    config = of_suite.base_config("suite:sparse-point-goal/rl2")
     assert config.env_name == "SparsePointGoal-v0"
     assert config.meta_batch_size == 400
     assert config.algorithm_settings["hidden-size"] == 64
     with pytest.raises(ConfigError, match="suite:sparse-point-goal/trpo is not a training of the suite; give suite:"):
-        tune.base_config("suite:sparse-point-goal/trpo")
+        of_suite.base_config("suite:sparse-point-goal/trpo")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,9 @@ SPACE = ("fast-lr=0.01:1.0:log", "algorithm-settings.cg-iters=1:9", "nonlinearit
 
 
 def search(path: Path, trials: int, space: tuple[str, ...] = SPACE, *further: str) -> list[dict[str, str]]:
-    tune.main([CONFIG, "--search", *space, "--env-steps", "900", "--csv", str(path), "--trials", str(trials), *further])
+    sizes = ["--env-steps", "900", "--csv", str(path), "--trials", str(trials)]
+    if of_suite.main([CONFIG, "--search", *space, *sizes, *further]):
+        raise SystemExit
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 

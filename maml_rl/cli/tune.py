@@ -1,0 +1,112 @@
+"""The command `maml-rl tune`: a search over settings of a config."""
+
+import argparse
+from collections.abc import Callable, Collection, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from maml_rl.cli.console import (
+    Parser,
+    add_log_level,
+    add_num_workers,
+    ending_in_order,
+    file_path,
+    not_negative,
+    positive,
+    run_command,
+)
+from maml_rl.cli.run_options import path_or_name
+from maml_rl.config import Config, load_config
+from maml_rl.config.catalog import find_config
+from maml_rl.config.yaml_source import parse_value
+from maml_rl.errors import ConfigError
+
+# Of all trials and of the search: not that of a run that is reported.
+_SEED = 7000
+
+
+def config_of(name: str) -> Config:
+    """Return the config with a name, or in a YAML file.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    path = Path(name)
+    return load_config(path if path.is_file() else find_config(name))
+
+
+def run_tune(
+    arguments: Sequence[str] | None,
+    prog: str,
+    find: Callable[[str], Config] = config_of,
+    reserved: Collection[int] = (),
+) -> int:
+    """Search settings, and return the exit code.
+
+    Args:
+        arguments: those after the name of the command; None for those of this process.
+        prog: the command.
+        find: returns the config of a name.
+        reserved: seeds of reported runs, with which nothing may be searched.
+    """
+    parser = Parser(
+        prog=prog,
+        description="Search settings of a config with Optuna. Trial 0 is the config itself; bad trials end early. The "
+        "same command continues from the file of trials.",
+    )
+    parser.add_argument("config", type=path_or_name, help="a name that `maml-rl configs` lists, or a YAML file")
+    parser.add_argument(
+        "--search",
+        nargs="+",
+        required=True,
+        metavar="KEY=VALUES",
+        help="LOW:HIGH, LOW:HIGH:log, or A|B|C; as algorithm-settings.learning-rate=1e-4:1e-2:log",
+    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="what all trials have")
+    parser.add_argument("--trials", type=positive, default=20, help="trials in all (default: 20)")
+    parser.add_argument("--env-steps", type=float, required=True, help="environment steps of a whole trial")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many; resumable")
+    parser.add_argument(
+        "--seed", type=not_negative, default=_SEED, help=f"of all trials and of the search (default: {_SEED})"
+    )
+    parser.add_argument(
+        "--runs", type=file_path, default=Path("runs/tune"), help="folder of the runs (default: runs/tune)"
+    )
+    parser.add_argument(
+        "--csv", type=file_path, default=Path("runs/tune.csv"), help="the trials (default: runs/tune.csv)"
+    )
+    add_num_workers(parser)
+    add_log_level(parser)
+
+    def tune(options: argparse.Namespace) -> None:
+        if options.seed in reserved:
+            raise ConfigError(
+                f"seed {options.seed} is one of the reported trainings, {sorted(reserved)}; tune with another"
+            )
+        if find_spec("optuna") is None:
+            raise ConfigError("this needs Optuna; run pip install 'maml-rl[search]'")
+        from maml_rl.experiment.search import changed, search
+
+        fixed = {key: parse_value(text, f"--set {key}") for key, text in map(_pair, options.set)}
+        with ending_in_order():
+            search(
+                changed(find(options.config), {**fixed, "seed": options.seed}),
+                dict(map(_pair, options.search)),
+                options.csv,
+                name=options.config,
+                num_trials=options.trials,
+                env_steps=options.env_steps,
+                runs=options.runs,
+                minutes=options.minutes,
+                num_workers=options.num_workers,
+                on_trial=lambda text: print(text, flush=True),
+            )
+
+    return run_command(parser, arguments, tune, lambda options: "; the same command continues the search")
+
+
+def _pair(entry: str) -> tuple[str, str]:
+    key, equals, text = entry.partition("=")
+    if not equals or not text:
+        raise ConfigError(f"expected KEY=VALUES, got {entry!r}")
+    return key, text
