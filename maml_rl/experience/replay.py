@@ -98,6 +98,15 @@ class Steps:
         """Return the steps of some tasks, or of other entries of the first axis."""
         return self._map(lambda values: values[tasks])
 
+    def padded(self, length: int) -> "Steps":
+        """Return sequences (L, N, ...) of a length, with padding at their ends."""
+        further = length - len(self.mask)
+        return (
+            self
+            if not further
+            else self._map(lambda values: torch.cat((values, values.new_zeros(further, *values.shape[1:]))))
+        )
+
     def with_end(self) -> tuple[Tensor, Tensor]:
         """Return the observations of whole trials (L, N, ...) and after them, and where they end in a terminal state.
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -153,6 +154,7 @@ class RSAC(SoftActorCritic):
             {"params": [self.networks.log_temperature], "lr": self.settings.temperature_learning_rate},
         ]
         self.optimizer = for_device(torch.optim.Adam(groups, fused=True), self.device)
+        self._longest = 0
         self._on_device: DeviceSteps | None = None
         if takes_device_steps(self.device):
             after = self.networks.update_targets
@@ -220,7 +222,11 @@ class RSAC(SoftActorCritic):
                 `update` raises.
         """
         if self._on_device is not None:
-            return self._on_device(*trials.tensors(), self._noise(trials))[:5]
+            noise = self._noise(trials)
+            # As long as the longest so far: a graph is for one shape.
+            self._longest = max(self._longest, len(trials.mask))
+            noise = F.pad(noise, (0, 0, 0, 0, 0, self._longest - len(trials.mask)))
+            return self._on_device(*trials.padded(self._longest).tensors()[:7], noise)[:5]
         critic_loss, actor_loss, temperature_loss, value, entropy = self.losses(trials)
         loss = critic_loss + actor_loss + temperature_loss
         self._refuse(loss.detach())
@@ -234,7 +240,7 @@ class RSAC(SoftActorCritic):
     def _loss_of(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss of a step on a device, and what `step` returns, of the tensors of trials, and noise."""
         *fields, noise = tensors
-        critic_loss, actor_loss, temperature_loss, value, entropy = self.losses(Steps.of(fields[:7]), noise)
+        critic_loss, actor_loss, temperature_loss, value, entropy = self.losses(Steps.of(fields), noise)
         temperature = self.networks.log_temperature.detach().exp()
         return critic_loss + actor_loss + temperature_loss, torch.stack(
             (critic_loss, actor_loss, temperature, value, entropy)

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import replay
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import Batch, MetaLearner, device_steps
 from maml_rl.metalearners.device_steps import DeviceSteps, for_device, set_step_size
+from maml_rl.policies.heads import SquashedGaussianHead
 from tests.metalearners.histories import bandit_config, bandit_histories
 from tests.small_runs import config_of
 
@@ -95,6 +98,61 @@ def test_steps_on_a_device_are_those_of_the_ordinary_path(name: str, request: py
     ordinary.policy.load_state_dict(learner.policy.state_dict())
     expected = ordinary.learn(batch, 3)
     assert learner.learn(batch, 3) == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+class OnDeviceAlone(TorchDispatchMode):
+    """Refuses operations with tensors of the CPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves((args, kwargs, result)):
+            assert not isinstance(each, Tensor) or each.device.type == "meta", f"{func} of a tensor of the CPU"
+        return result
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_on_a_device_neither_waits_for_it_nor_copies_to_it(name: str, on_cpu: pytest.MonkeyPatch) -> None:
+    """Tensors of the device `meta` have no values: whatever reads one, as for a branch, raises."""
+    learner, batch = make(name)
+    calls: dict[int, tuple[DeviceSteps, tuple[Tensor, ...]]] = {}
+    take = DeviceSteps.__call__
+
+    def noted(self: DeviceSteps, *inputs: Tensor) -> Tensor:
+        calls[id(self)] = self, inputs
+        return take(self, *inputs)
+
+    on_cpu.setattr(DeviceSteps, "__call__", noted)
+    learner.learn(batch, 0)
+    modules = [module for module in (learner.policy, learner.networks) if module is not None]
+    for module in modules:
+        module.to("meta")
+    learner.device = torch.device("meta")
+    if hasattr(learner, "_unit"):
+        learner._unit = learner._unit.to("meta")
+    head = learner.policy.distributions
+    if isinstance(head, SquashedGaussianHead):
+        head.bounds(torch.empty(0, device="meta"))
+    params = [param for module in modules for param in module.parameters() if param.requires_grad]
+    for steps, inputs in calls.values():
+        given = [each.to("meta") for each in inputs]
+        with OnDeviceAlone():
+            loss, statistics = steps._loss(*given)
+            gradients = torch.autograd.grad(loss, params, allow_unused=True)
+        assert statistics.device.type == "meta"
+        assert sum(each is not None for each in gradients) >= 5
+    assert calls
+
+
+def test_shorter_trials_are_padded_to_the_longest_so_far(request: pytest.FixtureRequest) -> None:
+    ordinary, batch = make("rsac gru")
+    ordinary.experience["trials"].append(batch.phases[0])
+    request.getfixturevalue("on_cpu")
+    learner, _ = make("rsac gru")
+    rng = np.random.default_rng(0)
+    for length in (6, 4, 5):
+        trials = ordinary.experience["trials"].sample_sequences(rng, 5, length=length)
+        torch.testing.assert_close(learner.step(trials), ordinary.step(trials), rtol=1e-5, atol=1e-6)
+    assert learner._longest == 6
 
 
 @pytest.mark.cuda
