@@ -4,8 +4,8 @@
     python -m benchmarks.coverage --simulations 100 --print
 
 Scores are a training's luck, a task's difficulty and noise, and the truth is known: an episode succeeds where its score
-is below a number. The intervals are those of `maml_rl.experiment.evaluate`, as `maml-rl test`, the report and the suite
-show them. One that is not shown is counted nowhere: whether it is shown must depend on the numbers of tasks and
+is below a number. The intervals are those of `maml_rl.experiment.evaluation`, as `maml-rl test`, report and suite show
+them. One that is not shown is counted nowhere: whether it is shown must depend on the numbers of tasks and
 trainings alone.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.cli.console import Parser
-from maml_rl.experiment.evaluate import (
+from maml_rl.experiment.evaluation import (
     Evaluation,
     difference_interval,
     improvement_interval,

@@ -11,7 +11,7 @@ from benchmarks.charts import write_panels
 from benchmarks.learning.page import adapted, compared, curves, final_rows, leads, rows_of
 from benchmarks.learning.plan import COMPARISON, ORACLE, PRETRAIN, RANDOM, Family, Plan
 from benchmarks.learning.results import Values
-from maml_rl.experiment.evaluate import pooled_intervals
+from maml_rl.experiment.evaluation import pooled_intervals
 from maml_rl.experiment.statistics import interquartile_mean
 from maml_rl.report.plot import Plot
 from maml_rl.report.scales import Span

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.charts import write_panels
 from benchmarks.learning.plan import ORACLE, PRETRAIN, RANDOM, TRPO, Family, Plan
 from benchmarks.learning.results import SUCCESS, Row, Values, by_seed, passing_rows, read_rows
-from maml_rl.experiment.evaluate import (
+from maml_rl.experiment.evaluation import (
     Evaluation,
     difference_interval,
     improvement_interval,

@@ -134,7 +134,8 @@ def _test(options: argparse.Namespace) -> None:
 
     from maml_rl.experiment.build import make_experiment
     from maml_rl.experiment.certified import identity, nearest, save_submission, submission
-    from maml_rl.experiment.evaluate import REPETITIONS, evaluate, interval_cautions, intervals_cover
+    from maml_rl.experiment.evaluate import evaluate
+    from maml_rl.experiment.evaluation import REPETITIONS, interval_cautions, intervals_cover
     from maml_rl.task_distributions.task_files import save_tasks
 
     experiment = make_experiment(config, device, num_workers=None)

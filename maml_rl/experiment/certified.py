@@ -25,7 +25,8 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import task_key
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
-from maml_rl.experiment.evaluate import Evaluation, evaluate_trials
+from maml_rl.experiment.evaluate import evaluate_trials
+from maml_rl.experiment.evaluation import Evaluation
 from maml_rl.foreign_files import Printable, Sha256, checked, parse_json, read_regular
 from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ForeignPolicy

@@ -14,7 +14,7 @@ from maml_rl.experiment.comparable import (
     readable_value,
     unequal_settings,
 )
-from maml_rl.experiment.evaluate import (
+from maml_rl.experiment.evaluation import (
     Evaluation,
     difference_interval,
     improvement_interval,

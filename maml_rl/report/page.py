@@ -12,7 +12,7 @@ import numpy as np
 from maml_rl.config.config import Config
 from maml_rl.config.settings import SettingsModel
 from maml_rl.experiment.comparable import Run, RunGroup, readable_value
-from maml_rl.experiment.evaluate import pooled_intervals
+from maml_rl.experiment.evaluation import pooled_intervals
 from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.report import curves, task_charts
 from maml_rl.report.comparison import difference_table, performance_profiles, step_returns, step_table, verdict

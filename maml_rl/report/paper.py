@@ -20,10 +20,10 @@ from maml_rl.config.placement import ELSEWHERE
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.comparable import Run, RunGroup, common_steps, readable_value, unequal_settings
-from maml_rl.experiment.evaluate import (
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.evaluation import (
     Evaluation,
     difference_interval,
-    evaluate,
     improvement_interval,
     pooled_intervals,
     profile_intervals,

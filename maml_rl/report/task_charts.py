@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.meta_env import Task
-from maml_rl.experiment.evaluate import Evaluation
+from maml_rl.experiment.evaluation import Evaluation
 from maml_rl.report.curves import after
 from maml_rl.report.evaluations import SampledEvaluation
 from maml_rl.report.figures import Series, figure, legend, numbers

@@ -17,7 +17,8 @@ from benchmarks.learning.training import Job, run_jobs, turns
 from benchmarks.suite import SUITE
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import evaluate, pooled_intervals
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.evaluation import pooled_intervals
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.registry import algorithm_of

@@ -11,7 +11,7 @@ from scipy.stats import trim_mean
 
 from maml_rl.cli import main as cli
 from maml_rl.experiment.comparable import read_runs
-from maml_rl.experiment.evaluate import Evaluation
+from maml_rl.experiment.evaluation import Evaluation
 from maml_rl.report import paper
 from maml_rl.runs.metrics import read_metrics
 from tests.small_runs import SMALL

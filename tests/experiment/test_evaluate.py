@@ -14,7 +14,8 @@ from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.experiment import statistics as intervals
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import Evaluation, evaluate, interval_scope, pooled_intervals
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.evaluation import Evaluation, interval_scope, pooled_intervals
 from maml_rl.experiment.statistics import interquartile_mean, mean
 
 SMALL = {

@@ -14,7 +14,8 @@ from maml_rl import load_policy
 from maml_rl.config import Config
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import Evaluation, evaluate
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.evaluation import Evaluation
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.collection import Batch
 from maml_rl.runs.checkpoint import find_checkpoint, latest_intact, list_checkpoints

@@ -18,7 +18,7 @@ from benchmarks.coverage import (
     share_cells,
     share_table,
 )
-from maml_rl.experiment.evaluate import (
+from maml_rl.experiment.evaluation import (
     Evaluation,
     difference_interval,
     interval_scope,

@@ -12,7 +12,7 @@ import pytest
 
 from maml_rl.config.config import Config, load_config
 from maml_rl.experiment.comparable import RunGroup, common_steps, read_runs
-from maml_rl.experiment.evaluate import Evaluation, difference_interval
+from maml_rl.experiment.evaluation import Evaluation, difference_interval
 from maml_rl.report import curves, task_charts, write_report
 from maml_rl.report.comparison import performance_profiles, step_returns, step_table, verdict
 from maml_rl.report.evaluations import GroupResult, evaluate_group
