@@ -506,14 +506,15 @@ def test_replay_that_does_not_fit_into_memory_is_refused_before_anything_is_samp
 
 
 def test_steps_drawn_from_a_copy_on_a_device_are_those_of_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Replay(40)
+    plain, rng = Replay(40), np.random.default_rng(0)
+    batches = [make_batch(rng) for _ in range(8)]
+    plain.append(batches[0])
     monkeypatch.setattr(module, "_COPIED_TO", ("cpu",))
     copied = Replay(40)
-    rng = np.random.default_rng(0)
     # Past the end of the buffer, too.
-    for _ in range(8):
-        batch = make_batch(rng)
-        plain.append(batch)
+    for number, batch in enumerate(batches):
+        if number:
+            plain.append(batch)
         copied.append(batch)
         one, other = (replay.sample_sequences(np.random.default_rng(1), 7) for replay in (plain, copied))
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.tensors(), other.tensors(), strict=True))
