@@ -30,6 +30,8 @@ _CONTACTS_WITH_PLANE = 2
 _SPARE_ROWS = 16
 # Model fields that `set_const` writes.
 _DERIVED = ("body_subtreemass", "dof_invweight0", "body_invweight0", "actuator_acc0")
+# Fields that MuJoCo computes once in a substep, at its start, and MuJoCo Warp in every stage of Runge-Kutta.
+_OF_THE_START = ("cfrc_ext", "sensordata")
 # Devices for which this process has compiled or loaded the kernels.
 _ready: set[str] = set()
 
@@ -88,6 +90,7 @@ class WarpPhysics:
         # MuJoCo Warp never resets a simulation by itself.
         self._host = copy.copy(model)
         self._host.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
+        self._is_runge_kutta = model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4
         if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
             # It has no PGS; Newton's method solves the same problem, with fewer iterations.
             self._host.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
@@ -105,14 +108,16 @@ class WarpPhysics:
         self._qpos, self._qvel, self._controls, self._warmstart, self._overflow = (
             warp.to_torch(getattr(self._data, name)) for name in ("qpos", "qvel", "ctrl", "qacc_warmstart", "overflow")
         )
+        self._graphs: dict[int, Any] = {}
         self._bound: dict[str, Tensor] = {}
         self._fields: dict[str, Tensor] = {}
-        self._graphs: dict[int, Any] = {}
         self.launch: Callable[[Callable[[], None]], None] = lambda work: work()
 
     def bind(self, field: str) -> Any:
         """Return a live array or tensor (N, ...) over a field; see `Physics`."""
         if field not in self._bound:
+            # A graph depends on what is read of it.
+            self._graphs = {}
             tensor = self._wp.to_torch(getattr(self._data, field))
             # MuJoCo has a matrix as a row.
             self._bound[field] = tensor.flatten(-2) if tensor.shape[-2:] == (3, 3) else tensor
@@ -289,8 +294,17 @@ class WarpPhysics:
     def _substeps(self, num_substeps: int) -> None:
         if not num_substeps:
             self._mjw.forward(self._model, self._data)
-        for _ in range(num_substeps):
+            return
+        of_start = [getattr(self._data, name) for name in _OF_THE_START if name in self._bound]
+        last = num_substeps - 1 if self._is_runge_kutta and of_start else num_substeps
+        for _ in range(last):
             self._mjw.step(self._model, self._data)
+        if last < num_substeps:
+            self._mjw.forward(self._model, self._data)
+            kept = [self._wp.clone(array) for array in of_start]
+            self._mjw.rungekutta4(self._model, self._data)
+            for array, values in zip(of_start, kept, strict=True):
+                self._wp.copy(array, values)
 
     def _stream(self) -> Any:
         """Return torch's current stream as one of Warp."""
