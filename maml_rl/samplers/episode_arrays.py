@@ -123,6 +123,10 @@ class EpisodeArrays:
     def _all(self) -> list[NDArray[Any]]:
         return [*(getattr(self, each.name) for each in fields(self) if each.name != "infos"), *self.infos.values()]
 
+    def empty_like(self) -> EpisodeArrays:
+        """Return arrays of the same shapes and types, of undefined content."""
+        return self._each(lambda array, stepwise: np.empty(array.shape, array.dtype))
+
     def copy(self) -> EpisodeArrays:
         """Return a copy without the steps past the longest episode."""
         steps = int(self.lengths.max())

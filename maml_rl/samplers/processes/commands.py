@@ -102,6 +102,7 @@ class RunPhase:
         version: number of the parameters.
         first_task: which of the tasks in the shared memory is the first.
         phase: of the unit alone, without policy and parameters; it has fewer slots than the worker, or as many.
+        alike: whether the parameters of the first task are those of all.
         timed: whether to measure where the time goes.
     """
 
@@ -109,6 +110,7 @@ class RunPhase:
     version: int
     first_task: int
     phase: Phase
+    alike: bool = False
     timed: bool = False
 
     @property

@@ -74,10 +74,11 @@ class PhaseRunner:
         slots.begin(command.generation)
         timer = StageTimer() if command.timed else NULL_TIMER
         tasks = slice(command.first_task, command.first_task + len(command.phase.tasks))
-        params = {
-            name: torch.from_numpy(array[tasks] if self._plan.is_stacked else array)
-            for name, array in self._shared.parameters.items()
-        }
+        arrays = self._shared.parameters
+        if self._plan.is_stacked:
+            # The policy stacks those of the first task for the tasks of the unit.
+            arrays = {name: array[0, ...] if command.alike else array[tasks] for name, array in arrays.items()}
+        params = {name: torch.from_numpy(array) for name, array in arrays.items()}
         try:
             sample_phase(
                 slots, command.phase.with_policy(self._policy, params), self._shared.episodes.block(tasks), timer

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.env_recipe import require_picklable_tasks
-from maml_rl.samplers.episode_arrays import Layout
+from maml_rl.samplers.episode_arrays import EpisodeArrays, Layout
 from maml_rl.samplers.phase import WORKER_STAGES, Phase
 from maml_rl.samplers.policy_copies import pickle_policy
 from maml_rl.samplers.processes.channel import encode
@@ -70,28 +71,36 @@ class WorkerPhases:
             ChildEnvError: If an environment raised, or the memory cannot be allocated.
             ChildEnvTimeout: If a worker hangs.
         """
-        with torch.no_grad():
-            of_phase, is_stacked = phase_parameters(phase.policy, len(phase.tasks), phase.params)
-        constants = dict(phase.policy.named_buffers())
-        plan = PhasePlan(phase.sizes, _layout(of_phase), _layout(constants), is_stacked)
+        num_tasks, constants = len(phase.tasks), dict(phase.policy.named_buffers())
+        # The policy's own parameters are sent once, in the place of those of the first task.
+        alike = phase.params is None and not phase.policy.has_memory
+        if alike:
+            of_phase, is_stacked = {name: value.unsqueeze(0) for name, value in phase.policy.named_parameters()}, True
+        else:
+            with torch.no_grad():
+                of_phase, is_stacked = phase_parameters(phase.policy, num_tasks, phase.params)
+        plan = PhasePlan(phase.sizes, _layout(of_phase, num_tasks if alike else None), _layout(constants), is_stacked)
         shared = self._load(phase.policy, plan)
         for tensors, arrays in ((of_phase, shared.parameters), (constants, shared.constants)):
             for name, tensor in tensors.items():
-                arrays[name][...] = tensor.detach().cpu().numpy()
+                target = arrays[name][:1] if alike and tensors is of_phase else arrays[name]
+                target[...] = tensor.detach().cpu().numpy()
         shared.version[0] += 1
         timer.observe(WORKERS_PER_INFERENCE, 1)
         timed = timer is not NULL_TIMER
         shared.stage_seconds[:] = 0.0
+        episodes = shared.episodes.empty_like()
         with timer.stage("waiting"):
-            seconds_of = self._run(phase, int(shared.version[0]), timed, units)
+            command = partial(RunPhase, self._env.pool.generation, int(shared.version[0]), alike=alike, timed=timed)
+            seconds_of = self._run(phase, command, units, episodes)
         if timed:
             # Workers run in parallel: the parent has waited for the busiest.
             of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
             for stage, seconds in zip(WORKER_STAGES, of_busiest.tolist(), strict=True):
                 timer.move("waiting", stage, seconds)
-        with timer.stage("assembly"):
-            # The workers write the next phase into the same memory.
-            episodes = shared.episodes.copy()
+        if episodes.lengths.max() < phase.horizon:
+            with timer.stage("assembly"):
+                episodes = episodes.copy()
         return TaskEpisodes(**episodes.by_name(), tasks=phase.tasks), seconds_of
 
     def _load(self, policy: Policy, plan: PhasePlan) -> SharedPhase:
@@ -116,20 +125,30 @@ class WorkerPhases:
                 pool.worker(index).policy = load
         return shared
 
-    def _run(self, phase: Phase, version: int, timed: bool, units: Sequence[slice] | None) -> list[tuple[slice, float]]:
-        """Have workers sample units until all are done; see `sample`."""
-        env, pool = self._env, self._env.pool
-        without, per_task = phase.without_policy(), phase.per_task
-        ranges = env.parts if units is None else units
-        commands = [
-            RunPhase(pool.generation, version, unit.start // per_task, without.unit(unit), timed) for unit in ranges
-        ]
+    def _run(
+        self,
+        phase: Phase,
+        command: Callable[[int, Phase], RunPhase],
+        units: Sequence[slice] | None,
+        episodes: EpisodeArrays,
+    ) -> list[tuple[slice, float]]:
+        """Have workers sample units until all are done; see `sample`.
+
+        Args:
+            phase: as there.
+            command: makes the command of a unit, from the number of its first task and its phase.
+            units: as there.
+            episodes: get the episodes of each unit when it is done, as workers write the next phase into their memory.
+        """
+        assert self._loaded is not None
+        env, pool, shared = self._env, self._env.pool, self._loaded[2].episodes
+        ranges, without = units or env.parts, phase.without_policy()
+        commands = [command(unit.start // phase.per_task, without.unit(unit)) for unit in ranges]
         try:
-            messages = [encode(command) for command in commands]
+            messages = [encode(each) for each in commands]
         except Exception:
             require_picklable_tasks(phase.slot_tasks)
             raise
-        waiting = deque(number for number, unit in enumerate(ranges) if unit.start not in self._done)
         # For each busy worker the number of its unit, and its seconds before that.
         having: dict[int, tuple[int, float]] = {}
         found: list[tuple[slice, float]] = []
@@ -138,11 +157,19 @@ class WorkerPhases:
             having[index] = number, float(env.physics_seconds[index])
             pool.send(index, commands[number], pool.step_timeout, messages[number])
 
+        def take_episodes(unit: slice) -> None:
+            for block in phase.blocks(unit):
+                episodes.block(*block).fill(shared.block(*block))
+
+        waiting = deque(number for number, unit in enumerate(ranges) if unit.start not in self._done)
+        done = [unit for unit in ranges if unit.start in self._done]
         if units is None:
             while waiting:
                 give(waiting[0], waiting.popleft())
         for index in range(min(env.num_workers, len(waiting))):
             give(index, waiting.popleft())
+        for unit in done:
+            take_episodes(unit)
         while having:
             for index in pool.wait(list(having), timeout=0.0):
                 pool.take(index)
@@ -151,12 +178,17 @@ class WorkerPhases:
                 found.append((ranges[number], float(env.physics_seconds[index]) - before))
                 if waiting:
                     give(index, waiting.popleft())
+                take_episodes(ranges[number])
         self._done.clear()
         return found
 
 
-def _layout(tensors: Mapping[str, Tensor]) -> Layout:
+def _layout(tensors: Mapping[str, Tensor], num_tasks: int | None = None) -> Layout:
+    """Return shapes and types of tensors; with `num_tasks` for so many tasks, where the tensors are of one."""
     return {
-        name: (tuple(tensor.shape), torch.empty(0, dtype=tensor.dtype).numpy().dtype)
+        name: (
+            tuple(tensor.shape) if num_tasks is None else (num_tasks, *tensor.shape[1:]),
+            torch.empty(0, dtype=tensor.dtype).numpy().dtype,
+        )
         for name, tensor in tensors.items()
     }
