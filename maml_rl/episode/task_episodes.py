@@ -93,7 +93,7 @@ class TaskEpisodes(EstimatedEpisodes):
         self.infos = {name: as_tensor(array).float() for name, array in (infos or {}).items()}
         self._check_shapes()
         if longest is None:
-            self._check_lengths()
+            _check_lengths(self.lengths, self.rewards.shape[1])
         self.horizon = self.rewards.shape[1] if horizon is None else horizon
         steps = int(self.lengths.max()) if longest is None else longest
         self.observations, self.actions = self.observations[:, :steps], self.actions[:, :steps]
@@ -129,13 +129,6 @@ class TaskEpisodes(EstimatedEpisodes):
                     f"the info {name!r} must have the shape {(num_tasks, steps, num_episodes)} or "
                     f"{(num_tasks, num_episodes)}, got {tuple(info.shape)}"
                 )
-
-    def _check_lengths(self) -> None:
-        steps = self.rewards.shape[1]
-        if self.lengths.max() == 0:
-            raise ValueError("expected at least one step, but every episode has length 0")
-        if self.lengths.min() < 0 or self.lengths.max() > steps:
-            raise ValueError(f"lengths must be in [0, {steps}], got {self.lengths.min()} to {self.lengths.max()}")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -232,7 +225,7 @@ class TaskEpisodes(EstimatedEpisodes):
         """(M, T, B, *observation shape), seen after each action; computed at each access."""
         following = torch.zeros_like(self.observations)
         following[:, :-1] = self.observations[:, 1:]
-        index = self._last_steps().reshape(len(self), 1, -1, *(1,) * (following.dim() - 3))
+        index = _last_steps(self.lengths).reshape(len(self), 1, -1, *(1,) * (following.dim() - 3))
         final = self.final_observations.unsqueeze(1)
         return following.scatter_(1, index.expand_as(final), final)
 
@@ -246,12 +239,9 @@ class TaskEpisodes(EstimatedEpisodes):
         """(M, T, B) bool, whether the episode was truncated after a step: `truncated` for every step."""
         return self._at_last_step(self.truncated)
 
-    def _last_steps(self) -> Tensor:
-        return (self.lengths - 1).clamp(min=0)
-
     def _at_last_step(self, flags: Tensor) -> Tensor:
         stepwise = torch.zeros_like(self.rewards, dtype=torch.bool)
-        return stepwise.scatter_(1, self._last_steps().unsqueeze(1), flags.unsqueeze(1))
+        return stepwise.scatter_(1, _last_steps(self.lengths).unsqueeze(1), flags.unsqueeze(1))
 
     def episode_returns(self) -> Tensor:
         """Return the undiscounted sum of rewards of each episode, (M, B)."""
@@ -394,3 +384,14 @@ def _pad_known(name: str, tensors: Sequence[Tensor | None]) -> Tensor | None:
 def _check_lead(name: str, array: Tensor, lead: tuple[int, ...]) -> None:
     if tuple(array.shape[: len(lead)]) != lead:
         raise ValueError(f"{name} must have the leading axes {lead}, got the shape {tuple(array.shape)}")
+
+
+def _check_lengths(lengths: Tensor, steps: int) -> None:
+    if lengths.max() == 0:
+        raise ValueError("expected at least one step, but every episode has length 0")
+    if lengths.min() < 0 or lengths.max() > steps:
+        raise ValueError(f"lengths must be in [0, {steps}], got {lengths.min()} to {lengths.max()}")
+
+
+def _last_steps(lengths: Tensor) -> Tensor:
+    return (lengths - 1).clamp(min=0)

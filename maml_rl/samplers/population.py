@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from maml_rl.arguments import check_count
+from maml_rl.config.placement import Placement
 from maml_rl.derivatives import ParameterLayout
 from maml_rl.envs.make_env import EnvMaker
 from maml_rl.envs.meta_env import Task
@@ -56,9 +57,9 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         task: of all members; None for one that the environment draws with the seed.
         max_episode_steps: horizon; None for the environment's own.
         common_noise: one set of random numbers for all members of a generation.
-        placement: how and where the members are sampled, by the keyword arguments of `MultiTaskSampler` that are
-            fields of `Placement`: `backend`, `inference`, `start_method`, `step_timeout`, `max_restarts` and others.
         timer: gets the seconds of every stage.
+        placement: how and where the members are sampled.
+        **options: the fields of `Placement` one by one; they replace those of `placement`.
 
     Attributes:
         size: D, number of weights.
@@ -83,11 +84,14 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         max_episode_steps: int | None = None,
         common_noise: bool = False,
         timer: StageTimer = NULL_TIMER,
-        **placement: Any,
+        placement: Placement | None = None,
+        **options: Any,
     ) -> None:
         check_count("episodes", episodes)
         policy = as_policy(policy)
         self._layout, own = ParameterLayout(policy), next(policy.parameters())
+        backend = options.get("backend", "auto" if placement is None else placement.backend)
+        options.setdefault("device", "cpu" if backend == "ray" else own.device)
         self._sampler = MultiTaskSampler(
             env,
             env_kwargs,
@@ -96,9 +100,9 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
             seed=check_seed(seed),
             num_workers=num_workers,
             max_episode_steps=max_episode_steps,
-            device="cpu" if placement.get("backend") == "ray" else own.device,
             timer=timer,
-            **placement,
+            placement=placement,
+            **options,
         )
         self._seed, self._policy, self._task, self._common_noise = seed, policy, task, common_noise
         self._dtype = own.dtype

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import maml_rl
 from maml_rl import MultiTaskSampler, PopulationEvaluator, get_policy_for_env
+from maml_rl.config.placement import Placement
 from maml_rl.envs import make_vector_env
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError, TaskError
 from maml_rl.policies import NormalMLPPolicy, Policy
@@ -138,6 +139,15 @@ def test_returns_do_not_depend_on_the_number_of_workers(env_name: str, inference
         for num_workers in (0, 1, 2, 9)
     ]
     assert all(other == found[0] for other in found[1:])
+
+
+def test_placement_is_taken_as_a_whole() -> None:
+    weights, whole = members(navigator(), 2), Placement(num_workers=2, start_method="fork", inference="central")
+    evaluator = PopulationEvaluator("2DNavigation-v0", navigator(), placement=whole, max_episode_steps=HORIZON)
+    given = evaluator._sampler.placement
+    assert (given.workers, given.start_method, given.inference) == (2, "fork", "central")
+    plain = PopulationEvaluator("2DNavigation-v0", navigator(), 0, max_episode_steps=HORIZON)
+    assert generations(evaluator, weights) == generations(plain, weights)
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.nightly)])

@@ -106,7 +106,6 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         self.parts = split_slots(num_envs, num_workers, granularity)
         self.num_envs, self.num_workers = num_envs, len(self.parts)
         self.spec, self.render_mode = recipe.spec, None
-        self._step_timeout = placement.step_timeout
         self.memory = memory = create_shared_file()
         progress = SharedProgress(memory, self.num_workers)
         launcher = Launcher(start_method, memory, env_id(env), preload, max_restarts=placement.max_restarts)
@@ -167,7 +166,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         check_count("num_tasks", num_tasks, 0)
         self.settle()
         command = SampleTasks(self.pool.generation, num_tasks, seed, evaluation)
-        (reply,) = self.pool.ask([0], self._step_timeout, [command])
+        (reply,) = self.pool.ask([0], self.pool.step_timeout, [command])
         assert isinstance(reply, Tasks)
         return reply.tasks
 
@@ -188,7 +187,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         except Exception:
             require_picklable_tasks(all_tasks)
             raise
-        self.pool.ask(range(self.num_workers), self._step_timeout, commands, messages)
+        self.pool.ask(range(self.num_workers), self.pool.step_timeout, commands, messages)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`. Unfinished steps are dropped."""
@@ -200,7 +199,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         workers = range(self.num_workers)
         for index in workers:
             self.pool.worker(index).steps = None
-        self.pool.ask(workers, self._step_timeout, [ResetBuffers(self.pool.generation) for _ in workers])
+        self.pool.ask(workers, self.pool.step_timeout, [ResetBuffers(self.pool.generation) for _ in workers])
         for index in workers:
             self.pool.worker(index).steps = 0
 
@@ -245,7 +244,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         command = Step(self.pool.generation)
         if self._step_message[0] != command.generation:
             self._step_message = (command.generation, encode(command))
-        self.pool.send(index, command, self._step_timeout, self._step_message[1])
+        self.pool.send(index, command, self.pool.step_timeout, self._step_message[1])
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         """Wait for steps that were started; see `MetaVectorEnv`.
