@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay
+from maml_rl.experience.hindsight import Hindsight
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
@@ -290,6 +291,9 @@ class AMAGO(FilteredActorCritic):
         sequence_length: Annotated[
             Count | None, Field(description="steps of a trial that an update uses, from anywhere in it; null: all")
         ] = None
+        hindsight_share: Annotated[
+            Fraction, Field(description="share of an update's trials whose goal is taken to be where they came to")
+        ] = 0.0
         buffer_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
         mapped_bytes: Annotated[
             Count | None,
@@ -299,6 +303,7 @@ class AMAGO(FilteredActorCritic):
     uses = frozenset({"gamma", "meta-batch-size", "conv-layers", "image-scale"})
     instead = EPISODES_OF_TRIALS | {"memory": "cell", "hidden-sizes": "critic-layers"}
     settings: Settings
+    hindsight: Hindsight | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -324,6 +329,25 @@ class AMAGO(FilteredActorCritic):
         policy: Policy = settings.make_policy(env, config, value="none", init_std=init_std)
         return policy
 
+    @classmethod
+    def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
+        """Make the metalearner that a config describes.
+
+        Raises:
+            ConfigError: If the family cannot relabel trials, or they would be cut.
+        """
+        learner = super().from_config(policy, config, settings, device)
+        if settings.hindsight_share:
+            where = "algorithm-settings", "hindsight-share"
+            if settings.sequence_length is not None:
+                raise config.error("whole trials are relabeled; leave sequence-length out", *where)
+            try:
+                seen, done = learner.policy.observation_space, learner.policy.action_space
+                learner.hindsight = Hindsight(config.env_name, config.env_kwargs, seen, done)
+            except TypeError as error:
+                raise config.error(str(error), *where) from None
+        return learner
+
     def update(self, batch: Batch) -> dict[str, Any]:
         """Store the trials in the replay buffer, and take steps on batches from it once there are enough.
 
@@ -341,8 +365,13 @@ class AMAGO(FilteredActorCritic):
             return known
         rng, num, length = self.generator("replay"), self.settings.batch_size, self.settings.sequence_length
 
+        relabeled = round(self.settings.hindsight_share * num)
+
         def draw() -> Drawn:
-            trials = replay.sample_sequences(rng, num, length=length).to(self.device)
+            trials = replay.sample_sequences(rng, num, length=length)
+            if relabeled and self.hindsight is not None:
+                self.hindsight.relabel(trials, self.hindsight.goals(trials, relabeled, self.generator("hindsight")))
+            trials = trials.to(self.device)
             seen, terminal = trials.with_end()
             return seen, trials.actions, trials.rewards, terminal, trials.mask
 

@@ -124,14 +124,25 @@ class DarkRoomVectorEnv(DarkFamily):
     ) -> None:
         super().__init__(num_envs, {"goal": (200, 60, 50)}, size, max_episode_steps, **options)
 
+    def goals_at(self, observations: NDArray[Any]) -> list[Task]:
+        """Return the tasks with goals at cells, which are one-hot (K, size * size)."""
+        return [{"goal": cell} for cell in self._cells_of(observations).astype(np.float64)]
+
+    def rewards_between(self, before: NDArray[Any], after: NDArray[Any]) -> Floats:
+        """Return the rewards (N,) of moves between cells, one-hot (N, size * size)."""
+        self._cells = self._cells_of(after)
+        return self._arrive()[0]
+
+    def _cells_of(self, observations: NDArray[Any]) -> NDArray[np.int64]:
+        return np.stack(np.divmod(observations.argmax(1), self.size), 1)
+
     def _arrive(self) -> tuple[Floats, NDArray[np.bool_]]:
         there = self._is_at("goal")
         return as_floats(there), there
 
     def optimal_actions(self, observations: NDArray[Any], slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return steps toward the goals, up or down first, and staying there; see `BatchedFamily`."""
-        cells = np.stack(np.divmod(observations.argmax(1), self.size), 1)
-        rows, columns = np.sign(self.tasks["goal"][slots].astype(np.int64) - cells).T
+        rows, columns = np.sign(self.tasks["goal"][slots].astype(np.int64) - self._cells_of(observations)).T
         # As `_MOVES` has them: up is 1 and down 2, left is 3 and right 4.
         vertical, horizontal = (1 + (rows > 0)) * (rows != 0), (3 + (columns > 0)) * (columns != 0)
         actions: NDArray[np.int64] = np.where(rows != 0, vertical, horizontal)

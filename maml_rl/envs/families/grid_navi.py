@@ -132,10 +132,22 @@ class GridNaviVectorEnv(BatchedFamily):
         # The action of a slot that is not stepped is 0, to stay.
         xp = self.xp
         self._cells = xp.minimum(xp.maximum(self._cells + self._moves[actions], 0), self._last)
-        there = (self._cells == self.tasks["goal"]).all(axis=1)
-        rewards = xp.where(there, ON_GOAL, ELSEWHERE)
+        there, rewards = self._arrive()
         self._reward_terms = {"reward_goal": rewards, "success": as_floats(there)}
         return rewards, False
+
+    def _arrive(self) -> tuple[NDArray[np.bool_], Floats]:
+        there = (self._cells == self.tasks["goal"]).all(axis=1)
+        return there, self.xp.where(there, ON_GOAL, ELSEWHERE)
+
+    def goals_at(self, observations: NDArray[Any]) -> list[Task]:
+        """Return the tasks with goals at cells (K, 2)."""
+        return [{"goal": cell} for cell in observations.astype(np.float64)]
+
+    def rewards_between(self, before: NDArray[Any], after: NDArray[Any]) -> Floats:
+        """Return the rewards (N,) of moves between cells (N, 2)."""
+        self._cells = after.astype(np.int64)
+        return self._arrive()[1]
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:] = self._cells

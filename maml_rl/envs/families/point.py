@@ -129,6 +129,15 @@ class PointFamily(BatchedFamily):
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:] = self._position
 
+    def goals_at(self, observations: NDArray[Any]) -> list[Task]:
+        """Return the tasks with goals at positions (K, 2)."""
+        return [{"goal": position} for position in observations.astype(np.float64)]
+
+    def rewards_between(self, before: NDArray[Any], after: NDArray[Any]) -> Floats:
+        """Return the rewards (N,) of moves between positions (N, 2)."""
+        self._position = after.astype(np.float64)
+        return self._rewards(before.astype(np.float64))
+
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
         goal, position = self._goals[slot], self._position[slot]
         farthest = float(np.abs(np.vstack((goal, position))).max())
@@ -262,6 +271,8 @@ class WindVectorEnv(PointFamily):
     task_space = TaskSpace({"wind": (TaskParameter.between(-0.08, 0.08), (2,))})
     entry = "wind"
     radius = 0.03
+    # Its goal is always the same.
+    goals_at, rewards_between = BatchedFamily.goals_at, BatchedFamily.rewards_between
 
     def __init__(self, num_envs: int = 1, *, max_episode_steps: int | None = 75, **options: Any) -> None:
         super().__init__(num_envs, max_episode_steps=max_episode_steps, **options)

@@ -1,0 +1,97 @@
+"""Relabeling in hindsight, against the rewards of the environments themselves."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maml_rl import MultiTaskSampler
+from maml_rl.config import load_config
+from maml_rl.envs import ObservedLastStep, make_vector_env
+from maml_rl.errors import ConfigError
+from maml_rl.experience import Replay
+from maml_rl.experience.hindsight import Hindsight
+from maml_rl.experience.replay import Steps
+from maml_rl.experiment.build import make_experiment
+from maml_rl.policies import get_policy_for_env
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "PointGoal-v0": {},
+    "SparsePointGoal-v0": {"normalization_scale": 1.0},
+    "SemiCircle-v0": {"reward": "nearness"},
+    "GridNavi-v0": {},
+    "DarkRoom-v0": {"size": 5},
+    "PointCorner-v0": {},
+}
+
+
+def sampled(env_id: str, kwargs: dict[str, Any]) -> tuple[Steps, list[Any], Hindsight]:
+    """Return trials of two episodes, drawn from a replay, their tasks, and what relabels them."""
+    env = ObservedLastStep(env_id)
+    single = make_vector_env(env, kwargs, 1)
+    policy = get_policy_for_env(single, (4,))
+    options: dict[str, Any] = {"slots_per_task": 1, "observe_last": True, "num_workers": 0, "max_episode_steps": 6}
+    with MultiTaskSampler(env_id, kwargs, 2, policy, seed=0, **options) as sampler:
+        tasks = sampler.sample_tasks(5)
+        episodes = sampler.rollout_trials(tasks)
+    replay = Replay(1000)
+    replay.append(episodes)
+    found = [replay.sample_sequences(np.random.default_rng(0), 1, tasks=[task]) for task in tasks]
+    trials = Steps(
+        **{
+            name: torch.cat([getattr(each, name) for each in found], 1)
+            for name in Steps.__dataclass_fields__
+            if name != "infos"
+        }
+    )
+    spaces = single.single_observation_space, single.single_action_space
+    return trials, tasks, Hindsight(env_id, kwargs, *spaces)
+
+
+@pytest.mark.parametrize("env_id", FAMILIES)
+def test_relabeled_with_its_own_task_a_trial_is_what_it_was(env_id: str) -> None:
+    trials, tasks, hindsight = sampled(env_id, FAMILIES[env_id])
+    expected = {name: getattr(trials, name).clone() for name in ("rewards", "observations", "next_observations")}
+    hindsight.relabel(trials, tasks)
+    for name, values in expected.items():
+        torch.testing.assert_close(getattr(trials, name), values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("env_id", FAMILIES)
+def test_relabeled_with_another_task_a_trial_has_its_rewards(env_id: str) -> None:
+    trials, tasks, hindsight = sampled(env_id, FAMILIES[env_id])
+    other = tasks[1:] + tasks[:1]
+    actions = trials.actions.clone()
+    hindsight.relabel(trials, other[:3])
+    env: Any = make_vector_env(env_id, FAMILIES[env_id], 1)
+    for trial in range(3):
+        for step in range(len(trials.rewards)):
+            # A step from the observed state, by the environment itself.
+            env.reset_task([other[trial]])
+            env.reset(seed=0)
+            own = trials.observations[step, trial, : env.single_observation_space.shape[0]].numpy()
+            if hasattr(env, "_position"):
+                env._position[0] = own
+            else:
+                env._cells = np.array(
+                    [divmod(int(own.argmax()), env.size)] if env_id == "DarkRoom-v0" else [own], np.int64
+                )
+            reward = env.step(actions[step, trial : trial + 1].numpy())[1][0]
+            assert trials.rewards[step, trial].item() == pytest.approx(reward, abs=1e-5)
+
+
+def test_some_goal_of_every_trial_is_where_it_came_to() -> None:
+    trials, _, hindsight = sampled("SparsePointGoal-v0", FAMILIES["SparsePointGoal-v0"])
+    before = trials.rewards.clone()
+    goals = hindsight.goals(trials, 3, np.random.default_rng(0))
+    hindsight.relabel(trials, goals)
+    assert (trials.rewards[:, :3].amax(0) > 0.99).all()
+    assert torch.equal(trials.rewards[:, 3:], before[:, 3:])
+
+
+def test_family_without_goals_is_refused_with_the_place(tmp_path: Any) -> None:
+    text = "env-name: Wind-v0\nobserve-last: true\nalgorithm: amago\nalgorithm-settings: {hindsight-share: 0.5}\n"
+    (tmp_path / "wind.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"hindsight-share.*Wind-v0 cannot say the reward for another goal"):
+        make_experiment(load_config(tmp_path / "wind.yaml"))
