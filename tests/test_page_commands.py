@@ -73,7 +73,11 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch, shorter: dict[str, list[s
             # Sequences are cut from trials of one episode.
             whole = ["--fast-batch-size", "1"] if "rsac/wind" in words else []
             smaller = list(shorter.get(words[1], []))
-            if "--meta-batch-size" in smaller and words[1] == "train" and re.search(" (ad|dpt)/", command):
+            if (
+                "--meta-batch-size" in smaller
+                and words[1] == "train"
+                and re.search(" (ad|dpt|amago-offline)/", command)
+            ):
                 place = smaller.index("--meta-batch-size")
                 smaller[place : place + 2] = ["--num-updates", "2"]
             assert cli.main([*words[1:], *smaller, *whole]) == 0, command
