@@ -19,7 +19,6 @@ from maml_rl.config.placement import ELSEWHERE
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
 from maml_rl.runs.atomic_files import check_output, replace_file
-from maml_rl.runs.run_folder import load_run_config
 
 _ENDINGS = (".mp4", ".gif", ".webp")
 
@@ -44,6 +43,9 @@ def _play(options: argparse.Namespace) -> None:
     if options.output.suffix not in _ENDINGS:
         raise ConfigError(f"--output {options.output} must end with {', '.join(_ENDINGS)}")
     check_output(options.output, "--output")
+    # Beside this it imports torch, which the other commands do not wait for.
+    from maml_rl.runs.run_folder import load_run_config
+
     folder = find_run(options.policy)
     config = load_run_config(folder)
     refuse_untrusted_code(config, folder / "config.json", options)
