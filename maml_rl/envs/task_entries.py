@@ -97,23 +97,19 @@ def _numbers(value: Any) -> NDArray[np.float64] | None:
 
 
 def parse_tasks(tasks: Sequence[Task], entries: Mapping[str, TaskEntry], num_envs: int) -> TaskArrays:
-    """Return the tasks of all slots as arrays (N, ...). A dict of several slots is read once.
+    """Return the tasks of all slots as arrays (N, ...). A dict of several adjacent slots is read once.
 
     Raises:
         TaskError: If there is not one task per slot, or one is malformed; the message names slot and entry.
     """
-    # A list keeps every dict alive, so that no two share an id.
-    tasks = list(tasks)
     require_one_each(tasks, num_envs)
     parsed: list[TaskArrays] = []
-    row_of: dict[int, int] = {}
     rows = []
     for slot, task in enumerate(tasks):
-        row = row_of.setdefault(id(task), len(parsed))
-        if row == len(parsed):
+        if not slot or task is not tasks[slot - 1]:
             try:
                 parsed.append(parse_task(task, entries))
             except TaskError as error:
                 raise TaskError.of_slot(slot, error) from None
-        rows.append(row)
+        rows.append(len(parsed) - 1)
     return {name: np.stack([arrays[name] for arrays in parsed])[rows] for name in entries}

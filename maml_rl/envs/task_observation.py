@@ -46,11 +46,11 @@ class TaskObservationVectorEnv(ObservingVectorEnv):
         Raises:
             TaskError: If there is not one task per slot, or one is malformed or not made of as many numbers as others.
         """
-        # A list keeps every dict alive, so that no two share an id.
-        tasks = list(tasks)
         super().reset_task(tasks)
-        flat = {id(task): _flatten(task, self._layout) for task in {id(task): task for task in tasks}.values()}
-        self._shown = np.array([flat[id(task)] for task in tasks])
+        rows: list[NDArray[np.float64]] = []
+        for slot, task in enumerate(tasks):
+            rows.append(rows[-1] if slot and task is tasks[slot - 1] else _flatten(task, self._layout))
+        self._shown = np.array(rows)
 
     def _further(self) -> NDArray[Any]:
         return self._shown
