@@ -203,6 +203,9 @@ def _test(options: argparse.Namespace) -> None:
         episodes += f", {repetitions} times"
     print(f"{config.env_name}: {len(evaluation.tasks)} {kind}, {episodes}")
     print(evaluation.table())
+    for name, part in evaluation.families().items():
+        print(f"{name}: {len(part.tasks)} of these tasks")
+        print(part.table())
     notes = [
         intervals_cover([evaluation]),
         "; ".join(interval_cautions([evaluation])),

@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,23 @@ class Evaluation:
         means = ", ".join(f"{mean:.4g}" for mean in self.returns.mean(axis=(0, 2), dtype=np.float64))
         counted = "after 0, 1, ... steps" if self.columns == "step" else f"in each {self.columns}"
         return f"Evaluation({self.env_name}, M={num_tasks}, B={batch_size}, mean returns {counted}: {means})"
+
+    def families(self) -> "dict[str, Evaluation]":
+        """Return the results of each family of a mixture, by its id; nothing where there is one family."""
+        names = [str(task.get("family", "")) for task in self.tasks]
+        if "" in names:
+            return {}
+        found = {}
+        for name in sorted(set(names)):
+            rows = [index for index, each in enumerate(names) if each == name]
+            found[name] = replace(
+                self,
+                env_name=name,
+                tasks=[self.tasks[row] for row in rows],
+                returns=self.returns[rows],
+                infos={info: values[rows] for info, values in self.infos.items()},
+            )
+        return found
 
     def task_returns(self, info: str | None = None) -> NDArray[np.float64]:
         """Return the mean return of every task, (N, K + 1), or the mean of this info."""
