@@ -132,14 +132,6 @@ class RunGroup:
         keys = self.keys("return/") or self.keys("evaluation/return/")
         return counted_by(keys[0]) if keys else "step"
 
-    def returns(self, smoothing: int = 1) -> list["Curve"]:
-        """Return the mean returns over the iterations, from before adaptation to after it; see `curve`."""
-        return [self.curve(key, smoothing) for key in self.keys("return/") or ["return/step_0"]]
-
-    def evaluations(self) -> list["Curve"]:
-        """Return the mean returns of the evaluations during training, from before adaptation to after it."""
-        return [self.curve(key).known() for key in self.keys("evaluation/return/")]
-
     def curve(self, key: str, smoothing: int = 1) -> Curve:
         """Return a metric over the iterations that all runs have.
 

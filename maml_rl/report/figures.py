@@ -14,6 +14,7 @@ from maml_rl.report.plot import Plot
 # What the reader chooses for all charts at once, by radio buttons that need no script: the first is the default.
 X_AXES = {"steps": "environment steps", "iterations": "iterations", "minutes": "minutes of training"}
 SMOOTHINGS = 1, 5, 25
+_SHORT = 24
 _CHOICES = {
     "x": ("Horizontal axis:", {"steps": "environment steps", "iterations": "iterations", "minutes": "minutes"}),
     "smoothing": ("Moving average:", {"1": "off", "5": "5", "25": "25 iterations"}),
@@ -104,7 +105,9 @@ def legend(entries: Sequence[tuple[str, str]]) -> Markup:
 
 def named(css: str, name: str) -> Markup:
     """Return a name with its color before it: as a color of text, it could be too pale to read."""
-    return join([element("i", class_=f"swatch {css}"), element("b", name)])
+    both = element("i", class_=f"swatch {css}"), element("b", name)
+    # A short name stays on the line of its color.
+    return element("span", both, class_="named") if len(name) <= _SHORT else join(both)
 
 
 def table(title: str, head: Iterable[Content], rows: Iterable[Content], css: str, *, wide: bool = True) -> Markup:

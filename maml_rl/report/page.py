@@ -45,9 +45,9 @@ def page(
         data: names of the files beside the page that hold its numbers.
     """
     groups = [result.group for result in results]
-    title = title or " and ".join(group.name for group in groups[:_MOST_NAMES]) + " and others" * (
-        len(groups) > _MOST_NAMES
-    )
+    names = [group.name for group in groups[:_MOST_NAMES]] + ["others"] * (len(groups) > _MOST_NAMES)
+    # Names may have commas.
+    title = title or (" and " if len(names) == 2 else "; ").join(names)
     families: dict[str, list[GroupResult]] = {}
     for result in results:
         families.setdefault(result.group.config.env_name, []).append(result)
@@ -138,7 +138,11 @@ def _family(
             continue
         groups = [result.group]
         alone &= len(members) == 1
-        yield None if alone else element("h2", f"{groups[0].name}: {name}")
+        yield (
+            None
+            if alone
+            else element("h2", f"{groups[0].name}: {name}" if name not in groups[0].name else groups[0].name)
+        )
         yield _tiles(result)
         yield _section("Learning" if alone else None, *_about_one(result, videos[groups[0].index], compared=False))
         yield _section("Speed" if alone else None, curves.time_per_stage(groups[0]), curves.throughput(groups))
@@ -282,7 +286,9 @@ def _settings(groups: Sequence[RunGroup]) -> Markup:
     others: list[Markup] = []
     # Where a group has several seeds, the table of runs has them.
     hidden = "seed" if any(len(group.runs) > 1 for group in groups) else ""
-    for key in dict.fromkeys(key for config in configs for key in config):
+    # Those of one algorithm alone come last.
+    keys = dict.fromkeys(key for config in configs for key in config)
+    for key in sorted(keys, key=lambda key: not all(key in config for config in configs)):
         if key == hidden:
             continue
         texts = [readable_value(config[key]) if key in config else "" for config in configs]
@@ -293,7 +299,9 @@ def _settings(groups: Sequence[RunGroup]) -> Markup:
             (others if texts[0] == readable_value(defaults.get(key)) else changed).append(row(key, cells[0]))
     parts = []
     if differing:
-        head = ["setting", *(named(curves.group_css(group), group.name) for group in groups)]
+        # Groups of different families have the same colors.
+        alone = len({group.config.env_name for group in groups}) == len(groups)
+        head = ["setting", *(group.name if alone else named(curves.group_css(group), group.name) for group in groups)]
         parts.append(_card("What differs", table("What differs", head, differing, "facts")))
     if changed:
         parts.append(_card("Changed from the defaults", _halves("Changed from the defaults", changed)))

@@ -382,8 +382,8 @@ def test_printed_page_has_no_controls_and_no_heading_at_the_end_of_a_sheet(
     browser.open(page_without_comparison, width=1280, dark=False)
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
-        hidden = "return ['.choices', '.saving', 'details'].map((each) => document.querySelector(each).offsetHeight)"
-        assert browser.run(hidden) == [0, 0, 0]
+        for hidden in (".choices", ".saving", ".card:has(details)"):
+            assert browser.run(f"return document.querySelector('{hidden}').offsetHeight") == 0, hidden
         columns = "return getComputedStyle(document.querySelector('.grid')).gridTemplateColumns.split(' ').length"
         assert browser.run(columns) == 2
     finally:
