@@ -96,7 +96,9 @@ def _measure_cores(
                 break
         # Without time for more, the first turn counts.
         counted = turns[options.warmup :] or turns[-1:]
-        rows = {name: Samples([turn[name] for turn in counted]) for name in counted[0]}
+        # A stage may be missing in a turn.
+        names = [name for name in counted[0] if all(name in turn for turn in counted)]
+        rows = {name: Samples([turn[name] for turn in counted]) for name in names}
         on_cores = f"{cores} core{'s' * (cores > 1)}"
         for name in (SAMPLER, LIMIT, THREADS):
             if name in rows:
