@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.device_updates import all_updates
 from benchmarks.measuring import PACKAGES, machine
 from maml_rl.config.catalog import find_config, find_run
 from maml_rl.config.config import Config, load_config
@@ -50,16 +51,6 @@ PHYSICS = {
 ARRAYS = {"GridNavi-v0": 131_072, "2DNavigation-v0": 131_072}
 # Policies whose returns on the device are compared with those on the CPU.
 POLICIES = ("halfcheetah-dir", "rl2/halfcheetah-dir-2x200", "ant-dir", "2d-navigation", "varibad/gridnavi")
-# Algorithms whose updates are measured, by their shipped configs.
-UPDATES = (
-    "maml/halfcheetah-dir",
-    "rl2/halfcheetah-dir",
-    "varibad/halfcheetah-dir",
-    "pearl/halfcheetah-dir",
-    "rsac/semicircle",
-    "rl2/tabular-mdp-n10-transformer",
-    "promp/halfcheetah-dir",
-)
 _TEST_SECONDS = 240
 _SUBSTEP_STATES = 200
 
@@ -320,21 +311,18 @@ def _config(name: str, changes: dict[str, Any]) -> Config:
 
 
 def updates(session: Session) -> None:
-    """Updates of the algorithms with their networks on the device, and on the CPU beside it."""
-    changes = {"meta-batch-size": 2, "fast-batch-size": 2, "max-episode-steps": 3} if session.small else {}
-    for name in UPDATES:
-        if session.left < 20:
-            session.row(name, "left out: no time")
-            continue
-        with _reported(session, name):
-            found = {}
-            for device in dict.fromkeys((str(session.device), "cpu")):
-                config = _config(name, {**changes, "num-workers": 0})
-                experiment = make_experiment(config, device)
-                _, updating = _iterate(session, experiment, 2 if session.small else 3)
-                found[device] = median(updating)
-            share = {} if len(found) < 2 else {"share_of_cpu": found[str(session.device)] / found["cpu"]}
-            session.row(name, found[str(session.device)], "s an update", cpu=found["cpu"], **share)
+    """Updates of the learners with their networks on the device, and on the CPU beside it."""
+    found: dict[str, float] = {}
+    for device in dict.fromkeys((session.device, torch.device("cpu"))):
+        for row in all_updates(device, small=session.small, repeats=1 if session.small else 3, seconds=session.left):
+            if row.seconds is None:
+                session.row(f"{row.name}, {device}", "failed", "", error=row.error)
+                continue
+            more: dict[str, Any] = {"graphs": row.graphs, "refusal": row.refusal}
+            if device != session.device and row.name in found:
+                more = {"share": found[row.name] / row.seconds}
+            found.setdefault(row.name, row.seconds)
+            session.row(f"{row.name}, {device}", row.seconds, "s an update", first=row.first_seconds, **more)
 
 
 def returns(session: Session) -> None:
@@ -414,9 +402,11 @@ def tests(session: Session) -> None:
     if session.device.type != "cuda":
         session.row("tests marked cuda", "left out: no such device")
         return
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider", "tests"]
+    marked = [str(path) for path in sorted(Path("tests").rglob("test_*.py")) if "mark.cuda" in path.read_text()]
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-m", "cuda", "-p", "no:cacheprovider", *marked]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TEST_SECONDS, check=False)
-    session.row("tests marked cuda", " | ".join(done.stdout.strip().splitlines()[-15:]), "", code=done.returncode)
+    lines = [line for line in done.stdout.strip().splitlines() if line.startswith(("E  ", "FAILED", "ERROR"))]
+    session.row("tests marked cuda", done.stdout.strip().splitlines()[-1], "", code=done.returncode, failed=lines[-30:])
 
 
 # Most valuable first.
