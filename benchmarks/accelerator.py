@@ -357,6 +357,42 @@ def returns(session: Session) -> None:
             )
 
 
+def groups(session: Session) -> None:
+    """The physics alone, in groups of simulations side by side, and with other controls and sizes."""
+    model = HalfCheetahFamily.body_model()
+    sizes = (800, 8_000, 32_000) if not session.small else (6,)
+    for worlds in sizes:
+        variants = [(f"{count} groups", WarpLimits(str(session.device), groups=count), 1.0) for count in (1, 2, 4, 8)]
+        if worlds == sizes[0]:
+            variants.append(("at rest", WarpLimits(str(session.device)), 0.0))
+            variants.append(("64 rows", WarpLimits(str(session.device), 16, 64), 1.0))
+        for name, limits, scale in variants:
+            if session.left < 5:
+                session.row(f"{worlds:,} worlds, {name}", "left out: no time")
+                continue
+            with _reported(session, f"{worlds:,} worlds, {name}"):
+                steps = 100 if not session.small else 2
+                seconds = _seconds_of_physics(session, make_physics(model, worlds, "warp", 1, limits), scale, steps)
+                session.row(f"{worlds:,} worlds, {name}", worlds * steps / seconds, "steps/s")
+
+
+def _seconds_of_physics(session: Session, physics: Any, scale: float, steps: int) -> float:
+    """Return the shorter of two times for some steps of random controls, from states that these have led to."""
+    device, generator = session.device, torch.Generator(session.device).manual_seed(0)
+    qpos, qvel = physics.bind("qpos"), physics.bind("qvel")
+    controls = [2.0 * torch.rand(len(qpos), 6, generator=generator, device=device) - 1.0 for _ in range(steps)]
+    starts = 0.1 * torch.randn(qpos.shape, generator=generator, device=device)
+    seconds = []
+    for _ in range(2):
+        physics.set_state(starts, torch.zeros_like(qvel))
+        physics.step(controls[0], 5)
+        started = session.wait()
+        for each in controls:
+            physics.step(scale * each, 5)
+        seconds.append(session.wait() - started)
+    return min(seconds)
+
+
 def graphs(session: Session) -> None:
     """Whether a step can be one graph with the physics in it, instead of three; in a process of its own."""
     if session.device.type != "cuda":
@@ -416,6 +452,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "arrays": arrays,
     "iterations": iterations,
     "copies": copies,
+    "groups": groups,
     "graphs": graphs,
     "updates": updates,
     "returns": returns,

@@ -10,7 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -44,18 +45,40 @@ class WarpLimits:
         device: where they are computed, and their fields are tensors; None for NumPy arrays and the CPU.
         max_contacts: contacts of a simulation, on average over all of them; None for as many as there can be.
         max_constraints: rows of constraints of each simulation; None for as many as there can be.
+        groups: in how many groups a GPU computes the simulations side by side; None for as many as are fast.
     """
 
     device: str | None = None
     max_contacts: int | None = None
     max_constraints: int | None = None
+    groups: int | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    """Adjacent simulations that are computed by the same launches.
+
+    Attributes:
+        rows: which simulations.
+        model: of MuJoCo Warp.
+        data: of MuJoCo Warp; fields that are read or written from here are views of the arrays of all simulations.
+        stream: of Warp, where they are computed beside other groups; None on a CPU.
+        graphs: by number of substeps.
+    """
+
+    rows: slice
+    model: Any
+    data: Any
+    stream: Any = None
+    graphs: dict[int, Any] = field(default_factory=dict)
 
 
 class WarpPhysics:
     """`Physics` on MuJoCo Warp, in float32.
 
-    On a GPU the substeps of a step are one CUDA graph. Contacts are counted by atomic operations there, so that a
-    repetition may differ by rounding; on the CPU it does not.
+    On a GPU the substeps of a step are CUDA graphs, one for each of some groups of simulations, side by side: a few
+    hundred simulations do not fill it. Contacts are counted by atomic operations there, so that a repetition may differ
+    by rounding; on the CPU it does not.
 
     Args:
         model: of all simulations.
@@ -100,15 +123,23 @@ class WarpPhysics:
             rows if limits.max_constraints is None else check_count("max_constraints", limits.max_constraints),
         )
         self._streams: dict[int, Any] = {}
+        count = _groups_for(num_sims) if limits.groups is None else check_count("groups", limits.groups)
+        bounds = np.linspace(0, num_sims, min(count, num_sims) + 1).astype(int).tolist()
         with self._here():
-            self._model = self._put_model({})
-            self._data = mujoco_warp.make_data(
-                self._host, nworld=num_sims, nconmax=self._sizes[0], njmax=self._sizes[1]
-            )
-        self._qpos, self._qvel, self._controls, self._warmstart, self._overflow = (
-            warp.to_torch(getattr(self._data, name)) for name in ("qpos", "qvel", "ctrl", "qacc_warmstart", "overflow")
+            self._groups = [
+                _Group(
+                    slice(start, stop),
+                    self._put_model({}, stop - start),
+                    mujoco_warp.make_data(
+                        self._host, nworld=stop - start, nconmax=self._sizes[0], njmax=self._sizes[1]
+                    ),
+                    warp.Stream(self._place) if self._on_cuda else None,
+                )
+                for start, stop in pairwise(bounds)
+            ]
+        self._qpos, self._qvel, self._controls, self._warmstart, self._overflow = map(
+            self._of_all, ("qpos", "qvel", "ctrl", "qacc_warmstart", "overflow")
         )
-        self._graphs: dict[int, Any] = {}
         self._bound: dict[str, Tensor] = {}
         self._fields: dict[str, Tensor] = {}
         self.launch: Callable[[Callable[[], None]], None] = lambda work: work()
@@ -116,12 +147,23 @@ class WarpPhysics:
     def bind(self, field: str) -> Any:
         """Return a live array or tensor (N, ...) over a field; see `Physics`."""
         if field not in self._bound:
-            # A graph depends on what is read of it.
-            self._graphs = {}
-            tensor = self._wp.to_torch(getattr(self._data, field))
+            own = {"qpos": self._qpos, "qvel": self._qvel, "ctrl": self._controls}
+            tensor = own[field] if field in own else self._of_all(field)
             # MuJoCo has a matrix as a row.
             self._bound[field] = tensor.flatten(-2) if tensor.shape[-2:] == (3, 3) else tensor
         return self._bound[field].numpy() if self._as_numpy else self._bound[field]
+
+    def _of_all(self, field: str) -> Tensor:
+        """Return a field of all simulations, (N, ...), of which those of the groups become views."""
+        parts = [self._wp.to_torch(getattr(group.data, field)) for group in self._groups]
+        whole = parts[0] if len(parts) == 1 else self._torch.cat(parts)
+        for group in self._groups:
+            # A graph knows the place of what it reads and writes.
+            group.graphs.clear()
+            if len(parts) > 1:
+                kind = getattr(group.data, field).dtype
+                setattr(group.data, field, self._wp.from_torch(whole[group.rows], dtype=kind))
+        return whole
 
     def set_state(self, qpos: Any, qvel: Any, mask: Any = None) -> None:
         """Start afresh; see `Physics`."""
@@ -138,14 +180,15 @@ class WarpPhysics:
         """Give every simulation a model of its own; see `Physics`."""
         given = {name: self._tensor(values) for name, values in fields.items()}
         with self._here(), self._compiling():
-            if given.keys() != self._fields.keys():
-                self._model = self._put_model(given)
-                self._graphs = {}
+            for group in self._groups:
+                if given.keys() != self._fields.keys():
+                    group.model = self._put_model(given, group.rows.stop - group.rows.start)
+                    group.graphs.clear()
+                for name, values in given.items():
+                    target = self._wp.to_torch(getattr(group.model, name))
+                    target.copy_(values[group.rows].reshape(target.shape))
+                self._mjw.set_const(group.model, group.data)
             self._fields = {name: values.clone() for name, values in given.items()}
-            for name, values in given.items():
-                target = self._wp.to_torch(getattr(self._model, name))
-                target.copy_(values.reshape(target.shape))
-            self._mjw.set_const(self._model, self._data)
 
     def step(self, controls: Any, num_substeps: int, mask: Any = None) -> None:
         """Step; see `Physics`."""
@@ -194,7 +237,8 @@ class WarpPhysics:
 
     def close(self) -> None:
         """Free the graphs."""
-        self._graphs = {}
+        for group in self._groups:
+            group.graphs.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: getattr(self, name).cpu() for name in ("_qpos", "_qvel", "_controls", "_warmstart", "_overflow")}
@@ -224,9 +268,8 @@ class WarpPhysics:
             return self._torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
         return array.to(self.device)  # type: ignore[no-any-return]
 
-    def _put_model(self, own: Mapping[str, Tensor]) -> Any:
-        """Return the model on the device, with room for N values of the fields in which simulations differ."""
-        num_sims = self._arguments[1]
+    def _put_model(self, own: Mapping[str, Tensor], num_sims: int) -> Any:
+        """Return the model on the device, with room for a value of each field in which simulations differ."""
         sizes = dict.fromkeys((*own, *_DERIVED), num_sims) if own else {}
         try:
             model = self._mjw.put_model(self._host, batch_sizes=sizes)
@@ -256,53 +299,67 @@ class WarpPhysics:
                 tensor.copy_(self._torch.where(rows, before, tensor))
 
     def _run(self, num_substeps: int) -> None:
-        """Run substeps, or for zero a forward pass: on a GPU as one graph."""
-        with self._here():
-            if self._on_cuda and self._torch.cuda.is_current_stream_capturing():
-                stream = self._stream()
-                self._wp.capture_begin(stream=stream, external=True)
-                try:
-                    self._substeps(num_substeps)
-                finally:
-                    self._wp.capture_end(stream=stream)
-            elif not self._on_cuda:
-                with self._compiling():
-                    self._substeps(num_substeps)
-            else:
-                if num_substeps not in self._graphs:
-                    self._graphs[num_substeps] = self._capture(num_substeps)
-                self._wp.capture_launch(self._graphs[num_substeps], stream=self._stream())
+        """Run substeps, or for zero a forward pass: on a GPU as graphs, one for each group, side by side."""
+        if self._on_cuda and not self._torch.cuda.is_current_stream_capturing():
+            self._launch_graphs(num_substeps)
+            return
+        with self._here(), self._compiling():
+            if self._on_cuda:
+                # Whoever captures this stream gets it all.
+                self._wp.capture_begin(stream=self._stream(), external=True)
+            try:
+                for group in self._groups:
+                    self._substeps(group, num_substeps)
+            finally:
+                if self._on_cuda:
+                    self._wp.capture_end(stream=self._stream())
 
-    def _capture(self, num_substeps: int) -> Any:
-        """Return the graph of substeps; the state stays as it is."""
+    def _launch_graphs(self, num_substeps: int) -> None:
+        missing = [group for group in self._groups if num_substeps not in group.graphs]
+        if missing:
+            self._capture(missing, num_substeps)
+        stream = self._stream()
+        if len(self._groups) == 1:
+            self._wp.capture_launch(self._groups[0].graphs[num_substeps], stream=stream)
+            return
+        for group in self._groups:
+            group.stream.wait_stream(stream)
+            self._wp.capture_launch(group.graphs[num_substeps], stream=group.stream)
+        for group in self._groups:
+            stream.wait_stream(group.stream)
+
+    def _capture(self, groups: list[_Group], num_substeps: int) -> None:
+        """Record the graphs of substeps; the state stays as it is."""
         live = [self._qpos, self._qvel, self._warmstart, self._overflow, *self._bound.values()]
         before = [tensor.clone() for tensor in live]
-        with self._compiling():
-            # Kernels are compiled and loaded by their first launch.
-            self._substeps(num_substeps)
+        with self._here(), self._compiling():
+            for group in groups:
+                # Kernels are compiled and loaded by their first launch.
+                self._substeps(group, num_substeps)
             self._wp.synchronize_device(self._place)
-        # Not torch's stream, which may be the default one, that cannot be captured.
-        stream = self._wp.Stream(self._place)
-        with self._wp.ScopedStream(stream, sync_enter=False):
-            with self._wp.ScopedCapture(device=self._place, stream=stream) as capture:
-                self._substeps(num_substeps)
+            for group in groups:
+                # Not torch's stream, which may be the default one, that cannot be captured.
+                with self._wp.ScopedStream(group.stream, sync_enter=False):
+                    with self._wp.ScopedCapture(device=self._place, stream=group.stream) as capture:
+                        self._substeps(group, num_substeps)
+                    group.graphs[num_substeps] = capture.graph
             self._wp.synchronize_device(self._place)
         for tensor, values in zip(live, before, strict=True):
             tensor.copy_(values)
-        return capture.graph
 
-    def _substeps(self, num_substeps: int) -> None:
+    def _substeps(self, group: _Group, num_substeps: int) -> None:
+        model, data = group.model, group.data
         if not num_substeps:
-            self._mjw.forward(self._model, self._data)
+            self._mjw.forward(model, data)
             return
-        of_start = [getattr(self._data, name) for name in _OF_THE_START if name in self._bound]
+        of_start = [getattr(data, name) for name in _OF_THE_START if name in self._bound]
         last = num_substeps - 1 if self._is_runge_kutta and of_start else num_substeps
         for _ in range(last):
-            self._mjw.step(self._model, self._data)
+            self._mjw.step(model, data)
         if last < num_substeps:
-            self._mjw.forward(self._model, self._data)
+            self._mjw.forward(model, data)
             kept = [self._wp.clone(array) for array in of_start]
-            self._mjw.rungekutta4(self._model, self._data)
+            self._mjw.rungekutta4(model, data)
             for array, values in zip(of_start, kept, strict=True):
                 self._wp.copy(array, values)
 
@@ -349,6 +406,11 @@ class WarpPhysics:
             yield
         finally:
             self._wp.config.log_level = before
+
+
+def _groups_for(num_sims: int) -> int:
+    """Return in how many groups a GPU computes simulations fastest."""
+    return 1
 
 
 def _room_for(model: mujoco.MjModel) -> tuple[int, int]:

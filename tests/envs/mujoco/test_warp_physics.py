@@ -79,6 +79,26 @@ def test_a_simulation_is_the_same_whatever_others_there_are():
     np.testing.assert_array_equal(all_of_them.bind("qpos")[2:3], one.bind("qpos"))
 
 
+def test_simulations_do_not_depend_on_the_groups_in_which_they_are_computed():
+    env = Walker2DRandParamsVectorEnv(5, engine="mujoco")
+    env.reset_task(env.sample_tasks(5, seed=1))
+    model, found = Walker2DFamily.body_model(), []
+    qpos, qvel, controls = visited(model, 5, 3)
+    for groups in (1, 3):
+        physics = make_physics(model, 5, "warp", 1, WarpLimits(groups=groups))
+        physics.set_model(env.model_fields())
+        fields = [physics.bind(name) for name in ("qpos", "qvel", "xpos", "xmat", "cfrc_ext")]
+        physics.set_state(qpos, qvel)
+        physics.step(controls, 3)
+        physics.set_state(qpos[1:4], qvel[1:4], np.array([False, True, True, True, False]))
+        physics.step(controls, 2, np.array([True, True, False, True, True]))
+        found.append([values.copy() for values in fields])
+    env.close()
+
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_every_simulation_has_its_own_model_and_its_constants():
     env = Walker2DRandParamsVectorEnv(3, engine="mujoco")
     env.reset_task(env.sample_tasks(3, seed=1))
@@ -91,7 +111,7 @@ def test_every_simulation_has_its_own_model_and_its_constants():
         physics.step(controls, 1)
 
     np.testing.assert_allclose(ours.bind("qpos"), theirs.bind("qpos"), rtol=1e-4, atol=1e-5)
-    derived = torch.tensor(ours._model.body_subtreemass.numpy())
+    derived = torch.tensor(ours._groups[0].model.body_subtreemass.numpy())
     np.testing.assert_allclose(derived[:, 0], fields["body_mass"].sum(1), rtol=1e-5)
     assert len({tuple(row) for row in derived.tolist()}) == 3
     env.close()
