@@ -53,7 +53,6 @@ RUN_PAGES = (
     "learning-histories.md",
     "memory.md",
     "migrating.md",
-    "runs.md",
     "slow-environments.md",
     "task-distributions.md",
 )
