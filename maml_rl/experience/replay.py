@@ -81,18 +81,13 @@ class Steps:
 
     def tensors(self) -> list[Tensor]:
         """Return all fields, and then the infos."""
-        return [*(getattr(self, name) for name in self._names()), *self.infos.values()]
+        return [*(getattr(self, name) for name in _STEP_TENSORS), *self.infos.values()]
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], infos: Iterable[str] = ()) -> "Steps":
         """Return the steps of which `tensors` returned these, with infos of these names."""
-        names = cls._names()
-        known: dict[str, Any] = dict(zip(names, tensors, strict=False))
-        return cls(**known, infos=dict(zip(infos, tensors[len(names) :], strict=True)))
-
-    @staticmethod
-    def _names() -> list[str]:
-        return [each.name for each in fields(Steps) if each.name != "infos"]
+        known: dict[str, Any] = dict(zip(_STEP_TENSORS, tensors, strict=False))
+        return cls(**known, infos=dict(zip(infos, tensors[len(_STEP_TENSORS) :], strict=True)))
 
     def part(self, tasks: slice) -> "Steps":
         """Return the steps of some tasks, or of other entries of the first axis."""
@@ -126,6 +121,9 @@ class Steps:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Steps":
         return Steps.of([function(tensor) for tensor in self.tensors()], self.infos)
+
+
+_STEP_TENSORS = tuple(each.name for each in fields(Steps) if each.name != "infos")
 
 
 class Mark(NamedTuple):

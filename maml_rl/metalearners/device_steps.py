@@ -92,7 +92,7 @@ class DeviceSteps:
         Returns:
             (S + 2,) on the device: the statistics, the loss, and the norm of the gradient before it is clipped.
         """
-        state = self._tensors()
+        state = self._places()
         if state != self._state:
             # Parameters or what the optimizers keep of them are others: a graph would change those of before.
             self._recorded.clear()
@@ -106,7 +106,7 @@ class DeviceSteps:
                 result = self._take([each.to(self._device, non_blocking=True) for each in inputs])
                 if number == 1:
                     # The first step makes what optimizers keep.
-                    self._state = self._tensors()
+                    self._state = self._places()
                 return result
         return self._recorded[kind].launch(inputs)
 
@@ -159,8 +159,8 @@ class DeviceSteps:
             self._after()
         return torch.cat((statistics.detach(), torch.stack((loss.detach(), norm.to(loss)))))
 
-    def _tensors(self) -> tuple[int, ...]:
-        """Return where everything is that a step changes."""
+    def _changed(self) -> list[Tensor]:
+        """Return parameters, and what the optimizers keep of them."""
         kept = [
             value
             for optimizer in self._optimizers
@@ -168,7 +168,10 @@ class DeviceSteps:
             for value in each.values()
             if isinstance(value, Tensor)
         ]
-        return tuple(tensor.data_ptr() for tensor in (*self._params, *kept))
+        return [*self._params, *kept]
+
+    def _places(self) -> tuple[int, ...]:
+        return tuple(tensor.data_ptr() for tensor in self._changed())
 
 
 class _Recorded:

@@ -227,18 +227,16 @@ class RSAC(SoftActorCritic):
             self._longest = max(self._longest, len(trials.mask))
             noise = F.pad(noise, (0, 0, 0, 0, 0, self._longest - len(trials.mask)))
             return self._on_device(*trials.padded(self._longest).tensors()[:7], noise)[:5]
-        critic_loss, actor_loss, temperature_loss, value, entropy = self.losses(trials)
-        loss = critic_loss + actor_loss + temperature_loss
+        loss, found = self._loss_of(*trials.tensors()[:7], self._noise(trials))
         self._refuse(loss.detach())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        temperature = self.networks.log_temperature.detach().exp()
         self.optimizer.step()
         self.networks.update_targets()
-        return torch.stack((critic_loss, actor_loss, temperature, value, entropy)).detach()
+        return found.detach()
 
     def _loss_of(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of a step on a device, and what `step` returns, of the tensors of trials, and noise."""
+        """Return the loss of a step, and what `step` returns, of the tensors of trials, and noise."""
         *fields, noise = tensors
         critic_loss, actor_loss, temperature_loss, value, entropy = self.losses(Steps.of(fields), noise)
         temperature = self.networks.log_temperature.detach().exp()

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import (
     accelerator,
+    device_updates,
     kernels,
     metaworld,
     population,
@@ -163,6 +164,23 @@ def test_waiting_measures_the_gain_of_prefetch_in_training(files):
     assert all(0.0 <= share <= 1.0 for share in waits)
     (gain,) = result["tables"][waiting.GAIN]
     assert gain["median"] == pytest.approx(rates[1] / rates[0])
+
+
+@pytest.mark.slow
+def test_updates_on_a_device_are_written_row_by_row_with_the_errors_of_learners(tmp_path, capsys):
+    path = tmp_path / "updates.json"
+    names = ["varibad/gridnavi", "dpt/bandit-k5-n100", "maml/no-such-config"]
+    device_updates.LEARNERS["maml/no-such-config"] = {}
+    try:
+        device_updates.run("cpu", path, names, 1, 0, small=True)
+    finally:
+        del device_updates.LEARNERS["maml/no-such-config"]
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["name"] for row in rows] == names
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+    assert all(row["seconds"] > 0.0 and row["error"] is None for row in rows[:2])
+    assert rows[2]["seconds"] is None
+    assert "there is no config 'maml/no-such-config'" in rows[2]["error"]
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Gradient steps on an accelerator, compared with those of the ordinary path."""
 
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -153,6 +155,93 @@ def test_shorter_trials_are_padded_to_the_longest_so_far(request: pytest.Fixture
         trials = ordinary.experience["trials"].sample_sequences(rng, 5, length=length)
         torch.testing.assert_close(learner.step(trials), ordinary.step(trials), rtol=1e-5, atol=1e-6)
     assert learner._longest == 6
+
+
+class Graphs:
+    """What CUDA's graphs do, with tensors of the CPU: a step is recorded without being taken, and launched later.
+
+    Args:
+        steps: that are recorded.
+        patch: of the functions of torch.
+        targets: what steps change besides.
+        error: of every recording; None for none.
+    """
+
+    def __init__(
+        self,
+        steps: DeviceSteps,
+        patch: pytest.MonkeyPatch,
+        targets: Sequence[Tensor] = (),
+        error: Exception | None = None,
+    ) -> None:
+        self.num_launched, self.num_refused, self._error = 0, 0, error
+        graphs, take, latest = self, steps._take, list[Any]()
+
+        class Graph:
+            def replay(self) -> None:
+                graphs.num_launched += 1
+                inputs, result = self.recorded
+                result.copy_(take(inputs))
+
+        @contextmanager
+        def recording(graph: Any, **_: Any) -> Iterator[None]:
+            changed = [*steps._changed(), *targets]
+            before = [tensor.clone() for tensor in changed]
+            try:
+                if graphs._error is not None:
+                    graphs.num_refused += 1
+                    raise graphs._error
+                yield
+            finally:
+                with torch.no_grad():
+                    for tensor, old in zip(changed, before, strict=True):
+                        tensor.copy_(old)
+            graph.recorded = latest.pop()
+
+        def noted(inputs: Any) -> Tensor:
+            result = take(inputs)
+            latest[:] = [(inputs, result)]
+            return result
+
+        steps.refusal, steps._take = None, noted  # type: ignore[method-assign]
+        patch.setattr("torch.cuda.CUDAGraph", Graph)
+        patch.setattr("torch.cuda.graph", recording)
+        patch.setattr("torch.cuda.synchronize", lambda device: None)
+
+
+@pytest.mark.parametrize("name", ["rsac lstm", "pearl", "ad"])
+def test_recorded_steps_are_those_of_the_ordinary_path(name: str, request: pytest.FixtureRequest) -> None:
+    ordinary, batch = make(name)
+    expected = updates(ordinary, batch)
+    patch = request.getfixturevalue("on_cpu")
+    learner, batch = make(name)
+    steps = learner._on_device
+    targets = [] if learner.networks is None else list(learner.networks.target.parameters())
+    graphs = Graphs(steps, patch, targets)
+    for mine, theirs in zip(updates(learner, batch), expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-6, abs=1e-6)
+    taken = 3 * expected[0]["updates"] if name != "ad" else expected[-1]["updates"]
+    assert steps.num_recorded == 1
+    assert graphs.num_launched == taken - 3
+    # A loaded state is in other tensors, which are recorded anew.
+    learner.load_state_dict(ordinary.state_dict())
+    learner.policy.load_state_dict(ordinary.policy.state_dict())
+    assert learner.learn(batch, 3) == pytest.approx(ordinary.learn(batch, 3), rel=1e-6, abs=1e-6)
+    assert_same(learner, ordinary, 5e-5)
+
+
+def test_step_that_cannot_be_recorded_is_taken_and_one_warning_says_why(on_cpu: pytest.MonkeyPatch) -> None:
+    loss = Quadratic()
+    optimizer = for_device(torch.optim.SGD([loss.param], lr=0.1), torch.device("cpu"))
+    steps = DeviceSteps(loss, [optimizer], torch.device("cpu"))
+    graphs = Graphs(steps, on_cpu, error=RuntimeError("no graph of this"))
+    for _ in range(3):
+        steps(torch.zeros(2))
+    with pytest.warns(RuntimeWarning, match="not recorded as CUDA graphs: RuntimeError: no graph of this") as warned:
+        steps(torch.zeros(2))
+    steps(torch.zeros(2))
+    assert len(warned) == graphs.num_refused == 1
+    torch.testing.assert_close(loss.param.detach(), 0.8**5 * torch.tensor([3.0, 4.0]))
 
 
 @pytest.mark.cuda
