@@ -293,11 +293,14 @@ class TaskEpisodes(EstimatedEpisodes):
         return self._advantages
 
     def to(self, device: torch.device | str) -> "TaskEpisodes":
-        """Return the same episodes on `device`; tensors already on it are shared."""
-        moved = copy.copy(self)
-        vars(moved).update({name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)})
-        moved.memory = None if self.memory is None else tuple(kept.to(device) for kept in self.memory)
-        moved.infos = {name: info.to(device) for name, info in self.infos.items()}
+        """Return the same episodes on `device`; tensors already on it are shared.
+
+        They go to a GPU through pinned memory, without waiting for it.
+        """
+        moved, there = copy.copy(self), torch.device(device)
+        vars(moved).update({name: _moved(x, there) for name, x in vars(self).items() if isinstance(x, Tensor)})
+        moved.memory = None if self.memory is None else tuple(_moved(kept, there) for kept in self.memory)
+        moved.infos = {name: _moved(info, there) for name, info in self.infos.items()}
         return moved
 
     def digest(self) -> str:
@@ -359,6 +362,13 @@ class TaskEpisodes(EstimatedEpisodes):
         known = [batch.advantages if batch.has_advantages else None for batch in batches]
         episodes.advantages = _pad_known("advantages", known)
         return episodes
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _pad(tensors: Sequence[Tensor]) -> Tensor:
