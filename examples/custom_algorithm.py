@@ -51,9 +51,7 @@ class AdamMAML(MetaLearner):
     def update(self, batch: Batch) -> dict[str, Any]:
         """Take steps of Adam down the gradient through the inner loop."""
         losses, hosts = [], self.hosts_of(batch)
-        objective = AutogradObjective(
-            self.policy, hosts, rule=self.rule, objective=after_adaptation, device=self.device
-        )
+        objective = AutogradObjective(self.policy, hosts, rule=self.rule, objective=after_adaptation)
         for _ in range(self.settings.epochs):
             losses.append(objective.backward())
             self.optimizer.step()

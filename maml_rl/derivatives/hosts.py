@@ -108,10 +108,12 @@ class Hosts(AbstractContextManager["Hosts"]):
     Attributes:
         num_tasks: M.
         num_phases: episodes before each inner step and after the last.
+        device: where they compute.
     """
 
     num_tasks: int
     num_phases: int
+    device = torch.device("cpu")
 
     def __exit__(self, *error: object) -> None:
         return
@@ -176,7 +178,7 @@ class ThreadHosts(Hosts):
         workers: ChunkWorkers | None = None,
     ) -> None:
         self.num_tasks, self.num_phases = len(phases[0]), len(phases)
-        self._phases, self._device, self._workers = list(phases), device, workers
+        self._phases, self.device, self._workers = list(phases), device, workers
         if tasks_per_chunk is None:
             chunks = chunks_of(phases, ParameterLayout(policy).width, device)
         else:
@@ -194,7 +196,7 @@ class ThreadHosts(Hosts):
         return len(self._chunks)
 
     def __enter__(self) -> Self:
-        self._workers = ChunkWorkers(self._device).__enter__()
+        self._workers = ChunkWorkers(self.device).__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -208,7 +210,7 @@ class ThreadHosts(Hosts):
     def _ask(
         self, question: Callable[..., Any], arguments: tuple[Any, ...], join: Callable[[list[Any]], Result]
     ) -> list[Result]:
-        with ChunkWorkers(self._device) if self._workers is None else nullcontext(self._workers) as workers:
+        with ChunkWorkers(self.device) if self._workers is None else nullcontext(self._workers) as workers:
             answers = workers.map(lambda chunk: question(*chunk, *arguments), self._chunks)
         return [join([answers[chunk] for chunk in block]) for block in self._blocks]
 

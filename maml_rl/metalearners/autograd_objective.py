@@ -34,7 +34,7 @@ class AutogradObjective:
         objective: of a chunk of tasks.
         learned: further leaves to differentiate, such as the step sizes of `rule`; duplicates count once.
         first_order: treat the inner gradients as constants.
-        device: where to compute.
+        device: where to compute; None for where the hosts do, which without hosts is the CPU.
     """
 
     def __init__(
@@ -46,11 +46,12 @@ class AutogradObjective:
         objective: PhaseObjective,
         learned: Sequence[Tensor] = (),
         first_order: bool = False,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
     ) -> None:
         leaves = [param for param in dict.fromkeys((*policy.parameters(), *learned)) if param.requires_grad]
-        device = torch.device(device)
-        self._hosts = episodes if isinstance(episodes, Hosts) else ThreadHosts(episodes, policy, device)
+        here = torch.device("cpu" if device is None else device)
+        self._hosts = episodes if isinstance(episodes, Hosts) else ThreadHosts(episodes, policy, here)
+        device = self._hosts.device if device is None else here
         self._learner = _Learner(policy, rule, objective, leaves, first_order=first_order, device=device)
         self._old = self._hosts.share(_Old.of(self._learner, self._hosts.num_phases - 1))
 
