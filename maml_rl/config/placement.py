@@ -169,16 +169,21 @@ class Placement(SettingsModel):
         """Whether the policy acts on the CPU."""
         return self.device.split(":")[0] == "cpu"
 
+    @property
+    def _workers_act(self) -> bool:
+        waits_for_all = self.recv_timeout is None and self.num_groups == 1
+        return self.workers > 0 and self.inference != "central" and waits_for_all and self.acts_on_cpu
+
     def check_together(self) -> None:
         """Refuse values that exclude each other.
 
         Raises:
             ValueError: If some do.
         """
-        if self.update == "workers" and self.backend != "ray":
+        if self.update == "workers" and self.backend != "ray" and not self._workers_act:
             raise ValueError(
-                f"update='workers' needs backend='ray', got backend={self.backend!r}; leave it out: on one machine the "
-                "update uses all cores anyway"
+                "update='workers' needs workers in which the policy acts: at least 1, and the defaults of inference, "
+                "recv_timeout, num_groups and device; or leave it out"
             )
         if self.num_workers == 0 and self.backend in ("processes", "ray"):
             remedy = "raise it, or leave it out" if self.backend == "ray" else "raise it, or use 'in-process'"

@@ -7,7 +7,7 @@ host can answer any request: a host without the block samples it first, which gi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from maml_rl.episode.advantages import TaskwiseBaseline
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError, explain
 from maml_rl.policies import Policy
+from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import state_of, take_state
@@ -114,25 +115,24 @@ class HostedBatch:
         chunks = self.blocks[block]
         return slice(self.chunks[chunks[0]].start, self.chunks[chunks[-1]].stop)
 
-    def sample(self, block: int, policy: Policy, sample: SampleTasks) -> list[TaskEpisodes]:
-        """Return the processed episodes of a block, before each inner step and after the last.
+    def process(self, block: int, policy: Policy) -> Generator[Phase, TaskEpisodes, list[TaskEpisodes]]:
+        """Yield the phases of a block, and get the episodes of each, before each inner step and after the last.
 
         Args:
             block: which.
             policy: with the batch's `state`.
-            sample: samples a phase.
+
+        Returns:
+            The processed episodes.
         """
-        tasks, first = self.tasks_of(block), self.phase.streams.phase
+        tasks = self.tasks_of(block)
         chunks = tuple(
             slice(self.chunks[index].start - tasks.start, self.chunks[index].stop - tasks.start)
             for index in self.blocks[block]
         )
-        numbers = itertools.count(first)
         part = self.phase.part(tasks)
 
-        def sample_phase(params: Mapping[str, Tensor] | None) -> TaskEpisodes:
-            streams = part.streams._replace(phase=next(numbers))
-            episodes = sample(replace(part, policy=policy, params=params, streams=streams))
+        def finish(episodes: TaskEpisodes, params: Mapping[str, Tensor] | None) -> TaskEpisodes:
             episodes.horizon, episodes.chunks, episodes.first_task = part.horizon, chunks, tasks.start
             if self.record_log_probs:
                 # A policy with a memory samples trials, in one slot each.
@@ -140,11 +140,20 @@ class HostedBatch:
             return episodes
 
         if self.inner is None:
-            return [sample_phase(None)]
+            return [finish((yield part.with_policy(policy, None)), None)]
         assert isinstance(self.inner.baseline, TaskwiseBaseline)
-        inner = replace(self.inner, policy=policy, baseline=self.inner.baseline.apart())
-        train, params = inner.adapt(sample_phase)
-        return [*train, inner.phase(sample_phase, params) if self.for_update else sample_phase(params)]
+        steps = replace(self.inner, policy=policy, baseline=self.inner.baseline.apart()).steps(
+            for_update=self.for_update
+        )
+        params, numbers = next(steps), itertools.count(part.streams.phase)
+        while True:
+            streams = part.streams._replace(phase=next(numbers))
+            episodes = finish((yield replace(part, policy=policy, params=params, streams=streams)), params)
+            try:
+                params = steps.send(episodes)
+            except StopIteration as done:
+                phases: list[TaskEpisodes] = done.value
+                return phases
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +179,15 @@ class Request:
         batch: refers to a `HostedBatch`.
         blocks: which of its blocks.
         asked: refers to what was `Asked` about them; None to have the episodes sampled.
+        shared: refer to the arguments that other questions have, too.
+        sampled: number of phases whose episodes can be had; None for all.
     """
 
     batch: Reference
     blocks: tuple[int, ...]
     asked: Reference | None = None
+    shared: tuple[Reference, ...] = ()
+    sampled: int | None = None
 
 
 class EpisodeHost:
@@ -196,13 +209,17 @@ class EpisodeHost:
         self._fetched: dict[int, Any] = {}
         self._batch_number = -1
         self._hosts: dict[int, ThreadHosts] = {}
+        # Of each block that is not complete, its phases and the one whose episodes are next.
+        self._begun: dict[int, tuple[Generator[Phase, TaskEpisodes, list[TaskEpisodes]], Phase]] = {}
 
     def forget(self) -> None:
         """Forget everything that a request can restore."""
-        self._batch_number, self._fetched, self._hosts = -1, {}, {}
+        self._batch_number, self._fetched, self._hosts, self._begun = -1, {}, {}, {}
 
     def carry_out(self, request: Request) -> dict[int, Any]:
-        """Return the answer about each block of a request; None where nothing was asked.
+        """Return the answer about each block of a request.
+
+        Where nothing was asked, it is the parameters of the next phase, and None after the last.
 
         Raises:
             ConfigError: If the question or an argument cannot be loaded.
@@ -216,20 +233,34 @@ class EpisodeHost:
             given = [self._loaded(each) if isinstance(each, Reference) else each for each in asked.arguments]
         replies: dict[int, Any] = {}
         for block in request.blocks:
-            hosts = self._hosts_of(batch, block)
-            replies[block] = None if asked is None else asked.join(hosts.map(asked.question, *given))
+            replies[block] = self._advance(batch, block, request.sampled)
+            if asked is not None:
+                replies[block] = asked.join(self._hosts[block].map(asked.question, *given))
             self._beat()
         return replies
 
-    def _hosts_of(self, batch: HostedBatch, block: int) -> ThreadHosts:
-        if block not in self._hosts:
+    def _advance(self, batch: HostedBatch, block: int, sampled: int | None) -> Mapping[str, Tensor] | None:
+        """Process the episodes that can be had, and return the parameters of the next phase; None after the last."""
+        if block in self._hosts:
+            return None
+        if block not in self._begun:
             take_state(self._policy, batch.state)
-            phases = batch.sample(block, self._policy, self._sample)
-            earlier = sum(hosts.num_chunks for hosts in self._hosts.values())
-            self._hosts[block] = ThreadHosts(
-                phases, self._policy, _CPU, room=_HOST_ROOM, earlier_chunks=earlier, workers=self._workers
-            )
-        return self._hosts[block]
+            phases = batch.process(block, self._policy)
+            self._begun[block] = phases, next(phases)
+        phases, phase = self._begun[block]
+        while sampled is None or phase.streams.phase < batch.phase.streams.phase + sampled:
+            try:
+                phase = phases.send(self._sample(phase))
+            except StopIteration as done:
+                del self._begun[block]
+                self._hosts[block] = self._make_hosts(done.value)
+                return None
+            self._begun[block] = phases, phase
+        return phase.params
+
+    def _make_hosts(self, phases: Sequence[TaskEpisodes]) -> ThreadHosts:
+        earlier = sum(hosts.num_chunks for hosts in self._hosts.values())
+        return ThreadHosts(phases, self._policy, _CPU, room=_HOST_ROOM, earlier_chunks=earlier, workers=self._workers)
 
     def _of(self, reference: Reference, *, keep: bool = True) -> Any:
         if reference.number in self._fetched:
@@ -264,6 +295,19 @@ class Carrier(Protocol):
             TypeError: If it cannot be pickled.
         """
 
+    def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
+        """Have the blocks of a request sampled.
+
+        Args:
+            request: without a question.
+            batch: see `HostedBatch`.
+            phase: its first, with the policy.
+            timer: gets the seconds of the stages.
+
+        Raises:
+            Exception: As `carry_out`.
+        """
+
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
         """Yield the reply of every block of a request, in any order; see `EpisodeHost.carry_out`.
 
@@ -279,17 +323,19 @@ class RemoteHosts(Hosts):
     Args:
         carrier: to them.
         batch: the batch that they sample.
+        phase: its first phase, with the policy.
+        timer: gets the seconds of the stages.
     """
 
     _numbers = itertools.count()
 
-    def __init__(self, carrier: Carrier, batch: HostedBatch) -> None:
+    def __init__(self, carrier: Carrier, batch: HostedBatch, phase: Phase, timer: StageTimer = NULL_TIMER) -> None:
         self.num_tasks, self.num_phases = len(batch.phase.tasks), batch.num_phases
-        self._carrier, self._batch = carrier, batch
+        self._carrier, self._batch, self._blocks = carrier, batch, tuple(range(len(batch.blocks)))
         # By identity, which is theirs as long as they are here.
         self._shared: dict[int, tuple[Any, Reference]] = {}
         self._reference = self._put(batch)
-        self._carry_out()
+        self._carrier.sample(Request(self._reference, self._blocks), batch, phase, timer)
 
     def share(self, argument: Value) -> Value:
         """Put an argument into the store, from which every host gets it once; see `Hosts.share`."""
@@ -304,16 +350,13 @@ class RemoteHosts(Hosts):
         self, question: Callable[..., Any], arguments: tuple[Any, ...], join: Callable[[list[Any]], Result]
     ) -> list[Result]:
         given = tuple(self._shared[id(each)][1] if id(each) in self._shared else each for each in arguments)
-        return self._carry_out(self._put(Asked(question, given, join)))
+        shared = tuple(each for each in given if isinstance(each, Reference))
+        request = Request(self._reference, self._blocks, self._put(Asked(question, given, join)), shared)
+        replies = dict(self._carrier.carry_out(request, self._batch))
+        return [replies[block] for block in self._blocks]
 
     def _put(self, value: Any) -> Reference:
         return Reference(next(self._numbers), self._carrier.put(value))
-
-    def _carry_out(self, asked: Reference | None = None) -> list[Any]:
-        """Return the replies of all blocks, in their order; see `Request`."""
-        blocks = tuple(range(len(self._batch.blocks)))
-        replies = dict(self._carrier.carry_out(Request(self._reference, blocks, asked), self._batch))
-        return [replies[block] for block in blocks]
 
 
 def _whole(phases: Sequence[TaskEpisodes], memo: Memo) -> list[TaskEpisodes]:

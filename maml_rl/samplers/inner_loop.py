@@ -5,14 +5,14 @@ A sampler goes through it with all tasks, a host with the tasks that it keeps. T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from maml_rl.adaptation import AdaptationRule, adapt
+from maml_rl.adaptation import AdaptationRule, StepSize, adapt
 from maml_rl.derivatives import ChunkWorkers, ParameterLayout, chunks_of
 from maml_rl.episode.advantages import TaskwiseBaseline, advantages_from_values, normalized_advantages
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
@@ -64,12 +64,38 @@ class InnerPhases:
         train_episodes = []
         for step, step_size in enumerate(self.rule.step_sizes(self.num_steps)):
             episodes = self.phase(sample, params, timer)
-            episodes.fast_lr = None if isinstance(step_size, Mapping) else step_size
-            episodes.rule = self.rule.name()
             with timer.stage("inner"):
-                params = adapt(self.policy, episodes, params, rule=self.rule, step=step, create_graph=False)
+                params = self._step(episodes, params, step, step_size)
             train_episodes.append(episodes)
         return train_episodes, params
+
+    def steps(self, *, for_update: bool) -> Generator[Mapping[str, Tensor] | None, TaskEpisodes, list[TaskEpisodes]]:
+        """Yield the parameters of each phase, and get its episodes; see `adapt`.
+
+        Args:
+            for_update: give the episodes of the last phase advantages, too.
+
+        Returns:
+            The episodes before each step and after the last.
+        """
+        params: Mapping[str, Tensor] | None = None
+        found = []
+        for step, step_size in enumerate(self.rule.step_sizes(self.num_steps)):
+            found.append((yield params))
+            self._estimate_advantages(found[-1])
+            params = self._step(found[-1], params, step, step_size)
+        found.append((yield params))
+        if for_update:
+            self._estimate_advantages(found[-1])
+        return found
+
+    def _step(
+        self, episodes: TaskEpisodes, params: Mapping[str, Tensor] | None, step: int, step_size: StepSize
+    ) -> Mapping[str, Tensor]:
+        """Return the parameters after a gradient step on episodes with advantages."""
+        episodes.fast_lr = None if isinstance(step_size, Mapping) else step_size
+        episodes.rule = self.rule.name()
+        return adapt(self.policy, episodes, params, rule=self.rule, step=step, create_graph=False)
 
     def phase(
         self, sample: SamplePhase, params: Mapping[str, Tensor] | None, timer: StageTimer = NULL_TIMER

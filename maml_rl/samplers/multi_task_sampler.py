@@ -592,8 +592,12 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
         Raises:
             Exception: As `rollout`.
         """
-        carrier, num_tasks = self._backend.carrier, check_count("the number of tasks", len(_check_tasks(tasks)))
-        if carrier is None or self.placement.update == "driver" or next(self.policy.parameters()).device.type != "cpu":
+        num_tasks = check_count("the number of tasks", len(_check_tasks(tasks)))
+        if self.placement.update == "driver" or next(self.policy.parameters()).device.type != "cpu":
+            return None
+        self.prepare(num_tasks)
+        carrier = self._backend.carrier
+        if carrier is None:
             return None
         inner = None
         if rule is None:
@@ -616,7 +620,9 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
             )
             is_computed = inner is not None or trials_per_chunk is not None
             too_few = is_computed and len(batch.blocks) < min(num_tasks, carrier.num_hosts)
-            return None if too_few and self.placement.update == "auto" else RemoteHosts(carrier, batch)
+            return (
+                None if too_few and self.placement.update == "auto" else RemoteHosts(carrier, batch, phase, self.timer)
+            )
 
         hosts = self._named_tasks(all_phases)
         self.phase += 0 if hosts is None else hosts.num_phases

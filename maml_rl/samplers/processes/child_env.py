@@ -28,6 +28,8 @@ from maml_rl.samplers.processes.commands import (
     SampleTasks,
     Step,
     Tasks,
+    Work,
+    Worked,
 )
 from maml_rl.samplers.processes.process_setup import ChildEnds, enter_child, leave_child, restore_interpreter
 from maml_rl.samplers.processes.shared_buffers import SharedBuffers, SharedProgress
@@ -98,6 +100,8 @@ class ChildEnv:
             case RunPhase():
                 self._tasks, self._first_slot = tuple(command.phase.slot_tasks), command.first_slot
                 self._phases.run(command, self._first_slots(len(self._tasks)))
+            case Work():
+                return Worked(generation, self._phases.work(command))
             case LoadPolicy():
                 # It imports torch, which workers that do not act do not need.
                 from maml_rl.samplers.processes.phase_runner import PhaseRunner

@@ -104,6 +104,7 @@ class RunPhase:
         phase: of the unit alone, without policy and parameters; it has fewer slots than the worker, or as many.
         alike: whether the parameters of the first task are those of all.
         timed: whether to measure where the time goes.
+        number: which of the phases whose episodes are in the shared memory.
     """
 
     generation: int
@@ -112,11 +113,28 @@ class RunPhase:
     phase: Phase
     alike: bool = False
     timed: bool = False
+    number: int = 0
 
     @property
     def first_slot(self) -> int:
         """Number of its first slot, counted over all slots of the phase."""
         return self.first_task * self.phase.per_task + int(self.phase.own_slots.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute on the episodes in the shared memory; the reply is `Worked`.
+
+    Attributes:
+        request: pickled; see `hosting.Request`.
+        objects: that it refers to, and that the worker does not have yet, pickled, by their numbers.
+        first_phase: number of the first phase of the batch.
+    """
+
+    generation: int
+    request: bytes
+    objects: dict[int, bytes]
+    first_phase: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +154,9 @@ class Close:
     generation: int
 
 
-Command = Load | Make | AttachBuffers | ResetTask | ResetBuffers | Step | LoadPolicy | RunPhase | SampleTasks | Close
+Command = (
+    Load | Make | AttachBuffers | ResetTask | ResetBuffers | Step | LoadPolicy | RunPhase | Work | SampleTasks | Close
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +175,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Worked:
+    """The reply about each block of the request."""
+
+    generation: int
+    replies: dict[int, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Tasks:
     """Tasks drawn by the worker's environment."""
 
@@ -162,7 +190,7 @@ class Tasks:
     tasks: list[Task]
 
 
-Reply = Done | Ready | Tasks | Failed
+Reply = Done | Ready | Tasks | Worked | Failed
 
 
 def describe_command(command: Command | None, steps: int | None) -> str:
@@ -186,6 +214,8 @@ def describe_command(command: Command | None, steps: int | None) -> str:
             return f"in step {steps}"
         case SampleTasks():
             return "in sample_tasks"
+        case Work():
+            return "in an update"
         case None:
             return "between commands" if steps is None else f"between commands, after {steps} steps"
         case _:

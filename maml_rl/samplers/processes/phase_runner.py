@@ -3,15 +3,21 @@
 Only workers that act import this module, and torch with it.
 """
 
+import copy
 import pickle
+from time import monotonic
+from typing import Any
 
 import torch
 
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.phase import WORKER_STAGES
-from maml_rl.samplers.processes.commands import LoadPolicy, RunPhase
+from maml_rl.samplers.hosting import EpisodeHost
+from maml_rl.samplers.phase import WORKER_STAGES, Phase
+from maml_rl.samplers.processes.commands import LoadPolicy, RunPhase, Work
 from maml_rl.samplers.processes.process_setup import restore_interpreter
 from maml_rl.samplers.processes.shared_phase import SharedPhase
 from maml_rl.samplers.rollout.loop import sample_phase
@@ -44,6 +50,9 @@ class PhaseRunner:
         self._policy: Policy = pickle.loads(command.policy)
         self._plan, self._index, self._progress = command.plan, index, progress
         self._shared = SharedPhase(memory, start, command.plan, env, len(progress.heartbeats))
+        self._host: EpisodeHost | None = None
+        self._objects: dict[int, bytes] = {}
+        self._first_phase = 0
         # By the number of slots: a unit takes fewer than all.
         self._envs: dict[int, ReportingEnv] = {}
 
@@ -81,7 +90,10 @@ class PhaseRunner:
         params = {name: torch.from_numpy(array) for name, array in arrays.items()}
         try:
             sample_phase(
-                slots, command.phase.with_policy(self._policy, params), self._shared.episodes.block(tasks), timer
+                slots,
+                command.phase.with_policy(self._policy, params),
+                self._shared.episodes[command.number].block(tasks),
+                timer,
             )
         except PhaseAbandonedError:
             # The parent no longer waits for this phase, and drops the reply.
@@ -89,3 +101,26 @@ class PhaseRunner:
         if command.timed:
             seconds = timer.take()
             self._shared.stage_seconds[self._index] += [seconds.get(stage, 0.0) for stage in WORKER_STAGES]
+
+    def work(self, command: Work) -> dict[int, Any]:
+        """Carry out a request about blocks of the batch whose episodes are in the shared memory."""
+        if self._host is None:
+            self._host = EpisodeHost(
+                copy.deepcopy(self._policy),
+                self._read,
+                lambda number: pickle.loads(self._objects.pop(number)),
+                self._beat,
+            )
+        self._objects |= command.objects
+        self._first_phase = command.first_phase
+        with intra_op_threads(1):
+            return self._host.carry_out(pickle.loads(command.request))
+
+    def _read(self, phase: Phase) -> TaskEpisodes:
+        """Return the episodes of some tasks, without a copy."""
+        first, number = phase.streams.first_task, phase.streams.phase - self._first_phase
+        arrays = self._shared.episodes[number].block(slice(first, first + len(phase.tasks)))
+        return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
+
+    def _beat(self) -> None:
+        self._progress.heartbeats[self._index] = monotonic()

@@ -36,7 +36,7 @@ class WorkerPhases:
     """
 
     def __init__(self, env: ParallelVectorEnv) -> None:
-        self._env = env
+        self.env = env
         # Units of the current phase whose episodes are in the memory, by their first slots.
         self._done: set[int] = set()
         self._loaded: tuple[Policy, PhasePlan, SharedPhase, dict[str, Any]] | None = None
@@ -71,6 +71,34 @@ class WorkerPhases:
             ChildEnvError: If an environment raised, or the memory cannot be allocated.
             ChildEnvTimeout: If a worker hangs.
         """
+        episodes: list[EpisodeArrays] = []
+        seconds_of = self.fill(phase, timer, units, episodes=episodes)
+        (own,) = episodes
+        if own.lengths.max() < phase.horizon:
+            with timer.stage("assembly"):
+                own = own.copy()
+        return TaskEpisodes(**own.by_name(), tasks=phase.tasks), seconds_of
+
+    def fill(
+        self,
+        phase: Phase,
+        timer: StageTimer = NULL_TIMER,
+        units: Sequence[slice] | None = None,
+        *,
+        number: int = 0,
+        num_phases: int = 1,
+        episodes: list[EpisodeArrays] | None = None,
+    ) -> list[tuple[slice, float]]:
+        """Have workers sample a phase into the shared memory; see `sample`.
+
+        Args:
+            phase: see `sample`, as for the others.
+            timer: gets the seconds of the stages.
+            units: ranges of slots.
+            number: which of the phases in the memory it is.
+            num_phases: for how many there is room.
+            episodes: gets a copy of the episodes, which is made while workers run; None for no copy.
+        """
         num_tasks, constants = len(phase.tasks), dict(phase.policy.named_buffers())
         # The policy's own parameters are sent once, in the place of those of the first task.
         alike = phase.params is None and not phase.policy.has_memory
@@ -79,7 +107,9 @@ class WorkerPhases:
         else:
             with torch.no_grad():
                 of_phase, is_stacked = phase_parameters(phase.policy, num_tasks, phase.params)
-        plan = PhasePlan(phase.sizes, _layout(of_phase, num_tasks if alike else None), _layout(constants), is_stacked)
+        plan = PhasePlan(
+            phase.sizes, _layout(of_phase, num_tasks if alike else None), _layout(constants), is_stacked, num_phases
+        )
         shared = self._load(phase.policy, plan)
         for tensors, arrays in ((of_phase, shared.parameters), (constants, shared.constants)):
             for name, tensor in tensors.items():
@@ -89,33 +119,40 @@ class WorkerPhases:
         timer.observe(WORKERS_PER_INFERENCE, 1)
         timed = timer is not NULL_TIMER
         shared.stage_seconds[:] = 0.0
-        episodes = shared.episodes.empty_like()
+        copied = None if episodes is None else shared.episodes[number].empty_like()
         with timer.stage("waiting"):
-            command = partial(RunPhase, self._env.pool.generation, int(shared.version[0]), alike=alike, timed=timed)
-            seconds_of = self._run(phase, command, units, episodes)
+            command = partial(
+                RunPhase, self.env.pool.generation, int(shared.version[0]), alike=alike, timed=timed, number=number
+            )
+            seconds_of = self._run(phase, command, units, shared.episodes[number], copied)
         if timed:
             # Workers run in parallel: the parent has waited for the busiest.
             of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
             for stage, seconds in zip(WORKER_STAGES, of_busiest.tolist(), strict=True):
                 timer.move("waiting", stage, seconds)
-        if episodes.lengths.max() < phase.horizon:
-            with timer.stage("assembly"):
-                episodes = episodes.copy()
-        return TaskEpisodes(**episodes.by_name(), tasks=phase.tasks), seconds_of
+        if episodes is not None and copied is not None:
+            episodes.append(copied)
+        return seconds_of
 
     def _load(self, policy: Policy, plan: PhasePlan) -> SharedPhase:
         """Return the memory for phases of `policy`, the same as long as policy and plan are the same.
 
         Workers get the policy, all of it except parameters and constants, before their next unit.
         """
-        env, startup = self._env, self._env.startup
+        env, startup = self.env, self.env.startup
         if self._loaded is None or self._loaded[0] is not policy or self._loaded[1] != plan:
             shared = SharedPhase(env.memory, startup.buffers.size, plan, startup.env, env.num_workers)
             shared.version[0] = 0
             text = pickle_policy(policy)
             load: dict[str, Any] = {"plan": plan, "policy": text, "interpreter": startup.interpreter_for(text)}
             self._loaded = policy, plan, shared, load
-        _, _, shared, load = self._loaded
+        self.load_again()
+        return self._loaded[2]
+
+    def load_again(self) -> None:
+        """Give workers that replace others the policy."""
+        assert self._loaded is not None
+        env, load = self.env, self._loaded[3]
         pool = env.pool
         without = [index for index in range(env.num_workers) if pool.worker(index).policy is not load]
         if without:
@@ -123,14 +160,14 @@ class WorkerPhases:
             pool.ask(without, seconds, [LoadPolicy(pool.generation, **load) for _ in without])
             for index in without:
                 pool.worker(index).policy = load
-        return shared
 
     def _run(
         self,
         phase: Phase,
         command: Callable[[int, Phase], RunPhase],
         units: Sequence[slice] | None,
-        episodes: EpisodeArrays,
+        shared: EpisodeArrays,
+        copied: EpisodeArrays | None,
     ) -> list[tuple[slice, float]]:
         """Have workers sample units until all are done; see `sample`.
 
@@ -138,10 +175,10 @@ class WorkerPhases:
             phase: as there.
             command: makes the command of a unit, from the number of its first task and its phase.
             units: as there.
-            episodes: get the episodes of each unit when it is done, as workers write the next phase into their memory.
+            shared: the memory of the workers.
+            copied: gets the episodes of each unit when it is done, as workers write the next phase into their memory.
         """
-        assert self._loaded is not None
-        env, pool, shared = self._env, self._env.pool, self._loaded[2].episodes
+        env, pool = self.env, self.env.pool
         ranges, without = units or env.parts, phase.without_policy()
         commands = [command(unit.start // phase.per_task, without.unit(unit)) for unit in ranges]
         try:
@@ -158,8 +195,9 @@ class WorkerPhases:
             pool.send(index, commands[number], pool.step_timeout, messages[number])
 
         def take_episodes(unit: slice) -> None:
-            for block in phase.blocks(unit):
-                episodes.block(*block).fill(shared.block(*block))
+            if copied is not None:
+                for block in phase.blocks(unit):
+                    copied.block(*block).fill(shared.block(*block))
 
         waiting = deque(number for number, unit in enumerate(ranges) if unit.start not in self._done)
         done = [unit for unit in ranges if unit.start in self._done]

@@ -21,12 +21,14 @@ class PhasePlan:
         parameters: layout of the policy's parameters, each (M, ...) or as the policy's own.
         constants: layout of the policy's constants (the buffers of its modules), the same for all tasks.
         is_stacked: whether every task has its own parameters, (M, ...).
+        num_phases: how many phases' episodes are there at once.
     """
 
     sizes: tuple[int, int, int]
     parameters: Layout
     constants: Layout
     is_stacked: bool = True
+    num_phases: int = 1
 
 
 class SharedPhase:
@@ -43,7 +45,7 @@ class SharedPhase:
         version: (1,) int64 number of the parameters that are there, counted up when others are written.
         parameters: {name: (M, ...)}, or as the policy's own.
         constants: {name: array}.
-        episodes: (M, T, B, ...), valid until the next phase begins.
+        episodes: of each phase, (M, T, B, ...), valid until the next phase of this number begins.
         stage_seconds: (W, stages) seconds of each worker on each of `WORKER_STAGES` in the last phase that was timed;
             the parent sets them to zero, and workers add to them.
 
@@ -63,17 +65,20 @@ class SharedPhase:
         num_workers: int,
     ) -> None:
         sizes = plan.sizes
-        episodes = EpisodeArrays.layout(env, *sizes)
+        episodes, phases = EpisodeArrays.layout(env, *sizes), range(plan.num_phases)
         layout: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
             "version": ((1,), np.dtype(np.int64)),
             "stage_seconds": ((num_workers, len(WORKER_STAGES)), np.dtype(np.float64)),
         }
-        groups = {"parameter": plan.parameters, "constant": plan.constants, "episodes": episodes}
+        groups = {"parameter": plan.parameters, "constant": plan.constants}
+        groups |= {f"episodes of phase {phase}": episodes for phase in phases}
         for group, of_group in groups.items():
             layout |= {f"{group} {name}": entry for name, entry in of_group.items()}
-        arrays, _ = map_arrays(file, start, layout, f"episodes of {sizes[0]} x {sizes[1]} x {sizes[2]} steps")
+        arrays, _ = map_arrays(
+            file, start, layout, f"episodes of {len(phases)} x {sizes[0]} x {sizes[1]} x {sizes[2]} steps"
+        )
         self.version, self.stage_seconds = arrays["version"], arrays["stage_seconds"]
-        self.parameters, self.constants, by_name = (
+        self.parameters, self.constants, *by_name = (
             {name: arrays[f"{group} {name}"] for name in of_group} for group, of_group in groups.items()
         )
-        self.episodes = EpisodeArrays.of(by_name)
+        self.episodes = [EpisodeArrays.of(each) for each in by_name]

@@ -147,6 +147,11 @@ class RayBackend(RolloutBackend):
         modules = () if isinstance(value, HostedBatch) else modules_of_user([pickled])
         return ray.put(Stored(pickled, digests_of(modules)))
 
+    def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
+        """Let actors sample the blocks of a batch; see `Carrier`."""
+        for _ in self.carry_out(request, batch):
+            pass
+
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
         """Let actors carry out a request; see `Carrier`."""
         if request.asked is None:

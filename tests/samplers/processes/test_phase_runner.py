@@ -30,7 +30,7 @@ def test_parameters_of_another_version_are_refused() -> None:
         shared.version[0] = 1
         phase = Phase(({"goal": [0.1, 0.3]},), policy, None, PhaseStreams(0, 0, 0), 2, 3).without_policy()
         runner.run(RunPhase(0, 1, 0, phase), env)
-        assert shared.episodes.lengths.tolist() == [[3, 3]]
+        assert shared.episodes[0].lengths.tolist() == [[3, 3]]
         with pytest.raises(RuntimeError, match="expected parameters of version 7, but 1 are in the shared memory"):
             runner.run(RunPhase(0, 7, 0, phase), env)
     os.close(memory)

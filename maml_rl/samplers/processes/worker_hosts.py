@@ -1,0 +1,141 @@
+"""Worker processes as hosts of an update: they compute on the episodes that they have sampled into shared memory."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from maml_rl.errors import ChildLost
+from maml_rl.profiling import StageTimer
+from maml_rl.samplers.hosting import HostedBatch, Request
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.processes.channel import encode
+from maml_rl.samplers.processes.commands import Work, Worked
+from maml_rl.samplers.processes.phases import WorkerPhases
+from maml_rl.samplers.processes.worker import Worker
+
+
+class WorkerHosts:
+    """Carries requests to the workers of a vector environment; see `hosting.Carrier`.
+
+    Every worker has its own blocks, whose memos it keeps, and any worker can read the episodes of all tasks. So one
+    that replaces a lost worker computes again what that has kept, and samples nothing.
+
+    Args:
+        phases: lets the workers sample.
+    """
+
+    def __init__(self, phases: WorkerPhases) -> None:
+        self._phases, self._env = phases, phases.env
+        # Of the newest batch, pickled, by number.
+        self._objects: dict[int, bytes] = {}
+        self._numbers = itertools.count()
+        # By worker, the policy under which it has received objects, and how many.
+        self._sent: WeakKeyDictionary[Worker, tuple[object, set[int]]] = WeakKeyDictionary()
+        self._batch: HostedBatch | None = None
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of workers."""
+        return self._env.num_workers
+
+    def put(self, value: Any) -> int:
+        """Keep something for the workers that will need it.
+
+        Raises:
+            TypeError: If it cannot be pickled.
+        """
+        if isinstance(value, HostedBatch):
+            self._objects.clear()
+            self._sent.clear()
+        try:
+            pickled = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        # A part's own __reduce__ may raise anything.
+        except Exception as error:
+            raise TypeError(
+                f"part of the algorithm cannot be pickled for the workers ({type(error).__name__}: {error}); use "
+                "functions that a module defines at its top level, or `update: driver`"
+            ) from error
+        number = next(self._numbers)
+        self._objects[number] = pickled
+        return number
+
+    def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
+        """Have all phases of a batch sampled: all workers sample a phase, then adapt the tasks of their blocks."""
+        self._batch, params = batch, None
+        for number in range(batch.num_phases):
+            streams = phase.streams._replace(phase=phase.streams.phase + number)
+            self._fill(replace(phase, params=params, streams=streams), timer, number, batch.num_phases)
+            with timer.stage("inner"):
+                of_blocks = [each for _, each in sorted(self.carry_out(replace(request, sampled=number + 1), batch))]
+            if number + 1 < batch.num_phases:
+                params = {name: torch.cat([block[name] for block in of_blocks]) for name in of_blocks[0]}
+
+    def _fill(self, phase: Phase, timer: StageTimer, number: int, num_phases: int) -> None:
+        self._until_done(lambda: self._phases.fill(phase, timer, number=number, num_phases=num_phases))
+
+    def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
+        """Have workers carry out a request; see `Carrier`.
+
+        Raises:
+            RuntimeError: If another phase has taken the memory of the episodes.
+        """
+        if batch is not self._batch:
+            raise RuntimeError("the episodes are gone, since others have been sampled; ask about a batch before that")
+        self._env.start_phase()
+        replies: dict[int, Any] = {}
+        self._until_done(lambda: self._ask(request, replies))
+        if request.asked is not None:
+            del self._objects[request.asked.held]
+        return iter(replies.items())
+
+    def forget(self) -> None:
+        """Forget the batch: its memory will be used for another phase."""
+        self._batch = None
+
+    def _ask(self, request: Request, replies: dict[int, Any]) -> None:
+        """Ask for the replies that are missing."""
+        assert self._batch is not None
+        self._env.settle()
+        self._phases.load_again()
+        pool, num_blocks = self._env.pool, len(self._batch.blocks)
+        of_worker: dict[int, list[int]] = {}
+        for block in request.blocks:
+            if block not in replies:
+                of_worker.setdefault(block * self.num_hosts // num_blocks, []).append(block)
+        # A worker keeps what questions have in common.
+        kept, asked = [request.batch, *request.shared], request.asked
+        question = {} if asked is None else {asked.held: self._objects[asked.held]}
+        for index, blocks in of_worker.items():
+            worker = pool.worker(index)
+            loaded, sent = self._sent.get(worker, (None, set[int]()))
+            if loaded is not worker.policy:
+                sent = set()
+            objects = {each.held: self._objects[each.held] for each in kept if each.held not in sent}
+            self._sent[worker] = worker.policy, sent | objects.keys()
+            own = pickle.dumps(replace(request, blocks=tuple(blocks)))
+            command = Work(pool.generation, own, objects | question, self._batch.phase.streams.phase)
+            pool.send(index, command, pool.step_timeout, encode(command))
+        having = list(of_worker)
+        while having:
+            for index in pool.wait(having, timeout=0.0):
+                reply = pool.take(index)
+                assert isinstance(reply, Worked)
+                replies.update(reply.replies)
+                having.remove(index)
+
+    def _until_done(self, work: Callable[[], object]) -> None:
+        """Do work, again after every loss of a worker."""
+        while True:
+            try:
+                work()
+            except ChildLost:
+                self._env.recover()
+            else:
+                return
