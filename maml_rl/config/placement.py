@@ -84,8 +84,8 @@ class Placement(SettingsModel):
     update: Annotated[
         Update,
         Field(
-            description="where updates are: main process (driver) or Ray actors, which keep the episodes (workers);"
-            " auto: workers if the algorithm supports it"
+            description="where updates are: main process (driver) or workers, which keep the episodes (workers);"
+            " auto: on Ray workers if the algorithm supports it, else driver"
         ),
     ] = "auto"
     inference: Annotated[

@@ -129,12 +129,14 @@ class Work:
         request: pickled; see `hosting.Request`.
         objects: that it refers to, and that the worker does not have yet, pickled, by their numbers.
         first_phase: number of the first phase of the batch.
+        interpreter: as in `Load`; None if the objects do not need it.
     """
 
     generation: int
     request: bytes
     objects: dict[int, bytes]
     first_phase: int
+    interpreter: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)

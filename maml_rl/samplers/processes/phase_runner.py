@@ -113,6 +113,8 @@ class PhaseRunner:
             )
         self._objects |= command.objects
         self._first_phase = command.first_phase
+        if command.interpreter is not None:
+            restore_interpreter(command.interpreter)
         with intra_op_threads(1):
             return self._host.carry_out(pickle.loads(command.request))
 

@@ -120,7 +120,10 @@ class WorkerHosts:
             objects = {each.held: self._objects[each.held] for each in kept if each.held not in sent}
             self._sent[worker] = worker.policy, sent | objects.keys()
             own = pickle.dumps(replace(request, blocks=tuple(blocks)))
-            command = Work(pool.generation, own, objects | question, self._batch.phase.streams.phase)
+            objects |= question
+            needed = (self._env.startup.interpreter_for(pickled) for pickled in objects.values())
+            interpreter = next((state for state in needed if state is not None), None)
+            command = Work(pool.generation, own, objects, self._batch.phase.streams.phase, interpreter)
             pool.send(index, command, pool.step_timeout, encode(command))
         having = list(of_worker)
         while having:

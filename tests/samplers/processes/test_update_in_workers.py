@@ -1,0 +1,123 @@
+"""Updates in worker processes: the same bytes as in this process, whenever workers are killed."""
+
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from hosted_learning import NUM_TASKS, config_of, learn, learned_here
+
+from maml_rl.derivatives import Hosts, Memo, hosts, samples
+from maml_rl.errors import ConfigError
+from maml_rl.experiment.build import make_experiment
+from maml_rl.metalearners import trial_ppo
+from maml_rl.samplers.processes.worker_hosts import WorkerHosts
+
+pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.timeout(240)]
+
+KILLS = 10
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks of few tasks, and blocks of several of them."""
+    monkeypatch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
+    monkeypatch.setattr(hosts, "_FEW_BLOCKS", 4)
+    monkeypatch.setattr(trial_ppo, "_CHUNK", 1)
+
+
+def in_workers(algorithm: str, iterations: int = 2, num_workers: int = 2, **settings: Any) -> Any:
+    experiment = make_experiment(config_of(algorithm, **{"num-workers": num_workers, "update": "workers", **settings}))
+    with experiment.make_sampler(num_workers=num_workers) as sampler:
+        return learn(experiment, sampler, iterations, on_hosts=True)
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["maml-trpo", "promp", "meta-sgd", "reptile", "e-maml", "cavia", "rl2", "varibad"]
+)
+def test_parameters_and_metrics_are_those_of_an_update_in_this_process(algorithm: str) -> None:
+    assert in_workers(algorithm) == learned_here(algorithm)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num-steps": 2, "slots-per-task": 2, "algorithm-settings": {"curvature-fraction": 0.5}},
+        {"env-name": "HopperRandParams-v5", "max-episode-steps": 40},
+        # More workers than blocks.
+        {"meta-batch-size": NUM_TASKS, "num_workers": 5},
+    ],
+)
+def test_update_in_workers_has_the_same_bytes_for_other_settings(settings: dict[str, Any]) -> None:
+    num_workers = settings.pop("num_workers", 3)
+    expected = learned_here("maml-trpo", 1, **settings)
+    assert in_workers("maml-trpo", 1, num_workers, **settings) == expected
+
+
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "rl2", "varibad"])
+def test_workers_that_are_killed_while_they_compute_change_no_byte(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice, usual, killed, timers = random.Random(0), WorkerHosts._ask, [], []
+
+    def kill(env: Any) -> None:
+        """Kill a worker that lives; another may have been killed, and not been replaced yet."""
+        while True:
+            with suppress(ProcessLookupError, IndexError):
+                os.kill(pid := choice.choice(env.pids), signal.SIGKILL)
+                killed.append(pid)
+                return
+            time.sleep(0.001)
+
+    def ask_of_the_dying(self: WorkerHosts, request: Any, replies: dict[int, Any]) -> None:
+        if len(timers) < KILLS and request.asked is not None and not replies:
+            timers.append(threading.Timer(choice.choice([0.0, 0.002, 0.01]), kill, [self._env]))
+            timers[-1].start()
+        usual(self, request, replies)
+
+    expected = learned_here(algorithm)
+    monkeypatch.setattr(WorkerHosts, "_ask", ask_of_the_dying)
+    found = in_workers(algorithm, **{"max-restarts": 10})
+    for timer in timers:
+        timer.join()
+    assert len(killed) == KILLS
+    assert found == expected
+
+
+def number_of(phases: Any, memo: Memo, function: Any) -> torch.Tensor:
+    return torch.tensor(function(1))
+
+
+def test_argument_that_cannot_be_pickled_is_a_clear_error() -> None:
+    experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
+    with experiment.make_sampler(num_workers=2) as sampler:
+        batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+        assert isinstance(batch.hosts, Hosts)
+        with pytest.raises(TypeError, match=r"cannot be pickled for the workers .*`update: driver`"):
+            batch.hosts.map(number_of, lambda x: x)
+        assert len(batch.hosts.map(number_of, int)) > 1
+
+
+def test_questions_about_episodes_whose_memory_is_used_again_are_refused() -> None:
+    experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
+    with experiment.make_sampler(num_workers=2) as sampler:
+        tasks = sampler.sample_tasks(NUM_TASKS)
+        batch = experiment.metalearner.collect(sampler, tasks)
+        sampler.rollout(tasks)
+        with pytest.raises(RuntimeError, match="the episodes are gone"):
+            experiment.metalearner.returns(batch)
+
+
+def test_update_in_workers_needs_workers_in_which_the_policy_acts() -> None:
+    for settings in (
+        {"num-workers": 0},
+        {"num-workers": 2, "inference": "central"},
+        {"num-workers": 2, "num-groups": 2},
+    ):
+        with pytest.raises(ConfigError, match="update='workers' needs workers in which the policy acts"):
+            make_experiment(config_of("maml-trpo", update="workers", **settings)).make_sampler()
