@@ -196,6 +196,8 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
         plot.dots(places, values[:, 0], css, titles=titles)
     drawn = "Bands" if many else "Bars"
     note = f"{_which_tasks(lines)} {drawn} are 95 % intervals{'; of two seeds, the table has them' * any(two_seeds)}."
+    if not _trained_alike(results):
+        note += " The policies were trained for unequal environment steps, so the chart does not compare algorithms."
     if sources:
         note += " The recorded learners are those of the histories, on their own tasks, from their first episode on."
     title = f"Return by {counted}" if counted else "Return after each gradient step"
@@ -263,13 +265,15 @@ def _counted(lines: Sequence[Line]) -> str:
 
 
 def difference_table(results: Sequence[GroupResult]) -> Markup | None:
-    """Return by how much each group is above the one that it is compared with; None for fewer than two.
+    """Return by how much each group is above the one that it is compared with.
+
+    None for fewer than two, and where their policies have unequal environment steps.
 
     They are compared with pretraining where it is one of them, and else with the first. The compared return is that
     after the last step, or in the last episode of a trial, and every recorded info there.
     """
     known = [result for result in results if result.evaluations]
-    if len(known) < 2:
+    if len(known) < 2 or not _trained_alike(known):
         return None
     names = [result.group.name for result in known]
     place = next((index for index, result in enumerate(known) if result.group.config.method == "pretrain"), 0)
@@ -308,12 +312,15 @@ def _in_percent(shares: NDArray[np.float64]) -> tuple[str, str]:
 
 
 def performance_profiles(results: Sequence[GroupResult]) -> Markup | None:
-    """Return the chart of the share of trainings and tasks above each return; None for a single policy.
+    """Return the chart of the share of trainings and tasks above each return.
+
+    None for a single policy, and for experiments whose policies have unequal environment steps.
 
     Source: Agarwal et al. 2021, section 4.2, https://arxiv.org/abs/2108.13264
     """
     lines = _lines(results)
-    if sum(len(evaluations) for css, _, evaluations in lines if css != "untrained") < 2:
+    alone = sum(len(evaluations) for css, _, evaluations in lines if css != "untrained") < 2
+    if alone or not _trained_alike(results):
         return None
     returns = np.concatenate([each.task_returns()[:, -1] for _, _, evaluations in lines for each in evaluations])
     span = Span.of(returns)
@@ -398,6 +405,10 @@ def _which_tasks(lines: Sequence[Line]) -> str:
         return f"On {'the same ' if len(evaluations) > 1 else ''}{len(first.tasks)} tasks {origin}, {how}."
     counts = sorted({len(evaluation.tasks) for evaluation in evaluations})
     return f"On {' or '.join(map(str, counts))} new tasks, different ones for each run, {how}."
+
+
+def _trained_alike(results: Sequence[GroupResult]) -> bool:
+    return len(results) < 2 or equal_steps([result.group for result in results])
 
 
 def _same(lines: Sequence[Line]) -> bool:
