@@ -34,7 +34,7 @@ def choose(placement: Placement, recipe: Recipe, policy: Policy) -> Placement:
 def _is_fastest_on_device(placement: Placement, recipe: Recipe, policy: Policy) -> bool:
     """Return whether a GPU samples phases fastest, as far as that is known before anything is made."""
     family = None if recipe.spec is None else FAMILIES.get(recipe.spec.id)
-    return (
+    possible = (
         not placement.acts_on_cpu
         and placement.engine == "auto"
         and placement.inference == "auto"
@@ -48,6 +48,15 @@ def _is_fastest_on_device(placement: Placement, recipe: Recipe, policy: Policy) 
         and policy.stateless
         and not policy.told_who_acts
     )
+    if not possible:
+        return False
+    from maml_rl.samplers.device.slots import reason_against
+
+    env = recipe.make(1)
+    try:
+        return not reason_against(env)
+    finally:
+        env.close()
 
 
 def make_backend(

@@ -10,6 +10,7 @@ import torch
 from maml_rl import MultiTaskSampler, PopulationEvaluator
 from maml_rl.config.config import Config
 from maml_rl.config.placement import Placement
+from maml_rl.envs.make_env import ObservedLastStep, ObservedTask
 from maml_rl.envs.registration import FAMILIES
 from maml_rl.errors import ConfigError, NonFiniteError, TaskError
 from maml_rl.experiment.load_policy import load_policy
@@ -136,8 +137,6 @@ def test_every_task_acts_under_its_own_parameters_as_on_the_cpu(env_id):
 
 
 def test_an_oracle_sees_its_task_as_on_the_cpu():
-    from maml_rl.envs.make_env import ObservedTask
-
     env: Any = ObservedTask("2DNavigation-v0")
     with MultiTaskSampler(env, {}, policy=policy_for("2DNavigation-v0"), num_workers=0) as sampler:
         policy = get_policy_for_env(sampler.env, hidden_sizes=(8,))
@@ -207,6 +206,14 @@ def test_where_phases_are_and_where_the_policy_acts(asked, chosen):
     placement = choose(Placement(**asked), Recipe.of("2DNavigation-v0", {}, None), policy_for("2DNavigation-v0"))
 
     assert (placement.backend, placement.device) == chosen
+
+
+def test_images_with_further_numbers_are_sampled_on_the_cpu():
+    recipe = Recipe.of(ObservedLastStep("PixelNavigation-v0"), {}, None)
+
+    placement = choose(Placement(device="cuda"), recipe, policy_for("2DNavigation-v0"))
+
+    assert (placement.backend, placement.device) == ("auto", "cpu")
 
 
 @pytest.mark.parametrize(
