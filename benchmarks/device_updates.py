@@ -29,10 +29,10 @@ from maml_rl.samplers import MultiTaskSampler
 # Configs of the learners, the most valuable first, with changes.
 LEARNERS: dict[str, dict[str, Any]] = {
     "rl2/halfcheetah-dir-2x200": {},
-    "rsac/semicircle": {"algorithm-settings": {"warmup-trials": 1}},
+    "rsac/semicircle": {"algorithm-settings": {"warmup-trials": 1, "num-updates": 100}},
     "varibad/gridnavi": {},
     "rl2/tabular-mdp-n10-transformer": {},
-    "pearl/halfcheetah-dir": {"algorithm-settings": {"warmup-steps": 1}},
+    "pearl/halfcheetah-dir": {"algorithm-settings": {"warmup-steps": 1, "num-updates": 100}},
     "dpt/bandit-k5-n100": {"algorithm-settings": {"histories": None}},
     "ad/dark-room": {"algorithm-settings": {"histories": None, "keep": 1}},
     "maml/halfcheetah-dir": {},
@@ -128,11 +128,13 @@ def _measure(row: UpdateTime, device: torch.device, repeats: int, seed: int, sma
         # The reason is in the row.
         warnings.filterwarnings("ignore", "gradient steps are not recorded")
         row.first_seconds = update(0)
-        # By then a learner of one step per update has recorded it, too.
-        for number in range(1, 4):
+        steps = _device_steps(learner)
+        # Until a learner of a few steps in an update has recorded them, too.
+        number = 1
+        while number < 4 and any(each.refusal is None and not each.num_recorded for each in steps):
             update(number)
-        row.seconds = median(update(4 + number) for number in range(repeats))
-    steps = _device_steps(learner)
+            number += 1
+        row.seconds = median(update(number + repeat) for repeat in range(repeats))
     if steps:
         row.graphs = sum(each.num_recorded for each in steps)
         row.refusal = next((each.refusal for each in steps if each.refusal is not None), None)

@@ -109,7 +109,8 @@ class MultiCategorical(Distribution):
 
     def entropy(self) -> Tensor:
         """Return the entropy (...)."""
-        return torch.stack([Categorical(logits=logits).entropy() for logits in self.logits_of_each]).sum(0)
+        each = [Categorical(logits=logits, validate_args=validates(logits)) for logits in self.logits_of_each]
+        return torch.stack([variable.entropy() for variable in each]).sum(0)
 
     def _joined(self, chosen: Sequence[Tensor]) -> Tensor:
         values = torch.stack(list(chosen), dim=-1)
@@ -209,6 +210,11 @@ def take_apart(distribution: Distribution) -> tuple[DistributionForm, tuple[Tens
     return DistributionForm(type(distribution), arguments=arguments), tuple(
         getattr(distribution, name) for name in names
     )
+
+
+def validates(parameters: Tensor) -> bool | None:
+    """Return whether torch's distributions check parameters; None for its default. A check waits for the device."""
+    return None if parameters.device.type == "cpu" else False
 
 
 def middle_of(kind: NoiseKind) -> float:

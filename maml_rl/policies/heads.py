@@ -37,6 +37,7 @@ from maml_rl.policies.distributions import (
     NoiseKind,
     invert_categorical,
     log_prob,
+    validates,
 )
 from maml_rl.spaces import category_counts
 
@@ -232,7 +233,7 @@ class GaussianHead(Head):
         mean, log_std = parameters
         shape = (*mean.shape[:-1], *self.action_shape)
         std = torch.exp(log_std).expand_as(mean)
-        normal = Normal(mean.reshape(shape), std.reshape(shape), validate_args=_validates(mean))
+        normal = Normal(mean.reshape(shape), std.reshape(shape), validate_args=validates(mean))
         return Independent(normal, len(self.action_shape))
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
@@ -376,7 +377,7 @@ class CategoricalHead(Head):
         """Return the distribution over actions of logits (..., K)."""
         if self.start:
             return Integers(parameters[0], self.start)
-        return Categorical(logits=parameters[0], validate_args=_validates(parameters[0]))
+        return Categorical(logits=parameters[0], validate_args=validates(parameters[0]))
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
         """Return actions (...) int64 by inverting the cumulative distribution at `noise` (..., 1) from U[0, 1)."""
@@ -500,11 +501,6 @@ def head_for(action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std:
         f"no policy for the action space {action_space}: expected a Box of floats, MultiBinary, Discrete, or "
         "MultiDiscrete starting at 0; map it to one of these with gymnasium.wrappers.TransformAction"
     )
-
-
-def _validates(parameters: Tensor) -> bool | None:
-    """Return whether torch's distributions check parameters; None for its default. A check waits for the device."""
-    return None if parameters.device.type == "cpu" else False
 
 
 def shape_of_entries(num_entries: int, action_shape: Sequence[int] | None) -> tuple[int, ...]:
