@@ -15,7 +15,7 @@ from maml_rl.experiment.train import train
 from maml_rl.runs.metrics import Metrics
 
 # The first iteration starts workers and fills caches; the others are timed.
-_UNTIMED, TIMED = 1, 2
+_UNTIMED, _TIMED = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Estimate:
         evaluating: seconds of one evaluation during the run; 0 without them.
         num_evaluations: of the whole run.
         num_iterations: of the whole run.
+        timed: iterations that were timed.
         num_bytes: the most memory that this process had; None where the system does not tell.
         of_worker: the most that one of its workers had; None where there are none, or the system does not tell.
     """
@@ -39,6 +40,7 @@ class Estimate:
     evaluating: float
     num_evaluations: int
     num_iterations: int
+    timed: int
     num_bytes: int | None
     of_worker: int | None
 
@@ -61,7 +63,7 @@ class Estimate:
         )
         lines = [
             f"Steps: {steps}, {self.total_env_steps:,.0f} in all.",
-            f"Time: about {readable_minutes(self.minutes)} on this machine ({each}; from {TIMED} timed iterations).",
+            f"Time: about {readable_minutes(self.minutes)} on this machine ({each}; iterations timed: {self.timed}).",
         ]
         if self.num_bytes is not None:
             of_worker = "" if self.of_worker is None else f", and {_mib(self.of_worker)} in a worker"
@@ -104,12 +106,12 @@ def estimate(
     def look(metrics: Metrics) -> None:
         rows.append(metrics)
         ends.append(clock())
-        if len(rows) == _UNTIMED + TIMED:
+        if len(rows) == _UNTIMED + _TIMED:
             stop.set()
 
     every = config.evaluate_every
     # One evaluation is among the timed iterations.
-    tried = config if every is None else config.override({"evaluate-every": _UNTIMED + TIMED})
+    tried = config if every is None else config.override({"evaluate-every": _UNTIMED + _TIMED})
     with tempfile.TemporaryDirectory() as folder:
         train(tried, Path(folder) / "run", num_workers=num_workers, device=device, on_iteration=look, stop=stop)
     timed = rows[_UNTIMED:] or rows
@@ -125,8 +127,9 @@ def estimate(
         evaluating,
         0 if every is None else config.num_batches // every,
         config.num_batches,
+        len(timed),
         own,
-        of_worker,
+        None if 0 in (num_workers, config.placement.num_workers) else of_worker,
     )
 
 

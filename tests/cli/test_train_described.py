@@ -80,7 +80,7 @@ def test_dry_run_writes_nothing(config: Path, capsys: pytest.CaptureFixture[str]
     found = re.search(r"Steps: 5 iterations of (\d+) environment steps", shown)
     assert found is not None
     assert 0 < int(found[1]) <= 2 * 3 * 4 * 10
-    assert re.search(r"Time: about .* from 2 timed iterations", shown)
+    assert re.search(r"Time: about .* iterations timed: 2", shown)
     assert "The run would be in runs/small" in shown
 
 
