@@ -16,6 +16,8 @@ from maml_rl.report import paper
 from maml_rl.runs.metrics import read_metrics
 from tests.small_runs import SMALL
 
+# Six short runs are made before the first test.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 OF_ALL = ["--num-workers", "0", "--tasks", "20", "--log-level", "warning"]
 
 
