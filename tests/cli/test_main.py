@@ -19,6 +19,7 @@ import maml_rl
 from maml_rl.cli import console
 from maml_rl.cli import main as cli
 from maml_rl.config.catalog import find_config, shipped_configs, zoo
+from maml_rl.config.reference import MEASURED
 from maml_rl.envs import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -364,6 +365,16 @@ def test_lists_fit_the_terminal_and_take_a_part_of_a_name(
     assert all(part in each.lower() for each in names), names
     # Names and words that are longer than the line stay whole.
     assert all(len(line) <= min(columns, 120) or len(line.split()) <= 2 for line in lines)
+
+
+def test_configs_show_what_was_measured_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = json.loads(MEASURED.read_text(encoding="utf-8"))
+    assert {find_config(name) for name in measured} <= set(shipped_configs().values())
+    assert exit_code("configs", "maml/2d-navigation") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    entry = measured["maml/2d-navigation"]
+    assert f"{entry['env-steps'] / 1e6:.2g} M steps, {entry['minutes']:.2g} minutes on two cores" in shown
+    assert f"return {entry['first']} before adaptation and {entry['last']} at its end" in shown
 
 
 @pytest.mark.parametrize(
