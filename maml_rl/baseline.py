@@ -168,7 +168,7 @@ class LinearFeatureBaseline:
         return values.reshape(episodes.lengths.shape)
 
     def apart(self: Self) -> Self:
-        """Return a baseline with the same settings for some of the tasks, not fitted yet; see `TaskwiseBaseline`."""
+        """Return a baseline with the same settings for some of the tasks, not fitted yet."""
         own = copy.copy(self)
         own._weights = own._scale = None
         return own

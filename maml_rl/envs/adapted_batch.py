@@ -108,7 +108,7 @@ class AdaptedVectorEnv(MetaVectorEnv):
             ) from None
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`; see `MetaVectorEnv`."""
+        """Give slot i the task `tasks[i]`."""
         require_one_each(tasks, self.num_envs)
         self.env.reset_task([own_task(task) for task in tasks])  # type: ignore[attr-defined]
 
@@ -128,7 +128,7 @@ class AdaptedVectorEnv(MetaVectorEnv):
         return self.buffers.observations.copy(), self._infos()
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        """Reset all slots, slot i with the low 32 bits of `seeds[i]`; see `MetaVectorEnv`."""
+        """Reset all slots, slot i with the low 32 bits of `seeds[i]`."""
         self._reset(low_seeds(seeds))
 
     def _reset(self, seeds: list[int] | None) -> None:
@@ -146,7 +146,7 @@ class AdaptedVectorEnv(MetaVectorEnv):
         self._sent = actions
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers; see `MetaVectorEnv`."""
+        """Run the step and write the buffers."""
         if self._sent is None:
             raise RuntimeError("no step was started; call step_send first")
         actions, self._sent, buffers = self._sent, None, self.buffers

@@ -53,7 +53,7 @@ class BatchOfOne(MetaEnv):
         return self._family.draw_tasks(self.np_random, num_tasks)
 
     def sample_test_tasks(self, num_tasks: int) -> list[Task]:
-        """Draw tasks for evaluations from `np_random`; see `MetaEnv`."""
+        """Draw tasks for evaluations from `np_random`."""
         return self._family.draw_test_tasks(self.np_random, num_tasks)
 
     def reset_task(self, task: Task) -> None:
@@ -65,13 +65,13 @@ class BatchOfOne(MetaEnv):
         self._family.reset_task([task])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode; see `gymnasium.Env.reset`."""
+        """Start an episode."""
         super().reset(seed=seed)
         observations, infos = self._family.reset(seed=seed)
         return observations[0], _first_slot(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step once; see `gymnasium.Env.step`."""
+        """Step once."""
         observations, rewards, terminated, truncated, infos = self._family.step(np.asarray(action)[None])
         return observations[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), _first_slot(infos)
 

@@ -250,7 +250,7 @@ class BatchedFamily(MetaVectorEnv):
         raise NotImplementedError(f"{type(self).__name__} does not say rewards for other goals")
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
-        """Draw tasks from `np_random`; see `MetaVectorEnv`."""
+        """Draw tasks from `np_random`."""
         if num_tasks < 0:
             raise ValueError(f"num_tasks must not be negative, got {num_tasks}")
         if seed is not None:
@@ -301,7 +301,7 @@ class BatchedFamily(MetaVectorEnv):
         return self.buffers.observations.copy(), self._infos()
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        """Reset all slots, slot i with `seeds[i]`, and write the buffers; see `MetaVectorEnv`."""
+        """Reset all slots, slot i with `seeds[i]`, and write the buffers."""
         self._streams = SlotStreams(seeds)
         self._reset(None)
 
@@ -356,7 +356,7 @@ class BatchedFamily(MetaVectorEnv):
         self._sent = actions
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers; see `MetaVectorEnv`."""
+        """Run the step and write the buffers."""
         if self._sent is None or self._streams is None:
             raise RuntimeError("no step was started; call step_send first")
         actions, self._sent = self._sent, None

@@ -87,7 +87,7 @@ class LastStepVectorEnv(ObservingVectorEnv):
         self._at_start = self._last.copy(), self._begun.copy()
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Begin a trial of the task `tasks[i]` in slot i; see `MetaVectorEnv`."""
+        """Begin a trial of the task `tasks[i]` in slot i."""
         super().reset_task(tasks)
         self._last[:] = 0.0
         self._begun[:] = False
@@ -95,13 +95,13 @@ class LastStepVectorEnv(ObservingVectorEnv):
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Begin another episode of the trial; see `MetaVectorEnv`."""
+        """Begin another episode of the trial."""
         mask = read_reset_mask(options, self.num_envs)
         self._end_episodes(self._begun if mask is None else self._begun & mask)
         return super().reset(seed=seed, options=options)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        """Begin another episode of the trial; see `MetaVectorEnv`."""
+        """Begin another episode of the trial."""
         self._end_episodes(self._begun)
         super().reset_buffers(seeds)
 
@@ -111,7 +111,7 @@ class LastStepVectorEnv(ObservingVectorEnv):
         self._at_start = self._last.copy(), self._begun.copy()
 
     def reset_send(self, index: int, seed: int) -> None:
-        """Begin another episode of the trial in one slot; see `MetaVectorEnv`."""
+        """Begin another episode of the trial in one slot."""
         if self._begun[index]:
             self._last[index, -1] = 1.0
         for kept, now in zip(self._at_start, (self._last, self._begun), strict=True):
@@ -119,14 +119,14 @@ class LastStepVectorEnv(ObservingVectorEnv):
         super().reset_send(index, seed)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Start a step; see `MetaVectorEnv`."""
+        """Start a step."""
         part = self.parts[index]
         over = self.buffers.terminated[part] | self.buffers.truncated[part]
         self._sent[index] = np.array(actions), ~over
         super().step_send(index, actions)
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers; see `MetaVectorEnv`."""
+        """Run the step and write the buffers."""
         received = self.env.step_recv(timeout, indices)
         for index in received:
             if index in self._sent:

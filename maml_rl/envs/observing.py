@@ -100,7 +100,7 @@ class ObservingVectorEnv(MetaVectorEnv):
         return self.env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`; see `MetaVectorEnv`."""
+        """Give slot i the task `tasks[i]`."""
         self.env.reset_task(tasks)
 
     def reset(
@@ -112,25 +112,25 @@ class ObservingVectorEnv(MetaVectorEnv):
         return self.buffers.observations.copy(), infos
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`."""
+        """Reset all slots, slot i with `seeds[i]`."""
         self.env.reset_buffers(seeds)
         self._observe()
 
     def first_slots(self, num: int) -> MetaVectorEnv:
-        """Return the first slots, which show the same; see `MetaVectorEnv`."""
+        """Return the first slots, which show the same."""
         make: Callable[[MetaVectorEnv], MetaVectorEnv] = type(self)
         return make(self.env.first_slots(num))
 
     def reset_send(self, index: int, seed: int) -> None:
-        """Start the reset of a slot; see `MetaVectorEnv`."""
+        """Start the reset of a slot."""
         self.env.reset_send(index, seed)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Start a step; see `MetaVectorEnv`."""
+        """Start a step."""
         self.env.step_send(index, actions)
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers; see `MetaVectorEnv`."""
+        """Run the step and write the buffers."""
         received = self.env.step_recv(timeout, indices)
         self._observe()
         return received

@@ -36,7 +36,7 @@ class SampleTaskOnReset(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructor
         self._draws: np.random.Generator | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Draw a task, and start an episode in it; see `gymnasium.Env.reset`."""
+        """Draw a task, and start an episode in it."""
         if seed is not None:
             # Tasks are drawn from the generator that this seeds; the start of the episode is drawn after them.
             self.env.reset(seed=seed, options=options)
@@ -81,7 +81,7 @@ class SampleTaskOnResetVector(VectorWrapper):
         self.tasks: list[Task] = []
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Draw tasks for the slots that are reset, and start their episodes; see `VectorEnv.reset`."""
+        """Draw tasks for the slots that are reset, and start their episodes."""
         if seed is not None or not self.tasks:
             self.env.reset(seed=seed, options=options)
         mask = read_reset_mask(options, self.num_envs)

@@ -128,7 +128,7 @@ class SerialVectorEnv(MetaVectorEnv):
         return env
 
     def first_slots(self, num: int) -> MetaVectorEnv:
-        """Return the first slots as a vector environment of their own; see `MetaVectorEnv`."""
+        """Return the first slots as a vector environment of their own."""
         part = copy.copy(self)
         part.num_envs, part.parts, part.buffers = num, (slice(0, num),), self.buffers.part(slice(num))
         part.envs, part._reset_task, part._begin = self.envs[:num], self._reset_task[:num], self._begin[:num]
@@ -211,7 +211,7 @@ class SerialVectorEnv(MetaVectorEnv):
         return self.buffers.observations.copy(), self._infos()
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        """Reset all slots, slot i with the low 32 bits of `seeds[i]`; see `MetaVectorEnv`."""
+        """Reset all slots, slot i with the low 32 bits of `seeds[i]`."""
         self._reset(low_seeds(seeds), None, None)
 
     def _reset(
@@ -259,7 +259,7 @@ class SerialVectorEnv(MetaVectorEnv):
         self._sent = actions
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers; see `MetaVectorEnv`."""
+        """Run the step and write the buffers."""
         if self._sent is None:
             raise RuntimeError("no step was started; call step_send first")
         start = perf_counter()

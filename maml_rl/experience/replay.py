@@ -609,7 +609,7 @@ class Replay:
 
 
 def _parse(data: bytes, path: Path) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64], list[str]]:
-    """Return fields, lengths of trials and their tasks of bytes whose hash is right; see `Replay._bytes`."""
+    """Return fields, lengths of trials and their tasks of bytes whose hash is right."""
     try:
         rows = {name: tensor.numpy() for name, tensor in tensors_from_bytes(data).items()}
         lengths, numbers = rows.pop(_LENGTHS), rows.pop(_TASKS)

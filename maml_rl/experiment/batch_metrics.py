@@ -50,7 +50,7 @@ def share_without_signal(hosts: Hosts) -> dict[str, float]:
 
 
 def digest_of(hosts: Hosts) -> str:
-    """Return one SHA-256 for the episodes of all phases; see `combined_digest`."""
+    """Return one SHA-256 for the episodes of all phases."""
     return _combined(hosts.map(_digests))
 
 

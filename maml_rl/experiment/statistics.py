@@ -204,7 +204,7 @@ def share_difference_reach(rates: Values, others: Values, counts: tuple[int, int
 
 
 def share_reach(share: Values, strata: Sequence[Values], count: int) -> Values:
-    """Return how far one source alone makes the interval of a share reach, (2, K); see `share_interval`."""
+    """Return how far one source alone makes the interval of a share reach, (2, K)."""
     _, low, high = share_interval(share, [strata], count).T
     return np.stack([share - low, high - share])
 

@@ -159,7 +159,7 @@ class HistoryLearner(MetaLearner):
             )
 
     def open_data(self, config: Config, env: MetaVectorEnv) -> None:
-        """Open the histories that the settings name; see `MetaLearner.open_data`."""
+        """Open the histories that the settings name."""
         if self.settings.histories is None:
             raise config.error(
                 f"{config.algorithm} learns from recorded histories; add a line `histories: FOLDER` with what "
@@ -199,7 +199,7 @@ class HistoryLearner(MetaLearner):
         self.draw(np.random.default_rng(0))
 
     def learned_from(self, task: Task) -> bool:
-        """Return whether a task is among those of the histories; see `MetaLearner.learned_from`."""
+        """Return whether a task is among those of the histories."""
         return task in self._learned
 
     @abstractmethod

@@ -58,7 +58,7 @@ class MetaSGD(AdamLearner):
         return {_SIZES + name: size.detach().clone() for name, size in self._sizes.items()}
 
     def collector(self, state: Mapping[str, Tensor]) -> Self:
-        """Return a learner that adapts by the step sizes of `state`; see `MetaLearner.collector`."""
+        """Return a learner that adapts by the step sizes of `state`."""
         collector = super().collector(state)
         collector.rule = self._rule_with({name: state[_SIZES + name].to(self.device) for name in self._sizes})
         return collector

@@ -222,7 +222,7 @@ class MetaLearner(ABC):
         return self._streams.numpy(purpose)
 
     def torch_generator(self, purpose: str) -> torch.Generator:
-        """Return the learner's torch generator for a purpose, on the CPU; see `generator`."""
+        """Return the learner's torch generator for a purpose, on the CPU."""
         return self._streams.torch(purpose)
 
     def learn(self, batch: Batch, number: int) -> dict[str, Any]:
@@ -324,7 +324,7 @@ class MetaLearner(ABC):
         return returns.mT if self.whole_trials else returns
 
     def infos(self, batch: Batch) -> dict[str, Tensor]:
-        """Return one number of each recorded info for every episode, (M, columns, B) by name; see `returns`."""
+        """Return one number of each recorded info for every episode, (M, columns, B) by name."""
         of_chunks = self._map(infos_of, batch)
         infos = {name: torch.cat([each[name] for each in of_chunks]) for name in of_chunks[0]}
         return {name: info.mT for name, info in infos.items()} if self.whole_trials else infos

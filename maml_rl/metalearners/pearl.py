@@ -245,7 +245,7 @@ class PEARL(SoftActorCritic):
         return {name: value.clone() for name, value in self.encoder.state_dict().items()}
 
     def collector(self, state: Mapping[str, Tensor]) -> Self:
-        """Return a learner that infers contexts by the encoder of `state`; see `MetaLearner.collector`."""
+        """Return a learner that infers contexts by the encoder of `state`."""
         collector = super().collector(state)
         collector.encoder = copy.deepcopy(self.encoder)
         collector.encoder.load_state_dict(state)

@@ -52,7 +52,7 @@ class ProMP(AdamLearner):
         return loss
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Take steps of Adam, then adapt the coefficients of the penalty; see `AdamLearner.update`."""
+        """Take steps of Adam, then adapt the coefficients of the penalty."""
         metrics = super().update(batch)
         if self.settings.adaptive_inner_kl:
             target = self.settings.target_inner_kl

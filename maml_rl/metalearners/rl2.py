@@ -127,7 +127,7 @@ class RL2(MetaLearner):
         return policy
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Take steps of Adam on PPO's clipped objective; see `TrialPPO.update`."""
+        """Take steps of Adam on PPO's clipped objective."""
         return self._ppo.update(self.hosts_of(batch))
 
     def state_dict(self) -> State:

@@ -63,7 +63,7 @@ class TrialPPOSettings(SettingsModel):
     ] = False
 
     def check_with(self, config: Config) -> None:
-        """Refuse a training that continues after the step size has fallen to zero; see `SettingsModel.check_with`."""
+        """Refuse a training that continues after the step size has fallen to zero."""
         if self.anneal_over is not None and self.anneal_over < config.num_batches:
             raise config.error(
                 f"{config.algorithm} learns nothing after meta-update {self.anneal_over}, when its step size is "
@@ -147,7 +147,7 @@ class Trainable(Protocol):
         """The family of distributions that the parameters describe."""
 
     def unroll(self, observations: Tensor) -> Unrolled:
-        """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`."""
+        """Go through sequences (L, N, ...), differentiably."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class BeliefPolicy(SequencePolicy):
         return [param for param in self.parameters() if param.requires_grad and id(param) not in of_encoder]
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` under fixed parameters, without gradients; see `Policy.actor`."""
+        """Return `act` under fixed parameters, without gradients."""
         params = {name: value.detach() for name, value in params.items()}
         own, of_core = self.own_size, within(params, "core.")
         names = ("latent.weight", "latent.bias"), *self._actor.layer_names
@@ -233,7 +233,7 @@ class BeliefPolicy(SequencePolicy):
         return Unrolled(distribution, self._critic.units(inputs, params).squeeze(-1), ())
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
-        """Go through sequences (L, N, ...); actions and values are differentiable; see `Policy.unroll`."""
+        """Go through sequences (L, N, ...); actions and values are differentiable."""
         known, after = self.with_belief(observations, memory, params)
         unrolled = self.unroll_known(known, params)
         return Unrolled(unrolled.distribution, unrolled.values, after)

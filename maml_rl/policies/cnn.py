@@ -163,16 +163,16 @@ class InputEncoder:
         self.widths = [*(width for image in self._images for width in image.widths), self.size]
 
     def register(self, module: nn.Module, generator: torch.Generator) -> None:
-        """Give `module` all convolutions; see `ImageEncoder.register`."""
+        """Give `module` all convolutions."""
         for image in self._images:
             image.register(module, generator)
 
     def prepared(self, params: Params) -> dict[str, Tensor]:
-        """Return copies of the parameters, for acting; see `ImageEncoder.prepared`."""
+        """Return copies of the parameters, for acting."""
         return {name: param for image in self._images for name, param in image.prepared(params).items()}
 
     def features(self, observations: Tensor, params: Params) -> Tensor:
-        """Return features (..., F) of observations (..., *observation shape); see `ImageEncoder.features`."""
+        """Return features (..., F) of observations (..., *observation shape)."""
         images = self._parts.images(observations)
         found = [image.features(seen, params) for image, seen in zip(self._images, images, strict=True)]
         return torch.cat([*found, self._parts.numbers(observations, found[0].dtype)], -1)
@@ -216,14 +216,14 @@ class _EncodingPolicy(Policy):
         self.perceptron.register(self.head, torch.Generator().manual_seed(seed))
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return the head's distribution parameters for observations; see `Policy.distribution_parameters`."""
+        """Return the head's distribution parameters for observations."""
         params = dict(self.named_parameters()) if params is None else params
         connected = _connected(params)
         features = self.encoder.features(observations, params)
         return self.distributions.parametrize(self.perceptron.units(features, connected), connected)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` under fixed parameters; see `Policy.actor`."""
+        """Return `act` under fixed parameters."""
         own, connected = self.encoder.prepared(params), _connected(params)
         act = self.distributions.actor(connected)
 
@@ -276,7 +276,7 @@ class CNNPolicy(_EncodingPolicy):
         self.observation_shape = tuple(observation_shape)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Compare shapes and types; see `Policy.check_spaces`."""
+        """Compare shapes and types."""
         if not is_image(observation_space) or tuple(observation_space.shape or ()) != self.observation_shape:
             raise ValueError(
                 f"the policy is for images of bytes of shape {self.observation_shape}, the environment has "
@@ -323,7 +323,7 @@ class MultiInputPolicy(_EncodingPolicy):
         self.observation_space, self.observation_shape = flat, tuple(flat.shape or ())
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Compare the spaces of all parts; see `Policy.check_spaces`."""
+        """Compare the spaces of all parts."""
         if parts_of(observation_space) != parts_of(self.observation_space):
             raise ValueError(
                 f"the policy is for the observations {self.observation_space}, the environment has {observation_space}"

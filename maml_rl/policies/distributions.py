@@ -332,7 +332,7 @@ def _invert_gamma(shapes: Tensor, noise: Tensor) -> Tensor:
 
 
 def invert_beta(first: Tensor, second: Tensor, noise: Tensor, further_noise: Tensor) -> Tensor:
-    """Return numbers (...) from Beta(first, second) as a function of two numbers of noise each; see `invert_gamma`."""
+    """Return numbers (...) from Beta(first, second) as a function of two numbers of noise each."""
     number = invert_gamma(first, noise)
     return number / (number + invert_gamma(second, further_noise))
 

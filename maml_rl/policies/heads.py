@@ -264,11 +264,11 @@ class GaussianHead(Head):
     def fisher_product(
         self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Multiply (mean, log_std) tangents by the Fisher metric; see `Distributions.fisher_product`."""
+        """Multiply (mean, log_std) tangents by the Fisher metric."""
         return functional.gaussian_fisher_product(parameters[1], tangents[0], tangents[1], weights)
 
     def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> GaussianLogProbability:
-        """Return log-probabilities with their derivatives; see `Head.on_samples`."""
+        """Return log-probabilities with their derivatives."""
         return GaussianLogProbability(units, params["sigma"], actions, self.min_log_std)
 
 
@@ -395,11 +395,11 @@ class CategoricalHead(Head):
     def fisher_product(
         self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
     ) -> tuple[Tensor]:
-        """Multiply a tangent of the logits by the Fisher metric; see `Distributions.fisher_product`."""
+        """Multiply a tangent of the logits by the Fisher metric."""
         return (functional.categorical_fisher_product(parameters[0], tangents[0], weights),)
 
     def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> CategoricalLogProbability:
-        """Return log-probabilities with their derivatives; see `Head.on_samples`."""
+        """Return log-probabilities with their derivatives."""
         return CategoricalLogProbability(units, actions - self.start)
 
 
@@ -435,7 +435,7 @@ class MultiCategoricalHead(Head):
     def fisher_product(
         self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
     ) -> tuple[Tensor]:
-        """Multiply a tangent of the logits by the Fisher metric; see `Distributions.fisher_product`."""
+        """Multiply a tangent of the logits by the Fisher metric."""
         logits, tangent = (tensors[0].split(self.num_categories, dim=-1) for tensors in (parameters, tangents))
         products = map(functional.categorical_fisher_product, logits, tangent, [weights] * len(logits))
         return (torch.cat(list(products), dim=-1),)
@@ -472,7 +472,7 @@ class BernoulliHead(Head):
     def fisher_product(
         self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
     ) -> tuple[Tensor]:
-        """Multiply a tangent of the logits by the Fisher metric, p (1 - p); see `Distributions.fisher_product`."""
+        """Multiply a tangent of the logits by the Fisher metric, p (1 - p)."""
         probs = torch.sigmoid(parameters[0])
         return (weights.unsqueeze(-1) * probs * (1.0 - probs) * tangents[0],)
 

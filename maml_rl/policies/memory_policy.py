@@ -42,13 +42,13 @@ class MemoryPolicy(Policy):
 
     @abstractmethod
     def initial_memory(self, num: int) -> Memory:
-        """Return the memory of `num` slots at the start of a trial; see `Policy.initial_memory`."""
+        """Return the memory of `num` slots at the start of a trial."""
 
     @abstractmethod
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return actions, and the memory after them; see `Policy.act`."""
+        """Return actions, and the memory after them."""
 
     def _act_by_actor(
         self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None, *, writes: bool = False

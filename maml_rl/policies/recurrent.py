@@ -239,7 +239,7 @@ def weights_of(params: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def make_recurrent(
     cell: Cell, inputs: int, hidden_size: int, generator: torch.Generator, memory_span: int | None = None
 ) -> Recurrent:
-    """Return a layer whose weights come from the generator alone; see `Recurrent.initialize`."""
+    """Return a layer whose weights come from the generator alone."""
     layer: Recurrent = empty_layer(GRU if cell == "gru" else LSTM, inputs, hidden_size)
     layer.initialize(generator, memory_span)
     return layer

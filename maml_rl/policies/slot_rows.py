@@ -60,7 +60,7 @@ def affine(units: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
 
 
 def through(units: Tensor, params: Params, name: str) -> Tensor:
-    """Return units (..., I) through the linear layer `name`; see `affine`."""
+    """Return units (..., I) through the linear layer `name`."""
     return affine(units, params[f"{name}.weight"], params[f"{name}.bias"])
 
 

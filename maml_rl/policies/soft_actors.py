@@ -115,13 +115,13 @@ class RecurrentActor(SoftActor, MemoryPolicy):
 
     @property
     def has_static_steps(self) -> bool:
-        """Whether the body is a recurrent layer; see `Policy.has_static_steps`."""
+        """Whether the body is a recurrent layer."""
         return not self.encoder.core.writes_memory
 
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return actions (M, S, ...), and the memory after them; see `Policy.act`."""
+        """Return actions (M, S, ...), and the memory after them."""
         return self._act_by_actor(observations, noise, memory, params, writes=self.encoder.core.writes_memory)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
@@ -159,7 +159,7 @@ class RecurrentActor(SoftActor, MemoryPolicy):
         return act
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
-        """Go through sequences (L, N, size), differentiably; see `Policy.unroll`."""
+        """Go through sequences (L, N, size), differentiably."""
         params = dict(self.named_parameters()) if params is None else params
         observations = observations.to(self.head.weight.dtype)
         units, last = self.encoder.run(observations, memory, within(params, "encoder."))
@@ -212,11 +212,11 @@ class ContextActor(SoftActor):
 
     @property
     def has_static_steps(self) -> bool:
-        """Whether every step is alike: it is; see `Policy.has_static_steps`."""
+        """Whether every step is alike: it is."""
         return True
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return mean and log standard deviation under the context; see `Policy.distribution_parameters`."""
+        """Return mean and log standard deviation under the context."""
         params = dict(self.named_parameters()) if params is None else params
         context = params[CONTEXT]
         if context.dim() == 2:

@@ -101,7 +101,7 @@ class TrialEncoder(nn.Module):
     def run(
         self, observations: Tensor, memory: Memory | None = None, params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Go through sequences (L, N, size) of observations, differentiably; see `MemoryBody.run`."""
+        """Go through sequences (L, N, size) of observations, differentiably."""
         params = dict(self.named_parameters()) if params is None else params
         return self.core.run(self.embed(observations, params), memory, within(params, "core."))
 

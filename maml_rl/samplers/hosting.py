@@ -338,7 +338,7 @@ class RemoteHosts(Hosts):
         self._carrier.sample(Request(self._reference, self._blocks), batch, phase, timer)
 
     def share(self, argument: Value) -> Value:
-        """Put an argument into the store, from which every host gets it once; see `Hosts.share`."""
+        """Put an argument into the store, from which every host gets it once."""
         self._shared[id(argument)] = argument, self._put(argument)
         return argument
 

@@ -89,13 +89,13 @@ class GuardedEnv(MetaVectorEnv):
         self.parts, self.buffers, self.physics_seconds = env.parts, env.buffers, env.physics_seconds
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
-        """Draw tasks; see `MetaVectorEnv`."""
+        """Draw tasks."""
         self._work.place, self._work.tasks = "in sample_tasks", ()
         with self._guard:
             return self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`; see `MetaVectorEnv`."""
+        """Give slot i the task `tasks[i]`."""
         self._work.place, self._work.tasks, self._work.steps = "in reset_task", tuple(tasks), []
         with self._guard:
             self._env.reset_task(tasks)
@@ -111,7 +111,7 @@ class GuardedEnv(MetaVectorEnv):
         return observations, infos
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`."""
+        """Reset all slots, slot i with `seeds[i]`."""
         self._work.place = "in reset"
         with self._guard:
             self._env.reset_buffers(seeds)
@@ -132,19 +132,19 @@ class GuardedEnv(MetaVectorEnv):
         return self._env.slot_counts()
 
     def reset_send(self, index: int, seed: int) -> None:
-        """Start the reset of a slot; see `MetaVectorEnv`."""
+        """Start the reset of a slot."""
         self._work.steps = self._work.steps or [0] * self.num_envs
         self._work.steps[index] = -1
         with self._guard:
             self._env.reset_send(index, seed)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Start a step; see `MetaVectorEnv`."""
+        """Start a step."""
         with self._guard:
             self._env.step_send(index, actions)
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers; see `MetaVectorEnv`."""
+        """Run the step and write the buffers."""
         with self._guard:
             received = self._env.step_recv(timeout, indices)
         if isinstance(self._work.place, int):

@@ -100,7 +100,7 @@ class InnerPhases:
     def phase(
         self, sample: SamplePhase, params: Mapping[str, Tensor] | None, timer: StageTimer = NULL_TIMER
     ) -> TaskEpisodes:
-        """Sample a phase, with advantages; see `adapt`."""
+        """Sample a phase, with advantages."""
         episodes = sample(params)
         with timer.stage("advantages"):
             self._estimate_advantages(episodes)

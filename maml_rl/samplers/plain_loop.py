@@ -58,7 +58,7 @@ class SampledActions(Policy):
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return an element of the space for each number of the noise; see `Policy.act`."""
+        """Return an element of the space for each number of the noise."""
         rows = np.stack([self._row(float(number)) for number in noise.flatten()])
         return torch.from_numpy(rows).unflatten(0, noise.shape[:-1]), ()
 

@@ -91,31 +91,31 @@ class ReportingEnv:
         self._generation = generation
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Report that slots get their tasks, and give them; see `MetaVectorEnv`."""
+        """Report that slots get their tasks, and give them."""
         self._report(IN_RESET_TASK)
         self.env.reset_task(tasks)
 
     def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
-        """Report a reset, and carry it out; see `MetaVectorEnv`."""
+        """Report a reset, and carry it out."""
         self._report(IN_RESET)
         self.env.reset_buffers(seeds)
         self._steps = [0] * len(self.parts)
         self._progress[self._index] = 0
 
     def reset_send(self, index: int, seed: int) -> None:
-        """Report the reset of a slot, and start it; see `MetaVectorEnv`."""
+        """Report the reset of a slot, and start it."""
         self._report(IN_RESET)
         self._steps[index] = IN_RESET
         self.env.reset_send(index, seed)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Report a step, and start it; see `MetaVectorEnv`."""
+        """Report a step, and start it."""
         self._report(self._steps[index])
         self.env.step_send(index, actions)
         self._steps[index] += 1
 
     def step_recv(self, timeout: float | None, indices: Sequence[int] | None) -> list[int]:
-        """Wait for the step; see `MetaVectorEnv`."""
+        """Wait for the step."""
         if not self.advances_by_slot:
             return self.env.step_recv(timeout, indices)
         self._report(int(self._progress[self._index]))

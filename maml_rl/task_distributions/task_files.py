@@ -33,7 +33,7 @@ def save_tasks(path: str | Path, env_name: str, tasks: Sequence[Task]) -> None:
 
 
 def tasks_as_bytes(path: str | Path, env_name: str, tasks: Sequence[Task]) -> bytes:
-    """Return the content of a file of tasks; see `save_tasks`."""
+    """Return the content of a file of tasks."""
     lines = []
     for index, task in enumerate(tasks):
         try:

@@ -69,7 +69,7 @@ class _BanditFamily(BatchedFamily):
         out[:] = 0.0
 
     def optimal_actions(self, observations: NDArray[Any], slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the arms of the largest means; see `BatchedFamily`."""
+        """Return the arms of the largest means."""
         arms: NDArray[np.int64] = self.tasks["mean"][slots].argmax(1)
         return arms
 

@@ -141,7 +141,7 @@ class DarkRoomVectorEnv(DarkFamily):
         return as_floats(there), there
 
     def optimal_actions(self, observations: NDArray[Any], slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return steps toward the goals, up or down first, and staying there; see `BatchedFamily`."""
+        """Return steps toward the goals, up or down first, and staying there."""
         rows, columns = np.sign(self.tasks["goal"][slots].astype(np.int64) - self._cells_of(observations)).T
         # As `_MOVES` has them: up is 1 and down 2, left is 3 and right 4.
         vertical, horizontal = (1 + (rows > 0)) * (rows != 0), (3 + (columns > 0)) * (columns != 0)

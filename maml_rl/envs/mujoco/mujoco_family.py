@@ -145,7 +145,7 @@ class MujocoFamily(BatchedFamily):
         return other
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers; see `MetaVectorEnv`."""
+        """Run the step and write the buffers."""
         # A diverged simulation is visible in its observation and reward; NumPy's warnings would add nothing.
         with np.errstate(over="ignore", invalid="ignore"):
             return super().step_recv(timeout, indices)

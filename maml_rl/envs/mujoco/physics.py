@@ -145,7 +145,7 @@ class _Simulations:
         self._fields: dict[str, Floats] = {}
 
     def bind(self, field: str) -> NDArray[Any]:
-        """Return a live array over a field; see `Physics`."""
+        """Return a live array over a field."""
         if field not in self._bound:
             self._bound[field] = self._bind(field)
         return self._bound[field]
@@ -154,7 +154,7 @@ class _Simulations:
         raise NotImplementedError
 
     def set_model(self, fields: Mapping[str, Floats]) -> None:
-        """Give every simulation a model of its own; see `Physics`."""
+        """Give every simulation a model of its own."""
         # Deriving the constants takes long, and a phase often has the same tasks as the one before.
         if fields.keys() != self._fields.keys() or any(
             not np.array_equal(values, self._fields[name]) for name, values in fields.items()
@@ -206,7 +206,7 @@ class BatchPhysics(_Simulations):
         return array
 
     def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
-        """Start afresh; see `Physics`."""
+        """Put simulations into states, with nothing left of what came before."""
         where = slice(None) if mask is None else mask
         # Not Batch.reset: it resets elements that were assigned the value that they already had.
         self._states[where] = self._initial_state
@@ -214,12 +214,12 @@ class BatchPhysics(_Simulations):
         self._batch.forward(mask)
 
     def step(self, controls: Floats, num_substeps: int, mask: Mask | None = None) -> None:
-        """Step; see `Physics`."""
+        """Step the simulations."""
         np.copyto(self._controls, controls, where=True if mask is None else mask[:, None])
         self._batch.step(mask, num_substeps)
 
     def forward(self, mask: Mask | None = None) -> None:
-        """Compute derived quantities; see `Physics`."""
+        """Compute derived quantities."""
         self._batch.forward(mask)
 
     def _derive_constants(self) -> None:
@@ -264,19 +264,19 @@ class PlainPhysics(_Simulations):
         return self._derived[field]
 
     def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
-        """Start afresh; see `Physics`."""
+        """Put simulations into states, with nothing left of what came before."""
         where = slice(None) if mask is None else mask
         self._states[where] = self._initial_state
         self._qpos[where], self._qvel[where] = qpos, qvel
         self._run(0, mask)
 
     def step(self, controls: Floats, num_substeps: int, mask: Mask | None = None) -> None:
-        """Step; see `Physics`."""
+        """Step the simulations."""
         np.copyto(self._controls, controls, where=True if mask is None else mask[:, None])
         self._run(num_substeps, mask)
 
     def forward(self, mask: Mask | None = None) -> None:
-        """Compute derived quantities; see `Physics`."""
+        """Compute derived quantities."""
         self._run(0, mask)
 
     def close(self) -> None:

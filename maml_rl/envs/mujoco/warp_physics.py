@@ -145,7 +145,7 @@ class WarpPhysics:
         self.launch: Callable[[Callable[[], None]], None] = lambda work: work()
 
     def bind(self, field: str) -> Any:
-        """Return a live array or tensor (N, ...) over a field; see `Physics`."""
+        """Return a live array or tensor (N, ...) over a field."""
         if field not in self._bound:
             own = {"qpos": self._qpos, "qvel": self._qvel, "ctrl": self._controls}
             tensor = own[field] if field in own else self._of_all(field)
@@ -166,7 +166,7 @@ class WarpPhysics:
         return whole
 
     def set_state(self, qpos: Any, qvel: Any, mask: Any = None) -> None:
-        """Start afresh; see `Physics`."""
+        """Put simulations into states, with nothing left of what came before."""
         kept = self._keep(None if mask is None else ~self._tensor(mask))
         where = slice(None) if mask is None else self._tensor(mask)
         self._qpos[where], self._qvel[where] = (self._tensor(values).to(self._qpos.dtype) for values in (qpos, qvel))
@@ -177,7 +177,7 @@ class WarpPhysics:
         self._restore(kept)
 
     def set_model(self, fields: Mapping[str, Any]) -> None:
-        """Give every simulation a model of its own; see `Physics`."""
+        """Give every simulation a model of its own."""
         given = {name: self._tensor(values) for name, values in fields.items()}
         with self._here(), self._compiling():
             for group in self._groups:
@@ -191,7 +191,7 @@ class WarpPhysics:
             self._fields = {name: values.clone() for name, values in given.items()}
 
     def step(self, controls: Any, num_substeps: int, mask: Any = None) -> None:
-        """Step; see `Physics`."""
+        """Step the simulations."""
         active = None if mask is None else self._tensor(mask)
         kept = self._keep(None if active is None else ~active)
         controls = self._tensor(controls)
@@ -203,7 +203,7 @@ class WarpPhysics:
         self._restore(kept)
 
     def forward(self, mask: Any = None) -> None:
-        """Compute derived quantities; see `Physics`."""
+        """Compute derived quantities."""
         kept = self._keep(None if mask is None else ~self._tensor(mask))
         warmstart = self._warmstart.clone()
         self.launch(lambda: self._run(0))

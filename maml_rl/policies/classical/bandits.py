@@ -50,7 +50,7 @@ class BanditPolicy(CountingPolicy):
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Count the last pull, and choose the next; see `Policy.act`."""
+        """Count the last pull, and choose the next."""
         pulled, reward, _ = self.last_step(observations)
         won = pulled * reward[..., None]
         successes, failures = memory[0] + won, memory[1] + pulled - won

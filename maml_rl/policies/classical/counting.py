@@ -54,7 +54,7 @@ class CountingPolicy(MemoryPolicy):
         return last[..., :-2], last[..., -2], last[..., -1] > 0.5
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Refuse actions of another kind or number, and observations that do not show the last step; see `Policy`."""
+        """Refuse actions of another kind or number, and observations that do not show the last step."""
         self._check_actions(action_space)
         if not isinstance(observation_space, spaces.Box) or len(observation_space.shape) != 1:
             raise ValueError(
@@ -84,11 +84,11 @@ class RandomPolicy(CountingPolicy):
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return random actions; see `Policy.act`."""
+        """Return random actions."""
         return noise.argmax(-1), ()
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Refuse actions of another kind or number; see `Policy`."""
+        """Refuse actions of another kind or number."""
         self._check_actions(action_space)
 
 

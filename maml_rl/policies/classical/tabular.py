@@ -133,7 +133,7 @@ class TabularPolicy(CountingPolicy):
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Count the last step, plan where an episode begins, and act by the plan; see `Policy.act`."""
+        """Count the last step, plan where an episode begins, and act by the plan."""
         visits, rewards, transitions, values, (last_state, step) = *memory[:4], memory[4].unbind(-1)
         action, reward, ended = self.last_step(observations)
         shown, noise = observations[..., : self.num_states].double(), noise.double()
@@ -153,7 +153,7 @@ class TabularPolicy(CountingPolicy):
         return self.follow(of_state, noise), (visits, rewards, transitions, values, torch.stack((state, step), -1))
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Also refuse another number of states; see `CountingPolicy.check_spaces`."""
+        """Also refuse another number of states."""
         super().check_spaces(observation_space, action_space)
         shown = LastStepParts.within(observation_space, action_space).observation.stop
         if shown != self.num_states:
@@ -163,7 +163,7 @@ class TabularPolicy(CountingPolicy):
             )
 
     def mean_model(self, visits: Tensor, rewards: Tensor, transitions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the posterior means of the rewards (N, S, A) and of the transitions (N, S, A, S); see `plan`."""
+        """Return the posterior means of the rewards (N, S, A) and of the transitions (N, S, A, S)."""
         return rewards / visits, transitions / transitions.sum(-1, keepdim=True)
 
 

@@ -77,7 +77,7 @@ class DeviceBackend(RolloutBackend):
         return self._host.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
-        """Sample a phase on the device; see `RolloutBackend`."""
+        """Sample a phase on the device."""
         self.prepare(len(phase.tasks))
         assert self._slots is not None
         with timer.stage("physics"):

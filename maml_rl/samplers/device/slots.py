@@ -119,7 +119,7 @@ class DeviceSlots:
         self._show()
 
     def step(self, actions: Tensor, active: Tensor | None) -> Outcome:
-        """Step the active slots (None: all); see `BatchedFamily.advance`."""
+        """Step the active slots (None: all)."""
         outcome: Outcome = self._keep_places(self.family.advance, actions, active, self._streams, self._own)
         for shown in self._shown:
             shown.step(actions, active, outcome, self.family)

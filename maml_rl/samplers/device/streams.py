@@ -68,7 +68,7 @@ class PhaseNoise:
         self.rows = torch.full((steps, tasks * slots, size), middle_of(kind), device=device)
 
     def draw(self, streams: PhaseStreams, episodes: range) -> None:
-        """Draw the noise of `episodes` of all tasks; see `PhaseStreams.action_noise`."""
+        """Draw the noise of `episodes` of all tasks."""
         steps, tasks, slots, size = self._shape
         if not size:
             return

@@ -150,7 +150,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         return float(self._progress.waiting_seconds.max())
 
     def slot_counts(self) -> SlotCounts | None:
-        """Return the activity of the slots of workers in which the policy acts; see `MetaVectorEnv`."""
+        """Return the activity of the slots of workers in which the policy acts."""
         counts = self._progress.slot_counts.copy()
         if not counts.any(axis=1).all():
             # Not all have begun, or none ever does.
@@ -162,7 +162,7 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         return SlotCounts(waiting, acting, done, slot, float(counts[worker, 4]))
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
-        """Draw tasks from the generator of the first worker's environment; see `MetaVectorEnv`."""
+        """Draw tasks from the generator of the first worker's environment."""
         check_count("num_tasks", num_tasks, 0)
         self.settle()
         command = SampleTasks(self.pool.generation, num_tasks, seed, evaluation)

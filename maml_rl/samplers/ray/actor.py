@@ -266,7 +266,7 @@ class RolloutActor:
         return EnvDescription.of(self._some_env().env)
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool) -> list[Task]:
-        """Draw tasks of the family; see `RolloutBackend`."""
+        """Draw tasks of the family."""
         return self._some_env().env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def run(self, data: PhaseData, params: dict[str, NDArray[Any]] | None, slots: slice) -> Sampled:

@@ -148,12 +148,12 @@ class RayBackend(RolloutBackend):
         return ray.put(Stored(pickled, digests_of(modules)))
 
     def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
-        """Let actors sample the blocks of a batch; see `Carrier`."""
+        """Let actors sample the blocks of a batch."""
         for _ in self.carry_out(request, batch):
             pass
 
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
-        """Let actors carry out a request; see `Carrier`."""
+        """Let actors carry out a request."""
         if request.asked is None:
             self._pool.warn_of_unused_places(len(batch.blocks), "block")
             shares: list[tuple[RayWorker | None, list[int]]] = [(None, [block]) for block in request.blocks]

@@ -132,7 +132,7 @@ class Team:
         remedy: str,
         error: type[ChildEnvError | ConfigError] = ChildEnvError,
     ) -> None:
-        """End an actor, and leave out its node; see `LeftOutNodes.add`."""
+        """End an actor, and leave out its node."""
         self.remove(actor)
         self._left_out.add(node, cause, remedy, error)
         self._shrink()
