@@ -281,7 +281,7 @@ def test_episodes_on_cuda_are_those_of_the_cpu(env_id):
 @on_gpu
 @pytest.mark.cuda
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("env_id", PHYSICS)
+@pytest.mark.parametrize("env_id", PHYSICS[:2])
 def test_physics_on_cuda_agrees_with_mujoco_after_a_step(env_id):
     pytest.importorskip("mujoco_warp")
     (theirs,) = sample("in-process", env_id, policy_for(env_id), max_episode_steps=3)
