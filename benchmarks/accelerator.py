@@ -223,7 +223,11 @@ class _Sampling:
         self._policy = policy.to(session.device)
         with torch.no_grad():
             stacked = policy.stack_parameters(num_tasks)
-            self._params = {name: value + 0.05 * torch.randn_like(value) for name, value in stacked.items()}
+            random = torch.Generator(session.device).manual_seed(0)
+            self._params = {
+                name: value + 0.05 * torch.randn(value.shape, generator=random, device=session.device)
+                for name, value in stacked.items()
+            }
         self._tasks = tuple(self._backend.sample_tasks(num_tasks, 0))
         self._number = 0
 
@@ -409,8 +413,10 @@ def one_graph() -> None:
     model, device = HalfCheetahFamily.body_model(), torch.device("cuda", 0)
     physics: Any = make_physics(model, 800, "warp", 1, WarpLimits(str(device)))
     qpos = physics.bind("qpos")
-    start = torch.tensor(model.qpos0, device=device, dtype=torch.float32) + 0.1 * torch.rand_like(qpos)
-    controls = torch.rand(800, model.nu, device=device) * 2 - 1
+    random = torch.Generator(device).manual_seed(0)
+    start = torch.tensor(model.qpos0, device=device, dtype=torch.float32)
+    start = start + 0.1 * torch.rand(qpos.shape, generator=random, device=device)
+    controls = torch.rand(800, model.nu, generator=random, device=device) * 2 - 1
 
     def run(step: Callable[[], object]) -> tuple[Tensor, float]:
         physics.set_state(start, torch.zeros(800, model.nv, device=device))
