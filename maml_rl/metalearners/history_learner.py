@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from maml_rl.config import Config
+from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import cut, sum_gradients
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
@@ -41,7 +41,7 @@ _TASKS, _RETURNS, _UPDATES, _CONTEXT = (f"histories.{name}" for name in ("tasks"
 _SPARE_BITS = 19
 
 
-class HistorySettings(MemorySettings):
+class HistorySettings(SettingsModel, MemorySettings):
     """Settings of all learners of histories."""
 
     cell: Annotated[

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
-from maml_rl.config import Config, SettingsModel
+from maml_rl.config import Config
 from maml_rl.config.settings import Count
 from maml_rl.metalearners.refusals import refuse_sizes
 from maml_rl.policies import GRUPolicy, SequencePolicy, TransformerPolicy
@@ -14,8 +14,8 @@ from maml_rl.policies.recurrent import Cell
 from maml_rl.policies.transformer import Attention
 
 
-class MemorySettings(SettingsModel):
-    """The kind of a memory, and the sizes of a transformer besides its width."""
+class MemorySettings(BaseModel):
+    """The kind of a memory, and the sizes of a transformer besides its width: a part of the settings of a learner."""
 
     cell: Annotated[
         Literal["gru", "lstm", "transformer"],

@@ -47,7 +47,7 @@ OF_ALL = {
     *("strict", "update", "inference", "num-groups", "recv-timeout", "stepping", "stepping-threads", "step-timeout"),
     *("max-retries", "max-restarts", "prefetch", "checkpoint-every", "keep-checkpoints", "evaluate-every"),
     *("evaluation-tasks", "ray-address", "ray-start-timeout", "ray-head-timeout", "ray-num-cpus", "ray-resources"),
-    *("ray-placement-group", "ray-runtime-env", "ray-log-to-driver"),
+    *("ray-placement-group", "ray-runtime-env", "ray-log-to-driver", "engine"),
 }
 PIXELS = {"env-name": "PixelNavigation-v0", "max-episode-steps": 4, "fast-batch-size": 2}
 

@@ -117,7 +117,7 @@ def test_settings_in_the_section_and_at_the_top_level_are_equivalent() -> None:
         (
             "algorithm: reptile\nalgorithm-settings:\n  num-updates: 3\n",
             "unknown key 'num-updates' in x.yaml, line 4; it is a setting of maml-ppo, promp, anil, meta-sgd, cavia, "
-            "rsac, pearl, ad, dpt, and the algorithm is reptile",
+            "rsac, pearl, amago, amago-offline, ad, dpt, and the algorithm is reptile",
         ),
     ],
 )
