@@ -68,7 +68,7 @@ class ObservingVectorEnv(MetaVectorEnv):
     @buffers.setter
     def buffers(self, buffers: StepBuffers) -> None:
         self._buffers = buffers
-        # The environment has its own array of observations; it writes everything else directly into this one's buffers.
+        # The environment writes its observations into an array of its own, and all else directly into these buffers.
         own = self.env.buffers.observations
         self.env.buffers = replace(buffers, observations=own)
 

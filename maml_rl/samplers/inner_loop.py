@@ -1,6 +1,6 @@
 """The phases of a batch, one after the other: each gets advantages, and all except the last lead to a gradient step.
 
-A sampler goes through it with all tasks, a host with the tasks that it keeps. The chunks of tasks are the same.
+A sampler runs it on all tasks, and a host on the tasks whose episodes it keeps. The chunks of tasks are the same.
 """
 
 from __future__ import annotations

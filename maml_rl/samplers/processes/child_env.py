@@ -127,7 +127,7 @@ class ChildEnv:
         self._first_slot = command.first_slot
         self._progress = SharedProgress(self._memory, command.num_workers)
         self._env = self._recipe.make(command.num_envs, current_slots=self._progress.current_slots[own])
-        # A worker that died before may have left its seconds there; this one adds to them.
+        # The shared counter may already hold the seconds of a worker that died; this one adds to them.
         self._env.physics_seconds = self._progress.physics_seconds[own]
         return EnvDescription.of(self._env)
 

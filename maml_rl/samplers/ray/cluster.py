@@ -76,7 +76,7 @@ class RayCluster:
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._asked = placement.asked
-        self._places, self._told, self._next_count = 0, -1, 0.0
+        self._places, self._warned, self._next_count = 0, -1, 0.0
         # Ids of the nodes with a place for an actor of this run.
         self._usable: list[str] = []
         # Why this run leaves out a node, by its id.
@@ -161,9 +161,9 @@ class RayCluster:
                 raise ConfigError(
                     f"{message}{without}; lower it, add nodes, or leave out strict to continue with what there is"
                 )
-            if places != self._told:
+            if places != self._warned:
                 _log.warning("%s; it continues with that many workers", message)
-        self._told = places
+        self._warned = places
         return places
 
     def _places_of_nodes(self) -> dict[str, int]:

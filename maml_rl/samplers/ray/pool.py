@@ -55,7 +55,7 @@ class RayPool:
 
     def __init__(self, placement: Placement, name: str, code: tuple[bytes, bytes], slots_per_task: int) -> None:
         self._placement, self._name = placement, name
-        self._idle_told = self._closed = False
+        self._idle_warned = self._closed = False
         self._units = Units(placement.max_restarts)
         self._team = Team(placement, name, slots_per_task, self._units)
         try:
@@ -149,13 +149,13 @@ class RayPool:
     def warn_of_unused_places(self, number: int, what: str = "task") -> None:
         """Warn once that there are more CPUs than a phase of so many tasks, or blocks of tasks, can use."""
         # A sampler that shares the CPUs of another leaves none idle that it could use.
-        if self._idle_told or self._team.cluster.shares:
+        if self._idle_warned or self._team.cluster.shares:
             return
         places = self._team.count_places()
         if self._placement.num_workers is not None:
             places = min(places, self._placement.num_workers)
         if places > number:
-            self._idle_told = True
+            self._idle_warned = True
             _log.warning(
                 "a phase has %d %s, and one actor samples each, so that %d of the %d actors that this run could have "
                 "on the Ray cluster at %s are not started; have more tasks in a batch (meta-batch-size), or fewer "
