@@ -25,6 +25,7 @@ from torch import Tensor
 
 from benchmarks.device_updates import all_updates
 from benchmarks.measuring import PACKAGES, machine
+from maml_rl.cli.console import Parser
 from maml_rl.config.catalog import find_config, find_run
 from maml_rl.config.config import Config, load_config
 from maml_rl.config.placement import Placement
@@ -514,7 +515,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda or cpu")
     parser.add_argument("--minutes", type=float, default=5.0, help="after which no further section begins")
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections, in order")
