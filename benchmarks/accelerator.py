@@ -520,7 +520,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=5.0, help="after which no further section begins")
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections, in order")
     parser.add_argument("--json", type=Path, help="the file that gets the rows")
-    return parser.parse_args(arguments)
+    options: argparse.Namespace = parser.parse_args(arguments)
+    return options
 
 
 if __name__ == "__main__":
