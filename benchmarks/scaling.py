@@ -2,10 +2,10 @@
 
     python -m benchmarks.scaling --json scaling.json --chart scaling.svg
 
-HalfCheetahDir, 40 tasks x 20 episodes x 100 steps, on 1, 2, 4, ... of the cores of this machine, the most first. Each
-row is printed, and written, as soon as it is known. With few cores the counts say what happens with more: slots of the
-busiest worker, bytes sent, seconds under Python's lock. `--environments` measures on all cores how speed and memory
-grow with the number of environments.
+HalfCheetahDir, 40 tasks x 20 episodes x 100 steps, on 1, 2, 4, ... of the cores of this machine, the most first. From
+two cores on, updates are in threads and in workers. Each row is printed, and written, as soon as it is known. With few
+cores the counts say what happens with more: slots of the busiest worker, bytes sent, seconds under Python's lock.
+`--environments` measures on all cores how speed and memory grow with the number of environments.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from benchmarks.reporting import (
     write_json,
 )
 from benchmarks.systems.layouts import Workload
-from benchmarks.systems.scaled import ITERATION, LIMIT, SAMPLER, SAMPLING, THREADS, UPDATE
+from benchmarks.systems.scaled import IN_THREADS, IN_WORKERS, LIMIT, SAMPLER, THREADS
 from maml_rl.machine import usable_cores
 from maml_rl.samplers.phase import slots_together, split_slots
 
@@ -92,10 +92,11 @@ def _measure_cores(
         while len(turns) < options.warmup + options.repeats:
             turns.append(host.turn())
             each = (monotonic() - made) / len(turns)
-            if seconds is not None and monotonic() - started + each > seconds:
+            # The first turns also start workers.
+            enough = len(turns) > options.warmup
+            if enough and seconds is not None and monotonic() - started + each > seconds:
                 break
-        # Without time for more, the first turn counts.
-        counted = turns[options.warmup :] or turns[-1:]
+        counted = turns[options.warmup :]
         # A stage may be missing in a turn.
         names = [name for name in counted[0] if all(name in turn for turn in counted)]
         rows = {name: Samples([turn[name] for turn in counted]) for name in names}
@@ -106,8 +107,9 @@ def _measure_cores(
         for name in (SAMPLER, THREADS):
             if name in rows:
                 _add(report, options, SHARES, f"{on_cores}, {name}", ratios(rows[name], rows[LIMIT]), "ratio")
-        for name in (SAMPLING, UPDATE, ITERATION):
-            _add(report, options, SECONDS, f"{on_cores}, {name}", rows[name], "s")
+        for name in (*IN_THREADS, *IN_WORKERS):
+            if name in rows:
+                _add(report, options, SECONDS, f"{on_cores}, {name}", rows[name], "s")
         for name, samples in rows.items():
             if name.startswith("stage "):
                 _add(report, options, STAGES, f"{on_cores}, {name.removeprefix('stage ')}", samples, "s")
@@ -191,7 +193,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     most = usable_cores()
     powers = [2**power for power in range(most.bit_length()) if 2**power < most]
     parser.add_argument("--cores", nargs="*", type=int, default=[most, *reversed(powers)], help="numbers of cores")
-    parser.add_argument("--minutes", type=float, help="take about so long: as many rounds as fit, at least one")
+    parser.add_argument(
+        "--minutes", type=float, help="take about so long: as many rounds as fit, at least one after the warm-up"
+    )
     parser.add_argument("--environments", nargs="*", type=int, default=[], help="numbers of environments, on all cores")
     options = parser.parse_args(arguments)
     if options.quick:

@@ -10,7 +10,8 @@ from maml_rl.machine import usable_cores
 
 # Rows of one turn.
 SAMPLER, LIMIT, THREADS = "sampler, worker processes", "replay of the same trajectories", "sampler, threads in process"
-SAMPLING, UPDATE, ITERATION = "sampling, two phases", "update", "iteration"
+IN_THREADS = ("sampling, two phases", "update in threads", "iteration, update in threads")
+IN_WORKERS = ("sampling, inner steps in workers", "update in workers", "iteration, update in workers")
 
 
 class Scaled:
@@ -49,8 +50,12 @@ class Scaled:
         self._timer = StageTimer()
         experiment = make_experiment(Config.from_mapping(Mapping("the workload", values)))
         self._learner: Any = experiment.metalearner
-        self._sampler = experiment.make_sampler(num_workers=cores, timer=self._timer)
-        self._tasks = self._sampler.sample_tasks(workload.num_tasks)
+        self._samplers: dict[tuple[str, str, str], Any] = {}
+        # One worker computes what one thread does.
+        for names, update in ((IN_THREADS, "driver"), (IN_WORKERS, "workers"))[: min(cores, 2)]:
+            config = experiment.config.override({"num-workers": cores, "update": update})
+            self._samplers[names] = replace(experiment, config=config).make_sampler(timer=self._timer)
+        self._tasks = self._samplers[IN_THREADS].sample_tasks(workload.num_tasks)
         self._initial = {name: value.clone() for name, value in self._learner.policy.state_dict().items()}
 
     def turn(self) -> Measurements:
@@ -59,16 +64,21 @@ class Scaled:
         if self._threads is not None:
             episodes, _, seconds = self._threads.sample()
             measured[THREADS] = episodes.num_steps / seconds
-        self._learner.policy.load_state_dict(self._initial)
-        self._timer.take()
-        start = time.perf_counter()
-        batch = self._learner.collect(self._sampler, self._tasks)
-        sampled = time.perf_counter()
-        stages = self._timer.take()
-        self._learner.update(batch)
-        updated = time.perf_counter()
-        measured |= {SAMPLING: sampled - start, UPDATE: updated - sampled, ITERATION: updated - start}
-        return measured | {f"stage {name}": seconds for name, seconds in stages.items()}
+        for names, sampler in self._samplers.items():
+            self._learner.policy.load_state_dict(self._initial)
+            sampler.seek(0)
+            self._timer.take()
+            start = time.perf_counter()
+            batch = self._learner.collect(sampler, self._tasks)
+            sampled = time.perf_counter()
+            stages = self._timer.take()
+            self._learner.update(batch)
+            updated = time.perf_counter()
+            spent = sampled - start, updated - sampled, updated - start
+            measured |= zip(names, spent, strict=True)
+            if names is IN_THREADS:
+                measured |= {f"stage {name}": each for name, each in stages.items()}
+        return measured
 
     def messages(self) -> tuple[int, int]:
         """Return how many messages a phase sends to worker processes, and how many bytes these have."""
@@ -94,7 +104,7 @@ class Scaled:
         from torch.profiler import ProfilerActivity, profile
 
         self._learner.policy.load_state_dict(self._initial)
-        batch = self._learner.collect(self._sampler, self._tasks)
+        batch = self._learner.collect(self._samplers[IN_THREADS], self._tasks)
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             start = time.perf_counter()
             self._learner.update(batch)
@@ -104,7 +114,8 @@ class Scaled:
 
     def close(self) -> None:
         """End all processes."""
-        self._sampler.close()
+        for sampler in self._samplers.values():
+            sampler.close()
         if self._threads is not None:
             self._threads.close()
         self._pair.close()
