@@ -25,7 +25,7 @@ from maml_rl.envs.registration import FAMILIES
 from maml_rl.episode.advantages import TaskwiseBaseline
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, ConfigError, TaskError
-from maml_rl.policies import Memory, as_policy
+from maml_rl.policies import Memory, Policy, as_policy
 from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.env_recipe import Recipe, maker_of
@@ -147,11 +147,12 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
         self.placement = choose(self.placement, self._recipe, policy)
         self._backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
         self.policy, self.baseline = policy, baseline
-        self._acting_policy = PolicyAt(policy, self.placement.device)
+        self._acting_policy = PolicyAt(self.placement.device)
         self._streams: NamedStreams | None = None
         self._draws = DrawsBySeed()
         self.iteration, self.phase = -1, 0
-        self._reset_memory, self._memory_tried = reset_memory_each_episode, False
+        self._reset_memory = reset_memory_each_episode
+        self._memory_tried: Policy | None = None
         self.record_log_probs, self.record_memory = record_log_probs, record_memory
         self.evaluation, self.timer = evaluation, timer
         self.task_split: TaskSplit = task_split or ("test" if evaluation else "training")
@@ -375,12 +376,12 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
         if not self.policy.reads_text:
             require_numbers(type(self.policy).__name__, slot.observation_space, slot.action_space)
         self.policy.check_spaces(slot.observation_space, slot.action_space)
-        if not self._memory_tried:
+        if self._memory_tried is not self.policy:
             try_memory(self.policy, slot.observation_space)
-            self._memory_tried = True
+            self._memory_tried = self.policy
         return Phase(
             tuple(tasks),
-            self._acting_policy(),
+            self._acting_policy(self.policy),
             params,
             streams,
             per_task,

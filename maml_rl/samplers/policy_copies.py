@@ -29,29 +29,28 @@ def take_state(policy: Policy, state: Mapping[str, NDArray[Any]]) -> None:
 
 
 class PolicyAt:
-    """A policy on the device where it acts: itself if it is there, else a copy.
+    """Policies on the device where they act: themselves if they are there, else a copy of the newest.
 
     Args:
-        policy: whose parameters may change.
-        device: where it acts.
+        device: where they act.
     """
 
-    def __init__(self, policy: Policy, device: str) -> None:
-        self._policy, self._device = policy, torch.device(device)
-        self._copy: Policy | None = None
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._copied: tuple[Policy, Policy] | None = None
 
-    def __call__(self) -> Policy:
-        """Return the policy, always the same object, with the present parameters."""
-        if next((param.device.type for param in self._policy.parameters()), None) in (None, self._device.type):
-            return self._policy
-        if self._copy is None:
-            self._copy = copy.deepcopy(self._policy).to(self._device)
+    def __call__(self, policy: Policy) -> Policy:
+        """Return a policy with its present parameters, the same object as long as it is the same policy."""
+        if next((param.device.type for param in policy.parameters()), None) in (None, self._device.type):
+            return policy
+        if self._copied is None or self._copied[0] is not policy:
+            self._copied = policy, copy.deepcopy(policy).to(self._device)
+        there = self._copied[1]
         with torch.no_grad():
-            copies = (*self._copy.parameters(), *self._copy.buffers())
-            originals = (*self._policy.parameters(), *self._policy.buffers())
+            copies, originals = (*there.parameters(), *there.buffers()), (*policy.parameters(), *policy.buffers())
             for ours, theirs in zip(copies, originals, strict=True):
                 ours.copy_(theirs)
-        return self._copy
+        return there
 
 
 def require_loadable(policy: Policy, start_method: str | None) -> None:

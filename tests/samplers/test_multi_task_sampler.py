@@ -173,6 +173,30 @@ def test_sample_wait_returns_what_sample_does_and_env_has_the_spaces(policy: Nor
     assert (made.input_size, made.output_size) == (2, 2)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"backend": "device"}, {"num_workers": 2}, {"num_workers": 2, "inference": "central"}]
+)
+def test_policy_that_replaces_another_acts_from_the_next_phase_on(options: dict[str, Any], deterministic: bool) -> None:
+    policies = [NormalMLPPolicy(2, 2, (8,), "tanh"), NormalMLPPolicy(2, 2, (8,), "relu"), NormalMLPPolicy(2, 2, (4,))]
+    expected = []
+    for policy in policies:
+        with torch.no_grad():
+            # Without biases the most probable actions of all are zero at the origin.
+            for param in policy.parameters():
+                param += 0.1
+        with make_sampler(policy, **options) as sampler:
+            expected.append(sampler.rollout(sampler.sample_tasks(4), deterministic=deterministic).digest())
+    assert len(set(expected)) == 3
+
+    with make_sampler(policies[0], **options) as sampler:
+        tasks = sampler.sample_tasks(4)
+        for which in (0, 1, 2, 0):
+            sampler.policy = policies[which]
+            sampler.seek(0)
+            assert sampler.rollout(tasks, deterministic=deterministic).digest() == expected[which]
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_another_number_of_tasks_needs_no_new_sampler(policy: NormalMLPPolicy, num_workers: int) -> None:
     with make_sampler(policy, num_workers=num_workers) as sampler:

@@ -22,7 +22,7 @@ from maml_rl.samplers.hosting import RemoteHosts
 
 ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
 # Probability that a host is lost at a sign of life, higher for learners with few requests.
-SHARES_LOST = {"reptile": 0.25, "rl2": 0.12}
+SHARES_LOST = {"promp": 0.1, "meta-sgd": 0.1, "cavia": 0.1, "reptile": 0.25, "rl2": 0.12}
 
 
 @pytest.fixture(autouse=True)

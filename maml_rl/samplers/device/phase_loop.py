@@ -45,6 +45,7 @@ class DeviceLoop:
         per_task = slots.num_envs // num_tasks
         self._grid = num_tasks, per_task
         self._horizon, self._deterministic = horizon, phase.deterministic
+        self._given_policy = phase.policy
         self._policy = greedy(phase.policy) if phase.deterministic else phase.policy
         given, self._is_stacked = phase_parameters(phase.policy, num_tasks, phase.params)
         self._params = {name: value.detach().to(self._device).clone() for name, value in given.items()}
@@ -74,7 +75,7 @@ class DeviceLoop:
             and phase.deterministic == self._deterministic
             and is_stacked == self._is_stacked
             and phase.streams.first_task == self._first_task
-            and (phase.policy is self._policy or phase.deterministic)
+            and phase.policy is self._given_policy
         )
 
     def run(self, phase: Phase) -> TaskEpisodes:

@@ -44,6 +44,13 @@ def test_parameters_and_metrics_are_those_of_an_update_in_this_process(algorithm
     assert in_workers(algorithm) == learned_here(algorithm)
 
 
+def test_policy_of_another_experiment_acts_in_the_workers() -> None:
+    settings = {"num-workers": 2, "update": "workers"}
+    experiment = make_experiment(config_of("maml-trpo"))
+    with make_experiment(config_of("maml-trpo", **settings)).make_sampler(num_workers=2) as sampler:
+        assert learn(experiment, sampler, 2, on_hosts=True) == learned_here("maml-trpo")
+
+
 @pytest.mark.parametrize(
     "settings",
     [
