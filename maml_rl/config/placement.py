@@ -85,7 +85,7 @@ class Placement(SettingsModel):
         Update,
         Field(
             description="where updates are: main process (driver) or workers, which keep the episodes (workers);"
-            " auto: on Ray workers if the algorithm supports it, else driver"
+            " auto: workers if the algorithm supports it and, on one machine, there are at least 4; else driver"
         ),
     ] = "auto"
     inference: Annotated[
@@ -170,7 +170,8 @@ class Placement(SettingsModel):
         return self.device.split(":")[0] == "cpu"
 
     @property
-    def _workers_act(self) -> bool:
+    def workers_act(self) -> bool:
+        """Whether the policy acts in workers, if it can be sent there."""
         waits_for_all = self.recv_timeout is None and self.num_groups == 1
         return self.workers > 0 and self.inference != "central" and waits_for_all and self.acts_on_cpu
 
@@ -180,7 +181,7 @@ class Placement(SettingsModel):
         Raises:
             ValueError: If some do.
         """
-        if self.update == "workers" and self.backend != "ray" and not self._workers_act:
+        if self.update == "workers" and self.backend != "ray" and not self.workers_act:
             raise ValueError(
                 "update='workers' needs workers in which the policy acts: at least 1, and the defaults of inference, "
                 "recv_timeout, num_groups and device; or leave it out"

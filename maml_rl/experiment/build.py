@@ -5,6 +5,7 @@ import inspect
 import logging
 import math
 import os
+import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import AlgorithmError, ConfigError, MamlRLError, TaskError, UsersCode, explain
 from maml_rl.experience import Replay
-from maml_rl.machine import refuse_if_too_large, usual_torch
+from maml_rl.machine import available_memory, refuse_if_too_large, usual_torch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.named_modules import import_named
@@ -38,6 +39,8 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS
 from maml_rl.samplers import MultiTaskSampler
+from maml_rl.samplers.hosting import HOST_ROOM
+from maml_rl.samplers.importing import find_unimportable
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
 from maml_rl.spaces import PackedSpace, array_layout, is_image, require_numbers
@@ -52,6 +55,8 @@ _CAUSES = (
 )
 # Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autoreset_mode"}
+# With this many worker processes, and chunks for them, a run leaves its updates to them.
+_UPDATING_WORKERS = 4
 
 logger = logging.getLogger(__name__)
 
@@ -90,16 +95,18 @@ class Experiment:
             ConfigError: If they do not fit.
         """
         config = self.config
-        episodes = num_batches * num_tasks * (num_steps + 1) * config.fast_batch_size
         # Elsewhere than on the CPU, the memory of the device holds the parameters.
         on_cpu = num_steps > 0 and self.device.type == "cpu"
         adapted = num_tasks * sum(param.nbytes for param in self.policy.parameters()) if on_cpu else 0
         refuse_if_too_large(
-            episodes * self.episode_bytes + adapted,
+            num_batches * self._batch_bytes(num_tasks, num_steps) + adapted,
             f"a batch of {num_tasks:,} tasks with {config.fast_batch_size:,} episodes before and after each of "
             f"{num_steps:,} inner steps",
             "lower one of these, the length of episodes, or hidden-sizes",
         )
+
+    def _batch_bytes(self, num_tasks: int, num_steps: int) -> int:
+        return num_tasks * (num_steps + 1) * self.config.fast_batch_size * self.episode_bytes
 
     def refuse_too_large_evaluations(self, num_tasks: int, num_steps: int) -> None:
         """Refuse batches of an evaluation that do not fit, unless they stay in workers."""
@@ -126,6 +133,24 @@ class Experiment:
             raise self.config.error(against, "update")
         possible = placement.backend == "ray" and not against
         return placement.update if possible or placement.update != "auto" else "driver"
+
+    def _is_faster_in_workers(self, placement: Placement) -> bool:
+        """Return whether `update: auto` leaves updates to worker processes, which do not share Python's lock."""
+        config, learner = self.config, self.metalearner
+        possible = (
+            placement.update == "auto"
+            and placement.backend != "ray"
+            and placement.workers_act
+            and placement.workers >= _UPDATING_WORKERS
+            and not config.prefetch
+            and config.meta_batch_size > (_UPDATING_WORKERS - 1) * (learner.trials_per_chunk or 0)
+            and not _against_workers(config, learner, self.device)
+            and _is_importable(learner)
+        )
+        left = available_memory() if possible else None
+        num_steps = config.training_steps if learner.takes_steps else 0
+        needed = self._batch_bytes(config.meta_batch_size, num_steps) + placement.workers * HOST_ROOM
+        return possible and (left is None or needed <= left)
 
     @property
     def evaluation_update(self) -> Update:
@@ -278,12 +303,14 @@ class Experiment:
         evaluation: bool = False,
         task_split: TaskSplit | None = None,
         timer: StageTimer = NULL_TIMER,
+        in_run: bool = False,
     ) -> MultiTaskSampler:
         """Make the sampler of this experiment; see `MultiTaskSampler` for the arguments, of which the config has more.
 
         An evaluation is always sampled in the default mode. With `prefetch` the sampler has its own
         policy, because the experiment's policy changes meanwhile. An evaluation has its own baseline, because a
-        baseline is fitted to every batch.
+        baseline is fitted to every batch. In a run (`in_run`), which is done with a batch before it samples the next,
+        `update: auto` may keep the episodes in worker processes.
 
         Raises:
             ConfigError: If the config combines ways of collecting that exclude each other.
@@ -297,6 +324,8 @@ class Experiment:
         update = self.evaluation_update if evaluation else self.update
         try:
             change = placed.for_evaluation if evaluation else placed.replace
+            if in_run and self._is_faster_in_workers(placed.replace(**changes)):
+                update = "workers"
             placement = change(update=update, **changes)
             sampler = MultiTaskSampler(
                 self.env_maker,
@@ -338,6 +367,16 @@ def _against_workers(config: Config, learner: MetaLearner, device: torch.device)
     if device.type != "cpu":
         return f"the workers compute on CPUs, and the device is {str(device)!r}; use `update: driver`"
     return ""
+
+
+def _is_importable(learner: MetaLearner) -> bool:
+    """Return whether other processes can load a learner, with its policy."""
+    try:
+        pickle.dumps(learner)
+    # A part of it may raise anything.
+    except Exception:
+        return False
+    return not find_unimportable(learner)
 
 
 @usual_torch()

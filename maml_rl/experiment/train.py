@@ -115,7 +115,7 @@ def train(
     with ExitStack() as stack:
         sampler = None
         if samples:
-            sampler = stack.enter_context(experiment.make_sampler(num_workers=num_workers, timer=timer))
+            sampler = stack.enter_context(experiment.make_sampler(num_workers=num_workers, timer=timer, in_run=True))
             stack.enter_context(_watching(sampler, on_slots))
         evaluate_if_due = stack.enter_context(_evaluating(experiment, held_out, num_workers))
         with guard:

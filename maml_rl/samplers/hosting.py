@@ -27,7 +27,7 @@ from maml_rl.samplers.policy_copies import state_of, take_state
 from maml_rl.samplers.rollout.recomputing import log_probs_of
 
 # Bytes of intermediate results that one host keeps between operations.
-_HOST_ROOM = 1 << 28
+HOST_ROOM = 1 << 28
 _CPU = torch.device("cpu")
 # A phase of some tasks, with policy and parameters -> its episodes.
 SampleTasks = Callable[[Phase], TaskEpisodes]
@@ -260,7 +260,7 @@ class EpisodeHost:
 
     def _make_hosts(self, phases: Sequence[TaskEpisodes]) -> ThreadHosts:
         earlier = sum(hosts.num_chunks for hosts in self._hosts.values())
-        return ThreadHosts(phases, self._policy, _CPU, room=_HOST_ROOM, earlier_chunks=earlier, workers=self._workers)
+        return ThreadHosts(phases, self._policy, _CPU, room=HOST_ROOM, earlier_chunks=earlier, workers=self._workers)
 
     def _of(self, reference: Reference, *, keep: bool = True) -> Any:
         if reference.number in self._fetched:

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,14 @@ from hosted_learning import NUM_TASKS, config_of, learn, learned_here
 
 from maml_rl.derivatives import Hosts, Memo, hosts, samples
 from maml_rl.errors import ConfigError
+from maml_rl.experiment import build
 from maml_rl.experiment.build import make_experiment
-from maml_rl.metalearners import trial_ppo
+from maml_rl.experiment.train import train
+from maml_rl.metalearners import MAMLTRPO, trial_ppo
+from maml_rl.runs.checkpoint import latest_intact
+from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.samplers.processes.worker_hosts import WorkerHosts
+from tests.small_runs import untimed
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.timeout(240)]
 
@@ -128,3 +134,69 @@ def test_update_in_workers_needs_workers_in_which_the_policy_acts() -> None:
     ):
         with pytest.raises(ConfigError, match="update='workers' needs workers in which the policy acts"):
             make_experiment(config_of("maml-trpo", update="workers", **settings)).make_sampler()
+
+
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "rl2", "varibad"])
+def test_run_leaves_its_updates_to_four_workers_and_has_the_same_bytes(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, usual = [], WorkerHosts.carry_out
+
+    def counted(self: WorkerHosts, request: Any, batch: Any) -> Any:
+        asked.append(request.asked is not None)
+        return usual(self, request, batch)
+
+    monkeypatch.setattr(WorkerHosts, "carry_out", counted)
+    found = []
+    for num_workers in (0, 3, 4):
+        asked.clear()
+        train(config_of(algorithm, update="auto"), folder := tmp_path / str(num_workers), num_workers=num_workers)
+        assert any(asked) == (num_workers == 4)
+        checkpoint = latest_intact(folder / CHECKPOINTS)
+        tensors = {path.name: path.read_bytes() for path in checkpoint[0].glob("*.safetensors")}
+        assert tensors
+        found.append((untimed(folder), tensors))
+    assert found[0] == found[1] == found[2]
+
+
+class Unpicklable(MAMLTRPO):
+    """A learner with a part that has no pickle."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.part = lambda: None
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ({}, "workers"),
+        ({"num-workers": 3}, "driver"),
+        ({"num-workers": None, "backend": "in-process"}, "driver"),
+        ({"update": "driver"}, "driver"),
+        ({"prefetch": 1}, "driver"),
+        ({"inference": "central"}, "driver"),
+        ({"num-groups": 2}, "driver"),
+        ({"recv-timeout": 1.0}, "driver"),
+        ({"algorithm": "pearl"}, "driver"),
+        ({"algorithm": "rl2"}, "workers"),
+        ({"algorithm": "rl2", "meta-batch-size": 3}, "driver"),
+        ({"algorithm": f"{__name__}:Unpicklable"}, "driver"),
+    ],
+)
+def test_automatic_place_of_a_runs_updates(settings: dict[str, Any], place: str) -> None:
+    values = {"num-workers": 4, "algorithm": "maml-trpo", **settings}
+    experiment = make_experiment(config_of(values.pop("algorithm"), **values))
+    with experiment.make_sampler(in_run=True) as sampler:
+        assert sampler.placement.update == place
+    # Batches of other samplers may be used after the next is sampled.
+    with experiment.make_sampler() as sampler:
+        assert sampler.placement.update == "driver"
+
+
+def test_updates_stay_in_the_driver_where_workers_would_lack_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = make_experiment(config_of("maml-trpo", **{"num-workers": 4}))
+    for left, place in ((None, "workers"), (2**31, "workers"), (2**30, "driver")):
+        monkeypatch.setattr(build, "available_memory", lambda left=left: left)
+        with experiment.make_sampler(in_run=True) as sampler:
+            assert sampler.placement.update == place
