@@ -72,7 +72,7 @@ class Scaled:
             batch = self._learner.collect(sampler, self._tasks)
             sampled = time.perf_counter()
             stages = self._timer.take()
-            self._learner.update(batch)
+            self._learner.learn(batch, 0)
             updated = time.perf_counter()
             spent = sampled - start, updated - sampled, updated - start
             measured |= zip(names, spent, strict=True)
@@ -107,7 +107,7 @@ class Scaled:
         batch = self._learner.collect(self._samplers[IN_THREADS], self._tasks)
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             start = time.perf_counter()
-            self._learner.update(batch)
+            self._learner.learn(batch, 0)
             seconds = time.perf_counter() - start
         inside = sum(event.self_cpu_time_total for event in profiled.key_averages()) / 1e6
         return seconds, max(0.0, seconds - inside)
