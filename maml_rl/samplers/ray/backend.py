@@ -51,12 +51,8 @@ class RayBackend(RolloutBackend):
 
     def __init__(self, placement: Placement, recipe: Recipe, policy: Policy, slots_per_task: int) -> None:
         name = describe_env(recipe.env)
-        code = (
-            _pickled(recipe, f"the environment {name}"),
-            _pickled(policy, f"the policy {type(policy).__name__}"),
-        )
-        if any(tensor.device.type != "cpu" for tensor in policy.parameters()):
-            code = code[0], cloudpickle.dumps(copy.deepcopy(policy).to("cpu"))
+        self._pickled_recipe, self._policy = _pickled(recipe, f"the environment {name}"), policy
+        code = self._pickled_recipe, _pickled_policy(policy)
         self._versions = itertools.count()
         self._slot: EnvDescription | None = None
         self._units_per_actor = 1
@@ -101,6 +97,7 @@ class RayBackend(RolloutBackend):
         slot = self.describe()
         if not len(self._pool):
             self.prepare(num_tasks)
+        self._take_policy(phase)
         self._pool.warn_of_unused_places(num_tasks)
         timed = timer is not NULL_TIMER
         with timer.stage("assembly"):
@@ -149,6 +146,7 @@ class RayBackend(RolloutBackend):
 
     def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
         """Let actors sample the blocks of a batch."""
+        self._take_policy(phase)
         for _ in self.carry_out(request, batch):
             pass
 
@@ -186,6 +184,15 @@ class RayBackend(RolloutBackend):
         self.prepare(num_tasks)
         ((_, reply),) = self._pool.results([unit])
         return reply
+
+    def _take_policy(self, phase: Phase) -> None:
+        """Replace the actors if a phase has a policy that differs from theirs in more than parameters and constants."""
+        if phase.policy is self._policy:
+            return
+        if _without_tensors(phase.policy) != _without_tensors(self._policy):
+            self._pool.replace_code((self._pickled_recipe, _pickled_policy(phase.policy)))
+            self.prepare(len(phase.tasks))
+        self._policy = phase.policy
 
     def _choose_units(self, seconds: float) -> None:
         """Choose how many units each actor gets in the next phase, after one that took `seconds`."""
@@ -234,6 +241,20 @@ def _pickled(value: Any, name: str) -> bytes:
             f"{_culprit(value, name)} cannot be pickled for Ray actors ({type(error).__name__}: {error}); pass plain "
             "data, and make such an object where it is used"
         ) from error
+    return pickled
+
+
+def _pickled_policy(policy: Policy) -> bytes:
+    """Return a policy as bytes for an actor, which computes on the CPU."""
+    pickled = _pickled(policy, f"the policy {type(policy).__name__}")
+    if any(tensor.device.type != "cpu" for tensor in policy.parameters()):
+        pickled = cloudpickle.dumps(copy.deepcopy(policy).to("cpu"))
+    return pickled
+
+
+def _without_tensors(policy: Policy) -> bytes:
+    """Return a policy as bytes, of its parameters and constants only shapes and types."""
+    pickled: bytes = cloudpickle.dumps(copy.deepcopy(policy).to("meta"))
     return pickled
 
 

@@ -131,11 +131,20 @@ class RayPool:
         for actor in list(self._team.actors):
             actor.end()
 
+    def replace_code(self, code: tuple[bytes, bytes]) -> None:
+        """End all actors; `prepare` starts others, with another environment or policy."""
+        self._end_actors()
+        self._team.take_code(code)
+
     def close(self) -> None:
         """End all actors. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
+        self._end_actors()
+        self._team.cluster.leave()
+
+    def _end_actors(self) -> None:
         actors, self._team.actors = self._team.actors, []
         with suppress(Exception):
             # Environments release their resources, if they are idle and fast.
@@ -144,7 +153,6 @@ class RayPool:
                 ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_SECONDS)
         for actor in actors:
             actor.end()
-        self._team.cluster.leave()
 
     def warn_of_unused_places(self, number: int, what: str = "task") -> None:
         """Warn once that there are more CPUs than a phase of so many tasks, or blocks of tasks, can use."""

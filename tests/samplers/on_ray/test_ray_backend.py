@@ -64,6 +64,29 @@ def undisturbed() -> list[str]:
 # The same episodes.
 
 
+def test_policy_of_another_kind_that_replaces_the_first_acts_on_the_actors() -> None:
+    policies = [NormalMLPPolicy(2, 2, (8,), name) for name in ("tanh", "tanh", "relu")]
+    with torch.no_grad():
+        policies[1].sigma += 1.0
+    found: dict[str, list[str]] = {}
+    for backend in ("in-process", "ray"):
+        num_workers = 0 if backend == "in-process" else 2
+        with MultiTaskSampler(
+            "2DNavigation-v0", policy=policies[0], batch_size=2, seed=0, backend=backend, num_workers=num_workers
+        ) as sampler:
+            tasks, pids = sampler.sample_tasks(4), []
+            for policy in policies:
+                sampler.policy = policy
+                sampler.seek(0)
+                found.setdefault(backend, []).append(sampler.rollout(tasks).digest())
+                pids.append(set(sampler.pids))
+    assert found["ray"] == found["in-process"]
+    assert len(set(found["ray"])) == 3
+    # Parameters reach the same actors.
+    assert pids[0] & pids[1]
+    assert not pids[1] & pids[2]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("side_by_side", ["awaited", "threads"])
 def test_slots_that_wait_concurrently_give_the_episodes_of_serial_stepping_on_actors(side_by_side: str) -> None:
