@@ -78,7 +78,7 @@ install-metaworld: $(METAWORLD_READY) ## set up .venv-metaworld for the tests of
 
 test-metaworld: $(METAWORLD_READY) ## run the tests of Meta-World, in an environment of its own
 	$(METAWORLD_RUN) -c 'import metaworld'
-	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,metaworld,|\b(env_id|marks)\b) -m 'metaworld and not nightly' $(ARGS)
+	$(METAWORLD_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,metaworld,|\b(base_)?(env_id|vector_env|marks)\b) -m 'metaworld and not nightly' $(ARGS)
 
 # opensimplex installs its own tests as a package of the name of ours, which would come first.
 $(OTHERS_READY): pyproject.toml constraints-others.txt $(OTHERS)

@@ -50,7 +50,8 @@ class TwoHot:
         place = (symlog(values) - bins[0]) / (bins[1] - bins[0])
         place = place.clamp(0.0, self.num_bins - 1.0)
         below = place.floor().clamp(max=self.num_bins - 2.0)
-        share, index = place - below, below.long().unsqueeze(-1)
+        # A value that is not a number has no bin, and its loss is not a number either.
+        share, index = place - below, below.nan_to_num().long().unsqueeze(-1)
         log_probs = log_softmax(logits, -1)
         lower, upper = (log_probs.gather(-1, index + offset).squeeze(-1) for offset in (0, 1))
         return -((1.0 - share) * lower + share * upper)

@@ -111,11 +111,9 @@ def test_last_update_that_leaves_nothing_to_train_is_one_line_and_is_not_saved(
     settings: dict[str, Any] = {key: 1e20} | ({"warmup": 0} if algorithm in OF_HISTORIES else {})
     assert key in {field.alias for field in find_metalearner(algorithm).Settings.model_fields.values()}
     config = small(algorithm).override({"num-batches": 1, "algorithm-settings": settings, "evaluate-every": None})
-    if algorithm in ("rsac", "pearl"):
-        # The first batch is learned from.
-        config = config.override(
-            {"algorithm-settings": {"rsac": {"warmup-trials": 1}, "pearl": {"warmup-steps": 1}}[algorithm]}
-        )
+    # The first batch is learned from.
+    first = {"rsac": {"warmup-trials": 1}, "amago": {"warmup-trials": 1}, "pearl": {"warmup-steps": 1}}
+    config = config.override({"algorithm-settings": first.get(algorithm, {})})
     with pytest.raises(NonFiniteError) as caught:
         train(config, tmp_path / "run", num_workers=0)
     assert "\n" not in str(caught.value)

@@ -180,7 +180,7 @@ def test_run_is_measured_and_its_result_appears_in_the_table(
     page.write_text("above\n<!-- submissions -->\n<!-- end of submissions -->\nbelow\n")
     submissions.main(["--folder", str(folder), "--page", str(page)])
     mean = np.mean(content["returns"])
-    assert f"| [ours &#124; 256 units](results/submissions/ours.json) | rl2 | 0 | {mean:.2f} |" in page.read_text()
+    assert f"| [ours &#124; 256 units](submissions/ours.json) | rl2 | 0 | {mean:.2f} |" in page.read_text()
     assert page.read_text().startswith("above\n")
     assert page.read_text().endswith("below\n")
 
@@ -430,7 +430,7 @@ def test_names_of_a_submission_are_text_in_the_tables(
     assert {each.tag for each in row.iter()} - {"tr"} <= allowed
     assert {name for each in row.iter() for name in each.attrib} <= {"href", "style"}
     (link,) = row.iter("a")
-    assert link.get("href") == "results/submissions/x%5D%28javascript%3Ay%29.json"
+    assert link.get("href") == "submissions/x%5D%28javascript%3Ay%29.json"
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "\u202e", "x" * 200])

@@ -252,6 +252,7 @@ def test_value_of_a_two_hot_target_is_the_value() -> None:
     torch.testing.assert_close(symexp(symlog(values)), values)
     far = two_hot.loss(logits.detach(), values * 1e6)
     assert torch.isfinite(far).all()
+    assert two_hot.loss(logits.detach()[:1], torch.tensor([torch.nan], dtype=torch.float64)).isnan().all()
 
 
 @pytest.mark.parametrize("scale", [1e-2, 1e2])
