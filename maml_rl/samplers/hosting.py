@@ -6,7 +6,9 @@ host can answer any request: a host without the block samples it first, which gi
 
 from __future__ import annotations
 
+import io
 import itertools
+import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -29,6 +31,7 @@ from maml_rl.samplers.rollout.recomputing import log_probs_of
 # Bytes of intermediate results that one host keeps between operations.
 HOST_ROOM = 1 << 28
 _CPU = torch.device("cpu")
+_ARRAY_TYPES = {torch.float32, torch.float64, torch.int64, torch.bool}
 # A phase of some tasks, with policy and parameters -> its episodes.
 SampleTasks = Callable[[Phase], TaskEpisodes]
 
@@ -279,6 +282,22 @@ class EpisodeHost:
                 f"the algorithm cannot be loaded where its episodes are ({explain(error)}); install its module on all "
                 "nodes, or send it along with a runtime_env (docs/scaling.md), or use update: driver"
             ) from None
+
+
+def pickle_for_hosts(value: Any) -> bytes:
+    """Return something as bytes for or from another process, tensors as arrays, which take a fifth of the time."""
+    file = io.BytesIO()
+    _TensorPickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
+
+
+class _TensorPickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        # Others have strides, or types that arrays lack.
+        plain = type(value) is Tensor and value.is_cpu and not value.requires_grad and value.is_contiguous()
+        if plain and value.dtype in _ARRAY_TYPES:
+            return torch.from_numpy, (value.numpy(),)
+        return NotImplemented
 
 
 class Carrier(Protocol):

@@ -178,10 +178,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """The reply about each block of the request."""
+    """The replies about the blocks of the request, by block, pickled."""
 
     generation: int
-    replies: dict[int, Any]
+    replies: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ Only workers that act import this module, and torch with it.
 import copy
 import pickle
 from time import monotonic
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.hosting import EpisodeHost
+from maml_rl.samplers.hosting import EpisodeHost, pickle_for_hosts
 from maml_rl.samplers.phase import WORKER_STAGES, Phase
 from maml_rl.samplers.processes.commands import LoadPolicy, RunPhase, Work
 from maml_rl.samplers.processes.process_setup import restore_interpreter
@@ -102,8 +101,8 @@ class PhaseRunner:
             seconds = timer.take()
             self._shared.stage_seconds[self._index] += [seconds.get(stage, 0.0) for stage in WORKER_STAGES]
 
-    def work(self, command: Work) -> dict[int, Any]:
-        """Carry out a request about blocks of the batch whose episodes are in the shared memory."""
+    def work(self, command: Work) -> bytes:
+        """Return the replies, pickled, to a request about blocks of the batch whose episodes are in the memory."""
         if self._host is None:
             self._host = EpisodeHost(
                 copy.deepcopy(self._policy),
@@ -116,7 +115,7 @@ class PhaseRunner:
         if command.interpreter is not None:
             restore_interpreter(command.interpreter)
         with intra_op_threads(1):
-            return self._host.carry_out(pickle.loads(command.request))
+            return pickle_for_hosts(self._host.carry_out(pickle.loads(command.request)))
 
     def _read(self, phase: Phase) -> TaskEpisodes:
         """Return the episodes of some tasks, without a copy."""

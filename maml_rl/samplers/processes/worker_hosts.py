@@ -13,7 +13,7 @@ import torch
 
 from maml_rl.errors import ChildLost
 from maml_rl.profiling import StageTimer
-from maml_rl.samplers.hosting import HostedBatch, Request
+from maml_rl.samplers.hosting import HostedBatch, Request, pickle_for_hosts
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.processes.channel import encode
 from maml_rl.samplers.processes.commands import Work, Worked
@@ -55,7 +55,7 @@ class WorkerHosts:
             self._objects.clear()
             self._sent.clear()
         try:
-            pickled = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+            pickled = pickle_for_hosts(value)
         # A part's own __reduce__ may raise anything.
         except Exception as error:
             raise TypeError(
@@ -130,7 +130,7 @@ class WorkerHosts:
             for index in pool.wait(having, timeout=0.0):
                 reply = pool.take(index)
                 assert isinstance(reply, Worked)
-                replies.update(reply.replies)
+                replies.update(pickle.loads(reply.replies))
                 having.remove(index)
 
     def _until_done(self, work: Callable[[], object]) -> None:
