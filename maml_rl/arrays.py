@@ -46,6 +46,16 @@ def copied(array: Any) -> Any:
     return array.copy() if isinstance(array, np.ndarray) else array.clone()
 
 
+def write_one_hot(rows: Any, numbers: Any) -> None:
+    """Write the one-hot vectors of numbers (N,) into rows (N, K)."""
+    rows[:] = 0
+    if isinstance(rows, np.ndarray):
+        rows[np.arange(len(rows)), numbers] = 1
+    else:
+        # By an index, the 1 would be copied to the device, for which a graph cannot be recorded.
+        rows.scatter_(1, numbers.unsqueeze(1), 1)
+
+
 def put(array: np.ndarray[Any, Any], device: torch.device, *, single: bool) -> torch.Tensor:
     """Return an array on a device, where `single` float64 as float32."""
     import torch

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.arrays import as_floats, as_integers, copied
+from maml_rl.arrays import as_floats, as_integers, copied, write_one_hot
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import draw_grid
 from maml_rl.envs.family import BatchedFamily, FamilyOptions
@@ -93,8 +93,7 @@ class DarkFamily(BatchedFamily):
         return rewards, False
 
     def _write_observations(self, out: NDArray[Any]) -> None:
-        out[:] = 0.0
-        out[self._slots, self._cells[:, 0] * self.size + self._cells[:, 1]] = 1.0
+        write_one_hot(out, self._cells[:, 0] * self.size + self._cells[:, 1])
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
         colors = {

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
+from maml_rl.arrays import write_one_hot
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, to_all_slots
 from maml_rl.envs.meta_env import Task
@@ -100,8 +101,7 @@ class TabularMDPVectorEnv(BatchedFamily):
         return rewards, False
 
     def _write_observations(self, out: NDArray[Any]) -> None:
-        out[:] = 0.0
-        out[self._slots, self._states] = 1.0
+        write_one_hot(out, self._states)
 
 
 TabularMDPEnv = one_slot(TabularMDPVectorEnv)
