@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -320,8 +321,11 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def _command(options: argparse.Namespace, name: str) -> str:
     """Return how to call another command in the same way as this one."""
-    if options.prog.startswith("maml-rl") or name == "report":
-        return f"maml-rl {name}"
     path = Path(sys.executable)
-    interpreter = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
-    return f"{shlex.quote(interpreter)} {name}.py"
+    if name == "report" and shutil.which("maml-rl") is None:
+        # The environment is not activated.
+        path = path.with_name("maml-rl")
+    elif name == "report" or options.prog.startswith("maml-rl"):
+        return f"maml-rl {name}"
+    called = shlex.quote(str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name)
+    return f"{called} report" if name == "report" else f"{called} {name}.py"

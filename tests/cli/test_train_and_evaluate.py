@@ -309,7 +309,7 @@ def test_seeds_are_trained_one_after_the_other_and_resumed(
     assert output.err == ""
     lines = output.out.splitlines()
     assert [line for line in lines if line.startswith("seed ")] == ["seed 2, 1 of 2:", "seed 0, 2 of 2:"]
-    assert lines[-1] == f"  maml-rl report {study}"
+    assert lines[-1].endswith(f"maml-rl report {study}")
     assert sorted(path.name for path in study.iterdir()) == ["seed-0", "seed-2"]
     # One of them has not been started.
     assert run_train([*seeds, "0", "1", "2", "--resume"]) == 0
