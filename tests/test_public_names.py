@@ -14,7 +14,10 @@ import maml_rl
 # Names of modules; all other names in lower case are functions.
 MODULES = {("maml_rl", "envs")}
 # Modules that import packages of an extra.
-_OF_RAY = ("actor", "authentication", "backend", "cluster", "places", "pool", "pool_metrics", "worker")
+_OF_RAY = (
+    *("actor", "authentication", "backend", "cluster", "left_out", "places", "pool", "pool_metrics", "team", "units"),
+    "worker",
+)
 OF_EXTRAS = {f"maml_rl.samplers.ray.{name}": "ray" for name in _OF_RAY}
 
 
