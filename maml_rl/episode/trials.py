@@ -11,6 +11,19 @@ from maml_rl import functional
 from maml_rl.episode.task_episodes import TaskEpisodes
 
 
+def with_end(observations: Tensor, mask: Tensor, last: Tensor) -> Tensor:
+    """Return observations (L, N, ...) with one more after the last real step of each trial, (L + 1, N, ...).
+
+    Args:
+        observations: of N trials, padded at the end.
+        mask: (L, N) 1 for real steps.
+        last: (N, ...) the further ones.
+    """
+    longer = torch.cat((observations, torch.zeros_like(observations[:1])))
+    longer[mask.sum(0).long(), torch.arange(len(last), device=longer.device)] = last.to(longer)
+    return longer
+
+
 @dataclass(frozen=True, slots=True)
 class Trials:
     """N trials as sequences of at most L steps, padded with zeros at the end.
@@ -39,9 +52,7 @@ class Trials:
         Args:
             last: (N, *observation shape).
         """
-        longer = torch.cat((self.observations, torch.zeros_like(self.observations[:1])))
-        longer[self.mask.sum(0).long(), torch.arange(len(last), device=longer.device)] = last.to(longer)
-        return longer
+        return with_end(self.observations, self.mask, last)
 
     @classmethod
     def of(cls, episodes: TaskEpisodes, slots_per_task: int = 1) -> Trials:

@@ -26,7 +26,7 @@ from maml_rl.arguments import check_count
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.episode.trials import Trials
+from maml_rl.episode.trials import Trials, with_end
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.foreign_files import checked, parse_json
 from maml_rl.machine import refuse_if_too_large
@@ -113,8 +113,7 @@ class Steps:
         """
         last = self.mask.sum(0).long() - 1
         columns = torch.arange(len(last), device=last.device)
-        seen = torch.cat((self.observations, torch.zeros_like(self.observations[:1])))
-        seen[last + 1, columns] = self.next_observations[last, columns]
+        seen = with_end(self.observations, self.mask, self.next_observations[last, columns])
         terminal = torch.zeros_like(self.rewards)
         terminal[last, columns] = self.terminations[last, columns].to(terminal.dtype)
         return seen, terminal

@@ -24,7 +24,7 @@ from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner
 from maml_rl.metalearners.optimizer_state import SINGLE
 from maml_rl.metalearners.refusals import refuse_cut_trials, refuse_hidden_rewards, refuse_small_replay
-from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean
+from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, keep_trials, masked_mean, move_targets, take_steps
 from maml_rl.policies import Policy, SequencePolicy
 from maml_rl.policies.heads import DistributionParams, Head
 from maml_rl.policies.two_hot import TwoHot
@@ -158,12 +158,8 @@ class FilteredActorCritic(MetaLearner):
 
     def _take_steps(self, draw: Callable[[], Drawn]) -> dict[str, Any]:
         """Take the steps of an update on what `draw` returns; return the metrics."""
-        totals = torch.zeros(4)
-        for _ in range(self.settings.num_updates):
-            totals += self.improve(*draw())
-        means = (totals / self.settings.num_updates).tolist()
         names = "loss/critics", "loss/actor", "value", "imitated"
-        return {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
+        return take_steps(self, self.settings.num_updates, lambda: self.improve(*draw()), names)
 
     @single_threaded()
     def improve(self, seen: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, mask: Tensor) -> Tensor:
@@ -185,10 +181,8 @@ class FilteredActorCritic(MetaLearner):
                 "a loss of amago is not finite; lower learning-rate, or look for observations and rewards that are huge"
             )
         self.optimizer.step()
-        with torch.no_grad():
-            sources = [param.detach() for param in self.critics.parameters()]
-            torch._foreach_lerp_(list(self.targets.parameters()), sources, self.settings.tau)
-        return torch.stack((critic_loss, actor_loss, value, imitated)).detach().cpu()
+        move_targets(self.targets, self.critics, self.settings.tau)
+        return torch.stack((critic_loss, actor_loss, value, imitated)).detach()
 
     def losses(
         self, seen: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, mask: Tensor, pair: Sequence[int]
@@ -359,8 +353,7 @@ class AMAGO(FilteredActorCritic):
             NonFiniteError: If a loss is not finite.
         """
         replay = self.experience["trials"]
-        replay.append(batch.phases[0])
-        known = {"replay/trials": replay.num_trials, "replay/steps": replay.num_steps, "updates": 0}
+        known = keep_trials(replay, batch)
         if replay.num_appended < self.settings.warmup_trials:
             return known
         rng, num, length = self.generator("replay"), self.settings.batch_size, self.settings.sequence_length

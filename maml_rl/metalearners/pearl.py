@@ -32,6 +32,7 @@ from maml_rl.metalearners.soft_actor_critic import (
     SoftCritics,
     soft_targets,
     soft_values,
+    take_steps,
 )
 from maml_rl.policies import Policy
 from maml_rl.policies.soft_actors import CONTEXT, ContextActor
@@ -330,7 +331,8 @@ class PEARL(SoftActorCritic):
             steps = everything.sample_transitions(rng, self.settings.batch_size, tasks=of_tasks)
             return self.step(context, steps)
 
-        return known | self._take_steps(take_step, ("loss/critics", "loss/actor", "kl", "temperature", "entropy"))
+        names = "loss/critics", "loss/actor", "kl", "temperature", "entropy"
+        return known | take_steps(self, self.settings.num_updates, take_step, names)
 
     @single_threaded()
     def step(self, context: Steps, steps: Steps) -> Tensor:

@@ -23,10 +23,12 @@ from maml_rl.metalearners.soft_actor_critic import (
     SoftActorCritic,
     SoftCritics,
     choice_log_probs,
+    keep_trials,
     masked_mean,
     soft_targets,
     soft_values,
     soft_values_of_choices,
+    take_steps,
 )
 from maml_rl.policies import Policy
 from maml_rl.policies.gru_sequences import GRUSequences
@@ -197,8 +199,7 @@ class RSAC(SoftActorCritic):
             NonFiniteError: If a loss is not finite.
         """
         replay = self.experience["trials"]
-        replay.append(batch.phases[0])
-        known = {"replay/trials": replay.num_trials, "replay/steps": replay.num_steps, "updates": 0}
+        known = keep_trials(replay, batch)
         if replay.num_appended < self.settings.warmup_trials:
             return known
         rng, num, length = self.generator("replay"), self.settings.batch_size, self.settings.sequence_length
@@ -208,7 +209,7 @@ class RSAC(SoftActorCritic):
             return self.step(replay.sample_sequences(rng, num, length=length, rewarded=rewarded))
 
         names = "loss/critics", "loss/actor", "temperature", "value", "entropy"
-        return known | self._take_steps(take_step, names)
+        return known | take_steps(self, self.settings.num_updates, take_step, names)
 
     @single_threaded()
     def step(self, trials: Steps) -> Tensor:

@@ -20,6 +20,8 @@ from torch.nn.functional import log_softmax
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.errors import NonFiniteError
+from maml_rl.experience import Replay
+from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.device_steps import check_finite
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.optimizer_state import SINGLE
@@ -181,9 +183,33 @@ class SoftCritics(nn.Module, Generic[Critics]):
 
     def update_targets(self) -> None:
         """Move the targets toward the critics by a fraction of the way, `tau`."""
-        with torch.no_grad():
-            sources = [param.detach() for param in self.critic.parameters()]
-            torch._foreach_lerp_(list(self.target.parameters()), sources, self._tau)
+        move_targets(self.target, self.critic, self._tau)
+
+
+def move_targets(targets: nn.Module, critics: nn.Module, tau: float) -> None:
+    """Move the parameters of targets toward those of critics by a fraction of the way, `tau`."""
+    with torch.no_grad():
+        sources = [param.detach() for param in critics.parameters()]
+        torch._foreach_lerp_(list(targets.parameters()), sources, tau)
+
+
+def take_steps(learner: MetaLearner, num: int, take_step: Callable[[], Tensor], names: Sequence[str]) -> dict[str, Any]:
+    """Take all `num` steps of an update; return their number and the means of what they return, by `names`.
+
+    Raises:
+        NonFiniteError: If a mean is not finite.
+    """
+    totals = torch.zeros(len(names), device=learner.device)
+    for _ in range(num):
+        totals += take_step()
+    means = check_finite(totals / num, type(learner).__name__.lower())
+    return {"updates": num, **dict(zip(names, means, strict=True))}
+
+
+def keep_trials(replay: Replay, batch: Batch) -> dict[str, Any]:
+    """Append the trials of a batch to a replay; return the metrics of an update that takes no step."""
+    replay.append(batch.phases[0])
+    return {"replay/trials": replay.num_trials, "replay/steps": replay.num_steps, "updates": 0}
 
 
 class SoftActorCritic(MetaLearner):
@@ -192,14 +218,6 @@ class SoftActorCritic(MetaLearner):
     training_state = (SINGLE, "critic", "target")
     tests_without_noise = True
     settings: SACSettings
-
-    def _take_steps(self, take_step: Callable[[], Tensor], names: Sequence[str]) -> dict[str, Any]:
-        """Take all steps of an update; return their number and the means of what they return, by `names`."""
-        totals = torch.zeros(len(names), device=self.device)
-        for _ in range(self.settings.num_updates):
-            totals += take_step()
-        means = check_finite(totals / self.settings.num_updates, type(self).__name__.lower())
-        return {"updates": self.settings.num_updates, **dict(zip(names, means, strict=True))}
 
     def _refuse(self, loss: Tensor) -> None:
         """Refuse a loss that is not finite, before the step is taken.
