@@ -321,11 +321,9 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def _command(options: argparse.Namespace, name: str) -> str:
     """Return how to call another command in the same way as this one."""
-    path = Path(sys.executable)
-    if name == "report" and shutil.which("maml-rl") is None:
-        # The environment is not activated.
-        path = path.with_name("maml-rl")
-    elif name == "report" or options.prog.startswith("maml-rl"):
+    if options.prog.startswith("maml-rl") or (name == "report" and shutil.which("maml-rl")):
         return f"maml-rl {name}"
+    # The environment is not activated; the report has no script of its own.
+    path = Path(sys.executable).with_name("maml-rl") if name == "report" else Path(sys.executable)
     called = shlex.quote(str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name)
     return f"{called} report" if name == "report" else f"{called} {name}.py"
