@@ -320,6 +320,9 @@ class Replay:
     ) -> Steps:
         """Draw trials uniformly, with replacement, or a window of each.
 
+        Where the trial goes on after a window, the last step of the window leads to the observation that follows, even
+        if that is the first of the next episode.
+
         Args:
             rng: the draws depend on it, and on the trials.
             num: sequences, of each task where tasks are given.
@@ -345,6 +348,7 @@ class Replay:
                     part = slice(index * num, index * num + rewarded)
                     chosen[part], is_rewarded[part] = paid[rng.integers(len(paid), size=rewarded)], True
         starts, lengths = self._starts[chosen], self._lengths[chosen]
+        ends = starts + lengths
         if length is not None:
             kept = np.minimum(lengths, check_count("length", length))
             first, last = np.zeros_like(kept), lengths - kept
@@ -354,7 +358,14 @@ class Replay:
             starts, lengths = starts + rng.integers(first, last + 1), kept
         offsets = np.arange(lengths.max())[:, None]
         real = offsets < lengths
-        return self._steps((starts + offsets) % self.capacity, None if real.all() else real)
+        steps = self._steps((starts + offsets) % self.capacity, None if real.all() else real)
+        after = starts + lengths
+        (cut,) = np.nonzero(after < ends)
+        if len(cut):
+            last = torch.from_numpy(lengths[cut] - 1), torch.from_numpy(cut)
+            steps.next_observations[last] = self._steps(after[cut] % self.capacity).observations
+            steps.terminations[last] = steps.truncations[last] = False
+        return steps
 
     def attach(self, folder: str | Path) -> None:
         """Keep the segments, and the file of mapped tensors, in a folder; it is made when something is written."""

@@ -23,7 +23,7 @@ from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner
 from maml_rl.metalearners.optimizer_state import SINGLE
-from maml_rl.metalearners.refusals import refuse_cut_trials, refuse_hidden_rewards, refuse_small_replay
+from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, keep_trials, masked_mean, move_targets, take_steps
 from maml_rl.policies import Policy, SequencePolicy
 from maml_rl.policies.heads import DistributionParams, Head
@@ -310,11 +310,10 @@ class AMAGO(FilteredActorCritic):
         """Make a policy with a memory.
 
         Raises:
-            ConfigError: If it would not observe its last step, the replay is smaller than a trial, sequences would be
-                cut out of trials of several episodes, or the sizes of a transformer do not divide each other.
+            ConfigError: If it would not observe its last step, the replay is smaller than a trial, or the sizes of a
+                transformer do not divide each other.
         """
         refuse_hidden_rewards(config)
-        refuse_cut_trials(config, settings.sequence_length)
         refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
         space = env.single_action_space
         is_bounded = isinstance(space, spaces.Box) and space.is_bounded()

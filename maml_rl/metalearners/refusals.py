@@ -42,21 +42,6 @@ def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, 
         )
 
 
-def refuse_cut_trials(config: Config, sequence_length: int | None) -> None:
-    """Refuse sequences that are cut out of trials of several episodes.
-
-    Raises:
-        ConfigError: If a trial has several.
-    """
-    if sequence_length is not None and config.fast_batch_size > 1:
-        raise config.error(
-            "sequence-length cuts sequences out of trials of one episode, and a trial has "
-            f"{config.fast_batch_size}; leave sequence-length out, or set 'fast-batch-size: 1'",
-            "algorithm-settings",
-            "sequence-length",
-        )
-
-
 @contextmanager
 def refuse_sizes(config: Config) -> Iterator[None]:
     """Turn a policy's error about the sizes of its transformer into an error of the config.

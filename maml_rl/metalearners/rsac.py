@@ -16,7 +16,7 @@ from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.device_steps import DeviceSteps, for_device, takes_device_steps
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
-from maml_rl.metalearners.refusals import refuse_cut_trials, refuse_hidden_rewards, refuse_sizes, refuse_small_replay
+from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,
     SACSettings,
@@ -171,11 +171,10 @@ class RSAC(SoftActorCritic):
         """Make a recurrent actor.
 
         Raises:
-            ConfigError: If it would not observe its last step, the replay is smaller than a trial, sequences would be
-                cut out of trials of several episodes, or the sizes of a transformer do not divide each other.
+            ConfigError: If it would not observe its last step, the replay is smaller than a trial, or the sizes of a
+                transformer do not divide each other.
         """
         refuse_hidden_rewards(config)
-        refuse_cut_trials(config, settings.sequence_length)
         refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
         with refuse_sizes(config):
             return RecurrentActor(

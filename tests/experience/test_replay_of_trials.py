@@ -174,6 +174,31 @@ def test_windows_begin_at_every_step_where_they_fit() -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize("length", [1, 3, 6])
+def test_window_of_a_trial_ends_where_the_trial_goes_on(length: int) -> None:
+    """Through the ends of episodes: what follows a window is what the trial shows next."""
+    rng, replay = np.random.default_rng(4), Replay(60)
+    # The last batch wraps around the end of the arrays.
+    for _ in range(7):
+        episodes = make_batch(rng, num_episodes=3)
+        replay.append(episodes)
+    whole = replay.sample_sequences(rng, 200)
+    places, ends = {}, {}
+    shown, terminal = whole.with_end()
+    for trial, steps in enumerate(whole.mask.sum(0).long().tolist()):
+        for step in range(steps):
+            places[whole.rewards[step, trial].item()] = shown[step + 1, trial].tolist()
+            ends[whole.rewards[step, trial].item()] = terminal[step, trial].item()
+    windows = replay.sample_sequences(rng, 400, length=length)
+    seen, cut = windows.with_end()
+    assert 0 < sum(ends.values()) < len(ends)
+    for number, steps in enumerate(windows.mask.sum(0).long().tolist()):
+        for step in range(steps):
+            reward = windows.rewards[step, number].item()
+            assert seen[step + 1, number].tolist() == places[reward]
+            assert cut[step, number] == ends[reward]
+
+
 def test_rewarded_sequences_hold_the_first_reward_of_a_trial() -> None:
     """Trial k of 5 steps has rewards k from step k on, trial 0 none; some trials are dropped, and the others move."""
     replay, ends = Replay(25), np.ones((1, 1), bool)

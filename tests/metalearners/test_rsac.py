@@ -333,10 +333,6 @@ def config_for(**values: Any) -> Any:
             {"algorithm_settings": {"cell": "transformer", "hidden-size": 20}},
             "no transformer of these sizes: hidden_size must be a multiple of twice num_heads, 8, got 20",
         ),
-        (
-            {"algorithm_settings": {"sequence-length": 5}, "fast_batch_size": 2},
-            "sequence-length cuts sequences out of trials of one episode, and a trial has 2; leave sequence-length out",
-        ),
         ({"slots_per_task": 2}, "the episodes of a trial follow each other in one slot; leave it out"),
         (
             {"env_name": "TabularMDP-v0", "policy": "tests.metalearners.test_rsac:of_another_kind"},
