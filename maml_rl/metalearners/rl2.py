@@ -23,7 +23,7 @@ class RL2(MetaLearner):
 
     A trial is all episodes of a task, one after the other in one slot. Returns are discounted through it, across the
     ends of episodes, so that early exploration is credited with later rewards. Values are learned in units of the
-    running root mean square of the returns.
+    running root mean square of the returns, or by classification, which needs none.
 
     Source: Duan et al. 2016, https://arxiv.org/abs/1611.02779; Schulman et al. 2017, https://arxiv.org/abs/1707.06347
     """
@@ -36,8 +36,11 @@ class RL2(MetaLearner):
             bool, Field(description="add the previous observation to each token of a transformer")
         ] = False
         value: Annotated[
-            Literal["head", "network", "none"],
-            Field(description="values from a head of the policy, a recurrent network of their own, or none"),
+            Literal["head", "network", "two-hot", "none"],
+            Field(
+                description="values from a head of the policy, a recurrent network of their own, a head whose loss is "
+                "a classification, or none"
+            ),
         ] = "head"
         memory_span: Annotated[
             Count | None, Field(description="steps for which units initially hold what they remember; null: one or two")

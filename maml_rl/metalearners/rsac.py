@@ -1,7 +1,7 @@
 """Recurrent SAC: soft actor-critic whose actor and critics have a memory, trained on whole trials of a replay."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,7 @@ from maml_rl.policies.heads import SquashedGaussianHead
 from maml_rl.policies.slot_rows import through
 from maml_rl.policies.soft_actors import RecurrentActor
 from maml_rl.policies.trial_encoder import TrialEncoder, action_unit, encode, make_linear
+from maml_rl.policies.two_hot import TwoHot
 
 Units = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -43,16 +44,25 @@ Units = Annotated[int, Field(ge=0, le=2**31)]
 class RecurrentCritics(nn.Module):
     """Twin critics on one trial encoder, beside it an embedding of the current observation and action.
 
-    For discrete actions they have one output for each, and the action is not an input.
+    For discrete actions they have one output for each, and the action is not an input. An output is a value, or the
+    logits of its distribution over bins.
 
     Args:
         actor: whose spaces and sizes they share; they have an encoder of their own.
         hidden_sizes: of the layers above the encoder.
         generator: draws the initial weights.
+        two_hot: the bins; None for values.
     """
 
-    def __init__(self, actor: RecurrentActor, hidden_sizes: Sequence[int], generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        actor: RecurrentActor,
+        hidden_sizes: Sequence[int],
+        generator: torch.Generator,
+        two_hot: TwoHot | None = None,
+    ) -> None:
         super().__init__()
+        self.two_hot = two_hot
         mine, size = actor.encoder, actor.encoder.hidden_size
         self.encoder = TrialEncoder(
             actor.observation_space,
@@ -66,14 +76,15 @@ class RecurrentCritics(nn.Module):
         self.num_choices = sum(actor.distributions.num_categories)
         entries = 0 if self.num_choices else actor.distributions.noise_size
         self.present = make_linear(own.stop - own.start + 1 + entries, size, generator)
-        self.heads = EnsembleMLP(2 * size, hidden_sizes, self.num_choices or 1, generator)
+        outputs = (self.num_choices or 1) * (1 if two_hot is None else two_hot.num_bins)
+        self.heads = EnsembleMLP(2 * size, hidden_sizes, outputs, generator)
 
     def first_layer(self, units: Tensor) -> Tensor:
         """Return what units (L, N, H) of the encoder add to the first layer of the heads, for `forward`."""
         return self.heads.first_layer(units.flatten(0, 1))
 
     def forward(self, entered: Tensor, observations: Tensor, actions: Tensor | None, *, fixed: bool = False) -> Tensor:
-        """Return values (2, L, N) of actions, or (2, L, N, K) of all discrete ones.
+        """Return outputs (2, L, N, O) for actions, or (2, L, N, K, O) for all discrete ones.
 
         Args:
             entered: result of `first_layer`.
@@ -88,9 +99,19 @@ class RecurrentCritics(nn.Module):
             params, entered = {name: param.detach() for name, param in params.items()}, entered.detach()
         present = through(seen, params, "present").relu_()
         summed = self.heads.first_layer(present, self.encoder.hidden_size, entered, fixed=fixed)
-        values = self.heads.rest(summed, fixed=fixed)
-        values = values.reshape(2, *observations.shape[:2], -1)
-        return values if self.num_choices else values.squeeze(-1)
+        outputs = self.heads.rest(summed, fixed=fixed)
+        each = (self.num_choices,) if self.num_choices else ()
+        return outputs.reshape(2, *observations.shape[:2], *each, -1)
+
+    def decode(self, outputs: Tensor) -> Tensor:
+        """Return the values (...) that outputs (..., O) are."""
+        return outputs.squeeze(-1) if self.two_hot is None else self.two_hot.decode(outputs)
+
+    def errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses (2, L, N) of outputs (2, L, N, O) with target values (L, N)."""
+        if self.two_hot is None:
+            return (outputs.squeeze(-1) - targets).square()
+        return self.two_hot.loss(outputs, targets.expand(outputs.shape[:-1]))
 
 
 class RSAC(SoftActorCritic):
@@ -123,6 +144,10 @@ class RSAC(SoftActorCritic):
             Fraction,
             Field(description="share of an update's trials that have a reward; sequences of them hold the first"),
         ] = 0.0
+        value: Annotated[
+            Literal["number", "two-hot"],
+            Field(description="values as numbers, or by classification, whose loss is as large for any unit"),
+        ] = "number"
         goal_reward: Annotated[
             float | None,
             Field(description="reward from which on a step counts as terminal, though the trial continues; null: none"),
@@ -145,7 +170,8 @@ class RSAC(SoftActorCritic):
                 "not one; leave out the policy of the config, or pass a RecurrentActor"
             )
         sizes = self.policy.hidden_sizes
-        self.critics = RecurrentCritics(self.policy, sizes, self.torch_generator("critics"))
+        two_hot = TwoHot() if self.settings.value == "two-hot" else None
+        self.critics = RecurrentCritics(self.policy, sizes, self.torch_generator("critics"), two_hot)
         self.networks = SoftCritics(self.critics, self.policy.action_space, self.settings).to(self.device)
         self.targets = self.networks.target
         self._unit = action_unit(self.policy.action_space).to(self.device)
@@ -275,29 +301,29 @@ class RSAC(SoftActorCritic):
         if self._squashed is None:
             log_probs = choice_log_probs(parameters[0])
             with torch.no_grad():
-                values = self.targets(of_targets, after, None)
+                values = self.targets.decode(self.targets(of_targets, after, None))
                 following = soft_values_of_choices(values, log_probs[1:], alpha)
             of_choices = self.critics(of_critics, before, None)
-            index = trials.actions.long().unsqueeze(-1)
-            taken = of_choices.gather(-1, index.expand(2, *index.shape)).squeeze(-1)
-            reached = soft_values_of_choices(of_choices.detach(), log_probs[:-1], alpha)
+            taken = of_choices.take_along_dim(trials.actions.long()[None, ..., None, None], 3).squeeze(3)
+            reached = soft_values_of_choices(self.critics.decode(of_choices.detach()), log_probs[:-1], alpha)
             entropies = -(log_probs.detach().exp() * log_probs.detach()).sum(-1)
         else:
             noise = (self._noise(trials) if noise is None else noise).to(seen)
             actions, log_probs = self._squashed.sample(parameters, noise)
             with torch.no_grad():
-                following = soft_values(self.targets(of_targets, after, actions[1:]), log_probs[1:], alpha)
+                values = self.targets.decode(self.targets(of_targets, after, actions[1:]))
+                following = soft_values(values, log_probs[1:], alpha)
             done = (trials.actions.flatten(2) - self._squashed.bounds(seen)[0]) * self._unit
             taken = self.critics(of_critics, before, done)
             proposed = self.critics(of_critics, before, actions[:-1], fixed=True)
-            reached = soft_values(proposed, log_probs[:-1], alpha)
+            reached = soft_values(self.critics.decode(proposed), log_probs[:-1], alpha)
             entropies = -log_probs.detach()
         targets = soft_targets(trials.rewards, terminal, following, self.collection.gamma)
         entropy = masked_mean(entropies[:-1], mask)
         return (
-            masked_mean((taken - targets).square(), mask),
+            masked_mean(self.critics.errors(taken, targets), mask),
             -masked_mean(reached, mask),
             temperature * (entropy - self.networks.target_entropy),
-            masked_mean(taken.detach()[0], mask),
+            masked_mean(self.critics.decode(taken.detach())[0], mask),
             entropy,
         )

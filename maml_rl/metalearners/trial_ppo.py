@@ -24,6 +24,7 @@ from maml_rl.policies.heads import Distributions
 from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.policy import Unrolled
 from maml_rl.policies.sequence_policy import SequencePolicy
+from maml_rl.policies.two_hot import TwoHot
 
 _NUM_UPDATES, _RETURN_SQUARE, _REWARD_VARIANCE = "num_updates", "return_square", "reward_variance"
 _OBSERVED = "observed"
@@ -440,7 +441,9 @@ def _objective(
     gain = functional.clipped_gain(ratio, given.gains, settings.clip)
     entropy = policy.distributions.entropy(unrolled.distribution).expand_as(gain)
     losses = -gain - entropy_coefficient * entropy
-    if unrolled.values is not None:
+    if unrolled.value_logits is not None:
+        losses = losses + settings.value_coefficient * TwoHot().loss(unrolled.value_logits, given.targets)
+    elif unrolled.values is not None:
         losses = losses + settings.value_coefficient * (unrolled.values - given.targets).square()
     errors = torch.zeros_like(losses)
     if problem.reward_prediction > 0.0:
@@ -480,8 +483,9 @@ class TrialPPO:
 
     Returns are discounted through a trial, across the ends of its episodes. Values are learned in units of the running
     root mean square of the returns, so that their loss neither dominates the policy's nor vanishes, for any first
-    batch. With a `reward_prediction_coefficient` the policy predicts the reward of every action from its memory, too:
-    the memory then also learns from each step's reward, not only from the policy's gradient.
+    batch; those of a two-hot head are in the unit of the rewards. With a `reward_prediction_coefficient` the policy
+    predicts the reward of every action from its memory, too: the memory then also learns from each step's reward, not
+    only from the policy's gradient.
 
     Args:
         policy: the policy to unroll and train, with values or without.
@@ -665,7 +669,8 @@ class TrialPPO:
         unit_before = math.sqrt(self.return_square.mean) if self.return_square.weight else None
         self.return_square.add(of_squares / count)
         unit = math.sqrt(self.return_square.mean)
-        units = _Units(unit_before or unit, unit)
+        by_classes = isinstance(self._policy, SequencePolicy) and self._policy.value == "two-hot"
+        units = _Units(1.0, 1.0) if by_classes else _Units(unit_before or unit, unit)
         found = hosts.total(_estimate, problem, units, of_returns / count, of_rewards / count).sums[0]
         of_advantages, left, spread, of_distances, *num_steps = found.tolist()
         # If all returns are equal there is nothing to explain.

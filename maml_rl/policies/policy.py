@@ -41,12 +41,15 @@ class Unrolled:
         values: (L, N) estimates of the return from each step on; None if the policy has none.
         memory: tensors (N, ...) after the last step.
         units: (L, N, H) hidden units at each step, for further heads; None if the policy shows none.
+        value_logits: (L, N, bins) the distributions of which `values` are the means, see `TwoHot`; None if they are
+            numbers.
     """
 
     distribution: DistributionParams
     values: Tensor | None
     memory: Memory
     units: Tensor | None = None
+    value_logits: Tensor | None = None
 
 
 class Policy(nn.Module, ABC):

@@ -27,9 +27,10 @@ from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.policies.recurrent import Cell, RecurrentStep, make_recurrent
 from maml_rl.policies.slot_rows import SlotRows, row_product, through
 from maml_rl.policies.transformer import Attention, Transformer
+from maml_rl.policies.two_hot import TwoHot
 from maml_rl.spaces import PackedSpace, category_counts, is_image, parts_of
 
-ValueKind = Literal["head", "network", "none"]
+ValueKind = Literal["head", "network", "two-hot", "none"]
 
 # Lower bound of the deviation of an observation.
 _LEAST_STD = 1e-2
@@ -58,8 +59,8 @@ class SequencePolicy(MemoryPolicy):
         observation_space: of one environment; with `observe_last` it shows the last action and reward.
         action_space: of one environment; see `get_policy_for_env`.
         hidden_size: H, units of the body.
-        value: the estimator of values: "head", a linear function of the policy's own units; "network", one of a body of
-            its own; or "none".
+        value: the estimator of values: "head", a linear function of the policy's own units; "two-hot", one that gives
+            a distribution over the bins of `TwoHot`; "network", a linear function of a body of its own; or "none".
         init_std: initial standard deviation of a Gaussian.
         min_std: it never falls below this.
         predict_rewards: add a head for the reward of an action, with one output for each Discrete action, else one that
@@ -160,11 +161,12 @@ class SequencePolicy(MemoryPolicy):
         of_rewards = (self.hidden_size, outputs) if self._has_one_choice else (self.hidden_size + entries, 1)
         return (
             make(self.hidden_size, outputs),
-            None if self.value == "none" else make(self.hidden_size, 1),
+            None if self.value == "none" else make(self.hidden_size, TwoHot().num_bins if self._is_two_hot else 1),
             make(*of_rewards) if self.predicts_rewards else None,
         )
 
     def _initialize_heads(self, generator: torch.Generator, *, of_values: float = 1.0) -> None:
+        of_values = 0.01 if self._is_two_hot else of_values
         for head, gain in ((self.head, 0.01), (self.value_head, of_values), (self.reward_head, 1.0)):
             if head is not None:
                 orthogonal(head.weight, generator, gain)
@@ -295,8 +297,12 @@ class SequencePolicy(MemoryPolicy):
             return through(known, params, head)
 
         distribution = self.distributions.parametrize(read("head", units), params)
-        values = None if of_values is None else read("value_head", of_values).squeeze(-1)
-        return Unrolled(distribution, values, memory, units)
+        if of_values is None:
+            return Unrolled(distribution, None, memory, units)
+        values = read("value_head", of_values)
+        if self._is_two_hot:
+            return Unrolled(distribution, TwoHot().decode(values), memory, units, values)
+        return Unrolled(distribution, values.squeeze(-1), memory, units)
 
     def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
         """Return the predicted reward of each action, (L, N), differentiably.
@@ -321,6 +327,10 @@ class SequencePolicy(MemoryPolicy):
             first = int(getattr(self.action_space, "start", 0))
             rewards = rewards.gather(-1, (actions.long() - first).unsqueeze(-1))
         return rewards.squeeze(-1)
+
+    @property
+    def _is_two_hot(self) -> bool:
+        return self.value == "two-hot"
 
     @property
     def _has_one_choice(self) -> bool:

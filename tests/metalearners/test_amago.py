@@ -17,13 +17,14 @@ from maml_rl.metalearners.amago import AMAGO
 from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.policies import GRUPolicy, MultiCategorical, NormalMLPPolicy  # noqa: F401
 from maml_rl.policies.two_hot import TwoHot, symexp, symlog
+from tests.metalearners.plain_two_hot import cross_entropy, decoded
 
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (5,), np.float64)
 ACTIONS = {
     "discrete": spaces.Discrete(3),
     "box": spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 1.0]), dtype=np.float64),
 }
-GAMMA, FURTHER, HIDDEN, CRITICS, BINS = 0.97, 0.8, 6, 3, 11
+GAMMA, FURTHER, HIDDEN, CRITICS, BINS, LIMIT = 0.97, 0.8, 6, 3, 11, 50.0
 PAIR = [2, 0]
 
 
@@ -36,7 +37,7 @@ def make_learner(kind: str, **settings: Any) -> AMAGO:
             "further-discounts": [FURTHER],
             "num-critics": CRITICS,
             "num-bins": BINS,
-            "largest-value": 50.0,
+            "largest-value": LIMIT,
             **settings,
         }
     )
@@ -99,23 +100,6 @@ class Plain:
         out = hidden @ params["critics.layers.weight1"][critic] + params["critics.layers.bias1"][critic, 0]
         return out.view(3, 2, BINS)[action] if self.kind == "discrete" else out.view(2, BINS)
 
-    @staticmethod
-    def decoded(logits: Tensor) -> Tensor:
-        end = np.log1p(50.0)
-        mean = (logits.softmax(-1) * torch.linspace(-end, end, BINS, dtype=torch.float64)).sum(-1)
-        return mean.sign() * (mean.abs().exp() - 1.0)
-
-    @staticmethod
-    def cross_entropy(logits: Tensor, value: float) -> Tensor:
-        end = np.log1p(50.0)
-        bins = np.linspace(-end, end, BINS)
-        place = np.clip(np.sign(value) * np.log1p(abs(value)), -end, end)
-        above = int(np.clip(np.searchsorted(bins, place, side="right"), 1, BINS - 1))
-        share = (place - bins[above - 1]) / (bins[above] - bins[above - 1])
-        target = torch.zeros(BINS, dtype=torch.float64)
-        target[above - 1], target[above] = 1.0 - share, share
-        return -(target * logits.log_softmax(-1)).sum()
-
     def of_policy(self, units: Tensor, noise: Tensor | None, values: Any) -> Tensor:
         """Return the mean of values(action) over the policy's actions."""
         out = F.linear(units, self.params["policy.head.weight"], self.params["policy.head.bias"])
@@ -136,7 +120,7 @@ class Plain:
                     later,
                     None if noise is None else noise[step + 1, trial],
                     lambda action, later=later: torch.stack(
-                        [self.decoded(self.value(each, later, action, target=True)) for each in PAIR]
+                        [decoded(self.value(each, later, action, target=True), LIMIT) for each in PAIR]
                     ),
                 ).amin(0)
             action = self.actions[step, trial]
@@ -145,13 +129,13 @@ class Plain:
             for number, gamma in enumerate((FURTHER, GAMMA)):
                 discount = gamma * (1.0 - float(self.terminal[step, trial]))
                 target = float(self.rewards[step, trial]) + discount * float(following[number])
-                of_critics += sum(self.cross_entropy(each[number], target) for each in logits) / (2 * CRITICS)
+                of_critics += sum(cross_entropy(each[number], target, LIMIT) for each in logits) / (2 * CRITICS)
 
             def usual(action: Any, units: Tensor = now) -> Tensor:
-                return sum(self.decoded(self.value(each, units, action))[1] for each in range(CRITICS)) / CRITICS
+                return sum(decoded(self.value(each, units, action), LIMIT)[1] for each in range(CRITICS)) / CRITICS
 
             own = None if noise is None else noise[step, trial]
-            taken = sum(self.decoded(each)[1] for each in logits) / CRITICS
+            taken = sum(decoded(each, LIMIT)[1] for each in logits) / CRITICS
             advantage = float((taken - self.of_policy(now, own, usual)).detach())
             weight = float(advantage > 0) if temperature is None else min(20.0, np.exp(advantage / temperature))
             out = F.linear(now, self.params["policy.head.weight"], self.params["policy.head.bias"])
@@ -168,7 +152,7 @@ class Plain:
         """Return the mean value at units and critics that are constants; gradients go to the action alone."""
         kept, self.params = self.params, {name: value.detach() for name, value in self.params.items()}
         try:
-            values = [self.decoded(self.value(each, units.detach(), action))[1] for each in range(CRITICS)]
+            values = [decoded(self.value(each, units.detach(), action), LIMIT)[1] for each in range(CRITICS)]
             return sum(values) / CRITICS
         finally:
             self.params = kept

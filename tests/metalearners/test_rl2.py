@@ -18,6 +18,7 @@ from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, NormalMLPPolicy, Policy, TransformerPolicy, as_policy
+from tests.metalearners.plain_two_hot import cross_entropy, decoded
 from tests.small_runs import config_of
 
 GAMMA, LAMBDA = 0.9, 0.7
@@ -77,7 +78,8 @@ def reference_update(
     plain_returns = []
     for _, _, rewards in trials:
         plain_returns += [sum(GAMMA**k * r for k, r in enumerate(rewards[start:])) for start in range(len(rewards))]
-    scale = (sum(value**2 for value in plain_returns) / len(plain_returns)) ** 0.5
+    by_classes = policy.value == "two-hot"
+    scale = 1.0 if by_classes else (sum(value**2 for value in plain_returns) / len(plain_returns)) ** 0.5
     old, advantages, targets = [], [], []
     with torch.no_grad():
         for task, (observations, actions, rewards) in enumerate(trials):
@@ -108,7 +110,12 @@ def reference_update(
             ratio = (log_probs.gather(1, actions[:, None])[:, 0] - before).exp()
             gain = torch.minimum(ratio * advantage, ratio.clamp(0.95, 1.05) * advantage)
             entropy = -(log_probs.exp() * log_probs).sum(-1)
-            loss = -gain + 0.5 * (unrolled.values[:, 0] - target) ** 2 - 0.1 * entropy
+            errors = (unrolled.values[:, 0] - target) ** 2
+            if by_classes:
+                logits = policy.value_head(policy.core(observations.unsqueeze(1))[0][:, 0])
+                torch.testing.assert_close(unrolled.values[:, 0], decoded(logits), rtol=1e-12, atol=1e-12)
+                errors = torch.stack([cross_entropy(*each) for each in zip(logits, target.tolist(), strict=True)])
+            loss = -gain + 0.5 * errors - 0.1 * entropy
             for step, (action, reward) in enumerate(zip(actions, rewards, strict=True)):
                 if of_rewards:
                     units = policy.core(observations.unsqueeze(1))[0][step, 0]
@@ -127,13 +134,15 @@ def make_learner(policy: Policy, **settings: Any) -> RL2:
     return RL2(policy, None, settings=RL2.Settings.model_validate(keys), collection=COLLECTION)
 
 
-@pytest.mark.parametrize(("value", "value_lambda"), [("head", None), ("network", None), ("head", 1.0), ("head", 0.2)])
+@pytest.mark.parametrize(
+    ("value", "value_lambda"), [("head", None), ("network", None), ("head", 1.0), ("head", 0.2), ("two-hot", None)]
+)
 def test_update_agrees_with_plain_loops_over_trials(value: Any, value_lambda: float | None) -> None:
     mine, plain, episodes = make_policy(value=value), make_policy(value=value), make_episodes(EPISODES)
     metrics = make_learner(mine, value_lambda=value_lambda).update(Batch([episodes]))
     reference_update(plain, episodes, epochs=3, value_lambda=LAMBDA if value_lambda is None else value_lambda)
     for name, param in mine.named_parameters():
-        torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-8, atol=2e-9)
     assert metrics["loss/after"] < metrics["loss/before"]
     assert metrics["kl"] > 0.0
 

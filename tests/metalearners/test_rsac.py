@@ -22,6 +22,7 @@ from maml_rl.metalearners.rsac import RSAC
 from maml_rl.policies import GRUPolicy
 from maml_rl.policies.soft_actors import RecurrentActor
 from maml_rl.policies.transformer import Attention
+from tests.metalearners.plain_two_hot import cross_entropy, decoded
 from tests.small_runs import config_of
 
 GAMMA = 0.8
@@ -43,6 +44,7 @@ def make(kind: str, cell: Any = "gru", **settings: Any) -> RSAC:
         with torch.no_grad():
             for param in network.parameters():
                 param.add_(0.5 * torch.randn(param.shape, generator=generator, dtype=torch.float64))
+    learner.networks.double()
     with torch.no_grad():
         learner.networks.log_temperature.fill_(-0.7)
     return learner
@@ -106,7 +108,7 @@ def own_part(seen: Tensor) -> Tensor:
 
 
 def critics_of(network: nn.Module, units: Tensor, seen: Tensor, action: Tensor | None) -> Tensor:
-    """Return (2,) values of an action, or (2, K)."""
+    """Return the outputs (2, O) for an action, or (2, K, O)."""
     present = own_part(seen) if action is None else torch.cat((own_part(seen), action))
     params = dict(network.named_parameters())
     hidden = torch.cat((units, (params["present.weight"] @ present + params["present.bias"]).relu()))
@@ -120,14 +122,14 @@ def critics_of(network: nn.Module, units: Tensor, seen: Tensor, action: Tensor |
             out = out @ weight[head] + bias[head, 0]
             out = out.relu() if index < 2 else out
         values.append(out)
-    both = torch.stack(values)
-    return both if action is None else both[:, 0]
+    return torch.stack(values).reshape(2, *((3,) if action is None else ()), -1)
 
 
 def plain_losses(learner: RSAC, trials: Steps, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the losses of critics, actor and temperature, trial by trial and step by step."""
     policy, squashes = learner.policy, learner.policy.noise_kind == "normal"
     alpha = learner.networks.log_temperature.detach().exp()
+    value_of = decoded if learner.settings.value == "two-hot" else lambda outputs: outputs.squeeze(-1)
     of_critics, of_actor, entropies = [], [], []
     for number in range(trials.mask.shape[1]):
         length = int(trials.mask[:, number].sum())
@@ -142,13 +144,13 @@ def plain_losses(learner: RSAC, trials: Steps, noise: Tensor) -> tuple[Tensor, T
                 return None, units.log_softmax(0)
             mean, log_std = units[:2], units[2:].clamp(-20.0, 2.0)
             before = mean + log_std.exp() * noise[step, number]
-            density = Normal(mean, log_std.exp()).log_prob(before) - torch.log(1.0 - torch.tanh(before) ** 2)
+            density = Normal(mean, log_std.exp()).log_prob(before) + 2.0 * torch.log(torch.cosh(before))
             return torch.tanh(before), density.sum()
 
         for step in range(length):
             with torch.no_grad():
                 action, log_prob = decide(step + 1)
-                values = critics_of(learner.targets, memories[2][step + 1], shown[step + 1], action)
+                values = value_of(critics_of(learner.targets, memories[2][step + 1], shown[step + 1], action))
                 following = values.min(0).values - alpha * log_prob
                 following = following if squashes else (log_prob.exp() * following).sum()
                 is_terminal = step == length - 1 and bool(trials.terminations[step, number])
@@ -159,9 +161,12 @@ def plain_losses(learner: RSAC, trials: Steps, noise: Tensor) -> tuple[Tensor, T
             unit = (done - torch.tensor([0.0, 1.0])) / torch.tensor([0.5, 1.0]) if squashes else None
             taken = critics_of(learner.critics, memories[1][step], shown[step], unit)
             taken = taken if squashes else taken[:, done]
-            of_critics.append((taken - target).square().sum())
+            if learner.settings.value == "two-hot":
+                of_critics.append(sum(cross_entropy(each, float(target)) for each in taken))
+            else:
+                of_critics.append((taken - target).square().sum())
             action, log_prob = decide(step)
-            values = critics_of(learner.critics, memories[1][step], shown[step], action)
+            values = value_of(critics_of(learner.critics, memories[1][step], shown[step], action))
             values = (values if squashes else values.detach()).min(0).values
             loss = alpha * log_prob - values
             of_actor.append(loss if squashes else (log_prob.exp() * loss).sum())
@@ -171,7 +176,16 @@ def plain_losses(learner: RSAC, trials: Steps, noise: Tensor) -> tuple[Tensor, T
     return torch.stack(of_critics).mean(), torch.stack(of_actor).mean(), of_temperature
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("box", {}), ("discrete", {}), ("box", {"goal_reward": 0.3})])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("box", {}),
+        ("discrete", {}),
+        ("box", {"goal_reward": 0.3}),
+        ("box", {"value": "two-hot"}),
+        ("discrete", {"value": "two-hot"}),
+    ],
+)
 def test_losses_and_gradients_agree_with_plain_loops(kind: str, settings: dict[str, Any]) -> None:
     learner = make(kind, **settings)
     trials = make_trials(learner, [4, 2, 7, 5], [True, False, False, True])
@@ -179,7 +193,7 @@ def test_losses_and_gradients_agree_with_plain_loops(kind: str, settings: dict[s
     critics, actor, temperature = plain_losses(learner, trials, noise)
     found = learner.losses(trials)
     for mine, wanted in zip(found, (critics, actor, temperature), strict=False):
-        torch.testing.assert_close(mine, wanted, check_dtype=False, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12)
     sum(found[:3]).backward()
     # Each network learns only from its own loss.
     for network, loss in ((learner.critics, critics), (learner.policy, actor)):
@@ -187,7 +201,7 @@ def test_losses_and_gradients_agree_with_plain_loops(kind: str, settings: dict[s
         wanted = torch.autograd.grad(loss, list(params.values()), retain_graph=True)
         for (name, param), gradient in zip(params.items(), wanted, strict=True):
             torch.testing.assert_close(
-                param.grad, gradient, rtol=1e-5, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}"
+                param.grad, gradient, rtol=1e-11, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}"
             )
     (wanted,) = torch.autograd.grad(temperature, learner.networks.log_temperature)
     torch.testing.assert_close(learner.networks.log_temperature.grad, wanted, check_dtype=False)
