@@ -125,9 +125,13 @@ def test_commands_run_in_the_environment_of_a_new_machine(tmp_path: Path) -> Non
     assert seen == {"HOME": "home", "CI": "yes", "MAML_RL_NO_SKIPS": "1", **of_pip}
 
 
-def test_fast_tests_run_once_more_in_another_locale_and_width(tmp_path: Path) -> None:
+def test_fast_tests_of_rooms_of_text_run_once_more_in_another_locale_and_width(tmp_path: Path) -> None:
     code, asked, _ = run_parts(tmp_path, "pythons", LANG="C.UTF-8")
-    assert (code, asked) == (0, ["1 test-fast"])
+    (line,) = asked
+    marker, target, _, rooms = re.split(" |=", line, maxsplit=3)
+    assert (code, marker, target) == (0, "1", "test-fast")
+    assert {"tests/cli", "tests/config", "tests/report", "tests/runs"} <= set(rooms.split())
+    assert [room for room in rooms.split() if not (ROOT / room).exists()] == []
     assert {"LANG=C", "COLUMNS=80"} <= set((tmp_path / "log.env").read_text().splitlines())
 
 
