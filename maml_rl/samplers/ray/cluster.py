@@ -17,6 +17,7 @@ from time import monotonic, sleep
 from typing import Any, ClassVar
 from weakref import WeakSet
 
+import grpc
 import ray
 from ray.job_config import JobConfig
 from ray.runtime_env import RuntimeEnv
@@ -384,7 +385,12 @@ def _is_node_of(address: str, seconds: float) -> bool:
     """Return whether a node of the cluster runs on this machine; wait a while for one that is starting.
 
     Ray itself would wait for a minute, or abort this process.
+
+    Raises:
+        ConfigError: If the address is not that of a cluster.
     """
+    if not _speaks_grpc(address):
+        raise _no_cluster_at(address)
     until = monotonic() + seconds
     while True:
         try:
@@ -401,6 +407,19 @@ def _is_node_of(address: str, seconds: float) -> bool:
         if monotonic() >= until:
             return False
         sleep(_TICK_SECONDS)
+
+
+def _speaks_grpc(address: str) -> bool:
+    """Return whether a server at "host:port" answers as Ray's do; Ray's own client would ask it for 40 seconds."""
+    # With certificates, which only Ray knows how to read, it is left to find out.
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return True
+    # As in Ray, no proxy of the environment is between machines of a cluster.
+    direct = [("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(address, direct) as channel, suppress(grpc.FutureTimeoutError):
+        grpc.channel_ready_future(channel).result(timeout=_CONNECT_SECONDS)
+        return True
+    return False
 
 
 def _last_cluster() -> str | None:

@@ -442,6 +442,7 @@ def test_node_of_the_cluster_that_is_alive_on_this_machine_makes_it_part_of_it(
     client = SimpleNamespace(get_all_node_info=lambda timeout: nodes)
     monkeypatch.setattr(ray._raylet, "GcsClient", lambda address: client)
     monkeypatch.setattr(ray._private.services, "find_node_ids", lambda: here)
+    monkeypatch.setattr(ray_cluster, "_speaks_grpc", lambda address: True)
     started = time.monotonic()
     assert ray_cluster._is_node_of("one:1", 0.3) is is_node
     assert (time.monotonic() - started >= 0.3) is not is_node

@@ -529,7 +529,10 @@ def test_server_of_another_kind_is_not_a_cluster(tmp_path: Path, capsys: pytest.
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         options = ["--backend", "ray", "--ray-address", address, "--output-folder", str(tmp_path / "run")]
+        started = time.monotonic()
         assert run_train([*SMALL, *options]) == 2
+        # Ray's own client asks for 40 s.
+        assert time.monotonic() - started < 25.0
     assert f"no Ray cluster answers at {address}" in capsys.readouterr().err
 
 
