@@ -142,7 +142,7 @@ def test_update_agrees_with_plain_loops_over_trials(value: Any, value_lambda: fl
     metrics = make_learner(mine, value_lambda=value_lambda).update(Batch([episodes]))
     reference_update(plain, episodes, epochs=3, value_lambda=LAMBDA if value_lambda is None else value_lambda)
     for name, param in mine.named_parameters():
-        torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-8, atol=2e-9)
+        torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
     assert metrics["loss/after"] < metrics["loss/before"]
     assert metrics["kl"] > 0.0
 
