@@ -51,26 +51,28 @@ SHARED_NAMES = {"actor.py", "backend.py", "evaluate.py", "record.py", "train.py"
 
 
 @cache
+def nodes() -> dict[Path, list[ast.AST]]:
+    """Return the nodes of the syntax tree of every file."""
+    return {file: [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))] for file in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
 def statements() -> dict[Path, list[ast.Import | ast.ImportFrom]]:
     """Return the import statements of every file: at its top, in a function, or for its types."""
     return {
-        file: [
-            node
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Import | ast.ImportFrom)
-        ]
-        for file in sorted(PACKAGE.rglob("*.py"))
+        file: [node for node in of_file if isinstance(node, ast.Import | ast.ImportFrom)]
+        for file, of_file in nodes().items()
     }
 
 
 def imports() -> Iterator[tuple[str, str, str]]:
     """Yield every import of the package's own modules: the file, its room, and the room that it imports."""
-    for file, nodes in statements().items():
+    for file, of_file in statements().items():
         path = file.relative_to(PACKAGE)
         # The first provides public names of all rooms lazily; `python -m` starts the others.
         if path == Path("__init__.py") or path.name == "__main__.py":
             continue
-        for node in nodes:
+        for node in of_file:
             names = []
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -180,3 +182,36 @@ def test_rooms_inside_of_a_room_do_not_import_each_other_in_a_circle(floor: str)
 def test_contract_of_a_policy_stays_small() -> None:
     methods = [name for name, value in vars(Policy).items() if callable(value) and not name.startswith("_")]
     assert len(methods) <= 12, methods
+
+
+def classes() -> dict[str, list[ast.ClassDef]]:
+    """Return the package's classes by their names."""
+    found: dict[str, list[ast.ClassDef]] = {}
+    for of_file in nodes().values():
+        for node in of_file:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
+def is_described(method: str, owner: ast.ClassDef, known: Mapping[str, list[ast.ClassDef]]) -> bool:
+    """Return whether a method has a docstring in a class or in one of its bases."""
+    own = [node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == method]
+    if any(ast.get_docstring(node) for node in own):
+        return True
+    names = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in owner.bases]
+    return any(is_described(method, base, known) for name in names for base in known.get(name, []) if base is not owner)
+
+
+def test_public_method_is_described_where_it_is_or_where_it_is_overridden() -> None:
+    known = classes()
+    methods = [
+        (owner, node.name)
+        for name, owners in known.items()
+        if not name.startswith("_")
+        for owner in owners
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    ]
+    assert len(methods) > 1_000
+    assert [f"{owner.name}.{name}" for owner, name in methods if not is_described(name, owner, known)] == []

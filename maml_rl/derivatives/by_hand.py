@@ -106,7 +106,6 @@ class MLPLinearization(Linearization):
         return len(self._weights) - 1
 
     def differentiate(self, loss: Loss, *, twice: bool = False) -> tuple[Tensor, Tensor]:
-        """Compute a loss and its gradient."""
         with torch.enable_grad():
             log_probs = self._of_units.values.detach().requires_grad_()
             losses = loss(self._rows.to_grid(log_probs))
@@ -119,7 +118,6 @@ class MLPLinearization(Linearization):
         return losses.detach(), gradient
 
     def fisher_product(self, vectors: Tensor) -> Tensor:
-        """Multiply vectors by each task's Fisher matrix."""
         tangent, _, _ = self._push_forward(vectors)
         return self._pull_back(self._of_units.fisher_product(tangent, self._rows.weights), scratch(), [])
 
@@ -150,7 +148,6 @@ class MLPLinearization(Linearization):
         return product
 
     def kl_from(self, old: DistributionParams) -> Tensor:
-        """Return KL(old, this), averaged over the real steps of each task."""
         return (self._policy.distributions.kl(old, self.distribution) * self._rows.weights).sum(1)
 
     def _output_hessian_product(self, tangent: Vector) -> Vector:

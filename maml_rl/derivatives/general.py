@@ -39,7 +39,6 @@ class AutogradLinearization(Linearization):
         return PhaseOutcome(self._policy, samples, self._params, self._outputs, log_probs)
 
     def differentiate(self, loss: Loss, *, twice: bool = False) -> tuple[Tensor, Tensor]:
-        """Compute a loss and its gradient."""
         with torch.enable_grad():
             losses = loss(self._log_probs)
             (gradient,) = torch.autograd.grad(losses.sum(), self._parameters, create_graph=twice, retain_graph=True)
@@ -56,7 +55,6 @@ class AutogradLinearization(Linearization):
         return product
 
     def fisher_product(self, vectors: Tensor) -> Tensor:
-        """Multiply vectors by each task's Fisher matrix."""
         learned = [index for index, output in enumerate(self._outputs) if output.requires_grad]
         outputs = [self._outputs[index] for index in learned]
         if self._pushed is None:
@@ -78,5 +76,4 @@ class AutogradLinearization(Linearization):
         return product
 
     def kl_from(self, old: DistributionParams) -> Tensor:
-        """Return KL(old, this), averaged over the real steps of each task."""
         return (self._policy.distributions.kl(old, self.distribution) * self._samples.weights).sum((1, 2))

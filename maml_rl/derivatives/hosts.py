@@ -215,5 +215,4 @@ class ThreadHosts(Hosts):
         return [join([answers[chunk] for chunk in block]) for block in self._blocks]
 
     def fetch(self) -> list[TaskEpisodes]:
-        """Return the episodes, which are in this process."""
         return self._phases

@@ -32,7 +32,6 @@ class AD(HistoryLearner):
     settings: Settings
 
     def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draw sequences of histories, and the actions taken there."""
         drawn = self.sequences(rng, keep=self.settings.keep)
         return drawn.observations, drawn.actions
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -23,14 +23,11 @@ from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner
 from maml_rl.metalearners.optimizer_state import SINGLE
-from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
-from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, keep_trials, masked_mean, move_targets, take_steps
+from maml_rl.metalearners.replay_learner import NumTrials, TrialReplayLearner, TrialReplaySettings, take_steps
+from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean, move_targets
 from maml_rl.policies import Policy, SequencePolicy
 from maml_rl.policies.heads import DistributionParams, Head
 from maml_rl.policies.two_hot import TwoHot
-
-# Observations (L + 1, N, ...), and actions, rewards, ends and mask (L, N, ...) of trials.
-Drawn = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class TrialCritics(nn.Module):
@@ -120,8 +117,7 @@ class CriticSettings(SettingsModel):
 class FilteredActorCritic(MetaLearner):
     """Base of AMAGO, from a replay and from recorded histories: critics on the memory of the policy, and the losses."""
 
-    columns = "episode"
-    whole_trials = True
+    measured: tuple[str, ...] = ("loss/critics", "loss/actor", "value", "imitated")
     training_state = (SINGLE, "critics", "targets")
     policy: SequencePolicy
     optimizer: torch.optim.Optimizer
@@ -155,11 +151,6 @@ class FilteredActorCritic(MetaLearner):
         self.optimizer = torch.optim.AdamW(
             self._trained, lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay, fused=True
         )
-
-    def _take_steps(self, draw: Callable[[], Drawn]) -> dict[str, Any]:
-        """Take the steps of an update on what `draw` returns; return the metrics."""
-        names = "loss/critics", "loss/actor", "value", "imitated"
-        return take_steps(self, self.settings.num_updates, lambda: self.improve(*draw()), names)
 
     @single_threaded()
     def improve(self, seen: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, mask: Tensor) -> Tensor:
@@ -256,7 +247,7 @@ class FilteredActorCritic(MetaLearner):
         return self.two_hot.decode(critics(units, head.act(parameters, noise), fixed=fixed))
 
 
-class AMAGO(FilteredActorCritic):
+class AMAGO(TrialReplayLearner, FilteredActorCritic):
     """One sequence model under actor and critics, trained off-policy on whole trials of a replay.
 
     Values are learned by classification, so that families with returns of 1,000 do not drown those with returns of 1,
@@ -266,7 +257,7 @@ class AMAGO(FilteredActorCritic):
     Source: Grigsby et al. 2024, https://arxiv.org/abs/2310.09971 and https://arxiv.org/abs/2411.11188
     """
 
-    class Settings(MemorySettings, CriticSettings):
+    class Settings(TrialReplaySettings, MemorySettings, CriticSettings):
         """Settings of AMAGO."""
 
         cell: Annotated[
@@ -277,22 +268,10 @@ class AMAGO(FilteredActorCritic):
         learning_rate: Annotated[StepSize, Field(description="step size of AdamW")] = 3e-4
         weight_decay: Annotated[float, Field(ge=0, description="decay of the weights, as AdamW has it")] = 1e-4
         max_grad_norm: Annotated[Positive, Field(description="maximum norm of a gradient")] = 1.0
-        batch_size: Annotated[Count, Field(description="trials in each update")] = 32
-        num_updates: Annotated[Count, Field(description="updates for each batch of trials that is sampled")] = 100
-        warmup_trials: Annotated[
-            Count, Field(description="trials that the untrained policy samples before the first update")
-        ] = 100
-        sequence_length: Annotated[
-            Count | None, Field(description="steps of a trial that an update uses, from anywhere in it; null: all")
-        ] = None
+        batch_size: NumTrials = 32
         hindsight_share: Annotated[
             Fraction, Field(description="share of an update's trials whose goal is taken to be where they came to")
         ] = 0.0
-        buffer_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
-        mapped_bytes: Annotated[
-            Count | None,
-            Field(description="beyond this size the replay buffer is memory-mapped from a file; null: never"),
-        ] = None
 
     uses = frozenset({"gamma", "meta-batch-size", "conv-layers", "image-scale"})
     instead = EPISODES_OF_TRIALS | {"memory": "cell", "hidden-sizes": "critic-layers"}
@@ -307,14 +286,7 @@ class AMAGO(FilteredActorCritic):
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
-        """Make a policy with a memory.
-
-        Raises:
-            ConfigError: If it would not observe its last step, the replay is smaller than a trial, or the sizes of a
-                transformer do not divide each other.
-        """
-        refuse_hidden_rewards(config)
-        refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
+        settings.refuse(config, env)
         space = env.single_action_space
         is_bounded = isinstance(space, spaces.Box) and space.is_bounded()
         # Noise as large as the range, so that the first actions are anywhere in it.
@@ -324,11 +296,6 @@ class AMAGO(FilteredActorCritic):
 
     @classmethod
     def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
-        """Make the metalearner that a config describes.
-
-        Raises:
-            ConfigError: If the family cannot relabel trials, or they would be cut.
-        """
         learner = super().from_config(policy, config, settings, device)
         if settings.hindsight_share:
             where = "algorithm-settings", "hindsight-share"
@@ -341,33 +308,17 @@ class AMAGO(FilteredActorCritic):
                 raise config.error(str(error), *where) from None
         return learner
 
-    def update(self, batch: Batch) -> dict[str, Any]:
-        """Store the trials in the replay buffer, and take steps on batches from it once there are enough.
-
-        Returns:
-            `replay/trials`, `replay/steps`, `updates`; and of the updates the means `loss/critics`, `loss/actor`,
-            `value`, of the actions taken, and `imitated`, the share of them that passed the filter.
-
-        Raises:
-            NonFiniteError: If a loss is not finite.
-        """
-        replay = self.experience["trials"]
-        known = keep_trials(replay, batch)
-        if replay.num_appended < self.settings.warmup_trials:
-            return known
-        rng, num, length = self.generator("replay"), self.settings.batch_size, self.settings.sequence_length
-
-        relabeled = round(self.settings.hindsight_share * num)
-
-        def draw() -> Drawn:
-            trials = replay.sample_sequences(rng, num, length=length)
-            if relabeled and self.hindsight is not None:
-                self.hindsight.relabel(trials, self.hindsight.goals(trials, relabeled, self.generator("hindsight")))
-            trials = trials.to(self.device)
-            seen, terminal = trials.with_end()
-            return seen, trials.actions, trials.rewards, terminal, trials.mask
-
-        return known | self._take_steps(draw)
+    def step_on_trials(self) -> Tensor:
+        settings = self.settings
+        trials = self.experience["trials"].sample_sequences(
+            self.generator("replay"), settings.batch_size, length=settings.sequence_length
+        )
+        relabeled = round(settings.hindsight_share * settings.batch_size)
+        if relabeled and self.hindsight is not None:
+            self.hindsight.relabel(trials, self.hindsight.goals(trials, relabeled, self.generator("hindsight")))
+        trials = trials.to(self.device)
+        seen, terminal = trials.with_end()
+        return self.improve(seen, trials.actions, trials.rewards, terminal, trials.mask)
 
 
 class OfflineAMAGO(FilteredActorCritic, HistoryLearner):
@@ -388,12 +339,11 @@ class OfflineAMAGO(FilteredActorCritic, HistoryLearner):
     settings: Settings
 
     def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draw sequences of histories, and the actions taken there."""
         drawn = self.sequences(rng, keep=self.settings.keep)
         return drawn.observations, drawn.actions
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Take steps on sequences of the histories; see `AMAGO.update` for the metrics.
+        """Take steps on sequences of the histories; return `updates`, and what is `measured`.
 
         The last step of a sequence has no successor, and is left out.
 
@@ -402,11 +352,11 @@ class OfflineAMAGO(FilteredActorCritic, HistoryLearner):
         """
         rng = self.generator("histories")
 
-        def draw() -> Drawn:
+        def take_step() -> Tensor:
             self._set_step_size()
             drawn = self.sequences(rng, keep=self.settings.keep)
             rewards = drawn.rewards[:-1].to(self.device)
             seen, actions = drawn.observations.to(self.device), drawn.actions[:-1].to(self.device)
-            return seen, actions, rewards, torch.zeros_like(rewards), torch.ones_like(rewards)
+            return self.improve(seen, actions, rewards, torch.zeros_like(rewards), torch.ones_like(rewards))
 
-        return self._take_steps(draw)
+        return take_steps(self, self.settings.num_updates, take_step, self.measured)

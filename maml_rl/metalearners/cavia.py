@@ -44,15 +44,12 @@ class ContextPolicy(Policy):
         self.context = nn.Parameter(torch.zeros(context_size, dtype=first.dtype), requires_grad=False)
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return the distribution under the context."""
         return self.inner.distribution_parameters(observations, self._of_inner(params))
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Act as the MLP without the context does."""
         return self.inner.actor(self._of_inner(params), first_task)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Compare the spaces with those of the MLP."""
         self.inner.check_spaces(observation_space, action_space)
 
     def _of_inner(self, params: Params | None) -> dict[str, Tensor]:
@@ -81,7 +78,6 @@ class CAVIA(AdamLearner):
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Settings) -> Policy:
-        """Make an MLP with a context."""
         inner = get_policy_for_env(
             env, config.hidden_sizes, config.nonlinearity, seed=config.seed, output_scale=config.output_scale
         )

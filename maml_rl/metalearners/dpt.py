@@ -16,7 +16,6 @@ class DPT(HistoryLearner):
     """
 
     def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draw sequences of histories, and the best actions there."""
         drawn = self.sequences(rng)
         assert self.histories is not None
         return drawn.observations, self.histories.optimal_actions(drawn)

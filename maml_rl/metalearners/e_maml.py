@@ -42,7 +42,6 @@ class EMAML(AdamLearner):
         return loss
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Take one step of Adam."""
         self._gains = gains_of(torch.cat(self.hosts_of(batch).map(mean_rewards)))
         return super().update(batch)
 

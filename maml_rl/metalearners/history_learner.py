@@ -159,7 +159,6 @@ class HistoryLearner(MetaLearner):
             )
 
     def open_data(self, config: Config, env: MetaVectorEnv) -> None:
-        """Open the histories that the settings name."""
         if self.settings.histories is None:
             raise config.error(
                 f"{config.algorithm} learns from recorded histories; add a line `histories: FOLDER` with what "
@@ -199,7 +198,6 @@ class HistoryLearner(MetaLearner):
         self.draw(np.random.default_rng(0))
 
     def learned_from(self, task: Task) -> bool:
-        """Return whether a task is among those of the histories."""
         return task in self._learned
 
     @abstractmethod
@@ -302,7 +300,6 @@ class HistoryLearner(MetaLearner):
         self._steps_taken += 1
 
     def state_dict(self) -> State:
-        """Return the state of AdamW, the progress of the step size, and the digests of the histories."""
         returns = np.zeros(0, np.float32) if self.source_returns is None else self.source_returns
         known = {_TASKS: self._learned.packed(), _RETURNS: torch.from_numpy(returns), _UPDATES: self._steps_taken}
         return super().state_dict() | known | {_CONTEXT: self._ring}

@@ -98,11 +98,9 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Settings) -> AdaptationRule:
-        """Make gradient steps of the inner loss that the settings name."""
         return AdaptationRule(config.fast_lr, inner_loss=INNER_LOSSES[settings.inner_loss])
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Update the policy's parameters by one trust-region step."""
         if batch.hosts is None:
             check_phases(batch.train_episodes, batch.valid_episodes, self.rule)
         return self._step(self.hosts_of(batch), self.settings)
@@ -110,13 +108,11 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
     def update_from(
         self, train_episodes: Sequence[Episodes], valid_episodes: Episodes, settings: Settings
     ) -> dict[str, Any]:
-        """Update by one trust-region step with these settings, from episodes that have advantages."""
         train, valid = [TaskEpisodes.stack(each) for each in train_episodes], TaskEpisodes.stack(valid_episodes)
         check_phases(train, valid, self.rule)
         return self._step(self.hosts_of(Batch([*train, valid])), settings)
 
     def adapted_to(self, train_episodes: Sequence[Episodes], *, first_order: bool) -> dict[str, Tensor]:
-        """Return the parameters {name: (M, ...)} after inner steps on episodes, differentiable in the policy's own."""
         train = [TaskEpisodes.stack(each) for each in train_episodes]
         return adapt_steps(self.policy, train, rule=self.rule, first_order=first_order)
 

@@ -43,7 +43,6 @@ class MetaSGD(AdamLearner):
         self.rule = self._present_rule()
 
     def learning_rule(self) -> AdaptationRule:
-        """Return the inner loop with step sizes that are differentiated in."""
         return AdaptationRule(self._sizes, inner_loss=self.rule.inner_loss)
 
     def update(self, batch: Batch) -> dict[str, Any]:
@@ -54,25 +53,17 @@ class MetaSGD(AdamLearner):
         return metrics | {"step_size/mean": sizes.mean().item()}
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return the step sizes."""
         return {_SIZES + name: size.detach().clone() for name, size in self._sizes.items()}
 
     def collector(self, state: Mapping[str, Tensor]) -> Self:
-        """Return a learner that adapts by the step sizes of `state`."""
         collector = super().collector(state)
         collector.rule = self._rule_with({name: state[_SIZES + name].to(self.device) for name in self._sizes})
         return collector
 
     def state_dict(self) -> State:
-        """Return the state of Adam, and the step sizes."""
         return super().state_dict() | self.acting_state()
 
     def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: If the step sizes are of other parameters.
-        """
         sizes = {key.removeprefix(_SIZES): value for key, value in state.items() if key.startswith(_SIZES)}
         shapes = {name: size.shape for name, size in self._sizes.items()}
         if {name: size.shape for name, size in sizes.items()} != shapes:

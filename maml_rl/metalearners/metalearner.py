@@ -132,7 +132,7 @@ class MetaLearner(ABC):
 
         Raises:
             TypeError: If a space is not supported.
-            ConfigError: If a recurrent policy would have several layers.
+            ConfigError: If the settings do not fit each other, or the environment.
         """
         if config.memory is not None:
             if len(config.hidden_sizes) != 1:

@@ -25,6 +25,7 @@ from maml_rl.metalearners.adapted import Adapted
 from maml_rl.metalearners.collection import Batch, Sampler
 from maml_rl.metalearners.device_steps import DeviceSteps, for_device, takes_device_steps
 from maml_rl.metalearners.refusals import refuse_small_replay
+from maml_rl.metalearners.replay_learner import NumUpdates, take_steps
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,
     SACSettings,
@@ -32,7 +33,6 @@ from maml_rl.metalearners.soft_actor_critic import (
     SoftCritics,
     soft_targets,
     soft_values,
-    take_steps,
 )
 from maml_rl.policies import Policy
 from maml_rl.policies.soft_actors import CONTEXT, ContextActor
@@ -133,7 +133,7 @@ class PEARL(SoftActorCritic):
         kl_weight: Annotated[float, Field(ge=0, description="weight of the posterior's divergence from N(0, I)")] = 0.1
         tasks_per_update: Annotated[Count, Field(description="tasks in each update")] = 16
         batch_size: Annotated[Count, Field(description="transitions of each task in an update")] = 256
-        num_updates: Annotated[Count, Field(description="updates after each batch that is sampled")] = 500
+        num_updates: NumUpdates = 500
         warmup_steps: Annotated[Count, Field(description="steps that are sampled before the first update")] = 2000
         reward_scale: Annotated[Positive, Field(description="factor of the rewards for the critics")] = 5.0
         context_reward: Annotated[
@@ -233,20 +233,16 @@ class PEARL(SoftActorCritic):
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
-        """Return None: only the context adapts."""
         return
 
     @property
     def takes_steps(self) -> bool:
-        """True: a step of adaptation is a round of episodes."""
         return True
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return the encoder, which infers contexts while trials are sampled."""
         return {name: value.clone() for name, value in self.encoder.state_dict().items()}
 
     def collector(self, state: Mapping[str, Tensor]) -> Self:
-        """Return a learner that infers contexts by the encoder of `state`."""
         collector = super().collector(state)
         collector.encoder = copy.deepcopy(self.encoder)
         collector.encoder.load_state_dict(state)

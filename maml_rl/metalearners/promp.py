@@ -44,7 +44,6 @@ class ProMP(AdamLearner):
         self._coefficients = [self.settings.inner_kl_penalty] * self.collection.num_steps
 
     def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
-        """Return the clipped surrogate loss and the penalty, (k,)."""
         loss = super().objective(new, old)
         # The mean over inner steps.
         for coefficient, before, old_before in zip(self._coefficients, new[:-1], old[:-1], strict=True):
@@ -63,15 +62,9 @@ class ProMP(AdamLearner):
         return metrics | {f"inner_kl/coefficient_{step}": value for step, value in enumerate(self._coefficients)}
 
     def state_dict(self) -> State:
-        """Return the state of Adam, and the coefficients."""
         return super().state_dict() | {_COEFFICIENTS: list(self._coefficients)}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: If it is of another number of inner steps.
-        """
         coefficients = list(state[_COEFFICIENTS])
         if len(coefficients) != len(self._coefficients):
             raise ValueError(

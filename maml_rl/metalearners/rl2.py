@@ -108,11 +108,6 @@ class RL2(MetaLearner):
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
-        """Make a policy with a memory.
-
-        Raises:
-            ConfigError: If it would not observe its rewards, or a setting does not fit its kind of memory.
-        """
         refuse_hidden_rewards(config)
         if settings.cell == "transformer" and settings.layers:
             raise config.error("a transformer has layers of its own; leave it out, or take a gru", "layers")
@@ -130,14 +125,11 @@ class RL2(MetaLearner):
         return policy
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Take steps of Adam on PPO's clipped objective."""
         return self._ppo.update(self.hosts_of(batch))
 
     def state_dict(self) -> State:
-        """Return the state of Adam, and that of `TrialPPO`."""
         return super().state_dict() | self._ppo.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self._ppo.load_state_dict(state)

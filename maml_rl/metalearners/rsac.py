@@ -12,23 +12,21 @@ from maml_rl.config import Config
 from maml_rl.config.settings import Count, Fraction
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.device_steps import DeviceSteps, for_device, takes_device_steps
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
-from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes, refuse_small_replay
+from maml_rl.metalearners.refusals import refuse_sizes
+from maml_rl.metalearners.replay_learner import TrialReplayLearner, TrialReplaySettings
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,
     SACSettings,
     SoftActorCritic,
     SoftCritics,
     choice_log_probs,
-    keep_trials,
     masked_mean,
     soft_targets,
     soft_values,
     soft_values_of_choices,
-    take_steps,
 )
 from maml_rl.policies import Policy
 from maml_rl.policies.gru_sequences import GRUSequences
@@ -114,7 +112,7 @@ class RecurrentCritics(nn.Module):
         return self.two_hot.loss(outputs, targets.expand(outputs.shape[:-1]))
 
 
-class RSAC(SoftActorCritic):
+class RSAC(SoftActorCritic, TrialReplayLearner):
     """Off-policy meta-RL as reinforcement learning of a partially observed task: SAC with a memory, on whole trials.
 
     Actor and critics have recurrent encoders of their own. An update goes through a batch of trials once with each of
@@ -125,21 +123,13 @@ class RSAC(SoftActorCritic):
     Source: Ni et al. 2022, https://arxiv.org/abs/2110.05038
     """
 
-    class Settings(SACSettings, MemorySettings):
+    class Settings(SACSettings, TrialReplaySettings, MemorySettings):
         """Settings of recurrent SAC."""
 
         hidden_size: Annotated[Count, Field(description="units of the recurrent layers, or width of a token")] = 64
         observation_embedding: Annotated[Count, Field(description="units that embed an observation")] = 32
         action_embedding: Annotated[Units, Field(description="units that embed the last action; 0: not an input")] = 8
         reward_embedding: Annotated[Units, Field(description="units that embed the last reward; 0: not an input")] = 8
-        batch_size: Annotated[Count, Field(description="trials in each update")] = 64
-        warmup_trials: Annotated[
-            Count, Field(description="trials that the untrained policy samples before the first update")
-        ] = 100
-        sequence_length: Annotated[
-            Count | None,
-            Field(description="steps of a trial that an update uses, from anywhere in it; null: all"),
-        ] = None
         rewarded_share: Annotated[
             Fraction,
             Field(description="share of an update's trials that have a reward; sequences of them hold the first"),
@@ -155,8 +145,7 @@ class RSAC(SoftActorCritic):
 
     uses = frozenset({"gamma", "hidden-sizes", "meta-batch-size"})
     instead = EPISODES_OF_TRIALS | {"memory": "cell"}
-    columns = "episode"
-    whole_trials = True
+    measured = ("loss/critics", "loss/actor", "temperature", "value", "entropy")
     settings: Settings
     policy: RecurrentActor
     networks: SoftCritics[RecurrentCritics]
@@ -194,14 +183,7 @@ class RSAC(SoftActorCritic):
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
-        """Make a recurrent actor.
-
-        Raises:
-            ConfigError: If it would not observe its last step, the replay is smaller than a trial, or the sizes of a
-                transformer do not divide each other.
-        """
-        refuse_hidden_rewards(config)
-        refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps, config.fast_batch_size)
+        settings.refuse(config, env)
         with refuse_sizes(config):
             return RecurrentActor(
                 env.single_observation_space,
@@ -213,28 +195,13 @@ class RSAC(SoftActorCritic):
                 seed=config.seed,
             )
 
-    def update(self, batch: Batch) -> dict[str, Any]:
-        """Store the trials in the replay buffer, and take steps on batches from it once there are enough.
-
-        Returns:
-            `replay/trials`, `replay/steps`, `updates`; and of the updates `loss/critics`, `loss/actor`, `temperature`,
-            `value` and `entropy`, the means.
-
-        Raises:
-            NonFiniteError: If a loss is not finite.
-        """
-        replay = self.experience["trials"]
-        known = keep_trials(replay, batch)
-        if replay.num_appended < self.settings.warmup_trials:
-            return known
-        rng, num, length = self.generator("replay"), self.settings.batch_size, self.settings.sequence_length
-        rewarded = round(self.settings.rewarded_share * num)
-
-        def take_step() -> Tensor:
-            return self.step(replay.sample_sequences(rng, num, length=length, rewarded=rewarded))
-
-        names = "loss/critics", "loss/actor", "temperature", "value", "entropy"
-        return known | take_steps(self, self.settings.num_updates, take_step, names)
+    def step_on_trials(self) -> Tensor:
+        settings = self.settings
+        rewarded = round(settings.rewarded_share * settings.batch_size)
+        trials = self.experience["trials"].sample_sequences(
+            self.generator("replay"), settings.batch_size, length=settings.sequence_length, rewarded=rewarded
+        )
+        return self.step(trials)
 
     @single_threaded()
     def step(self, trials: Steps) -> Tensor:

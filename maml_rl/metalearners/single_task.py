@@ -132,7 +132,6 @@ class SingleTaskPPO(SingleTaskLearner):
         self._chunks: list[tuple[slice, dict[str, Tensor], torch.optim.Adam]] = []
 
     def update(self, episodes: TaskEpisodes) -> None:
-        """Take steps of Adam."""
         episodes.compute_advantages(self._baseline, **self._advantages)
         if not self._chunks:
             width, device = ParameterLayout(self.policy).width, torch.device("cpu")
@@ -180,11 +179,9 @@ class SingleTaskPPO(SingleTaskLearner):
         return True
 
     def state(self) -> dict[str, Tensor]:
-        """Return parameters and the state of Adam."""
         return {**self.params, **self._moments, _COUNT: self._num_steps}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over parameters and the state of Adam."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
         self._chunks = []
@@ -245,10 +242,8 @@ class QLearning(SingleTaskLearner):
         self.params["epsilon"].copy_(1.0 - share * (1.0 - self._settings.least_epsilon))
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tables."""
         return {**self.params, _COUNT: self._num_updates}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the tables."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])

@@ -6,7 +6,7 @@ https://arxiv.org/abs/1910.07207
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -18,13 +18,11 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from maml_rl.config import SettingsModel
-from maml_rl.config.settings import Count, Fraction, Positive, StepSize
+from maml_rl.config.settings import Fraction, Positive, StepSize
 from maml_rl.errors import NonFiniteError
-from maml_rl.experience import Replay
-from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.device_steps import check_finite
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.optimizer_state import SINGLE
+from maml_rl.metalearners.replay_learner import ReplaySettings
 from maml_rl.policies.soft_actors import LAST_LAYER
 
 Critics = TypeVar("Critics", bound=nn.Module)
@@ -32,7 +30,7 @@ Critics = TypeVar("Critics", bound=nn.Module)
 _DISCRETE_TARGET = 0.98
 
 
-class SACSettings(SettingsModel):
+class SACSettings(SettingsModel, ReplaySettings):
     """Settings of every soft actor-critic."""
 
     learning_rate: Annotated[StepSize, Field(description="step size of Adam, for actor and critics")] = 3e-4
@@ -45,11 +43,6 @@ class SACSettings(SettingsModel):
     tau: Annotated[
         Fraction, Field(description="share of the way that the target critics move to the critics in an update")
     ] = 0.005
-    num_updates: Annotated[Count, Field(description="updates after each batch that is sampled")] = 100
-    buffer_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
-    mapped_bytes: Annotated[
-        Count | None, Field(description="beyond this size the replay buffer is memory-mapped from a file; null: never")
-    ] = None
 
 
 def default_target_entropy(action_space: gymnasium.Space[Any]) -> float:
@@ -191,25 +184,6 @@ def move_targets(targets: nn.Module, critics: nn.Module, tau: float) -> None:
     with torch.no_grad():
         sources = [param.detach() for param in critics.parameters()]
         torch._foreach_lerp_(list(targets.parameters()), sources, tau)
-
-
-def take_steps(learner: MetaLearner, num: int, take_step: Callable[[], Tensor], names: Sequence[str]) -> dict[str, Any]:
-    """Take all `num` steps of an update; return their number and the means of what they return, by `names`.
-
-    Raises:
-        NonFiniteError: If a mean is not finite.
-    """
-    totals = torch.zeros(len(names), device=learner.device)
-    for _ in range(num):
-        totals += take_step()
-    means = check_finite(totals / num, type(learner).__name__.lower())
-    return {"updates": num, **dict(zip(names, means, strict=True))}
-
-
-def keep_trials(replay: Replay, batch: Batch) -> dict[str, Any]:
-    """Append the trials of a batch to a replay; return the metrics of an update that takes no step."""
-    replay.append(batch.phases[0])
-    return {"replay/trials": replay.num_trials, "replay/steps": replay.num_steps, "updates": 0}
 
 
 class SoftActorCritic(MetaLearner):

@@ -232,11 +232,9 @@ class VariBAD(MetaLearner):
         return terms[0] + self.settings.kl_coefficient * terms[1], torch.stack(terms)
 
     def state_dict(self) -> State:
-        """Return the state of both optimizers, the decoder, and the state of `TrialPPO`."""
         return super().state_dict() | self._ppo.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self._ppo.load_state_dict(state)
 

@@ -145,7 +145,6 @@ class BeliefPolicy(SequencePolicy):
         return [param for param in self.parameters() if param.requires_grad and id(param) not in of_encoder]
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` under fixed parameters, without gradients."""
         params = {name: value.detach() for name, value in params.items()}
         own, of_core = self.own_size, within(params, "core.")
         names = ("latent.weight", "latent.bias"), *self._actor.layer_names

@@ -65,31 +65,26 @@ class GaussianLogProbability(LogProbability):
         self._squares = difference.mul_(self._score)
 
     def pull_back(self, weights: Tensor) -> Vector:
-        """Return a gradient."""
         along_rows = weights.unsqueeze(-1)
         sigma = torch.bmm(self._squares, along_rows).squeeze(-1) - along_rows.sum(1)
         return weights.unsqueeze(1) * self._score, {"sigma": self._live * sigma}
 
     def push_forward(self, tangent: Vector) -> Tensor:
-        """Return a directional derivative."""
         units, sigma = tangent[0], self._live * tangent[1]["sigma"]
         return (self._score * units + (self._squares - 1.0) * sigma.unsqueeze(-1)).sum(1)
 
     def prepare_hessian(self, weights: Tensor) -> None:
-        """Keep the blocks of the Hessian."""
         self._units_units = -weights.unsqueeze(1) * self._precision
         self._units_sigma = -2.0 * weights.unsqueeze(1) * self._score
         self._sigma_sigma = -2.0 * torch.bmm(self._squares, weights.unsqueeze(-1)).squeeze(-1)
 
     def hessian_product(self, tangent: Vector) -> Vector:
-        """Multiply by the Hessian."""
         units, sigma = tangent[0], self._live * tangent[1]["sigma"]
         units_product = (self._units_units * units).addcmul_(self._units_sigma, sigma.unsqueeze(-1))
         sigma_product = (self._units_sigma * units).sum(-1).addcmul_(self._sigma_sigma, sigma)
         return units_product, {"sigma": self._live * sigma_product}
 
     def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
-        """Multiply by the Fisher matrix."""
         units, sigma = tangent[0], tangent[1]["sigma"]
         sigma_product = 2.0 * weights.sum(1, keepdim=True) * self._live * sigma
         return (weights.unsqueeze(1) * units).mul_(self._precision), {"sigma": sigma_product}
@@ -109,17 +104,14 @@ class CategoricalLogProbability(LogProbability):
         self._actions = actions.long().mT
 
     def pull_back(self, weights: Tensor) -> Vector:
-        """Return a gradient."""
         weights = weights.unsqueeze(1)
         return (-weights * self._probs).scatter_add_(1, self._actions, weights), {}
 
     def push_forward(self, tangent: Vector) -> Tensor:
-        """Return a directional derivative."""
         units = tangent[0]
         return units.gather(1, self._actions).squeeze(1) - (self._probs * units).sum(1)
 
     def prepare_hessian(self, weights: Tensor) -> None:
-        """Keep the weights."""
         self._weights = weights
 
     def hessian_product(self, tangent: Vector) -> Vector:
@@ -127,7 +119,6 @@ class CategoricalLogProbability(LogProbability):
         return self.fisher_product(tangent, -self._weights)
 
     def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
-        """Multiply by the Fisher matrix."""
         weighted = self._probs * tangent[0]
         mean = weighted.sum(1, keepdim=True)
         return weighted.addcmul_(self._probs, mean, value=-1.0).mul_(weights.unsqueeze(1)), {}

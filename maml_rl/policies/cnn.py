@@ -216,14 +216,12 @@ class _EncodingPolicy(Policy):
         self.perceptron.register(self.head, torch.Generator().manual_seed(seed))
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return the head's distribution parameters for observations."""
         params = dict(self.named_parameters()) if params is None else params
         connected = _connected(params)
         features = self.encoder.features(observations, params)
         return self.distributions.parametrize(self.perceptron.units(features, connected), connected)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` under fixed parameters."""
         own, connected = self.encoder.prepared(params), _connected(params)
         act = self.distributions.actor(connected)
 
@@ -276,7 +274,6 @@ class CNNPolicy(_EncodingPolicy):
         self.observation_shape = tuple(observation_shape)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Compare shapes and types."""
         if not is_image(observation_space) or tuple(observation_space.shape or ()) != self.observation_shape:
             raise ValueError(
                 f"the policy is for images of bytes of shape {self.observation_shape}, the environment has "
@@ -323,7 +320,6 @@ class MultiInputPolicy(_EncodingPolicy):
         self.observation_space, self.observation_shape = flat, tuple(flat.shape or ())
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Compare the spaces of all parts."""
         if parts_of(observation_space) != parts_of(self.observation_space):
             raise ValueError(
                 f"the policy is for the observations {self.observation_space}, the environment has {observation_space}"

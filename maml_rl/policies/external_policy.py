@@ -95,7 +95,6 @@ class ExternalPolicy(MemoryPolicy):
         return self._ask(observations, memory, np.ones(observations.shape[:2], np.bool_))
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[..., tuple[Tensor, Memory]]:
-        """Return the function that gets the policy's actions for some tasks."""
         return lambda observations, noise, memory, acting: self._ask(observations, memory, acting.numpy())
 
     def _ask(self, observations: Tensor, memory: Memory, acting: NDArray[np.bool_]) -> tuple[Tensor, Memory]:

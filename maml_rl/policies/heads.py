@@ -99,7 +99,6 @@ class FormDistributions(Distributions):
     form: DistributionForm
 
     def distribution(self, parameters: DistributionParams) -> Distribution:
-        """Return the distribution with these tensors."""
         return self.form.build(parameters)
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
@@ -229,7 +228,6 @@ class GaussianHead(Head):
         return torch.clamp(params["sigma"], min=self.min_log_std)
 
     def distribution(self, parameters: DistributionParams) -> Independent:
-        """Return the Gaussian over actions; event shape the action's."""
         mean, log_std = parameters
         shape = (*mean.shape[:-1], *self.action_shape)
         std = torch.exp(log_std).expand_as(mean)
@@ -237,13 +235,11 @@ class GaussianHead(Head):
         return Independent(normal, len(self.action_shape))
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
-        """Return mean + std * noise, (..., *action shape); `noise` is (..., A) from N(0, 1)."""
         mean, log_std = parameters
         # Two kernels: a fused one may round the last entries of an array differently from the others.
         return (noise * torch.exp(log_std) + mean).reshape(*mean.shape[:-1], *self.action_shape)
 
     def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the function from units and noise to actions; compute the deviation once. See `Head.actor`."""
         std = torch.exp(self.log_std(params))
 
         def act(units: Tensor, noise: Tensor) -> Tensor:
@@ -253,22 +249,18 @@ class GaussianHead(Head):
         return act
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
-        """Return the log-density (...) of actions (..., *action shape), summed over their entries."""
         mean, log_std = parameters
         return functional.gaussian_log_prob(mean, log_std, actions.to(mean.dtype).reshape(*mean.shape))
 
     def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
-        """Return KL(old, new), (...)."""
         return functional.gaussian_kl(*old, *new)
 
     def fisher_product(
         self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Multiply (mean, log_std) tangents by the Fisher metric."""
         return functional.gaussian_fisher_product(parameters[1], tangents[0], tangents[1], weights)
 
     def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> GaussianLogProbability:
-        """Return log-probabilities with their derivatives."""
         return GaussianLogProbability(units, params["sigma"], actions, self.min_log_std)
 
 
@@ -320,7 +312,6 @@ class SquashedGaussianHead(Head):
         return mean, log_std.clamp(*self.log_std_bounds)
 
     def distribution(self, parameters: DistributionParams) -> TransformedDistribution:
-        """Return the distribution over actions; event shape the action's."""
         mean, log_std = (entry.reshape(*entry.shape[:-1], *self.action_shape) for entry in parameters)
         event = len(self.action_shape)
         center, half_range = (bound.reshape(self.action_shape) for bound in self.bounds(mean))
@@ -328,11 +319,9 @@ class SquashedGaussianHead(Head):
         return TransformedDistribution(Independent(Normal(mean, log_std.exp()), event), squash)
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
-        """Return the log-density (...) of actions (..., *action shape), finite at the bounds."""
         return log_prob(self.distribution(parameters), actions.to(parameters[0].dtype))
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
-        """Return actions (..., *action shape); `noise` is (..., A) from N(0, 1)."""
         mean, log_std = parameters
         # Two kernels: a fused one may round the last entries of an array differently from the others.
         squashed = torch.tanh(noise * torch.exp(log_std) + mean)
@@ -374,7 +363,6 @@ class CategoricalHead(Head):
         self.num_units, self.num_categories, self.start = num_actions, (num_actions,), start
 
     def distribution(self, parameters: DistributionParams) -> Categorical:
-        """Return the distribution over actions of logits (..., K)."""
         if self.start:
             return Integers(parameters[0], self.start)
         return Categorical(logits=parameters[0], validate_args=validates(parameters[0]))
@@ -385,21 +373,17 @@ class CategoricalHead(Head):
         return chosen + self.start if self.start else chosen
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
-        """Return the log-probability (...) of actions (...)."""
         return functional.categorical_log_prob(parameters[0], actions - self.start)
 
     def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
-        """Return KL(old, new), (...)."""
         return functional.categorical_kl(old[0], new[0])
 
     def fisher_product(
         self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
     ) -> tuple[Tensor]:
-        """Multiply a tangent of the logits by the Fisher metric."""
         return (functional.categorical_fisher_product(parameters[0], tangents[0], weights),)
 
     def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> CategoricalLogProbability:
-        """Return log-probabilities with their derivatives."""
         return CategoricalLogProbability(units, actions - self.start)
 
 
@@ -424,18 +408,15 @@ class MultiCategoricalHead(Head):
         self.action_shape = shape_of_entries(self.noise_size, action_shape)
 
     def distribution(self, parameters: DistributionParams) -> MultiCategorical:
-        """Return the distribution over actions of logits (..., sum K_i)."""
         return MultiCategorical(parameters[0], self.num_categories, self.action_shape)
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
-        """Return actions (..., *action shape) int64, each entry from its own noise (..., A) from U[0, 1)."""
         distribution = self.distribution(parameters)
         return distribution.mode if self.is_greedy else distribution.from_noise(noise)
 
     def fisher_product(
         self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
     ) -> tuple[Tensor]:
-        """Multiply a tangent of the logits by the Fisher metric."""
         logits, tangent = (tensors[0].split(self.num_categories, dim=-1) for tensors in (parameters, tangents))
         products = map(functional.categorical_fisher_product, logits, tangent, [weights] * len(logits))
         return (torch.cat(list(products), dim=-1),)
@@ -455,7 +436,6 @@ class BernoulliHead(Head):
         self.num_units = self.noise_size = math.prod(self.action_shape)
 
     def distribution(self, parameters: DistributionParams) -> Independent:
-        """Return the distribution over actions of logits (..., A)."""
         logits = parameters[0]
         logits = logits.reshape(*logits.shape[:-1], *self.action_shape)
         return Independent(Bernoulli(logits=logits, validate_args=False), len(self.action_shape), validate_args=False)
@@ -466,13 +446,11 @@ class BernoulliHead(Head):
         return on.to(torch.int8).reshape(*noise.shape[:-1], *self.action_shape)
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
-        """Return the log-probability (...) of actions (..., *action shape), summed over their entries."""
         return super().log_prob(parameters, actions.to(parameters[0].dtype))
 
     def fisher_product(
         self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
     ) -> tuple[Tensor]:
-        """Multiply a tangent of the logits by the Fisher metric, p (1 - p)."""
         probs = torch.sigmoid(parameters[0])
         return (weights.unsqueeze(-1) * probs * (1.0 - probs) * tangents[0],)
 

@@ -88,27 +88,22 @@ class PolicyWithMemory(MemoryPolicy):
             self.register_buffer(f"memory{index}", tensor.detach().clone())
 
     def initial_memory(self, num: int) -> Memory:
-        """Return the given memory (num, ...)."""
         tensors = [self.get_buffer(f"memory{index}") for index in range(self._num_tensors)]
         return tuple(tensor.expand(num, *tensor.shape).clone() for tensor in tensors)
 
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Act as the policy inside."""
         return self.inner.act(observations, noise, memory, params and within(params, "inner."))
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Act as the policy inside."""
         return self.inner.actor(within(params, "inner."), first_task)
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
-        """Go through sequences from the given memory on."""
         memory = self.initial_memory(observations.shape[1]) if memory is None else memory
         return self.inner.unroll(observations, memory, params and within(params, "inner."))
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Compare the spaces with those of the policy inside."""
         self.inner.check_spaces(observation_space, action_space)
 
     def _try_unroll(self, rows: Tensor, memory: Memory) -> Unrolled | None:

@@ -188,7 +188,6 @@ class MLPPolicy(Policy):
         self.perceptron.register(self, torch.Generator().manual_seed(seed))
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Compare shapes, types and numbers of categories."""
         shape, start = tuple(observation_space.shape or ()), getattr(observation_space, "start", None)
         if shape != self.observation_shape or (start is None) is not (self.observation_start is None):
             raise ValueError(
@@ -198,7 +197,6 @@ class MLPPolicy(Policy):
         self.distributions.check_actions(action_space)
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return the head's distribution parameters for observations."""
         params = dict(self.named_parameters()) if params is None else params
         first = params[self.perceptron.layer_names[0][0]]
         inputs = self.encode(observations, first.dtype)
@@ -210,7 +208,6 @@ class MLPPolicy(Policy):
         return self.distributions.parametrize(self.perceptron.units(inputs, params), params)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` under fixed parameters: the same operations, with those that all calls share done once."""
         first = params[self.perceptron.layer_names[0][0]]
         if first.dim() != 3 or self.is_overridden:
             return super().actor(params, first_task)
@@ -223,7 +220,6 @@ class MLPPolicy(Policy):
 
     @property
     def has_static_steps(self) -> bool:
-        """Whether the steps are those of the layers."""
         return not self.is_overridden
 
     @property

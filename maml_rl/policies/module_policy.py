@@ -84,7 +84,6 @@ class ModulePolicy(Policy):
         return super().train(mode)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Try the module on one observation."""
         shape = tuple(observation_space.shape or ())
         self._take_shape(shape)
         dtype = observation_space.dtype if observation_space.dtype is not None else np.dtype(np.float32)
@@ -113,7 +112,6 @@ class ModulePolicy(Policy):
             )
 
     def initial_memory(self, num: int) -> Memory:
-        """Return the module's initial memory."""
         module = self.__dict__["module"]
         if not hasattr(module, "initial_memory"):
             return ()
@@ -122,11 +120,6 @@ class ModulePolicy(Policy):
         return memory
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return the tensors of the module's distribution, each with the leading axes of `observations`.
-
-        Raises:
-            TypeError: If the module has a memory, on which the distribution depends.
-        """
         if self.has_memory:
             return super().distribution_parameters(observations, params)
         stacked = params is not None and self._is_stacked(params)
@@ -152,7 +145,6 @@ class ModulePolicy(Policy):
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return actions, and the memory after them."""
         lead = noise.shape[:-1]
         self._take_shape(tuple(observations.shape[len(lead) :]))
         if self.has_memory or (params is not None and self._is_stacked(params)):
@@ -163,7 +155,6 @@ class ModulePolicy(Policy):
         return actions, ()
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` under fixed parameters."""
         if self.has_memory:
             return self._memory_actor(params, first_task)
         if not self._is_stacked(params):
@@ -240,7 +231,6 @@ class ModulePolicy(Policy):
         return act
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
-        """Go through sequences (L, N, ...) step by step."""
         if params is not None and self._is_stacked(params):
             return self.unroll_tasks(observations, params, memory)
         module, params = _copy_structure(self.__dict__["module"]), params or self._own()
@@ -261,7 +251,6 @@ class ModulePolicy(Policy):
     def choose(
         self, observation: ArrayLike, memory: Memory | None = None, rng: np.random.Generator | None = None
     ) -> tuple[Any, Memory]:
-        """Return an action for one observation, and the memory after it."""
         self._take_shape(np.shape(observation))
         return super().choose(observation, memory, rng)
 

@@ -43,7 +43,6 @@ class QTablePolicy(CountingPolicy):
         self.epsilon = nn.Parameter(torch.ones(()))
 
     def initial_memory(self, num: int) -> Memory:
-        """Return an empty memory."""
         return ()
 
     def states(self, observations: Tensor) -> Tensor:
@@ -61,7 +60,6 @@ class QTablePolicy(CountingPolicy):
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Choose actions (M, S), or (...) under parameters that all tasks share."""
         table, epsilon = (self.table, self.epsilon) if params is None else (params["table"], params["epsilon"])
         states = self.states(observations)
         values = table[states] if table.dim() == 2 else table[torch.arange(len(table))[:, None], states]
@@ -69,6 +67,5 @@ class QTablePolicy(CountingPolicy):
         return torch.where(random, noise[..., : self.num_actions].argmax(-1), self.best(values, noise)), ()
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Refuse other spaces than those that the table was made for."""
         if (observation_space, action_space) != self._spaces:
             raise ValueError(f"the table is for {self._spaces}, and the environment has others; make one for it")

@@ -119,7 +119,6 @@ class Recurrent(MemoryBody, nn.RNNBase):
         """
 
     def step(self, params: Params, rows: SlotRows) -> "RecurrentStep":
-        """Return the next step of slots under fixed parameters; see `MemoryBody.step`, and `RecurrentStep`."""
         return RecurrentStep(self, params, rows)
 
     def joined_gates(self, params: Params) -> tuple[Tensor, Tensor]:
@@ -151,7 +150,6 @@ class GRU(Recurrent, nn.GRU):
     num_states = 1
 
     def next_memory(self, of_input: Tensor, of_memory: Tensor, memory: Memory) -> Memory:
-        """Return the memory after one step."""
         size = self.hidden_size
         (reset, keep, new), (old_reset, old_keep, old_new) = (each.split(size, -1) for each in (of_input, of_memory))
         reset, keep = torch.sigmoid(reset + old_reset), torch.sigmoid(keep + old_keep)
@@ -165,7 +163,6 @@ class LSTM(Recurrent, nn.LSTM):
     num_states = 2
 
     def next_memory(self, of_input: Tensor, of_memory: Tensor, memory: Memory) -> Memory:
-        """Return the memory after one step."""
         enter, keep, new, leave = (of_input + of_memory).split(self.hidden_size, -1)
         carried = torch.sigmoid(keep) * memory[1] + torch.sigmoid(enter) * torch.tanh(new)
         return torch.sigmoid(leave) * torch.tanh(carried), carried

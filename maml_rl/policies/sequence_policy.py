@@ -189,7 +189,6 @@ class SequencePolicy(MemoryPolicy):
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return actions (M, S, ...), and the memory after them."""
         return self._act_by_actor(observations, noise, memory, params, writes=self._body.writes_memory)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
@@ -258,7 +257,6 @@ class SequencePolicy(MemoryPolicy):
         return self._through_heads(inputs, units, of_values, params, (*after, *last))
 
     def unroll_tasks(self, observations: Tensor, params: Params, memory: Memory | None = None) -> Unrolled:
-        """Go through sequences (M, L, N, ...), of all tasks at once where the body can."""
         return self.unroll(observations, memory, params)
 
     def _tokens(self, inputs: Tensor, memory: Memory | None) -> Tensor:
@@ -270,11 +268,9 @@ class SequencePolicy(MemoryPolicy):
 
     @property
     def has_static_steps(self) -> bool:
-        """Whether the body is a recurrent layer, and there are no images."""
         return self._inputs is None and not self._body.writes_memory
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Refuse other spaces than those that the policy was made for."""
         mine, theirs = (
             (spaces.flatdim(seen), self._inputs and parts_of(seen), done.shape, category_counts(done))
             for seen, done in ((self.observation_space, self.action_space), (observation_space, action_space))

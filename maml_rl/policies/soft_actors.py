@@ -56,7 +56,6 @@ class SoftActor(Policy):
         return self.distributions.parametrize(through(inputs, params, "head"), params)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Refuse other spaces than those that the policy was made for."""
         if observation_space.shape != self.observation_shape:
             raise ValueError(
                 f"the policy is for observations of shape {self.observation_shape}, but the environment has "
@@ -110,22 +109,18 @@ class RecurrentActor(SoftActor, MemoryPolicy):
         self._add_layers(hidden_size + embeddings[0], hidden_sizes, generator)
 
     def initial_memory(self, num: int) -> Memory:
-        """Return the body's memory where trials begin."""
         return self.encoder.core.initial_memory(num, self.head.weight)
 
     @property
     def has_static_steps(self) -> bool:
-        """Whether the body is a recurrent layer."""
         return not self.encoder.core.writes_memory
 
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return actions (M, S, ...), and the memory after them."""
         return self._act_by_actor(observations, noise, memory, params, writes=self.encoder.core.writes_memory)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` under fixed parameters, without gradients, which may write into the first tensor of a memory."""
         params = {name: value.detach() for name, value in params.items()}
         of_encoder, core = within(params, "encoder."), self.encoder.core
         of_core, is_stacked = within(of_encoder, "core."), params["head.weight"].dim() == 3
@@ -159,7 +154,6 @@ class RecurrentActor(SoftActor, MemoryPolicy):
         return act
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
-        """Go through sequences (L, N, size), differentiably."""
         params = dict(self.named_parameters()) if params is None else params
         observations = observations.to(self.head.weight.dtype)
         units, last = self.encoder.run(observations, memory, within(params, "encoder."))
@@ -212,11 +206,9 @@ class ContextActor(SoftActor):
 
     @property
     def has_static_steps(self) -> bool:
-        """Whether every step is alike: it is."""
         return True
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
-        """Return mean and log standard deviation under the context."""
         params = dict(self.named_parameters()) if params is None else params
         context = params[CONTEXT]
         if context.dim() == 2:

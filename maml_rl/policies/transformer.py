@@ -127,7 +127,6 @@ class Transformer(MemoryBody):
         return like.new_zeros(shape), torch.zeros(num, dtype=torch.int64, device=like.device)
 
     def run(self, inputs: Tensor, memory: Memory | None, params: Params) -> tuple[Tensor, Memory]:
-        """Go through sequences (L, N, I), differentiably."""
         length, num, _ = inputs.shape
         context = self.sizes.context
         # Trials that begin here have the same positions.
@@ -191,7 +190,6 @@ class Transformer(MemoryBody):
         return tokens + F.linear(hidden, block["output.weight"], block["output.bias"]), new
 
     def step(self, params: Params, rows: SlotRows) -> "TokenStep":
-        """Return the next token of slots under fixed parameters."""
         return TokenStep(self, params, rows)
 
     def split(self, mixed: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:

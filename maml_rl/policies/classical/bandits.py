@@ -74,7 +74,6 @@ class BanditEpsilonGreedy(BanditPolicy):
         self.epsilon = check_fraction("epsilon", epsilon)
 
     def pull(self, successes: Tensor, failures: Tensor, noise: Tensor) -> Tensor:
-        """Return the arm of the largest posterior mean, or a random one."""
         greedy = self.best(successes / (successes + failures), noise)
         return self.mostly(greedy, self.epsilon, noise)
 
@@ -102,7 +101,6 @@ class UCB1(BanditPolicy):
             raise ValueError(f"c must not be negative, got {c}")
 
     def pull(self, successes: Tensor, failures: Tensor, noise: Tensor) -> Tensor:
-        """Return the arm of the largest upper confidence bound."""
         pulls = successes + failures
         time = (pulls - self.prior.sum()).sum(-1, keepdim=True) + 1.0
         return self.best(successes / pulls + self.c * torch.sqrt(2.0 * torch.log(time) / pulls), noise)
@@ -128,7 +126,6 @@ class ThompsonSampling(BanditPolicy):
         self.num_draws, self.at_least_mean = num_draws, at_least_mean
 
     def pull(self, successes: Tensor, failures: Tensor, noise: Tensor) -> Tensor:
-        """Return the best arm of means that are drawn from the posterior."""
         # (..., draws, K): every draw of an arm's mean takes two numbers.
         first, second = noise[..., self.num_actions :].unflatten(-1, (2, self.num_draws, self.num_actions)).unbind(-3)
         shapes = [shape.unsqueeze(-2).expand(first.shape) for shape in (successes, failures)]
@@ -167,6 +164,5 @@ class GittinsIndex(BanditPolicy):
         self.register_buffer("indices", torch.from_numpy(gittins_indices(self.discount, num_pulls)))
 
     def pull(self, successes: Tensor, failures: Tensor, noise: Tensor) -> Tensor:
-        """Return the arm of the largest Gittins index."""
         counts = ((count - prior).long() for count, prior in zip((successes, failures), self.prior, strict=True))
         return self.best(self.indices[tuple(count.clamp(0, self.num_pulls - 1) for count in counts)], noise)

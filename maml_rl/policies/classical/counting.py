@@ -54,7 +54,6 @@ class CountingPolicy(MemoryPolicy):
         return last[..., :-2], last[..., -2], last[..., -1] > 0.5
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Refuse actions of another kind or number, and observations that do not show the last step."""
         self._check_actions(action_space)
         if not isinstance(observation_space, spaces.Box) or len(observation_space.shape) != 1:
             raise ValueError(
@@ -78,17 +77,14 @@ class RandomPolicy(CountingPolicy):
     """
 
     def initial_memory(self, num: int) -> Memory:
-        """Return an empty memory."""
         return ()
 
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
-        """Return random actions."""
         return noise.argmax(-1), ()
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Refuse actions of another kind or number."""
         self._check_actions(action_space)
 
 

@@ -153,7 +153,6 @@ class TabularPolicy(CountingPolicy):
         return self.follow(of_state, noise), (visits, rewards, transitions, values, torch.stack((state, step), -1))
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Also refuse another number of states."""
         super().check_spaces(observation_space, action_space)
         shown = LastStepParts.within(observation_space, action_space).observation.stop
         if shown != self.num_states:
@@ -203,11 +202,9 @@ class TabularEpsilonGreedy(TabularPolicy):
         self.epsilon = check_fraction("epsilon", epsilon)
 
     def plan(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> Tensor:
-        """Return the values under the posterior means."""
         return value_iteration(*self.mean_model(visits, rewards, transitions), self.horizon)
 
     def follow(self, values: Tensor, noise: Tensor) -> Tensor:
-        """Return the best action, or a random one."""
         return self.mostly(self.best(values, noise), self.epsilon, noise)
 
 
@@ -253,7 +250,6 @@ class PSRL(TabularPolicy):
         self.num_draws = check_count("num_draws", num_draws)
 
     def plan(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> Tensor:
-        """Return the values in a process that is drawn from the posterior."""
         # Episodes begin at few steps, and only there the numbers are needed.
         few = noise[..., self.num_actions :].float().cpu().numpy()
         numbers = torch.from_numpy(expand_noise(few, self.num_draws * sum(self._sizes))).to(noise)
@@ -305,7 +301,6 @@ class UCRL2(TabularPolicy):
         self.scale, self.delta = check_positive("scale", scale), check_positive("delta", delta)
 
     def plan(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> Tensor:
-        """Return the values in the best process within the confidence bounds."""
         seen = visits - self.prior[1]
         time = torch.clamp(seen.sum((-2, -1), keepdim=True), min=1.0)
         counted = torch.clamp(seen, min=1.0)
@@ -354,7 +349,6 @@ class BEB(TabularPolicy):
             raise ValueError(f"beta must not be negative, got {beta}")
 
     def plan(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> Tensor:
-        """Return the values under the posterior means with bonuses."""
         means, probabilities = self.mean_model(visits, rewards, transitions)
         of_transitions = self.beta / (1.0 + transitions.sum(-1))
         return value_iteration(means + 1.0 / (1.0 + visits), probabilities, self.horizon, bonuses=of_transitions)

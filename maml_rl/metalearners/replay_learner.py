@@ -1,0 +1,96 @@
+"""Learners that take steps on what they draw from a replay: its settings, and the common update of those of trials."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, Field
+from torch import Tensor
+
+from maml_rl.config import Config
+from maml_rl.config.settings import Count
+from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.device_steps import check_finite
+from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
+
+NumUpdates = Annotated[Count, Field(description="updates after each batch that is sampled")]
+NumTrials = Annotated[Count, Field(description="trials in each update")]
+
+
+class ReplaySettings(BaseModel):
+    """The replay, and how often it is learned from: a part of the settings of a learner."""
+
+    num_updates: NumUpdates = 100
+    buffer_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
+    mapped_bytes: Annotated[
+        Count | None, Field(description="beyond this size the replay buffer is memory-mapped from a file; null: never")
+    ] = None
+
+
+class TrialReplaySettings(ReplaySettings):
+    """The same for a learner of whole trials, or of sequences of them."""
+
+    batch_size: NumTrials = 64
+    warmup_trials: Annotated[
+        Count, Field(description="trials that the untrained policy samples before the first update")
+    ] = 100
+    sequence_length: Annotated[
+        Count | None, Field(description="steps of a trial that an update uses, from anywhere in it; null: all")
+    ] = None
+
+    def refuse(self, config: Config, env: Any) -> None:
+        """Refuse a config whose trials cannot be learned from.
+
+        Raises:
+            ConfigError: If the policy would not observe its last step, or the replay is smaller than a trial.
+        """
+        refuse_hidden_rewards(config)
+        refuse_small_replay(config, env, "buffer-steps", self.buffer_steps, config.fast_batch_size)
+
+
+class TrialReplayLearner(MetaLearner):
+    """Base of the learners that take steps on trials from the replay `trials`, which keeps all that are sampled.
+
+    Attributes:
+        measured: names of what `step_on_trials` returns.
+    """
+
+    columns = "episode"
+    whole_trials = True
+    measured: tuple[str, ...]
+    settings: Any
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Store the trials in the replay buffer, and take steps on batches from it once there are enough.
+
+        Returns:
+            `replay/trials`, `replay/steps`, `updates`; and what is `measured`, the means over the updates.
+
+        Raises:
+            NonFiniteError: If a loss is not finite.
+        """
+        replay = self.experience["trials"]
+        replay.append(batch.phases[0])
+        known = {"replay/trials": replay.num_trials, "replay/steps": replay.num_steps, "updates": 0}
+        if replay.num_appended < self.settings.warmup_trials:
+            return known
+        return known | take_steps(self, self.settings.num_updates, self.step_on_trials, self.measured)
+
+    @abstractmethod
+    def step_on_trials(self) -> Tensor:
+        """Take one step on a batch from the replay; return the numbers that are `measured`."""
+
+
+def take_steps(learner: MetaLearner, num: int, take_step: Callable[[], Tensor], names: Sequence[str]) -> dict[str, Any]:
+    """Take all `num` steps of an update; return their number and the means of what they return, by `names`.
+
+    Raises:
+        NonFiniteError: If a mean is not finite.
+    """
+    totals = torch.zeros(len(names), device=learner.device)
+    for _ in range(num):
+        totals += take_step()
+    means = check_finite(totals / num, type(learner).__name__.lower())
+    return {"updates": num, **dict(zip(names, means, strict=True))}
