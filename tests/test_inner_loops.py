@@ -13,8 +13,8 @@ from maml_rl.adaptation import AdaptationRule, InnerLoss, adapt, of_log_probs, r
 from maml_rl.derivatives import PhaseOutcome
 from maml_rl.episode import TaskEpisodes
 from maml_rl.metalearners import MAMLTRPO, Batch
+from maml_rl.metalearners.adam import MAMLVPG
 from maml_rl.metalearners.autograd_objective import AutogradObjective
-from maml_rl.metalearners.maml_vpg import MAMLVPG
 from maml_rl.policies import Policy, as_policy
 from tests.synthetic import OBSERVATION_SIZE, direction, make_episodes, make_policy, make_problem
 

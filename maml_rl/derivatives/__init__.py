@@ -3,10 +3,10 @@
 Any policy is differentiated automatically; the multi-layer perceptrons of this package by hand, 1.6 times as fast.
 """
 
-from maml_rl.derivatives.at_parameters import PolicyOnSamples
 from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.hosts import ROOM, Answer, Hosts, Memo, ThreadHosts, blocks_of, remembered
 from maml_rl.derivatives.layout import ParameterLayout
+from maml_rl.derivatives.linearization import PolicyOnSamples
 from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples, chunks_of, cut, even_chunks, every_nth, number_kept
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace, scratch, sum_gradients

@@ -258,7 +258,7 @@ class Experiment:
         Raises:
             ConfigError: If there is one; in one line, which names it.
         """
-        found = [task for task in tasks if self.metalearner.learned_from(task)]
+        found = [task for task in tasks if task in self.metalearner.learned_tasks]
         if found:
             raise ConfigError(
                 f"{len(found)} of the {len(tasks)} tasks are among those of the histories that the policy has learned "

@@ -8,11 +8,11 @@ from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithms, find_metalearner, register
 
 register("maml-trpo", MAMLTRPO)
-register("maml-vpg", "maml_rl.metalearners.maml_vpg:MAMLVPG")
-register("maml-ppo", "maml_rl.metalearners.maml_ppo:MAMLPPO")
+register("maml-vpg", "maml_rl.metalearners.adam:MAMLVPG")
+register("maml-ppo", "maml_rl.metalearners.adam:MAMLPPO")
 register("promp", "maml_rl.metalearners.promp:ProMP")
 register("e-maml", "maml_rl.metalearners.e_maml:EMAML")
-register("dice-maml", "maml_rl.metalearners.dice_maml:DiceMAML")
+register("dice-maml", "maml_rl.metalearners.adam:DiceMAML")
 register("reptile", "maml_rl.metalearners.reptile:Reptile")
 register("anil", "maml_rl.metalearners.anil:ANIL")
 register("meta-sgd", "maml_rl.metalearners.meta_sgd:MetaSGD")

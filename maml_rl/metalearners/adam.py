@@ -1,4 +1,4 @@
-"""The base of algorithms that train the meta-policy with Adam: the steps, their settings and metrics.
+"""Algorithms that train the meta-policy with Adam: their base, with steps, settings and metrics, and the plain ones.
 
 An algorithm is a subclass with settings, which have its outer loss; with an inner loss or rule; or with an objective of
 its own, made of the functions in `losses`.
@@ -16,7 +16,7 @@ from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.losses import clipped_loss, divergence
+from maml_rl.metalearners.losses import clipped_loss, dice, divergence
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
 
@@ -132,3 +132,38 @@ class AdamLearner(MetaLearner):
     def _statistics(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
         """Return the objective and the divergence of every phase, (k, 1 + phases)."""
         return torch.stack([self.objective(new, old), *map(divergence, new, old)], dim=1)
+
+
+class MAMLVPG(AdamLearner):
+    """MAML whose meta-policy takes one step of Adam down the policy gradient after adaptation.
+
+    Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400; with Adam as in the code of Rothfuss et al. 2019,
+    https://arxiv.org/abs/1810.06784
+    """
+
+    class Settings(AdamSettings):
+        """Settings of MAML-VPG."""
+
+
+class MAMLPPO(AdamLearner):
+    """MAML whose meta-policy takes several steps of Adam down the clipped objective after adaptation.
+
+    Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400; Schulman et al. 2017, https://arxiv.org/abs/1707.06347;
+    together in the code of Rothfuss et al. 2019, https://arxiv.org/abs/1810.06784
+    """
+
+    class Settings(ClippedSettings, AdamSettings):
+        """Settings of MAML-PPO."""
+
+
+class DiceMAML(AdamLearner):
+    """MAML-VPG whose inner loss has the Hessian of the expected return, in expectation.
+
+    Source: Foerster et al. 2018, https://arxiv.org/abs/1802.05098; as an inner objective in Rothfuss et al. 2019,
+    https://arxiv.org/abs/1810.06784
+    """
+
+    class Settings(AdamSettings):
+        """Settings of DiCE-MAML."""
+
+    inner_loss = staticmethod(dice)

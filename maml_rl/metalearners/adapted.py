@@ -67,16 +67,8 @@ def adapt_by_steps(
     """
     if rule is None:
         return Adapted()
-    collection = collection or Collection()
-    phases, params = sampler.adapt(
-        tasks,
-        num_steps,
-        rule,
-        gamma=collection.gamma,
-        gae_lambda=collection.gae_lambda,
-        bootstrap=collection.bootstrap,
-        device=device,
-    )
+    how = (collection or Collection()).estimation
+    phases, params = sampler.adapt(tasks, num_steps, rule, device=device, **how)
     return Adapted(phases, params)
 
 

@@ -19,10 +19,10 @@ from maml_rl.experience.hindsight import Hindsight
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
+from maml_rl.metalearners.learner_state import SINGLE
 from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner
-from maml_rl.metalearners.optimizer_state import SINGLE
 from maml_rl.metalearners.replay_learner import NumTrials, TrialReplayLearner, TrialReplaySettings, take_steps
 from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean, move_targets
 from maml_rl.policies import Policy, SequencePolicy

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, RuleLike
 from maml_rl.derivatives import Hosts, Memo
+from maml_rl.derivatives.hosts import Question, Result
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Memory, Policy
@@ -112,6 +113,11 @@ class Collection:
     gae_lambda: float = 1.0
     bootstrap: bool = True
 
+    @property
+    def estimation(self) -> dict[str, Any]:
+        """How advantages are estimated, as arguments of a sampler's methods."""
+        return {"gamma": self.gamma, "gae_lambda": self.gae_lambda, "bootstrap": self.bootstrap}
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -130,6 +136,10 @@ class Batch:
     def on(cls, hosts: Hosts | None) -> Self | None:
         """Make the batch of episodes on hosts, if there are any; they are fetched on first access."""
         return None if hosts is None else cls(_FetchedPhases(hosts), hosts)
+
+    def map(self, question: Question[[], Result]) -> list[Result]:
+        """Return the answers about the episodes on each chunk; without hosts, about all at once."""
+        return [question(self.phases, {})] if self.hosts is None else self.hosts.map(question)
 
     @property
     def train_episodes(self) -> Sequence[TaskEpisodes]:

@@ -95,6 +95,7 @@ class HistoryLearner(MetaLearner):
     samples = False
     settings: HistorySettings
     policy: SequencePolicy
+    learned_tasks: "LearnedTasks"
     optimizer: torch.optim.Optimizer
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -131,7 +132,7 @@ class HistoryLearner(MetaLearner):
         self._sequence_length = self.settings.sequence_length or self.settings.context
         self.histories: Histories | None = None
         self._steps_taken = 0
-        self._learned = LearnedTasks(())
+        self.learned_tasks = LearnedTasks(())
         self.source_returns = None
         self.tests_without_noise = self.settings.acts == "likeliest"
 
@@ -187,7 +188,7 @@ class HistoryLearner(MetaLearner):
                 "which a part would never be learned; raise it, or lower context"
             )
         self.histories = histories
-        self._learned = LearnedTasks(histories.tasks)
+        self.learned_tasks = LearnedTasks(histories.tasks)
         curves = histories.returns()
         longest = max(map(len, curves))
         padded = np.full((len(curves), longest), np.nan)
@@ -196,9 +197,6 @@ class HistoryLearner(MetaLearner):
         self.source_returns = np.nanmean(padded, axis=0).astype(np.float32)
         # These draws are not for learning: they raise if something cannot be drawn.
         self.draw(np.random.default_rng(0))
-
-    def learned_from(self, task: Task) -> bool:
-        return task in self._learned
 
     @abstractmethod
     def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -301,7 +299,7 @@ class HistoryLearner(MetaLearner):
 
     def state_dict(self) -> State:
         returns = np.zeros(0, np.float32) if self.source_returns is None else self.source_returns
-        known = {_TASKS: self._learned.packed(), _RETURNS: torch.from_numpy(returns), _UPDATES: self._steps_taken}
+        known = {_TASKS: self.learned_tasks.packed(), _RETURNS: torch.from_numpy(returns), _UPDATES: self._steps_taken}
         return super().state_dict() | known | {_CONTEXT: self._ring}
 
     def load_state_dict(self, state: State) -> None:
@@ -319,9 +317,9 @@ class HistoryLearner(MetaLearner):
             )
         returns, tasks = state[_RETURNS].cpu().numpy(), state[_TASKS].cpu()
         mine = self.source_returns
-        if mine is not None and not (torch.equal(tasks, self._learned.packed()) and np.array_equal(returns, mine)):
+        if mine is not None and not (torch.equal(tasks, self.learned_tasks.packed()) and np.array_equal(returns, mine)):
             raise ValueError("the histories are not those with which the training began; put the earlier ones back")
-        self._learned, self.source_returns = LearnedTasks.unpacked(tasks), returns if len(returns) else None
+        self.learned_tasks, self.source_returns = LearnedTasks.unpacked(tasks), returns if len(returns) else None
         self._steps_taken = int(state[_UPDATES])
 
 
@@ -339,8 +337,10 @@ class LearnedTasks:
         hashes = {_hash(task) for task in tasks}
         self._digests = np.array(sorted(each >> _surplus(len(hashes)) for each in hashes), np.int64)
 
-    def __contains__(self, task: Task) -> bool:
-        return bool((self._digests == _hash(task) >> _surplus(len(self._digests))).any())
+    def __contains__(self, task: object) -> bool:
+        if not isinstance(task, dict):
+            return False
+        return bool((self._digests == np.int64(_hash(task) >> _surplus(len(self._digests)))).any())
 
     def packed(self) -> Tensor:
         """Return the differences of the sorted digests, (N, 3) uint8, the lowest byte first."""

@@ -1,16 +1,46 @@
-"""The meta-objective on all tasks of an update: chunks computed where their episodes are, summed in a fixed order."""
+"""The meta-objective on all tasks of an update: its value, its gradient, and the curvature of the divergence.
 
-from collections.abc import Callable
+theta -> phi_m(theta), the inner loop of task m -> loss of the adapted policy on its valid episodes. At the old theta
+the divergence KL(old, new) of an adapted policy has no gradient, so that its Hessian in theta is J^T F J: J the
+Jacobian of the inner loop, F the Fisher matrix of the adapted policy.
+
+`MetaObjective` asks hosts about chunks of tasks, where their episodes are, and adds up the answers in a fixed order.
+The questions are the functions below it, about a `_Problem` at parameters of the policy.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from maml_rl.adaptation import AdaptationRule, flat_step_size
-from maml_rl.derivatives import Answer, Hosts, ParameterLayout
+from maml_rl.adaptation import Adaptation, AdaptationRule, InnerLoop, InnerLoss, flat_step_size, is_of_log_probs
+from maml_rl.derivatives import (
+    ROOM,
+    Answer,
+    Hosts,
+    Linearization,
+    Memo,
+    ParameterLayout,
+    PolicyOnSamples,
+    Samples,
+    every_nth,
+    number_kept,
+    remembered,
+    scratch,
+)
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners import task_chunk
 from maml_rl.metalearners.losses import OuterObjective
-from maml_rl.policies import Policy
+from maml_rl.policies import DistributionParams, Policy
+
+# Numbers kept per unit and sample: value and delta.
+_KEPT = 2
+_LINEARIZED = "linearized"
+# The inner loop on the train episodes of k tasks, and the policy on the valid ones.
+_Tasks: TypeAlias = tuple[InnerLoop, PolicyOnSamples]
+_Linearized: TypeAlias = tuple[Adaptation, Linearization]
 
 
 class MetaObjective:
@@ -50,7 +80,7 @@ class MetaObjective:
         self._dtype = next(policy.parameters()).dtype
         like = torch.empty(0, dtype=self._dtype, device=device)
         self._problem = hosts.share(
-            task_chunk.MetaProblem(
+            _Problem(
                 policy,
                 [flat_step_size(size, self._layout, like) for size in rule.step_sizes(hosts.num_phases - 1)],
                 rule.inner_loss,
@@ -83,7 +113,7 @@ class MetaObjective:
         """
         there = self._inside(theta)
         at_old = torch.equal(there, self._problem.old)
-        return self._checked(self._hosts.total(task_chunk.differentiate, self._problem, None if at_old else there))
+        return self._checked(self._hosts.total(_differentiate, self._problem, None if at_old else there))
 
     def curvature_product(self, vector: Tensor) -> Tensor:
         """Return the Hessian of the mean KL(old, new) at the old parameters, times `vector`; both (D,).
@@ -91,7 +121,7 @@ class MetaObjective:
         Raises:
             NonFiniteError: If the product is not finite.
         """
-        product = self._total(task_chunk.curvature_product, vector).sums[0] / self._hosts.num_tasks
+        product = self._total(_curvature_product, vector).sums[0] / self._hosts.num_tasks
         if not bool(product.isfinite().all()):
             raise NonFiniteError(
                 "the curvature of the divergence is not finite; look for a standard deviation close to zero, or use a "
@@ -101,12 +131,12 @@ class MetaObjective:
 
     def evaluate(self, theta: Tensor) -> tuple[float, float]:
         """Return the loss and the mean KL(old, new) at `theta` (D,)."""
-        losses, kls = self._total(task_chunk.evaluate, theta).of_tasks
+        losses, kls = self._total(_evaluate, theta).of_tasks
         return _average(losses), _average(kls)
 
     def mean_adapted(self, theta: Tensor) -> Tensor:
         """Return the mean over tasks of the adapted parameters (D,), from `theta` (D,)."""
-        return self._total(task_chunk.adapt, theta).sums[0] / self._hosts.num_tasks
+        return self._total(_adapt, theta).sums[0] / self._hosts.num_tasks
 
     def _checked(self, answer: Answer) -> tuple[float, Tensor]:
         """Return the mean of the losses and their gradient."""
@@ -133,3 +163,136 @@ class MetaObjective:
 
 def _average(of_tasks: Tensor) -> float:
     return of_tasks.to("cpu", torch.float64).mean().item()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Problem:
+    """What an update computes; the attributes are the arguments of `MetaObjective`.
+
+    Attributes:
+        policy: of its own parameters nothing is computed.
+        step_sizes: of the inner steps: a number, or (D,) one for each parameter.
+        old: (D,) the old parameters, with which others are compared.
+    """
+
+    policy: Policy
+    step_sizes: Sequence[float | Tensor]
+    inner_loss: InnerLoss
+    objective: OuterObjective
+    first_order: bool
+    curvature_fraction: float
+    device: torch.device
+    automatic: bool
+    old: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Old:
+    """The inner loop from the old parameters, and the outcome of the policies that it leads to."""
+
+    trajectory: list[Tensor]
+    log_probs: Tensor
+    distribution: DistributionParams
+
+
+def _differentiate(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, theta: Tensor | None) -> Answer:
+    """Return the loss of each task, (k,), and the gradient of their sum in `theta`, (D,); None for the old one."""
+    inner, valid = _tasks(phases, memo, problem)
+    if theta is None:
+        # The pass that computes the old policy's outcome also gives the gradient there, which is needed first.
+        adapted, outcome = _pass_at_old(phases, memo, problem)
+        old = _old(phases, memo, problem)
+    else:
+        old = _old(phases, memo, problem)
+        adapted = inner.linearize(_repeated(theta, valid))
+        outcome = valid.at(adapted.parameters)
+    losses, gradients = outcome.differentiate(
+        lambda log_probs: problem.objective(log_probs, old.log_probs, valid.samples)
+    )
+    return Answer((losses,), (adapted.pull_back(gradients).sum(0),))
+
+
+def _curvature_product(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, vector: Tensor) -> Answer:
+    """Return the sum over tasks of J^T F J v at the old parameters, (D,), for `vector` (D,)."""
+    # Products are computed along the trajectory that all episodes have led to.
+    trajectory = _old(phases, memo, problem).trajectory
+    inner, valid = _tasks(phases, memo, problem, problem.curvature_fraction)
+
+    def linearize() -> _Linearized:
+        return inner.linearize(trajectory[0], trajectory), valid.at(trajectory[-1])
+
+    adapted, outcome = (
+        remembered(memo, _LINEARIZED, problem, linearize)
+        if _kept_bytes(phases, problem) <= memo.get(ROOM, 0)
+        else linearize()
+    )
+    vectors = outcome.fisher_product(adapted.push_forward(_repeated(vector, valid)))
+    return Answer(sums=(adapted.pull_back(vectors).sum(0),))
+
+
+def _evaluate(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, theta: Tensor) -> Answer:
+    """Return the loss and KL(old, new) of each task at `theta` (D,), both (k,)."""
+    (inner, valid), old = _tasks(phases, memo, problem), _old(phases, memo, problem)
+    outcome = valid.at(inner.run(_repeated(theta, valid)), scratch())
+    losses = problem.objective(outcome.log_probs, old.log_probs, valid.samples)
+    return Answer((losses, outcome.kl_from(old.distribution)))
+
+
+def _adapt(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, theta: Tensor) -> Answer:
+    """Return the sum over tasks of the parameters adapted from `theta`, (D,) both."""
+    inner, valid = _tasks(phases, memo, problem)
+    return Answer(sums=(inner.run(_repeated(theta, valid)).sum(0),))
+
+
+def _pass_at_old(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem) -> _Linearized:
+    """Return the linearization at the old parameters, and keep what others are compared with."""
+    inner, valid = _tasks(phases, memo, problem)
+    adapted = inner.linearize(_repeated(problem.old, valid), anchor=True)
+    outcome = valid.at(adapted.parameters)
+    log_probs = outcome.log_probs if valid.samples.log_probs is None else valid.samples.log_probs
+    memo["old"] = problem, _Old(adapted.trajectory, log_probs, outcome.distribution)
+    if problem.curvature_fraction == 1.0 and _kept_bytes(phases, problem) <= memo.get(ROOM, 0):
+        memo[_LINEARIZED] = problem, (adapted, outcome)
+    return adapted, outcome
+
+
+def _old(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem) -> _Old:
+    if "old" not in memo or memo["old"][0] is not problem:
+        _pass_at_old(phases, memo, problem)
+    old: _Old = memo["old"][1]
+    return old
+
+
+def _tasks(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, fraction: float = 1.0) -> _Tasks:
+    """Return the tasks with a share of their episodes."""
+    layout = ParameterLayout(problem.policy)
+    dtype = next(problem.policy.parameters()).dtype
+
+    def on_samples(episodes: TaskEpisodes, *, automatic: bool) -> PolicyOnSamples:
+        columns = every_nth(episodes.rewards.shape[2], fraction)
+        samples = Samples.of(episodes, slice(None), columns=columns, dtype=dtype, device=problem.device)
+        return PolicyOnSamples(problem.policy, layout, samples, automatic=automatic)
+
+    def prepare() -> _Tasks:
+        # Only losses of log-probabilities are differentiated by hand.
+        automatic = problem.automatic or not is_of_log_probs(problem.inner_loss)
+        steps = [on_samples(episodes, automatic=automatic) for episodes in phases[:-1]]
+        inner = InnerLoop(steps, problem.step_sizes, problem.inner_loss, first_order=problem.first_order)
+        return inner, on_samples(phases[-1], automatic=problem.automatic)
+
+    return remembered(memo, f"tasks with {fraction} of their episodes", problem, prepare)
+
+
+def _kept_bytes(phases: Sequence[TaskEpisodes], problem: _Problem) -> int:
+    """Return how many bytes the linearization of a chunk keeps."""
+    samples = 0
+    for episodes in phases:
+        num_tasks, steps, num_episodes = episodes.rewards.shape
+        samples += num_tasks * steps * number_kept(num_episodes, problem.curvature_fraction)
+    units = ParameterLayout(problem.policy).units
+    return samples * units * _KEPT * next(problem.policy.parameters()).dtype.itemsize
+
+
+def _repeated(vector: Tensor, valid: PolicyOnSamples) -> Tensor:
+    """Return `vector` (D,) for each task, (k, D)."""
+    return vector.repeat(len(valid.samples.mask), 1)

@@ -6,7 +6,7 @@ a subclass of `MetaLearner` with its settings and its `update`, registered by na
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -19,13 +19,18 @@ from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import OF_LEARNERS
 from maml_rl.derivatives import Hosts, ThreadHosts
-from maml_rl.derivatives.hosts import Question, Result
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.experience import Replay
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted, adapt_by_memory, adapt_by_steps
 from maml_rl.metalearners.collection import Batch, Collection, Sampler, infos_of, returns_of
-from maml_rl.metalearners.optimizer_state import SINGLE, load_optimizer_state, optimizer_state
+from maml_rl.metalearners.learner_state import (
+    SINGLE,
+    load_networks,
+    load_optimizer_state,
+    named_optimizers,
+    optimizer_state,
+)
 from maml_rl.policies import GRUPolicy, Policy, as_policy, get_policy_for_env
 from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded_torch, torch_seed
 
@@ -80,6 +85,7 @@ class MetaLearner(ABC):
             move to it. The episodes of a test stay there, too, and so do whole trials of every learner.
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
         optimizers: those of a learner with several, by name; their state is kept, too.
+        learned_tasks: the tasks of the recorded data, which a test must not have.
         networks: the learner's networks besides the policy, if any; they are saved under the names of their parameters.
         training_state: prefixes of those names in `state_dict` that only further training needs. The zoo omits them,
             and `load_state_dict` then keeps the current values.
@@ -97,6 +103,7 @@ class MetaLearner(ABC):
     updates_on_hosts: ClassVar[bool] = False
     experience: Mapping[str, Replay] = MappingProxyType({})
     source_returns: NDArray[np.float32] | None = None
+    learned_tasks: Container[Task] = ()
     optimizer: torch.optim.Optimizer | None = None
     optimizers: Mapping[str, torch.optim.Optimizer] = MappingProxyType({})
     networks: nn.Module | None = None
@@ -204,10 +211,6 @@ class MetaLearner(ABC):
         """
         return
 
-    def learned_from(self, task: Task) -> bool:
-        """Return whether the recorded data include this task, so that a test must not have it."""
-        return False
-
     @property
     def takes_steps(self) -> bool:
         """Whether `adapt` and `test` use `num_steps`: adaptation is that many steps, each with episodes."""
@@ -245,9 +248,14 @@ class MetaLearner(ABC):
             size = self.trials_per_chunk
             hosts = None if size is None else sampler.sample_on_hosts(tasks, trials_per_chunk=size)
             return Batch.on(hosts) or Batch([sampler.rollout_trials(tasks)])
-        if batch := self._on_hosts(sampler, tasks, self.collection.num_steps, self.rule, for_update=True):
-            return batch
-        batch = self._phases(sampler, tasks, self.collection.num_steps, self.rule)
+        how = self.collection
+        if self.rule is not None and self.updates_on_hosts:
+            hosts = sampler.sample_on_hosts(tasks, how.num_steps, self.rule, for_update=True, **how.estimation)
+            if batch := Batch.on(hosts):
+                return batch
+        num_steps = 0 if self.rule is None else how.num_steps
+        train, valid = sampler.sample(tasks, num_steps, rule=self.rule, device=self.device, **how.estimation)
+        batch = Batch([*train, valid])
         return Batch(batch.phases, self.hosts_of(batch))
 
     def acting_state(self) -> dict[str, Tensor]:
@@ -303,29 +311,31 @@ class MetaLearner(ABC):
         self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 1, rule: AdaptationRule | None = None
     ) -> Batch:
         """Adapt to tasks, and sample what `returns` reads; nothing is learned. See `adapt` for the arguments."""
+        deterministic, rule = self.tests_without_noise, rule or self.rule
+        hosts = None
         if self.whole_trials:
             # A trial adapts while it is sampled. Nothing is computed with it, so chunks may have any size.
-            deterministic = self.tests_without_noise
-            return Batch.on(sampler.sample_on_hosts(tasks, deterministic=deterministic)) or Batch(
-                [sampler.rollout_trials(tasks, deterministic=deterministic)]
-            )
-        if batch := self._on_hosts(sampler, tasks, num_steps, rule or self.rule, for_update=False):
+            hosts = sampler.sample_on_hosts(tasks, deterministic=deterministic)
+        elif rule is not None and self.updates_on_hosts:
+            hosts = sampler.sample_on_hosts(tasks, num_steps, rule, for_update=False, **self.collection.estimation)
+        if batch := Batch.on(hosts):
             return batch
+        if self.whole_trials:
+            return Batch([sampler.rollout_trials(tasks, deterministic=deterministic)])
         adapted = self.adapt(sampler, tasks, num_steps, rule)
-        last = sampler.rollout(tasks, adapted.params, deterministic=self.tests_without_noise)
-        return Batch([*adapted.phases, last])
+        return Batch([*adapted.phases, sampler.rollout(tasks, adapted.params, deterministic=deterministic)])
 
     def returns(self, batch: Batch) -> Tensor:
         """Return the undiscounted returns of the episodes, (M, columns, B): one column for each phase.
 
         A learner of whole trials has one for each episode of the trial.
         """
-        returns = torch.cat(self._map(returns_of, batch))
+        returns = torch.cat(batch.map(returns_of))
         return returns.mT if self.whole_trials else returns
 
     def infos(self, batch: Batch) -> dict[str, Tensor]:
         """Return one number of each recorded info for every episode, (M, columns, B) by name."""
-        of_chunks = self._map(infos_of, batch)
+        of_chunks = batch.map(infos_of)
         infos = {name: torch.cat([each[name] for each in of_chunks]) for name in of_chunks[0]}
         return {name: info.mT for name, info in infos.items()} if self.whole_trials else infos
 
@@ -335,12 +345,10 @@ class MetaLearner(ABC):
         The state of `optimizer`, of `optimizers` and of `networks` is part of it. A resumed run is bit-identical if
         everything that `update` reads is here.
         """
-        of_optimizers = {
-            key: value
-            for name, optimizer in self._named_optimizers().items()
-            for key, value in optimizer_state(optimizer, name).items()
-        }
-        return of_optimizers | ({} if self.networks is None else self.networks.state_dict())
+        optimizers = named_optimizers(self.optimizer, self.optimizers)
+        states = [optimizer_state(optimizer, name) for name, optimizer in optimizers.items()]
+        of_networks = {} if self.networks is None else self.networks.state_dict()
+        return {key: value for state in (*states, of_networks) for key, value in state.items()}
 
     def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` returned.
@@ -348,61 +356,10 @@ class MetaLearner(ABC):
         Raises:
             ValueError: If it does not fit.
         """
-        for name, optimizer in self._named_optimizers().items():
+        for name, optimizer in named_optimizers(self.optimizer, self.optimizers).items():
             load_optimizer_state(optimizer, state, name)
         if self.networks is not None:
-            own = self.networks.state_dict()
-            kinds = {name.partition(".")[0] for name in own}
-            mine = {name: value for name, value in state.items() if name.partition(".")[0] in kinds}
-            left_out = {*self.training_state} - {name.partition(".")[0] for name in mine}
-            mine |= {name: value for name, value in own.items() if name.partition(".")[0] in left_out}
-            try:
-                self.networks.load_state_dict(mine)
-            except RuntimeError as error:
-                what = " ".join(str(error).split())
-                raise ValueError(f"the state of {', '.join(sorted(kinds))} does not fit: {what}") from None
-
-    def _named_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        for name in self.optimizers:
-            if name == SINGLE or not name.isidentifier():
-                raise ValueError(f"an optimizer's name is a word other than {SINGLE!r}, got {name!r}")
-        single = {} if self.optimizer is None else {SINGLE: self.optimizer}
-        return {**single, **self.optimizers}
-
-    @staticmethod
-    def _map(question: Question[[], Result], batch: Batch) -> list[Result]:
-        """Return the answers about the episodes of a batch; without hosts, about all at once."""
-        return [question(batch.phases, {})] if batch.hosts is None else batch.hosts.map(question)
-
-    def _on_hosts(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None, *, for_update: bool
-    ) -> Batch | None:
-        """Return a batch whose episodes are on hosts, if the learner computes there, and there are any."""
-        if rule is None or not self.updates_on_hosts:
-            return None
-        return Batch.on(
-            sampler.sample_on_hosts(
-                tasks,
-                num_steps,
-                rule,
-                gamma=self.collection.gamma,
-                gae_lambda=self.collection.gae_lambda,
-                bootstrap=self.collection.bootstrap,
-                for_update=for_update,
-            )
-        )
-
-    def _phases(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, rule: AdaptationRule | None) -> Batch:
-        train_episodes, valid_episodes = sampler.sample(
-            tasks,
-            0 if rule is None else num_steps,
-            rule=rule,
-            gamma=self.collection.gamma,
-            gae_lambda=self.collection.gae_lambda,
-            bootstrap=self.collection.bootstrap,
-            device=self.device,
-        )
-        return Batch([*train_episodes, valid_episodes])
+            load_networks(self.networks, state, self.training_state)
 
 
 def _check_metrics(metrics: Any, learner: str) -> None:

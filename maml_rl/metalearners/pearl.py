@@ -237,6 +237,7 @@ class PEARL(SoftActorCritic):
 
     @property
     def takes_steps(self) -> bool:
+        """True: a step of adaptation is a round of episodes."""
         return True
 
     def acting_state(self) -> dict[str, Tensor]:

@@ -20,8 +20,8 @@ from torch.nn.functional import log_softmax
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Fraction, Positive, StepSize
 from maml_rl.errors import NonFiniteError
+from maml_rl.metalearners.learner_state import SINGLE
 from maml_rl.metalearners.metalearner import MetaLearner
-from maml_rl.metalearners.optimizer_state import SINGLE
 from maml_rl.metalearners.replay_learner import ReplaySettings
 from maml_rl.policies.soft_actors import LAST_LAYER
 

@@ -15,8 +15,8 @@ from maml_rl.baseline import LinearFeatureBaseline, ZeroBaseline
 from maml_rl.episode import TaskEpisodes
 from maml_rl.experiment.batch_metrics import share_without_signal
 from maml_rl.metalearners import MAMLTRPO
+from maml_rl.metalearners.adam import MAMLVPG
 from maml_rl.metalearners.collection import Batch, Collection
-from maml_rl.metalearners.maml_vpg import MAMLVPG
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy
 

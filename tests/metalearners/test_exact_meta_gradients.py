@@ -13,10 +13,9 @@ from torch import Tensor
 from maml_rl.adaptation import AdaptationRule, adapt
 from maml_rl.episode import TaskEpisodes
 from maml_rl.metalearners import Batch, find_metalearner
-from maml_rl.metalearners.adam import AdamLearner
+from maml_rl.metalearners.adam import MAMLVPG, AdamLearner
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
 from maml_rl.metalearners.e_maml import EMAML, gains_of, mean_rewards
-from maml_rl.metalearners.maml_vpg import MAMLVPG
 from tests.metalearners.enumeration import BANDIT, MDP, Parameters, Problem, leaves_of, step
 
 STEP_SIZE = 1.5

@@ -1,14 +1,28 @@
-"""The state of optimizers from `torch.optim` as flat names and tensors, as checkpoints keep it."""
+"""The state of a learner's optimizers and networks as flat names and tensors, as checkpoints keep it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # The name of a learner's only optimizer, whose entries have no further name.
 SINGLE = "optimizer"
+
+
+def named_optimizers(
+    single: torch.optim.Optimizer | None, others: Mapping[str, torch.optim.Optimizer]
+) -> dict[str, torch.optim.Optimizer]:
+    """Return all optimizers of a learner by their names.
+
+    Raises:
+        ValueError: If a name cannot be part of that of a tensor.
+    """
+    for name in others:
+        if name == SINGLE or not name.isidentifier():
+            raise ValueError(f"an optimizer's name is a word other than {SINGLE!r}, got {name!r}")
+    return {**({} if single is None else {SINGLE: single}), **others}
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, name: str = SINGLE) -> dict[str, Any]:
@@ -44,6 +58,29 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
         whose = "the optimizer's state" if name == SINGLE else f"the state of the optimizer {name!r}"
         raise ValueError(f"{whose} is for {len(entries)} parameters, and there are {len(known)}")
     optimizer.load_state_dict({**whole, "state": entries})
+
+
+def load_networks(networks: nn.Module, state: Mapping[str, Any], optional: Collection[str]) -> None:
+    """Give networks what their `state_dict` returned; other names in `state` are ignored.
+
+    Args:
+        networks: of a learner.
+        state: by flat names.
+        optional: first parts of names; if none of `state` begins so, the current values stay.
+
+    Raises:
+        ValueError: If it is for other networks.
+    """
+    own = networks.state_dict()
+    kinds = {name.partition(".")[0] for name in own}
+    mine = {name: value for name, value in state.items() if name.partition(".")[0] in kinds}
+    left_out = {*optional} - {name.partition(".")[0] for name in mine}
+    mine |= {name: value for name, value in own.items() if name.partition(".")[0] in left_out}
+    try:
+        networks.load_state_dict(mine)
+    except RuntimeError as error:
+        what = " ".join(str(error).split())
+        raise ValueError(f"the state of {', '.join(sorted(kinds))} does not fit: {what}") from None
 
 
 def _prefix(name: str) -> str:

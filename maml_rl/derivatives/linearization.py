@@ -1,14 +1,18 @@
-"""Derivatives of any policy, by automatic differentiation."""
+"""A policy on samples, linearized at parameters: automatically, or by hand where it has such derivatives."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from maml_rl import functional
+from maml_rl.derivatives.by_hand import MLPLinearization, Rows, fits
 from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples
+from maml_rl.derivatives.workers import Workspace
 from maml_rl.policies.heads import DistributionParams
+from maml_rl.policies.mlp import MLPPolicy
+from maml_rl.policies.module_policy import as_policy
 from maml_rl.policies.policy import Policy, distributions_in_episodes
 
 
@@ -77,3 +81,35 @@ class AutogradLinearization(Linearization):
 
     def kl_from(self, old: DistributionParams) -> Tensor:
         return (self._policy.distributions.kl(old, self.distribution) * self._samples.weights).sum((1, 2))
+
+
+class PolicyOnSamples:
+    """A policy and the samples of k tasks, ready to be linearized at any parameters.
+
+    Args:
+        policy: any policy; the multi-layer perceptrons of this package get their own, faster derivatives.
+        layout: of its parameters.
+        samples: of k tasks.
+        automatic: always differentiate automatically, even if the policy has hand-written derivatives.
+    """
+
+    def __init__(
+        self, policy: nn.Module, layout: ParameterLayout, samples: Samples, *, automatic: bool = False
+    ) -> None:
+        self.samples = samples
+        policy = as_policy(policy, samples.observations.shape[3:])
+        self._policy, self._layout = policy, layout
+        self._rows: Rows | None = None
+        if not automatic and isinstance(policy, MLPPolicy) and fits(policy):
+            self._rows = Rows.of(policy, samples)
+
+    def at(self, parameters: Tensor, kept: Workspace | None = None) -> Linearization:
+        """Return the linearization at `parameters` (k, D).
+
+        Args:
+            parameters: (k, D).
+            kept: where its arrays are as long as it is used, such as `scratch()`; None for memory of its own.
+        """
+        if self._rows is not None and isinstance(self._policy, MLPPolicy):
+            return MLPLinearization(self._policy, self._layout, self._rows, parameters, kept or Workspace())
+        return AutogradLinearization(self._policy, self._layout, self.samples, parameters)
