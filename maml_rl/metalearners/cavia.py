@@ -13,6 +13,7 @@ from maml_rl.config import Config
 from maml_rl.config.settings import Count
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.policies import DistributionParams, Memory, MLPPolicy, Params, Policy, get_policy_for_env
+from maml_rl.policies.layers import within
 
 CONTEXT = "context"
 
@@ -55,7 +56,7 @@ class ContextPolicy(Policy):
     def _of_inner(self, params: Params | None) -> dict[str, Tensor]:
         """Return the parameters of an MLP without the context: constant inputs act like its first bias."""
         params = dict(self.named_parameters()) if params is None else params
-        own = {name.removeprefix("inner."): x for name, x in params.items() if name.startswith("inner.")}
+        own = within(params, "inner.")
         # Summed row by row, so that the bias of a task does not depend on the tasks beside it.
         shift = (params["context_weight"] * params[CONTEXT].unsqueeze(-2)).sum(-1)
         bias = self.inner.perceptron.layer_names[0][1]

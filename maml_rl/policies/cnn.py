@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 import torch.nn.functional as F
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from maml_rl.arguments import check_positive
 from maml_rl.observation_parts import ObservationParts
 from maml_rl.policies.heads import DistributionParams, Head, Params
-from maml_rl.policies.layers import empty_layer
+from maml_rl.policies.layers import empty_layer, within
 from maml_rl.policies.mlp import (
     Nonlinearity,
     Perceptron,
@@ -42,27 +44,24 @@ class ImageEncoder:
 
     Args:
         image_shape: (height, width, channels), or (channels, height, width).
-        conv_layers: filters, kernel size and stride of each convolution.
-        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
+        conv_layers: see `InputEncoder`.
+        nonlinearity: after each convolution.
         image_scale: divisor of images.
         name: of the convolutions, before the number of each.
 
     Attributes:
         widths: numbers for one image in each layer, the image first.
         size: F, numbers of features.
-
-    Raises:
-        ValueError: If the layers do not fit the images.
     """
 
     def __init__(
         self,
         image_shape: Sequence[int],
-        conv_layers: Sequence[ConvLayer] = CONV_LAYERS,
-        nonlinearity: str | Nonlinearity = "relu",
+        conv_layers: Sequence[ConvLayer],
+        nonlinearity: str | Nonlinearity,
         *,
-        image_scale: float = 255.0,
-        name: str = "conv",
+        image_scale: float,
+        name: str,
     ) -> None:
         self.image_scale = check_positive("image_scale", image_scale)
         self.image_shape, self.conv_layers = tuple(image_shape), tuple(conv_layers)
@@ -160,7 +159,9 @@ class InputEncoder:
             for number, space in enumerate(self._parts.image_spaces, start=1)
         ]
         self.size = sum(image.size for image in self._images) + self._parts.num_numbers
-        self.widths = [*(width for image in self._images for width in image.widths), self.size]
+        self._is_image = len(self._images) == 1 and not self._parts.num_numbers
+        widths = [width for image in self._images for width in image.widths]
+        self.widths = widths if self._is_image else [*widths, self.size]
 
     def register(self, module: nn.Module, generator: torch.Generator) -> None:
         """Give `module` all convolutions."""
@@ -175,54 +176,74 @@ class InputEncoder:
         """Return features (..., F) of observations (..., *observation shape)."""
         images = self._parts.images(observations)
         found = [image.features(seen, params) for image, seen in zip(self._images, images, strict=True)]
+        if self._is_image:
+            return found[0]
         return torch.cat([*found, self._parts.numbers(observations, found[0].dtype)], -1)
 
 
-class _EncodingPolicy(Policy):
-    """An encoder of observations, then fully connected layers and a head.
+class MultiInputPolicy(Policy):
+    """Each part of an observation encoded by its kind, then fully connected layers and a head.
+
+    Images go through convolutions, other Boxes are flattened, discrete parts become one-hot vectors: as the policy of
+    this name and its `CombinedExtractor` in Stable-Baselines3. Parameters are named conv1.weight, conv1.bias, ..., as
+    those of `InputEncoder`, then head.layer1.weight, ... for the connected layers, and head.sigma of a Gaussian.
 
     Args:
-        encoder: of the observations; its convolutions are parameters of the policy.
-        head: the distribution of actions that output units determine.
+        observation_space: with an image in it, of one environment or as samplers have it.
+        head: the distribution of actions that output units determine; see `maml_rl.policies.heads`.
         hidden_sizes: units of each connected hidden layer.
-        nonlinearity: after each of these.
+        conv_layers: see `InputEncoder`.
+        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
         seed: of the initial weights; the global random state does not change.
+        image_scale: see `InputEncoder`.
+
+    Attributes:
+        distributions: the head.
+        layer_widths: numbers for one observation in each layer, those of the image first.
+
+    Raises:
+        TypeError: If a part is not supported.
+        ValueError: If the layers do not fit the images.
     """
 
     stateless = True
     distributions: Head
-    observation_shape: tuple[int, ...]
 
     def __init__(
         self,
-        encoder: ImageEncoder | InputEncoder,
+        observation_space: gymnasium.Space[Any],
         head: Head,
-        hidden_sizes: Sequence[int],
-        nonlinearity: str | Nonlinearity,
-        seed: int,
+        hidden_sizes: Sequence[int] = (),
+        conv_layers: Sequence[ConvLayer] | None = None,
+        nonlinearity: str | Nonlinearity = "relu",
+        *,
+        seed: int = 0,
+        image_scale: float | None = None,
     ) -> None:
         super().__init__()
-        self.encoder = encoder
-        sizes = (encoder.size, *hidden_sizes, head.num_units)
-        self.layer_widths = [*encoder.widths, *sizes[1:]]
+        flat = flat_observation_space(observation_space)
+        self.observation_space, self.observation_shape = flat, tuple(flat.shape or ())
+        self.encoder = InputEncoder(flat, conv_layers, nonlinearity, image_scale=image_scale)
+        sizes = (self.encoder.size, *hidden_sizes, head.num_units)
+        self.layer_widths = [*self.encoder.widths, *sizes[1:]]
         self.distributions = head
         self.noise_kind, self.noise_size = head.noise_kind, head.noise_size
         self.perceptron = Perceptron(sizes, layer_names_for(head, len(hidden_sizes)), nonlinearity)
         self.nonlinearity = self.perceptron.nonlinearity
         # A seed of their own: weights from the stream of the connected layers would repeat theirs.
-        encoder.register(self, torch.Generator().manual_seed(seed + 2**32))
+        self.encoder.register(self, torch.Generator().manual_seed(seed + 2**32))
         self.head = nn.Module()
         register_parameters(self.head, head)
         self.perceptron.register(self.head, torch.Generator().manual_seed(seed))
 
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
         params = dict(self.named_parameters()) if params is None else params
-        connected = _connected(params)
+        connected = within(params, _HEAD)
         features = self.encoder.features(observations, params)
         return self.distributions.parametrize(self.perceptron.units(features, connected), connected)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        own, connected = self.encoder.prepared(params), _connected(params)
+        own, connected = self.encoder.prepared(params), within(params, _HEAD)
         act = self.distributions.actor(connected)
 
         def act_on_features(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
@@ -234,28 +255,25 @@ class _EncodingPolicy(Policy):
         """Return the features (..., F) of observations (..., *observation shape)."""
         return self.encoder.features(observations, dict(self.named_parameters()) if params is None else params)
 
+    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        if parts_of(observation_space) != parts_of(self.observation_space):
+            raise ValueError(
+                f"the policy is for the observations {self.observation_space}, the environment has {observation_space}"
+            )
+        self.distributions.check_actions(action_space)
 
-class CNNPolicy(_EncodingPolicy):
-    """Convolutions without padding, an activation after each, then fully connected layers and a head.
 
-    Observations are images of bytes. Parameters are named conv1.weight, conv1.bias, ..., then head.layer1.weight, ...
-    for the connected layers, and head.sigma of a Gaussian.
+class CNNPolicy(MultiInputPolicy):
+    """The same for images of bytes alone.
 
     Args:
         observation_shape: (height, width, channels), or (channels, height, width).
-        head: the distribution of actions that output units determine; see `maml_rl.policies.heads`.
+        head: see `MultiInputPolicy`.
         hidden_sizes: units of each connected hidden layer.
         conv_layers: filters, kernel size and stride of each convolution.
-        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
-        seed: of the initial weights; the global random state does not change.
+        nonlinearity: see `MultiInputPolicy`.
+        seed: of the initial weights.
         image_scale: divisor of images.
-
-    Attributes:
-        distributions: the head.
-        layer_widths: numbers for one observation in each layer, the image first.
-
-    Raises:
-        ValueError: If the layers do not fit the images.
     """
 
     def __init__(
@@ -269,9 +287,8 @@ class CNNPolicy(_EncodingPolicy):
         seed: int = 0,
         image_scale: float = 255.0,
     ) -> None:
-        encoder = ImageEncoder(observation_shape, conv_layers, nonlinearity, image_scale=image_scale)
-        super().__init__(encoder, head, hidden_sizes, nonlinearity, seed)
-        self.observation_shape = tuple(observation_shape)
+        images = spaces.Box(0, 255, tuple(observation_shape), np.uint8)
+        super().__init__(images, head, hidden_sizes, conv_layers, nonlinearity, seed=seed, image_scale=image_scale)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         if not is_image(observation_space) or tuple(observation_space.shape or ()) != self.observation_shape:
@@ -280,56 +297,6 @@ class CNNPolicy(_EncodingPolicy):
                 f"{observation_space}"
             )
         self.distributions.check_actions(action_space)
-
-
-class MultiInputPolicy(_EncodingPolicy):
-    """Each part of an observation encoded by its kind, then fully connected layers and a head.
-
-    Images go through convolutions, other Boxes are flattened, discrete parts become one-hot vectors: as the policy of
-    this name and its `CombinedExtractor` in Stable-Baselines3. Parameters are named as those of `InputEncoder` and
-    `CNNPolicy`.
-
-    Args:
-        observation_space: Dict or Tuple with an image in it, of one environment or as samplers have it.
-        head: the distribution of actions that output units determine; see `maml_rl.policies.heads`.
-        hidden_sizes: units of each connected hidden layer.
-        conv_layers: see `InputEncoder`.
-        nonlinearity: "relu", "tanh", or any element-wise callable on tensors.
-        seed: of the initial weights; the global random state does not change.
-        image_scale: see `InputEncoder`.
-
-    Raises:
-        TypeError: If a part is not supported.
-        ValueError: If the layers do not fit the images.
-    """
-
-    def __init__(
-        self,
-        observation_space: gymnasium.Space[Any],
-        head: Head,
-        hidden_sizes: Sequence[int] = (),
-        conv_layers: Sequence[ConvLayer] | None = None,
-        nonlinearity: str | Nonlinearity = "relu",
-        *,
-        seed: int = 0,
-        image_scale: float | None = None,
-    ) -> None:
-        flat = flat_observation_space(observation_space)
-        encoder = InputEncoder(flat, conv_layers, nonlinearity, image_scale=image_scale)
-        super().__init__(encoder, head, hidden_sizes, nonlinearity, seed)
-        self.observation_space, self.observation_shape = flat, tuple(flat.shape or ())
-
-    def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        if parts_of(observation_space) != parts_of(self.observation_space):
-            raise ValueError(
-                f"the policy is for the observations {self.observation_space}, the environment has {observation_space}"
-            )
-        self.distributions.check_actions(action_space)
-
-
-def _connected(params: Params) -> dict[str, Tensor]:
-    """Return the parameters of the connected layers and the head, by their own names."""
-    return {name.removeprefix(_HEAD): value for name, value in params.items() if name.startswith(_HEAD)}
 
 
 def _convolve_patches(units: Tensor, weight: Tensor, bias: Tensor, size: int) -> Tensor:

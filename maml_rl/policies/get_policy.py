@@ -7,11 +7,10 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import nn
 
 from maml_rl.policies.cnn import CNNPolicy, ConvLayer, MultiInputPolicy, fitting_conv_layers, refuse_image_options
 from maml_rl.policies.heads import head_for
-from maml_rl.policies.mlp import MLPPolicy, Nonlinearity, Perceptron
+from maml_rl.policies.mlp import MLPPolicy, Nonlinearity
 from maml_rl.spaces import PackedSpace, flat_observation_space, is_image
 
 
@@ -26,7 +25,7 @@ def get_policy_for_env(
     output_scale: float = 1.0,
     conv_layers: Sequence[ConvLayer] | None = None,
     image_scale: float | None = None,
-) -> MLPPolicy | CNNPolicy | MultiInputPolicy:
+) -> MLPPolicy | MultiInputPolicy:
     """Make the policy that fits the spaces of `env`.
 
     Gaussian for Box actions, categorical for Discrete and MultiDiscrete ones, Bernoulli for MultiBinary ones.
@@ -70,29 +69,30 @@ def get_policy_for_env(
         remedy = "map it to one of these with gymnasium.wrappers.TransformObservation"
         raise TypeError(f"no policy for the observation space {observation_space}: {error}; {remedy}") from None
     head = head_for(action_space, init_std, min_std)
+    policy: MLPPolicy | MultiInputPolicy
     if is_image(flat):
         layers = fitting_conv_layers(flat.shape) if conv_layers is None else tuple(conv_layers)
         scale = float(flat.high.max()) if image_scale is None else image_scale
-        images = CNNPolicy(flat.shape, head, hidden_sizes, layers, nonlinearity, seed=seed, image_scale=scale)
-        _scale_outputs(images.perceptron, images.head, output_scale)
-        return images
-    if isinstance(flat, PackedSpace):
-        several = MultiInputPolicy(
+        policy = CNNPolicy(flat.shape, head, hidden_sizes, layers, nonlinearity, seed=seed, image_scale=scale)
+    elif isinstance(flat, PackedSpace):
+        policy = MultiInputPolicy(
             flat, head, hidden_sizes, conv_layers, nonlinearity, seed=seed, image_scale=image_scale
         )
-        _scale_outputs(several.perceptron, several.head, output_scale)
-        return several
-    refuse_image_options(flat, conv_layers, image_scale)
-    policy = MLPPolicy(
-        spaces.flatdim(flat),
-        head,
-        hidden_sizes,
-        nonlinearity,
-        seed=seed,
-        observation_shape=flat.shape,
-        observation_start=int(flat.start) if isinstance(flat, spaces.Discrete) else None,
-    )
-    _scale_outputs(policy.perceptron, policy, output_scale)
+    else:
+        refuse_image_options(flat, conv_layers, image_scale)
+        start = int(flat.start) if isinstance(flat, spaces.Discrete) else None
+        policy = MLPPolicy(
+            spaces.flatdim(flat),
+            head,
+            hidden_sizes,
+            nonlinearity,
+            seed=seed,
+            observation_shape=flat.shape,
+            observation_start=start,
+        )
+    connected = policy.head if isinstance(policy, MultiInputPolicy) else policy
+    with torch.no_grad():
+        connected.get_parameter(policy.perceptron.layer_names[-1][0]).mul_(output_scale)
     return policy
 
 
@@ -106,12 +106,6 @@ def _require_entries(observation_space: gym.Space[Any], action_space: gym.Space[
         if space.is_np_flattenable and spaces.flatdim(space) == 0:
             remedy = "make it one constant number" if kind == "observation" else "there is nothing to choose"
             raise TypeError(f"no policy for the {kind} space {space}: its elements have no entries; {remedy}")
-
-
-def _scale_outputs(perceptron: Perceptron, module: nn.Module, scale: float) -> None:
-    """Multiply the weights of the output layer, which `module` has."""
-    with torch.no_grad():
-        module.get_parameter(perceptron.layer_names[-1][0]).mul_(scale)
 
 
 def _find_space(env: Any, kind: str) -> gym.Space[Any]:

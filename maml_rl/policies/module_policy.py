@@ -4,6 +4,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import gymnasium
@@ -17,6 +18,7 @@ from torch.func import functional_call, vmap
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies.distributions import DistributionForm, mode, noise_shape, sample_from_noise, take_apart
 from maml_rl.policies.heads import DistributionParams, FormDistributions, Params
+from maml_rl.policies.layers import within
 from maml_rl.policies.policy import Memory, Policy, Unrolled
 from maml_rl.spaces import category_counts
 
@@ -90,7 +92,11 @@ class ModulePolicy(Policy):
         start = np.asarray(getattr(observation_space, "start", 0), dtype)
         device = next(self.parameters()).device
         observations = torch.from_numpy(np.broadcast_to(start, (_TRIED, *shape)).copy()).to(device)
-        distribution = self._try(observations)
+        # With gradients, so that learned tensors are recognized.
+        with torch.enable_grad():
+            tensors = self._tensors_of(_copy_structure(self.__dict__["module"]), self._own(), observations)
+            self._can_be_vmapped(observations)
+        distribution = self.distributions.distribution(tuple(tensor.detach() for tensor in tensors))
         name = type(distribution).__name__
         kind = self.distributions.form
         if kind.is_discrete != np.issubdtype(action_space.dtype, np.integer):
@@ -151,82 +157,59 @@ class ModulePolicy(Policy):
             return self.actor(params or self._own())(observations, noise, memory)
         rows, noise = observations.flatten(0, len(lead) - 1), noise.flatten(0, len(lead) - 1)
         module = _copy_structure(self.__dict__["module"])
-        actions: Tensor = self._act(module, params or self._own(), rows, noise).unflatten(0, lead)
-        return actions, ()
+        actions = self._choose(self._call(module, params or self._own(), rows), noise)
+        return actions.unflatten(0, lead), ()
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        if self.has_memory:
-            return self._memory_actor(params, first_task)
-        if not self._is_stacked(params):
+        is_stacked = self._is_stacked(params)
+        if not is_stacked and not self.has_memory:
             return super().actor(params)
         module = _copy_structure(self.__dict__["module"])
-        of_tasks = _unstack(params)
-        blocks = [
-            # Places of a block that stay empty repeat the nearest task.
-            (start, (torch.arange(start, start + _BLOCK) - first_task).clamp(0, len(of_tasks) - 1))
-            for start in range(first_task - first_task % _BLOCK, first_task + len(of_tasks), _BLOCK)
-        ]
         # Copies have the same alignment wherever the stack begins, so that products round the same in every process.
-        of_blocks = [{name: value[places.to(value.device)] for name, value in params.items()} for _, places in blocks]
-        of_tasks = [{name: value.clone() for name, value in own.items()} for own in of_tasks]
+        of_tasks = [
+            {name: value.clone() for name, value in own.items()} for own in (_unstack(params) if is_stacked else ())
+        ]
 
-        def act_one(own: Params, rows: Tensor, noise: Tensor) -> Tensor:
-            return self._act(module, own, rows, noise)
+        def act_rows(own: Params, rows: Tensor, noise: Tensor, memory: Memory = ()) -> tuple[Tensor, Memory]:
+            distribution, after, _ = self._step(module, own, rows, memory)
+            return self._choose(distribution, noise), after
+
+        def act_flat(own: Params, rows: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            """Act for the slots of several tasks, (tasks, S, ...), under the same parameters."""
+            lead, before = noise.shape[:2], tuple(old.flatten(0, 1) for old in memory)
+            actions, after = act_rows(own, rows.flatten(0, 1).clone(), noise.flatten(0, 1), before)
+            return actions.unflatten(0, lead), tuple(new.unflatten(0, lead) for new in after)
+
+        @cache
+        def blocks(num_tasks: int) -> list[tuple[Tensor, slice, Params]]:
+            """Return of each block its tasks, which of its places are theirs, and their parameters."""
+            found = []
+            for start in range(first_task - first_task % _BLOCK, first_task + num_tasks, _BLOCK):
+                # Places of a block that stay empty repeat the nearest task.
+                places = (torch.arange(start, start + _BLOCK) - first_task).clamp(0, num_tasks - 1)
+                own = {name: value[places.to(value.device)] for name, value in params.items()} if is_stacked else params
+                found.append((places, slice(max(first_task - start, 0), first_task + num_tasks - start), own))
+            return found
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
             grid = noise.shape[1:-1]
-            observations, noise = (values.flatten(1, len(grid)) for values in (observations, noise))
-            if self._acts_in_blocks(observations[0]):
-                parts = []
-                for (start, places), own in zip(blocks, of_blocks, strict=True):
-                    actions = vmap(act_one)(own, observations[places], noise[places])
-                    parts.append(actions[max(first_task - start, 0) : first_task + len(of_tasks) - start])
-                stacked = torch.cat(parts)
-            else:
-                each = [
-                    act_one(own, rows.clone(), of_task)
-                    for own, rows, of_task in zip(of_tasks, observations, noise, strict=True)
-                ]
-                stacked = torch.stack(each)
-            return stacked.unflatten(1, grid), ()
-
-        return act
-
-    def _memory_actor(
-        self, params: Params, first_task: int
-    ) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` of a module with a memory under fixed parameters."""
-        module = _copy_structure(self.__dict__["module"])
-        of_tasks = (
-            [{name: value.clone() for name, value in own.items()} for own in _unstack(params)]
-            if (self._is_stacked(params))
-            else None
-        )
-
-        def act_block(own: Params, rows: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            """Act for all slots of some tasks, (tasks, S, ...), which are copied: to the same alignment everywhere."""
-            grid = noise.shape[:2]
-            rows, noise = rows.flatten(0, 1).clone(), noise.flatten(0, 1)
-            distribution, after, _ = self._step(module, own, rows, tuple(tensor.flatten(0, 1) for tensor in memory))
-            actions = self._choose(distribution, noise)
-            return actions.unflatten(0, grid), tuple(tensor.unflatten(0, grid) for tensor in after)
-
-        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            num_tasks = len(noise)
-            parts = []
-            if of_tasks is not None:
-                for task, own in enumerate(of_tasks):
+            rows, noise = (values.flatten(1, len(grid)) for values in (observations, noise))
+            parts: list[tuple[Tensor, Memory]] = []
+            if is_stacked and (memory or not self._acts_in_blocks(rows[0])):
+                for task, of_task in enumerate(of_tasks):
                     row = slice(task, task + 1)
-                    parts.append(act_block(own, observations[row], noise[row], tuple(old[row] for old in memory)))
+                    parts.append(act_flat(of_task, rows[row], noise[row], tuple(old[row] for old in memory)))
             else:
-                for start in range(first_task - first_task % _BLOCK, first_task + num_tasks, _BLOCK):
-                    # Places of a block that stay empty repeat the nearest task.
-                    places = (torch.arange(start, start + _BLOCK) - first_task).clamp(0, num_tasks - 1).to(noise.device)
-                    block = act_block(params, observations[places], noise[places], tuple(old[places] for old in memory))
-                    kept = slice(max(first_task - start, 0), first_task + num_tasks - start)
-                    parts.append((block[0][kept], tuple(new[kept] for new in block[1])))
+                for places, kept, of_block in blocks(len(noise)):
+                    here = places.to(noise.device)
+                    if is_stacked:
+                        actions, after = vmap(act_rows)(of_block, rows[here], noise[here])
+                    else:
+                        actions, after = act_flat(of_block, rows[here], noise[here], tuple(old[here] for old in memory))
+                    parts.append((actions[kept], tuple(new[kept] for new in after)))
             each_actions, each_memory = zip(*parts, strict=True)
-            return torch.cat(each_actions), tuple(torch.cat(tensors) for tensors in zip(*each_memory, strict=True))
+            kept_memory = tuple(torch.cat(tensors) for tensors in zip(*each_memory, strict=True))
+            return torch.cat(each_actions).unflatten(1, grid), kept_memory
 
         return act
 
@@ -285,14 +268,6 @@ class ModulePolicy(Policy):
             )
         return FormDistributions(self._form)
 
-    def _try(self, observations: Tensor) -> Distribution:
-        """Return the distribution for observations (N, *shape), having learned its form."""
-        # With gradients, so that learned tensors are recognized.
-        with torch.enable_grad():
-            tensors = self._tensors_of(_copy_structure(self.__dict__["module"]), self._own(), observations)
-            self._can_be_vmapped(observations)
-        return self.distributions.distribution(tuple(tensor.detach() for tensor in tensors))
-
     def _call(self, module: nn.Module, params: Params, rows: Tensor) -> Distribution:
         """Return the distribution for observations (N, *shape), of batch shape (N,); at the first step of a trial."""
         return self._step(module, params, rows, self.initial_memory(len(rows)))[0]
@@ -306,7 +281,7 @@ class ModulePolicy(Policy):
         own: dict[str, Tensor] = {**dict(self.named_buffers()), **params}
         after: Memory = ()
         values: Tensor | None = None
-        returned = self._returned(module, own, (rows, memory) if memory else (rows,))
+        returned = _call_module(module, own, (rows, memory) if memory else (rows,))
         if memory:
             if not isinstance(returned, tuple) or len(returned) not in (2, 3):
                 raise TypeError(
@@ -330,28 +305,6 @@ class ModulePolicy(Policy):
             )
         joint = distribution if len(batch) == 1 else Independent(distribution, len(batch) - 1, validate_args=False)
         return joint, after, values
-
-    def _returned(self, module: nn.Module, own: dict[str, Tensor], arguments: tuple[Any, ...]) -> Any:
-        """Return what the module returns.
-
-        Raises:
-            NonFiniteError: If a parameter of its distribution is outside of its range.
-        """
-        try:
-            return functional_call(module, own, arguments)
-        except ValueError as error:
-            if (found := _OUT_OF_RANGE.search(str(error))) is None:
-                raise
-            numbers = [float(number) for number in _NUMBER.findall(found["values"])]
-            least, most = min(numbers, default=math.nan), max(numbers, default=math.nan)
-            values = f"{least:g}" if least == most else f"between {least:g} and {most:g}"
-            if any(math.isnan(number) for number in numbers):
-                values = "NaN"
-            raise NonFiniteError(
-                f"the parameter {found['parameter']} of the distribution {found['distribution']} of {self._name} is "
-                f"{values}, and must satisfy {found['constraint']}; keep it in its range in the module, as by "
-                "torch.nn.functional.softplus, or use a smaller step size"
-            ) from error
 
     def _tensors_of(self, module: nn.Module, params: Params, rows: Tensor) -> DistributionParams:
         """Return the tensors (N, ...) of the distribution for observations (N, *shape)."""
@@ -391,14 +344,33 @@ class ModulePolicy(Policy):
         small = sum(param.numel() for param in params) <= _MOST_PARAMETERS_IN_BLOCKS
         return small and all(param.dim() <= 2 for param in params) and self._can_be_vmapped(rows)
 
-    def _act(self, module: nn.Module, params: Params, rows: Tensor, noise: Tensor) -> Tensor:
-        distribution = self._call(module, params, rows)
-        return self._choose(distribution, noise)
-
     def _choose(self, distribution: Distribution, noise: Tensor) -> Tensor:
         if self.is_greedy:
             return mode(distribution)
         return sample_from_noise(distribution, noise.reshape(noise_shape(distribution)))
+
+
+def _call_module(module: nn.Module, own: dict[str, Tensor], arguments: tuple[Any, ...]) -> Any:
+    """Return what the module returns.
+
+    Raises:
+        NonFiniteError: If a parameter of its distribution is outside of its range.
+    """
+    try:
+        return functional_call(module, own, arguments)
+    except ValueError as error:
+        if (found := _OUT_OF_RANGE.search(str(error))) is None:
+            raise
+        numbers = [float(number) for number in _NUMBER.findall(found["values"])]
+        least, most = min(numbers, default=math.nan), max(numbers, default=math.nan)
+        values = f"{least:g}" if least == most else f"between {least:g} and {most:g}"
+        if any(math.isnan(number) for number in numbers):
+            values = "NaN"
+        raise NonFiniteError(
+            f"the parameter {found['parameter']} of the distribution {found['distribution']} of "
+            f"{type(module).__name__} is {values}, and must satisfy {found['constraint']}; keep it in its range in "
+            "the module, as by torch.nn.functional.softplus, or use a smaller step size"
+        ) from error
 
 
 def as_policy(policy: nn.Module, observation_shape: Sequence[int] | None = None) -> Policy:
@@ -434,8 +406,7 @@ def call_submodule(policy: nn.Module, name: str, params: Params, observations: T
     Raises:
         AttributeError: If there is no such part.
     """
-    module, prefix = _copy_structure(policy.get_submodule(name)), f"{name}."
-    own = {key.removeprefix(prefix): value for key, value in params.items() if key.startswith(prefix)}
+    module, own = _copy_structure(policy.get_submodule(name)), within(params, f"{name}.")
     if observations.is_floating_point():
         observations = observations.to(next(iter(params.values())).dtype)
     buffers = dict(module.named_buffers())
