@@ -3,14 +3,15 @@
 `MetaObjective` computes one form of objective faster, and its curvature as well.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from maml_rl.adaptation import AdaptationRule, InnerLoss, StepSize, inner_step
+from maml_rl.adaptation import AdaptationRule, inner_step
 from maml_rl.derivatives import Answer, Hosts, Memo, Samples, ThreadHosts, remembered
 from maml_rl.derivatives import PhaseOutcome as PhaseOutcome
 from maml_rl.episode.task_episodes import TaskEpisodes
@@ -53,7 +54,8 @@ class AutogradObjective:
         self._hosts = episodes if isinstance(episodes, Hosts) else ThreadHosts(episodes, policy, here)
         device = self._hosts.device if device is None else here
         self._learner = _Learner(policy, rule, objective, leaves, first_order=first_order, device=device)
-        self._old = self._hosts.share(_Old.of(self._learner, self._hosts.num_phases - 1))
+        # The objective may be a method of a learner with everything that it keeps.
+        self._old = self._hosts.share(copy.deepcopy(replace(self._learner, objective=None)))
 
     def backward(self) -> float:
         """Compute the objective, and put its gradient into `grad` of the parameters, replacing earlier gradients.
@@ -87,86 +89,54 @@ class AutogradObjective:
         return means
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Learner:
     """Everything that an objective is computed of; see `AutogradObjective` for the attributes.
 
     Attributes:
+        objective: None for the old policy and its inner loop, as they are while the learner changes.
         leaves: that it is differentiated in, those of `policy` and `rule` themselves.
     """
 
     policy: Policy
     rule: AdaptationRule
-    objective: PhaseObjective
+    objective: PhaseObjective | None
     leaves: list[Tensor]
     first_order: bool
     device: torch.device
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Old:
-    """The old policy and its inner loop, as they are while the learner changes.
-
-    Attributes:
-        params: of the policy.
-        inner_loss: of the inner steps.
-        step_sizes: of the inner steps.
-    """
-
-    params: Params
-    inner_loss: InnerLoss
-    step_sizes: Sequence[StepSize]
-
-    @classmethod
-    def of(cls, learner: _Learner, num_steps: int) -> Self:
-        """Copy what the learner will change."""
-        return cls(
-            {name: param.detach().clone() for name, param in learner.policy.named_parameters()},
-            learner.rule.inner_loss,
-            [_copied(learner.rule.step_size(step)) for step in range(num_steps)],
-        )
-
-
-def _differentiate(phases: Sequence[TaskEpisodes], memo: Memo, old: _Old, learner: _Learner) -> Answer:
+def _differentiate(phases: Sequence[TaskEpisodes], memo: Memo, old: _Learner, learner: _Learner) -> Answer:
     """Return the objective of each task, (k,), and the gradient of their sum in each leaf."""
-    before = _old_outcomes(phases, memo, old, learner)
+    before = _old_outcomes(phases, memo, old)
+    assert learner.objective is not None
     with torch.enable_grad():
-        losses = learner.objective(_present_outcomes(before, learner), before)
+        losses = learner.objective(_outcomes(learner, [outcome.samples for outcome in before]), before)
         gradients = torch.autograd.grad(losses.sum(), learner.leaves, allow_unused=True, materialize_grads=True)
     return Answer((losses.detach(),), gradients)
 
 
-def _measure(phases: Sequence[TaskEpisodes], memo: Memo, old: _Old, learner: _Learner) -> Tensor:
+def _measure(phases: Sequence[TaskEpisodes], memo: Memo, old: _Learner, learner: _Learner) -> Tensor:
     """Return the objective of each task, which may be several numbers."""
-    before = _old_outcomes(phases, memo, old, learner)
-    return learner.objective([_detached(outcome) for outcome in _present_outcomes(before, learner)], before)
+    before = _old_outcomes(phases, memo, old)
+    assert learner.objective is not None
+    present = _outcomes(learner, [outcome.samples for outcome in before])
+    return learner.objective([_detached(outcome) for outcome in present], before)
 
 
-def _present_outcomes(old: Sequence[PhaseOutcome], learner: _Learner) -> list[PhaseOutcome]:
-    samples, rule = [outcome.samples for outcome in old], learner.rule
-    sizes = [rule.step_size(step) for step in range(len(samples) - 1)]
-    return _outcomes(learner, dict(learner.policy.named_parameters()), samples, rule.inner_loss, sizes)
-
-
-def _old_outcomes(phases: Sequence[TaskEpisodes], memo: Memo, old: _Old, learner: _Learner) -> list[PhaseOutcome]:
+def _old_outcomes(phases: Sequence[TaskEpisodes], memo: Memo, old: _Learner) -> list[PhaseOutcome]:
     def compute() -> list[PhaseOutcome]:
-        dtype = next(iter(old.params.values())).dtype
-        samples = [Samples.of(each, slice(None), dtype=dtype, device=learner.device) for each in phases]
-        return [_detached(each) for each in _outcomes(learner, old.params, samples, old.inner_loss, old.step_sizes)]
+        dtype = next(old.policy.parameters()).dtype
+        samples = [Samples.of(each, slice(None), dtype=dtype, device=old.device) for each in phases]
+        return [_detached(each) for each in _outcomes(old, samples)]
 
     return remembered(memo, "old outcomes", old, compute)
 
 
-def _outcomes(
-    learner: _Learner,
-    params: Params,
-    phases: Sequence[Samples],
-    inner_loss: InnerLoss,
-    step_sizes: Sequence[StepSize],
-) -> list[PhaseOutcome]:
-    """Run the inner loop on samples of k tasks, differentiably in the parameters before it, {name: tensor}."""
+def _outcomes(learner: _Learner, phases: Sequence[Samples]) -> list[PhaseOutcome]:
+    """Run the inner loop on samples of k tasks, differentiably in the learner's parameters."""
     with torch.enable_grad():
-        theta = {name: param.to(learner.device) for name, param in params.items()}
+        theta = {name: param.to(learner.device) for name, param in learner.policy.named_parameters()}
         stacked: Params = learner.policy.stack_parameters(len(phases[0].mask), theta)
         # Parameters that are not trained are adapted, too.
         stacked = {name: x if x.requires_grad else x.requires_grad_() for name, x in stacked.items()}
@@ -177,14 +147,9 @@ def _outcomes(
                 outcome = replace(outcome, samples=replace(recorded, log_probs=outcome.log_probs.detach()))
             found.append(outcome)
             if step + 1 < len(phases):
-                stacked = inner_step(outcome, inner_loss, step_sizes[step], first_order=learner.first_order)
+                size, loss = learner.rule.step_size(step), learner.rule.inner_loss
+                stacked = inner_step(outcome, loss, size, first_order=learner.first_order)
         return found
-
-
-def _copied(step_size: StepSize) -> StepSize:
-    if not isinstance(step_size, Mapping):
-        return step_size
-    return {name: size.detach().clone() if isinstance(size, Tensor) else size for name, size in step_size.items()}
 
 
 def _detached(outcome: PhaseOutcome) -> PhaseOutcome:

@@ -7,7 +7,7 @@ them. A graph launches all of them in one call, always on the same tensors: inpu
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ _KINDS = ("cuda",)
 _WARM_UP = 3
 # Shapes whose graphs are kept; steps of further ones, such as those of ever new lengths, are taken as they are.
 _MOST_GRAPHS = 16
+Loss: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
@@ -67,7 +68,7 @@ class DeviceSteps:
 
     def __init__(
         self,
-        loss: Callable[..., tuple[Tensor, Tensor]],
+        loss: Loss,
         optimizers: Sequence[torch.optim.Optimizer],
         device: torch.device,
         *,
@@ -82,6 +83,11 @@ class DeviceSteps:
         self._state: tuple[int, ...] = ()
         # None while steps can be recorded.
         self.refusal: str | None = None if device.type == "cuda" else f"the device is {str(device)!r}"
+
+    @classmethod
+    def on(cls, device: torch.device, loss: Loss, *optimizers: torch.optim.Optimizer, **options: Any) -> Self | None:
+        """Return the steps on an accelerator; None on a device where learners take them in another way."""
+        return cls(loss, optimizers, device, **options) if takes_device_steps(device) else None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Take a step.

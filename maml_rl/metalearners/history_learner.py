@@ -27,11 +27,10 @@ from maml_rl.metalearners.device_steps import (
     check_finite,
     for_device,
     set_step_size,
-    takes_device_steps,
 )
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
-from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_sizes
+from maml_rl.metalearners.refusals import refuse_hidden_rewards
 from maml_rl.policies import GRUPolicy, Policy, SequencePolicy, TransformerPolicy
 from maml_rl.policies.heads import CategoricalHead
 from maml_rl.spaces import require_vectors
@@ -119,10 +118,8 @@ class HistoryLearner(MetaLearner):
             fused=True,
         )
         self.optimizer = for_device(optimizer, self.device)
-        self._on_device: DeviceSteps | None = None
-        if takes_device_steps(self.device):
-            norm = self.settings.max_grad_norm
-            self._on_device = DeviceSteps(self._loss_of, [self.optimizer], self.device, max_norm=norm)
+        norm = self.settings.max_grad_norm
+        self._on_device = DeviceSteps.on(self.device, self._loss_of, self.optimizer, max_norm=norm)
         head = self.policy.distributions
         self._has_one_choice, self._first = isinstance(head, CategoricalHead), getattr(head, "start", 0)
         require_vectors("a learner of histories", self.policy.observation_space)
@@ -144,20 +141,9 @@ class HistoryLearner(MetaLearner):
             ConfigError: If it would not observe its rewards, or its sizes do not divide each other.
         """
         refuse_hidden_rewards(config)
-        spaces = env.single_observation_space, env.single_action_space
-        if settings.cell != "transformer":
-            return GRUPolicy(*spaces, settings.hidden_size, cell=settings.cell, value="none", seed=config.seed)
-        with refuse_sizes(config):
-            return TransformerPolicy(
-                *spaces,
-                settings.hidden_size,
-                context=settings.context,
-                num_layers=settings.num_layers,
-                num_heads=settings.num_heads,
-                num_key_value_heads=settings.num_heads,
-                value="none",
-                seed=config.seed,
-            )
+        of_transformer = {"num_key_value_heads": settings.num_heads}
+        policy: Policy = settings.make_policy(env, config, of_transformer=of_transformer, value="none")
+        return policy
 
     def open_data(self, config: Config, env: MetaVectorEnv) -> None:
         if self.settings.histories is None:

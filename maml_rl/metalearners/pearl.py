@@ -23,7 +23,7 @@ from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted
 from maml_rl.metalearners.collection import Batch, Sampler
-from maml_rl.metalearners.device_steps import DeviceSteps, for_device, takes_device_steps
+from maml_rl.metalearners.device_steps import DeviceSteps, for_device
 from maml_rl.metalearners.refusals import refuse_small_replay
 from maml_rl.metalearners.replay_learner import NumUpdates, take_steps
 from maml_rl.metalearners.soft_actor_critic import (
@@ -182,10 +182,8 @@ class PEARL(SoftActorCritic):
         self.optimizers = {
             name: for_device(torch.optim.Adam(params, lr=size), self.device) for name, (params, size) in trained.items()
         }
-        self._on_device: DeviceSteps | None = None
-        if takes_device_steps(self.device):
-            after, optimizers = self.networks.update_targets, list(self.optimizers.values())
-            self._on_device = DeviceSteps(self._loss_of, optimizers, self.device, after=after)
+        after, optimizers = self.networks.update_targets, self.optimizers.values()
+        self._on_device = DeviceSteps.on(self.device, self._loss_of, *optimizers, after=after)
         # The infos that the encoder sees are those of any steps: their names are known with the first.
         self._infos: tuple[list[str], list[str]] = ([], [])
         kept: dict[str, Any] = {"memory_bytes": settings.mapped_bytes, "device": self.device}

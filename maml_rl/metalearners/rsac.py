@@ -12,7 +12,7 @@ from maml_rl.config import Config
 from maml_rl.config.settings import Count, Fraction
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
-from maml_rl.metalearners.device_steps import DeviceSteps, for_device, takes_device_steps
+from maml_rl.metalearners.device_steps import DeviceSteps, for_device
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
 from maml_rl.metalearners.refusals import refuse_sizes
@@ -172,10 +172,8 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
         ]
         self.optimizer = for_device(torch.optim.Adam(groups, fused=True), self.device)
         self._longest = 0
-        self._on_device: DeviceSteps | None = None
-        if takes_device_steps(self.device):
-            after = self.networks.update_targets
-            self._on_device = DeviceSteps(self._loss_of, [self.optimizer], self.device, after=after)
+        after = self.networks.update_targets
+        self._on_device = DeviceSteps.on(self.device, self._loss_of, self.optimizer, after=after)
         self._sequences, self._target_sequences = GRUSequences(), GRUSequences()
         self.experience = {
             "trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes, device=self.device),

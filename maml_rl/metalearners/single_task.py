@@ -71,9 +71,10 @@ class SingleTaskLearner(ABC):
     def state(self) -> dict[str, Tensor]:
         """Return the state of all learners, for `load`."""
 
-    @abstractmethod
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
 
 
 class SingleTaskPPOSettings(SettingsModel):
@@ -182,8 +183,7 @@ class SingleTaskPPO(SingleTaskLearner):
         return {**self.params, **self._moments, _COUNT: self._num_steps}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        for name, tensor in self.state().items():
-            tensor.copy_(state[name])
+        super().load(state)
         self._chunks = []
 
 
@@ -243,7 +243,3 @@ class QLearning(SingleTaskLearner):
 
     def state(self) -> dict[str, Tensor]:
         return {**self.params, _COUNT: self._num_updates}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        for name, tensor in self.state().items():
-            tensor.copy_(state[name])

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple, Protocol, Self
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
 import torch
 from pydantic import Field
@@ -18,11 +18,10 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.collection import Collection
-from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, set_step_size, takes_device_steps
+from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, set_step_size
 from maml_rl.metalearners.metalearner import State
-from maml_rl.policies.heads import Distributions
 from maml_rl.policies.memory_policy import PredictsRewards
-from maml_rl.policies.policy import Unrolled
+from maml_rl.policies.policy import Memory, Policy, Unrolled
 from maml_rl.policies.sequence_policy import SequencePolicy
 from maml_rl.policies.two_hot import TwoHot
 
@@ -36,6 +35,11 @@ _CHUNK = 64
 _ALL = 2**31
 # Share of a batch in the running mean squares that losses are divided by.
 _SHARE = 0.1
+# What a policy makes of sequences (L, N, ...) of its inputs; and these inputs for observations, with the memory after.
+Unroll: TypeAlias = Callable[[Tensor], Unrolled]
+See: TypeAlias = Callable[[Tensor], tuple[Tensor, Memory]]
+# The unit of the values so far, and that from now on: advantages, and the targets of values, depend on them.
+Units: TypeAlias = tuple[float, float]
 
 
 class TrialPPOSettings(SettingsModel):
@@ -140,17 +144,6 @@ class RunningMoments:
         self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
 
 
-class Trainable(Protocol):
-    """The object that `TrialPPO` trains: a policy, or the part of one without the memory."""
-
-    @property
-    def distributions(self) -> Distributions:
-        """The family of distributions that the parameters describe."""
-
-    def unroll(self, observations: Tensor) -> Unrolled:
-        """Go through sequences (L, N, ...), differentiably."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Scales:
     """Scales of the whole batch that a step of Adam needs.
@@ -175,14 +168,16 @@ class _Learner:
     """What is trained.
 
     Attributes:
-        policy: the policy to unroll.
+        policy: has the distributions.
+        unroll: goes through sequences of inputs with it, differentiably.
         params: those of its parameters that are trained.
-        see: returns the policy's inputs for observations (L, N, ...); None for these themselves.
+        see: returns these inputs; None where they are the observations.
     """
 
-    policy: Trainable
+    policy: Policy
+    unroll: Unroll
     params: list[nn.Parameter]
-    see: Callable[[Tensor], Tensor] | None
+    see: See | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -211,19 +206,6 @@ class _Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class _Units:
-    """What advantages, and the targets of values, depend on besides the trials.
-
-    Attributes:
-        known: unit of the values so far.
-        new: unit of the values from now on.
-    """
-
-    known: float
-    new: float
-
-
-@dataclass(frozen=True, slots=True)
 class _OldTrials:
     """Some trials, and what the policy that has sampled them said of them, in the unit of the batch before.
 
@@ -241,19 +223,19 @@ class _OldTrials:
 
 
 def _old_trials(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem) -> _OldTrials:
-    (episodes,), policy, see = phases, problem.old.policy, problem.old.see
+    (episodes,), old = phases, problem.old
 
     def compute() -> _OldTrials:
         trials = Trials.of(episodes.to(problem.device))
         parts = torch.arange(trials.mask.shape[1], device=problem.device).split(problem.at_once)
         final_values = _values_at_the_end(problem, trials, episodes, parts)
-        if see is not None:
-            seen = torch.cat([see(trials.observations[:, part]) for part in parts], 1)
+        if old.see is not None:
+            seen = torch.cat([old.see(trials.observations[:, part])[0] for part in parts], 1)
             trials = replace(trials, observations=seen)
         found = []
         for part in parts:
-            unrolled = policy.unroll(trials.observations[:, part])
-            log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, part])
+            unrolled = old.unroll(trials.observations[:, part])
+            log_probs = old.policy.distributions.log_prob(unrolled.distribution, trials.actions[:, part])
             found.append((log_probs, torch.zeros_like(log_probs) if unrolled.values is None else unrolled.values))
         log_probs, values = (torch.cat(each, 1) for each in zip(*found, strict=True))
         return _OldTrials(trials, log_probs if trials.log_probs is None else trials.log_probs, values, final_values)
@@ -268,17 +250,17 @@ def _values_at_the_end(
     if not problem.settings.bootstrap_trials:
         return None
     longer = trials.with_end(episodes.final_observations[:, -1].to(problem.device))
-    lengths, found, see = trials.mask.sum(0).long(), [], problem.old.see
+    lengths, found, old = trials.mask.sum(0).long(), [], problem.old
     for part in parts:
-        seen = longer[:, part] if see is None else see(longer[:, part])
-        values = problem.old.policy.unroll(seen).values
+        seen = longer[:, part] if old.see is None else old.see(longer[:, part])[0]
+        values = old.unroll(seen).values
         if values is None:
             return None
         found.append(values.gather(0, lengths[part].unsqueeze(0)).squeeze(0))
     return torch.cat(found) * episodes.truncated[:, -1].to(problem.device)
 
 
-def _estimates(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: _Units) -> tuple[Tensor, Tensor]:
+def _estimates(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: Units) -> tuple[Tensor, Tensor]:
     """Return the advantages and the targets of the values, (L, N) each."""
 
     def compute() -> tuple[Tensor, Tensor]:
@@ -287,11 +269,11 @@ def _estimates(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, un
             problem.collection.gamma,
             problem.settings.value_lambda,
         )
-        known = old.values * units.known
-        final = None if old.final_values is None else old.final_values * units.known
+        known = old.values * units[0]
+        final = None if old.final_values is None else old.final_values * units[0]
         advantages = old.trials.advantages(known, gamma, problem.collection.gae_lambda, final)
         errors = advantages if value_lambda is None else old.trials.advantages(known, gamma, value_lambda, final)
-        return advantages, (known + errors) / units.new
+        return advantages, (known + errors) / units[1]
 
     return remembered(memo, "estimates", (problem, units), compute)
 
@@ -321,7 +303,7 @@ def _estimate(
     phases: Sequence[TaskEpisodes],
     memo: Memo,
     problem: _Problem,
-    units: _Units,
+    units: Units,
     mean_return: float,
     mean_reward: float,
 ) -> Answer:
@@ -345,7 +327,7 @@ def _estimate(
     sums = _sums(
         trials,
         advantages,
-        (returns - old.values * units.known).double().square(),
+        (returns - old.values * units[0]).double().square(),
         (returns.double() - mean_return).square(),
         (trials.rewards.double() - mean_reward).square(),
     )
@@ -355,7 +337,7 @@ def _estimate(
     return Answer(sums=(torch.cat([sums, torch.stack(counts)]),))
 
 
-def _center(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: _Units, mean: float) -> Answer:
+def _center(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: Units, mean: float) -> Answer:
     """Return the sum of the squared distances of the advantages from their mean."""
     advantages, _ = _estimates(phases, memo, problem, units)
     return Answer(sums=(_sums(_old_trials(phases, memo, problem).trials, (advantages.double() - mean).square()),))
@@ -365,21 +347,21 @@ def _differentiate(
     phases: Sequence[TaskEpisodes],
     memo: Memo,
     problem: _Problem,
-    units: _Units,
+    units: Units,
     learner: _Learner,
     number: int,
     scales: _Scales,
 ) -> Answer:
     """Return the share in loss, divergence, entropy and rewards' error (4,) of a minibatch, and in the gradient."""
     old, (advantages, targets) = _old_trials(phases, memo, problem), _estimates(phases, memo, problem, units)
-    trials, policy, params = old.trials, learner.policy, learner.params
+    trials, params = old.trials, learner.params
     rows = _rows(phases[0], problem, number)
     if not len(rows):
         nothing = trials.mask.new_zeros(4 + sum(param.numel() for param in params), dtype=torch.float64)
         return Answer(sums=(nothing,))
     given = _Given.of(old, advantages, targets, rows, scales)
     with torch.enable_grad():
-        loss, statistics = _objective(problem, policy, given, scales.entropy_coefficient, scales.reward_variance)
+        loss, statistics = _objective(problem, learner, given, scales.entropy_coefficient, scales.reward_variance)
         gradients = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
     flat = [part.detach().double().flatten() for part in (statistics, *gradients)]
     return Answer(sums=(torch.cat(flat),))
@@ -426,14 +408,14 @@ class _Given(NamedTuple):
 
 def _objective(
     problem: _Problem,
-    policy: Trainable,
+    learner: _Learner,
     given: _Given,
     entropy_coefficient: float | Tensor,
     reward_variance: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss, differentiably; and loss, divergence, entropy and rewards' error, (4,)."""
-    settings, real, weight = problem.settings, given.mask > 0, given.weight
-    unrolled = policy.unroll(given.observations)
+    settings, real, weight, policy = problem.settings, given.mask > 0, given.weight, learner.policy
+    unrolled = learner.unroll(given.observations)
     log_probs = policy.distributions.log_prob(unrolled.distribution, given.actions)
     # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
     ratio_log = torch.where(real, log_probs - given.log_probs, 0.0)
@@ -497,7 +479,8 @@ class TrialPPO:
             variance; 0 for a policy that predicts none.
         normalizing: the policy that normalizes its observations, if that is set. Its statistics are constant while a
             batch is sampled and learned from; for the next batch they cover all steps so far.
-        see: returns the inputs of `policy` for observations (L, N, ...) of trials; None for these themselves.
+        unroll: instead of the policy's own, for other inputs than observations.
+        see: returns these inputs; see `See`.
 
     Attributes:
         return_square: running mean square of the returns, whose root is the unit of the values.
@@ -511,7 +494,7 @@ class TrialPPO:
 
     def __init__(
         self,
-        policy: Trainable,
+        policy: Policy,
         optimizer: torch.optim.Optimizer,
         settings: TrialPPOSettings,
         collection: Collection,
@@ -519,20 +502,20 @@ class TrialPPO:
         device: torch.device,
         reward_prediction_coefficient: float = 0.0,
         normalizing: SequencePolicy | None = None,
-        see: Callable[[Tensor], Tensor] | None = None,
+        unroll: Unroll | None = None,
+        see: See | None = None,
     ) -> None:
-        self._policy, self._optimizer, self._settings = policy, optimizer, settings
+        self._optimizer, self._settings = optimizer, settings
         self._params: list[nn.Parameter] = [param for group in optimizer.param_groups for param in group["params"]]
         self._collection, self._device = collection, device
-        self._reward_prediction, self._see = reward_prediction_coefficient, see
+        self._reward_prediction = reward_prediction_coefficient
+        self._learner = _Learner(policy=policy, unroll=unroll or policy.unroll, params=self._params, see=see)
         self.return_square, self.reward_variance = RunningSquare(), RunningSquare()
         self.num_updates = 0
         self._normalizing = normalizing if settings.normalize_observations else None
         mean = None if self._normalizing is None else self._normalizing.observation_mean
         self._observed = None if mean is None else RunningMoments(mean.numel())
-        self._on_device: DeviceSteps | None = None
-        if takes_device_steps(device):
-            self._on_device = DeviceSteps(self._loss_of, [optimizer], device, max_norm=settings.max_grad_norm)
+        self._on_device = DeviceSteps.on(device, self._loss_of, optimizer, max_norm=settings.max_grad_norm)
 
     @property
     def trials_per_chunk(self) -> int:
@@ -554,7 +537,7 @@ class TrialPPO:
         """
         if self._settings.anneal_over is not None:
             set_step_size(self._optimizer, self._settings.learning_rate * self._annealed())
-        learner = _Learner(policy=self._policy, params=self._params, see=self._see)
+        learner = self._learner
         problem = hosts.share(
             _Problem(
                 old=copy.deepcopy(learner),
@@ -610,7 +593,7 @@ class TrialPPO:
         }
 
     def _take_on_device(
-        self, phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: _Units, scales: Sequence[_Scales]
+        self, phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: Units, scales: Sequence[_Scales]
     ) -> list[tuple[Tensor, float]]:
         """Take all steps on the trials of one chunk; return the statistics (4,) and the gradient's norm of each."""
         assert self._on_device is not None
@@ -628,7 +611,7 @@ class TrialPPO:
     def _loss_of(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss and the statistics of a step on a device."""
         *given, entropy_coefficient, reward_variance = tensors
-        return _objective(self._problem, self._policy, _Given(*given), entropy_coefficient, reward_variance)
+        return _objective(self._problem, self._learner, _Given(*given), entropy_coefficient, reward_variance)
 
     def state_dict(self) -> State:
         """Return the units of values and predicted rewards, the number of updates, and the moments of observations."""
@@ -657,7 +640,7 @@ class TrialPPO:
         over = self._settings.anneal_over
         return 1.0 if over is None else max(0.0, 1.0 - self.num_updates / over)
 
-    def _prepare(self, hosts: Hosts, problem: _Problem) -> tuple[_Units, list[_Scales], float]:
+    def _prepare(self, hosts: Hosts, problem: _Problem) -> tuple[Units, list[_Scales], float]:
         """Return units, the scales of each minibatch, and the share of the returns' variance that values explained."""
         sums, of_lengths, of_observations = hosts.total(_count, problem).sums
         count, of_returns, of_squares, of_rewards = sums.tolist()
@@ -669,8 +652,9 @@ class TrialPPO:
         unit_before = math.sqrt(self.return_square.mean) if self.return_square.weight else None
         self.return_square.add(of_squares / count)
         unit = math.sqrt(self.return_square.mean)
-        by_classes = isinstance(self._policy, SequencePolicy) and self._policy.value == "two-hot"
-        units = _Units(1.0, 1.0) if by_classes else _Units(unit_before or unit, unit)
+        policy = self._learner.policy
+        by_classes = isinstance(policy, SequencePolicy) and policy.value == "two-hot"
+        units = (1.0, 1.0) if by_classes else (unit_before or unit, unit)
         found = hosts.total(_estimate, problem, units, of_returns / count, of_rewards / count).sums[0]
         of_advantages, left, spread, of_distances, *num_steps = found.tolist()
         # If all returns are equal there is nothing to explain.

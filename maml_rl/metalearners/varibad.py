@@ -18,15 +18,13 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, for_device, takes_device_steps
+from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, for_device
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
 from maml_rl.policies import BeliefPolicy, Policy
-from maml_rl.policies.heads import Distributions
 from maml_rl.policies.mlp import Perceptron
-from maml_rl.policies.policy import Unrolled
 
 _DECODER, _BELIEF, _EXPERIENCE = "decoder", "belief", "trials"
 # Number of cells of the largest grid with an output for each.
@@ -105,15 +103,15 @@ class VariBAD(MetaLearner):
         settings = self.settings
         adam = torch.optim.Adam(self.policy.acting_parameters(), lr=settings.learning_rate)
         self.optimizer = for_device(adam, self.device)
-        acting = _OnBelief(self.policy)
         self._ppo = TrialPPO(
-            acting,
+            self.policy,
             self.optimizer,
             settings,
             self.collection,
             device=self.device,
             normalizing=self.policy,
-            see=acting.see,
+            unroll=self.policy.unroll_known,
+            see=self.policy.with_belief,
         )
         self.trials_per_chunk = self._ppo.trials_per_chunk
         self.decoder = Decoder(self.policy, settings, self.torch_generator(_DECODER)).to(self.device)
@@ -122,9 +120,7 @@ class VariBAD(MetaLearner):
         optimizer = torch.optim.Adam(self._trained, lr=settings.belief_learning_rate)
         self.optimizers = {_BELIEF: for_device(optimizer, self.device)}
         self._longest = 0
-        self._on_device: DeviceSteps | None = None
-        if takes_device_steps(self.device):
-            self._on_device = DeviceSteps(self._loss_of_belief, [optimizer], self.device)
+        self._on_device = DeviceSteps.on(self.device, self._loss_of_belief, optimizer)
         self.experience = {_EXPERIENCE: Replay(settings.replay_steps, device=self.device)}
 
     @classmethod
@@ -252,30 +248,6 @@ class _Drawn:
     steps: Steps
     chosen: Tensor
     noise: Tensor
-
-
-class _OnBelief:
-    """The part of a policy that PPO trains; its inputs are those that `see` returns.
-
-    Args:
-        policy: whose encoder is not trained here.
-    """
-
-    def __init__(self, policy: BeliefPolicy) -> None:
-        self._policy = policy
-
-    @property
-    def distributions(self) -> Distributions:
-        """The policy's."""
-        return self._policy.distributions
-
-    def see(self, observations: Tensor) -> Tensor:
-        """Return observations (L, N, ...) with the beliefs of the current encoder."""
-        return self._policy.with_belief(observations)[0]
-
-    def unroll(self, observations: Tensor) -> Unrolled:
-        """Return distributions and values of observations with beliefs, (L, N, ...)."""
-        return self._policy.unroll_known(observations)
 
 
 class Decoder(nn.Module):
