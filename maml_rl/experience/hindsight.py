@@ -12,7 +12,7 @@ from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
-from maml_rl.experience.replay import Steps
+from maml_rl.experience.steps import Steps
 
 
 class Hindsight:

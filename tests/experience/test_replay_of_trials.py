@@ -12,13 +12,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save as tensors_to_bytes
 
-import maml_rl.experience.replay as module
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError
-from maml_rl.experience import Replay, Steps
-from maml_rl.experience.replay import Mark
+from maml_rl.experience import Replay, Steps, replay_segments
+from maml_rl.experience.replay_segments import Mark
 from maml_rl.experiment.build import make_experiment
 from maml_rl.runs.segments import write_segment
 
@@ -277,7 +276,7 @@ def save_and_load(replay: Replay, mark: Mark, folder: Path) -> tuple[Replay, dic
 def test_replay_killed_and_resumed_at_any_time_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int, capacity: int
 ) -> None:
-    monkeypatch.setattr(module, "SEGMENT_BYTES", segment_bytes)
+    monkeypatch.setattr(replay_segments, "SEGMENT_BYTES", segment_bytes)
     batches = [make_batch(np.random.default_rng(number)) for number in range(24)]
     undisturbed = Replay(capacity)
     undisturbed.attach(tmp_path / "undisturbed")
@@ -312,7 +311,7 @@ def test_empty_replay_survives_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_checkpoint_writes_only_new_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SEGMENT_BYTES", 2_000)
+    monkeypatch.setattr(replay_segments, "SEGMENT_BYTES", 2_000)
     replay, rng, written = Replay(100_000), np.random.default_rng(0), []
     replay.attach(tmp_path)
     known: set[str] = set()
@@ -534,7 +533,7 @@ def test_steps_drawn_from_a_copy_on_a_device_are_those_of_the_buffer(monkeypatch
     plain, rng = Replay(40), np.random.default_rng(0)
     batches = [make_batch(rng) for _ in range(8)]
     plain.append(batches[0])
-    monkeypatch.setattr(module, "_COPIED_TO", ("cpu",))
+    monkeypatch.setattr("maml_rl.experience.steps._COPIED_TO", ("cpu",))
     copied = Replay(40)
     # Past the end of the buffer, too.
     for number, batch in enumerate(batches):
@@ -545,5 +544,5 @@ def test_steps_drawn_from_a_copy_on_a_device_are_those_of_the_buffer(monkeypatch
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.tensors(), other.tensors(), strict=True))
         one, other = (replay.sample_transitions(np.random.default_rng(1), 9) for replay in (plain, copied))
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.tensors(), other.tensors(), strict=True))
-    assert copied._copies
-    assert not plain._copies
+    assert copied._steps.copies
+    assert not plain._steps.copies

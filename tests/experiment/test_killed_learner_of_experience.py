@@ -11,7 +11,7 @@ import torch
 
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
-from maml_rl.experience import replay
+from maml_rl.experience import replay_segments
 from maml_rl.experiment.train import train
 from maml_rl.machine import intra_op_threads
 from maml_rl.runs.checkpoint import latest_intact
@@ -39,10 +39,10 @@ from random import Random
 import torch._dynamo
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
-import maml_rl.experience.replay as replay
+import maml_rl.experience.replay_segments as replay_segments
 from maml_rl.experiment.train import train
 
-replay.SEGMENT_BYTES = {SEGMENT_BYTES}
+replay_segments.SEGMENT_BYTES = {SEGMENT_BYTES}
 config, folder = Config.from_mapping(parse_mapping(sys.argv[1], "x.yaml")), Path(sys.argv[2])
 random, metrics, kills = Random(0), folder / "metrics.jsonl", 0
 for goal in json.loads(sys.argv[3]):
@@ -73,7 +73,7 @@ def test_learner_killed_at_random_ends_with_the_same_bytes(
     algorithm: str, goals: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    monkeypatch.setattr(replay, "SEGMENT_BYTES", SEGMENT_BYTES)
+    monkeypatch.setattr(replay_segments, "SEGMENT_BYTES", SEGMENT_BYTES)
     mapping = {
         "env-name": "Wind-v0",
         "observe-last": algorithm != "pearl",

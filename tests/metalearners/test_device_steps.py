@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from maml_rl.errors import NonFiniteError
-from maml_rl.experience import replay
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import Batch, MetaLearner, device_steps
 from maml_rl.metalearners.device_steps import DeviceSteps, for_device, set_step_size
@@ -68,7 +67,7 @@ def make(name: str, device: str = "cpu") -> tuple[MetaLearner, Batch]:
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Take the steps of new learners as on a device, by the same buffers, but without graphs."""
     monkeypatch.setattr(device_steps, "_KINDS", ("cpu", "cuda"))
-    monkeypatch.setattr(replay, "_COPIED_TO", ("cpu",))
+    monkeypatch.setattr("maml_rl.experience.steps._COPIED_TO", ("cpu",))
     return monkeypatch
 
 

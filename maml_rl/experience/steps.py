@@ -1,0 +1,223 @@
+"""Steps of trials: drawn ones, `Steps`, and the arrays of all that are kept, `StepArrays`."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from maml_rl.episode.trials import with_end
+from maml_rl.errors import ConfigError
+from maml_rl.machine import refuse_if_too_large
+from maml_rl.runs.atomic_files import TEMPORARY
+
+# Before the name of an info among the fields.
+INFO = "info "
+# Of the free memory of an accelerator, the largest share that a copy of the arrays takes.
+DEVICE_SHARE = 0.25
+# Other kinds of devices that have such a copy.
+_COPIED_TO: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of trials, with common leading axes: (L, N) for N sequences of L steps, (num,) or (M, num) for transitions.
+
+    Attributes:
+        observations: (..., *observation shape), seen before each action.
+        actions: (..., *action shape).
+        rewards: (...) float32.
+        next_observations: (..., *observation shape), seen after each action: the final one after an episode's last.
+        terminations: (...) bool, whether a step led to a terminal state.
+        truncations: (...) bool, whether the episode was cut off after a step.
+        mask: (...) float32, 1 for real steps; padding is at the ends of sequences, and is zero.
+        infos: (...) float32 by name, those that the environments report at every step.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    rewards: Tensor
+    next_observations: Tensor
+    terminations: Tensor
+    truncations: Tensor
+    mask: Tensor
+    infos: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def to(self, device: torch.device | str) -> "Steps":
+        """Return the same steps on `device`."""
+        return self._map(lambda values: values.to(device))
+
+    def tensors(self) -> list[Tensor]:
+        """Return all fields, and then the infos."""
+        return [*(getattr(self, name) for name in _STEP_TENSORS), *self.infos.values()]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], infos: Iterable[str] = ()) -> "Steps":
+        """Return the steps of which `tensors` returned these, with infos of these names."""
+        known: dict[str, Any] = dict(zip(_STEP_TENSORS, tensors, strict=False))
+        return cls(**known, infos=dict(zip(infos, tensors[len(_STEP_TENSORS) :], strict=True)))
+
+    def part(self, tasks: slice) -> "Steps":
+        """Return the steps of some tasks, or of other entries of the first axis."""
+        return self._map(lambda values: values[tasks])
+
+    def padded(self, length: int) -> "Steps":
+        """Return sequences (L, N, ...) of a length, with padding at their ends."""
+        further = length - len(self.mask)
+        return (
+            self
+            if not further
+            else self._map(lambda values: torch.cat((values, values.new_zeros(further, *values.shape[1:]))))
+        )
+
+    def with_end(self) -> tuple[Tensor, Tensor]:
+        """Return the observations of whole trials (L, N, ...) and after them, and where they end in a terminal state.
+
+        Within a trial the observation after the end of an episode is the first of the next one: to a policy with a
+        memory the end of an episode is a step like others.
+
+        Returns:
+            Observations (L + 1, N, *observation shape), and (L, N) 1 where the last step of a trial was terminal.
+        """
+        last = self.mask.sum(0).long() - 1
+        columns = torch.arange(len(last), device=last.device)
+        seen = with_end(self.observations, self.mask, self.next_observations[last, columns])
+        terminal = torch.zeros_like(self.rewards)
+        terminal[last, columns] = self.terminations[last, columns].to(terminal.dtype)
+        return seen, terminal
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Steps":
+        return Steps.of([function(tensor) for tensor in self.tensors()], self.infos)
+
+
+_STEP_TENSORS = tuple(each.name for each in fields(Steps) if each.name != "infos")
+
+
+class StepArrays:
+    """The fields of steps as arrays of `capacity` rows, a ring; see `Replay` for the other arguments.
+
+    Attributes:
+        is_mapped: whether the arrays are memory-mapped.
+        copies: of the fields on the device, by name; empty where steps are copied there when they are drawn.
+    """
+
+    def __init__(self, capacity: int, memory_bytes: int | None, device: torch.device) -> None:
+        self._capacity, self._memory_bytes, self._device = capacity, memory_bytes, device
+        self._fields: dict[str, NDArray[Any]] = {}
+        self.copies: dict[str, Tensor] = {}
+        self.is_mapped = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a step; 0 before there is one."""
+        return sum(prod(values.shape[1:]) * values.itemsize for values in self._fields.values())
+
+    def check(self, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Refuse steps of other fields than those that are kept already.
+
+        Raises:
+            ValueError: If shapes or types differ.
+        """
+        for name in sorted({*rows, *self._fields}) if self._fields else ():
+            one, other = (layout(arrays.get(name)) for arrays in (self._fields, rows))
+            if one != other:
+                raise ValueError(
+                    f"the replay buffer keeps {name!r} as {one}, and these episodes have it as {other}; append "
+                    "episodes of one family, with the same infos"
+                )
+
+    def write(self, start: int, rows: Mapping[str, NDArray[Any]], folder: Path | None) -> None:
+        """Write steps from row `start` on; files for mapped arrays are made in `folder`, or among temporary ones.
+
+        Raises:
+            ConfigError: If there is less memory, or room for the mapped file, than the arrays need.
+        """
+        if not self._fields:
+            self._fields = self._allocate(rows, folder or Path(tempfile.gettempdir()))
+            if _copies_fit(self._fields, self._device) and not self.is_mapped:
+                self.copies = {
+                    name: torch.zeros(values.shape, dtype=torch.from_numpy(values[:0]).dtype, device=self._device)
+                    for name, values in self._fields.items()
+                }
+        for name, values in rows.items():
+            before_wrap = min(len(values), self._capacity - start)
+            kept: list[Any] = [(self._fields[name], values)]
+            if self.copies:
+                kept.append((self.copies[name], torch.from_numpy(np.ascontiguousarray(values)).to(self._device)))
+            for into, given in kept:
+                into[start : start + before_wrap] = given[:before_wrap]
+                into[: len(values) - before_wrap] = given[before_wrap:]
+
+    def read(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return copies of rows, by the fields' names."""
+        return {name: values.take(rows, axis=0) for name, values in self._fields.items()}
+
+    def take(self, rows: NDArray[np.int64], real: NDArray[np.bool_] | None = None) -> Steps:
+        """Return copies of rows on the device, zero where they are not real."""
+        flat = rows.ravel()
+        found = {}
+        mask = torch.from_numpy(np.ones(rows.shape, np.float32) if real is None else real.astype(np.float32))
+        mask = mask.to(self._device, non_blocking=True)
+        places = torch.from_numpy(flat).to(self._device, non_blocking=True) if self.copies else None
+        for name, values in self._fields.items():
+            shape = *rows.shape, *values.shape[1:]
+            if places is not None:
+                found[name] = self.copies[name].index_select(0, places).reshape(shape)
+                if real is not None:
+                    padding = (mask == 0).reshape(*rows.shape, *(1,) * (values.ndim - 1))
+                    found[name] = found[name].masked_fill(padding, 0)
+                continue
+            taken = values.take(flat, axis=0).reshape(shape)
+            if real is not None:
+                taken[~real] = 0
+            found[name] = torch.from_numpy(taken).to(self._device)
+        infos = {name.removeprefix(INFO): found.pop(name) for name in list(found) if name.startswith(INFO)}
+        return Steps(**found, mask=mask, infos=infos)
+
+    def _allocate(self, rows: Mapping[str, NDArray[Any]], folder: Path) -> dict[str, NDArray[Any]]:
+        sizes = {name: self._capacity * prod(values.shape[1:]) * values.itemsize for name, values in rows.items()}
+        total, what = sum(sizes.values()), f"a replay buffer of {self._capacity:,} steps"
+        if self._memory_bytes is None or total <= self._memory_bytes:
+            refuse_if_too_large(total, what, "keep fewer steps, or have it memory-mapped")
+            return {name: np.zeros((self._capacity, *values.shape[1:]), values.dtype) for name, values in rows.items()}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.is_mapped = True
+            return {
+                name: _mapped(folder, sizes[name], (self._capacity, *values.shape[1:]), values.dtype)
+                for name, values in rows.items()
+            }
+        except OSError as error:
+            raise ConfigError(
+                f"{what} needs a file of {total / 2**30:,.1f} GiB in {folder}: {error.strerror or error}; keep fewer "
+                "steps, or make room"
+            ) from error
+
+
+def _mapped(folder: Path, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return zeros in a file without a name, which ends with the process."""
+    with tempfile.TemporaryFile(dir=folder, prefix=TEMPORARY) as file:
+        # Allocated at once: writing to a mapped page for which there is no space would kill the process.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
+
+
+def _copies_fit(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> bool:
+    """Return whether arrays have a copy on a device beside the CPU."""
+    if device.type != "cuda":
+        return device.type in _COPIED_TO
+    free, _ = torch.cuda.mem_get_info(device)
+    return sum(values.nbytes for values in arrays.values()) <= DEVICE_SHARE * free
+
+
+def layout(values: NDArray[Any] | None) -> str:
+    """Describe type and shape of an entry of an array; None is nothing."""
+    return "nothing" if values is None else f"{values.dtype} {values.shape[1:]}"
