@@ -89,7 +89,7 @@ class Replay:
     @property
     def tasks(self) -> list[Task]:
         """The tasks that have trials here, in the order of their oldest; arrays are lists, as in files of tasks."""
-        return [json.loads(key) for key in self._trials_of_tasks() if key != _NO_TASK]
+        return [json.loads(key) for key in dict.fromkeys(self._keys) if key != _NO_TASK]
 
     def bytes_in_memory(self, step_bytes: int) -> int:
         """Return how much memory the full buffer takes with steps of a size; 0 for one that is memory-mapped."""
@@ -140,7 +140,7 @@ class Replay:
             self._first = self._end = self._end + skipped
             self._segments.begin(self._first, anew=False)
         self._add(KeptTrials(rows, lengths[kept], [keys[place] for place in kept]))
-        self._cut()
+        self._segments.cut(self._first, self._lengths, self._steps.row_bytes)
 
     def sample_transitions(
         self,
@@ -166,7 +166,15 @@ class Replay:
         """
         check_count("num", num)
         groups = [self._trials_of(task, newest) for task in ([None] if tasks is None else tasks)]
-        rows = np.stack([self._random_rows(rng, group, num) for group in groups])
+        found = []
+        for trials in groups:
+            ends = np.cumsum(self._lengths[trials])
+            drawn = rng.integers(ends[-1], size=num)
+            place = np.searchsorted(ends, drawn, side="right")
+            chosen = trials[place]
+            within = drawn - (ends[place] - self._lengths[chosen])
+            found.append((self._starts[chosen] + within) % self.capacity)
+        rows = np.stack(found)
         return self._steps.take(rows[0] if tasks is None else rows)
 
     def sample_sequences(
@@ -231,7 +239,7 @@ class Replay:
         """Keep the segments, and the file of mapped tensors, in a folder; it is made when something is written."""
         self._segments.folder = Path(folder)
         self._segments.begin(self._first)
-        self._cut()
+        self._segments.cut(self._first, self._lengths, self._steps.row_bytes)
 
     def mark(self) -> Mark:
         """Return which trials are kept now; `save` can still write them after the next iteration has appended."""
@@ -302,15 +310,6 @@ class Replay:
         self._keys = [*self._keys, *keys]
         self._of_tasks = None
 
-    def _trials_of_tasks(self) -> dict[str, NDArray[np.int64]]:
-        """Return the places of each task's trials among all."""
-        if self._of_tasks is None:
-            places: dict[str, list[int]] = {}
-            for place, key in enumerate(self._keys):
-                places.setdefault(key, []).append(place)
-            self._of_tasks = {key: np.asarray(of_task) for key, of_task in places.items()}
-        return self._of_tasks
-
     def _trials_of(self, task: Task | None, newest: int | None) -> NDArray[np.int64]:
         """Return the places of trials, of all tasks for None."""
         if not self.num_trials:
@@ -318,28 +317,18 @@ class Replay:
         if task is None:
             places = np.arange(self.num_trials)
         else:
-            found = self._trials_of_tasks().get(task_key(task))
+            if self._of_tasks is None:
+                of_tasks: dict[str, list[int]] = {}
+                for place, key in enumerate(self._keys):
+                    of_tasks.setdefault(key, []).append(place)
+                self._of_tasks = {key: np.asarray(of_task) for key, of_task in of_tasks.items()}
+            found = self._of_tasks.get(task_key(task))
             if found is None:
                 raise ValueError(
                     f"the replay buffer has no trials of the task {task_key(task)}; append some, or draw from others"
                 )
             places = found
         return places if newest is None else places[-check_count("newest", newest) :]
-
-    def _random_rows(self, rng: np.random.Generator, trials: NDArray[np.int64], num: int) -> NDArray[np.int64]:
-        """Return rows of steps of some trials, uniformly over their steps."""
-        ends = np.cumsum(self._lengths[trials])
-        drawn = rng.integers(ends[-1], size=num)
-        chosen = np.searchsorted(ends, drawn, side="right")
-        trials_chosen = trials[chosen]
-        within = drawn - (ends[chosen] - self._lengths[trials_chosen])
-        rows: NDArray[np.int64] = (self._starts[trials_chosen] + within) % self.capacity
-        return rows
-
-    def _cut(self) -> None:
-        """Close full segments, if the buffer is saved."""
-        if self._segments.folder is not None:
-            self._segments.cut(lambda number: self._lengths[number - self._first :], self._steps.row_bytes)
 
     def _trials(self, first: int, end: int) -> KeptTrials:
         """Return the trials from number `first` up to, but not including, `end`."""

@@ -108,16 +108,18 @@ class ReplaySegments:
             if part.first < first:
                 self._write(part, part.end)
 
-    def cut(self, lengths: Callable[[int], NDArray[np.int64]], row_bytes: int) -> None:
-        """Close segments that are full, given the lengths of the trials from a number on, and the bytes of a step.
+    def cut(self, first: int, lengths: NDArray[np.int64], row_bytes: int) -> None:
+        """Close segments that are full, given the lengths of all trials from `first` on, and the bytes of a step.
 
         Where a segment ends depends on the trials alone, not on when checkpoints are written.
         """
-        first = self._open.first
-        sizes = np.cumsum(lengths(first)) * row_bytes
+        if self.folder is None:
+            return
+        begin = self._open.first
+        sizes = np.cumsum(lengths[begin - first :]) * row_bytes
         done = 0
         while (place := int(np.searchsorted(sizes, done + SEGMENT_BYTES))) < len(sizes):
-            self._close(first + place + 1)
+            self._close(begin + place + 1)
             done = int(sizes[place])
 
     def save(self, mark: Mark) -> dict[str, Any]:

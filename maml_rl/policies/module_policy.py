@@ -170,6 +170,10 @@ class ModulePolicy(Policy):
             {name: value.clone() for name, value in own.items()} for own in (_unstack(params) if is_stacked else ())
         ]
 
+        own_params = list(self.parameters())
+        few = sum(param.numel() for param in own_params) <= _MOST_PARAMETERS_IN_BLOCKS
+        fits_in_blocks = few and all(param.dim() <= 2 for param in own_params)
+
         def act_rows(own: Params, rows: Tensor, noise: Tensor, memory: Memory = ()) -> tuple[Tensor, Memory]:
             distribution, after, _ = self._step(module, own, rows, memory)
             return self._choose(distribution, noise), after
@@ -195,7 +199,7 @@ class ModulePolicy(Policy):
             grid = noise.shape[1:-1]
             rows, noise = (values.flatten(1, len(grid)) for values in (observations, noise))
             parts: list[tuple[Tensor, Memory]] = []
-            if is_stacked and (memory or not self._acts_in_blocks(rows[0])):
+            if is_stacked and (memory or not (fits_in_blocks and self._can_be_vmapped(rows[0]))):
                 for task, of_task in enumerate(of_tasks):
                     row = slice(task, task + 1)
                     parts.append(act_flat(of_task, rows[row], noise[row], tuple(old[row] for old in memory)))
@@ -338,11 +342,6 @@ class ModulePolicy(Policy):
             except Exception:
                 self._allows_vmap = False
         return self._allows_vmap
-
-    def _acts_in_blocks(self, rows: Tensor) -> bool:
-        params = list(self.parameters())
-        small = sum(param.numel() for param in params) <= _MOST_PARAMETERS_IN_BLOCKS
-        return small and all(param.dim() <= 2 for param in params) and self._can_be_vmapped(rows)
 
     def _choose(self, distribution: Distribution, noise: Tensor) -> Tensor:
         if self.is_greedy:
