@@ -7,13 +7,17 @@ of an earlier generation. Observations, actions, rewards and seeds are not sent:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.samplers.failures import Failed
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.processes.shared_phase import PhasePlan
 from maml_rl.samplers.worker_progress import IN_RESET_TASK
+
+if TYPE_CHECKING:
+    # It imports torch, which workers that do not act do not need.
+    from maml_rl.samplers.hosting import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +130,16 @@ class Work:
     """Compute on the episodes in the shared memory; the reply is `Worked`.
 
     Attributes:
-        request: pickled; see `hosting.Request`.
+        request: see `hosting.Request`.
+        blocks: of its blocks, those of each worker.
         objects: that it refers to, and that the worker does not have yet, pickled, by their numbers.
         first_phase: number of the first phase of the batch.
         interpreter: as in `Load`; None if the objects do not need it.
     """
 
     generation: int
-    request: bytes
+    request: Request
+    blocks: dict[int, tuple[int, ...]]
     objects: dict[int, bytes]
     first_phase: int
     interpreter: dict[str, Any] | None

@@ -5,6 +5,7 @@ Only workers that act import this module, and torch with it.
 
 import copy
 import pickle
+from dataclasses import replace
 from time import monotonic
 
 import torch
@@ -115,7 +116,8 @@ class PhaseRunner:
         if command.interpreter is not None:
             restore_interpreter(command.interpreter)
         with intra_op_threads(1):
-            return pickle_for_hosts(self._host.carry_out(pickle.loads(command.request)))
+            own = replace(command.request, blocks=command.blocks[self._index])
+            return pickle_for_hosts(self._host.carry_out(own))
 
     def _read(self, phase: Phase) -> TaskEpisodes:
         """Return the episodes of some tasks, without a copy."""

@@ -37,7 +37,7 @@ class WorkerHosts:
         self._objects: dict[int, bytes] = {}
         self._numbers = itertools.count()
         # By worker, the policy under which it has received objects, and how many.
-        self._sent: WeakKeyDictionary[Worker, tuple[object, set[int]]] = WeakKeyDictionary()
+        self._sent: WeakKeyDictionary[Worker, tuple[object, frozenset[int]]] = WeakKeyDictionary()
         self._batch: HostedBatch | None = None
 
     @property
@@ -67,15 +67,19 @@ class WorkerHosts:
         return number
 
     def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
-        """Have all phases of a batch sampled: all workers sample a phase, then adapt the tasks of their blocks."""
+        """Have all phases of a batch sampled: all workers sample a phase, then adapt the tasks of their blocks.
+
+        What follows the last phase is done with the first question.
+        """
         self._batch, params = batch, None
         for number in range(batch.num_phases):
             streams = phase.streams._replace(phase=phase.streams.phase + number)
             self._fill(replace(phase, params=params, streams=streams), timer, number, batch.num_phases)
-            with timer.stage("inner"):
-                of_blocks = [each for _, each in sorted(self.carry_out(replace(request, sampled=number + 1), batch))]
             if number + 1 < batch.num_phases:
-                params = {name: torch.cat([block[name] for block in of_blocks]) for name in of_blocks[0]}
+                with timer.stage("inner"):
+                    replies = sorted(self.carry_out(replace(request, sampled=number + 1), batch))
+                    of_blocks = [each for _, each in replies]
+                    params = {name: torch.cat([block[name] for block in of_blocks]) for name in of_blocks[0]}
 
     def _fill(self, phase: Phase, timer: StageTimer, number: int, num_phases: int) -> None:
         self._until_done(lambda: self._phases.fill(phase, timer, number=number, num_phases=num_phases))
@@ -105,26 +109,30 @@ class WorkerHosts:
         self._env.settle()
         self._phases.load_again()
         pool, num_blocks = self._env.pool, len(self._batch.blocks)
-        of_worker: dict[int, list[int]] = {}
+        of_worker: dict[int, tuple[int, ...]] = {}
         for block in request.blocks:
             if block not in replies:
-                of_worker.setdefault(block * self.num_hosts // num_blocks, []).append(block)
-        # A worker keeps what questions have in common.
+                index = block * self.num_hosts // num_blocks
+                of_worker[index] = (*of_worker.get(index, ()), block)
+        # A worker keeps what questions have in common. Those that lack the same objects get the same message.
         kept, asked = [request.batch, *request.shared], request.asked
-        question = {} if asked is None else {asked.held: self._objects[asked.held]}
-        for index, blocks in of_worker.items():
+        alike: dict[frozenset[int], list[int]] = {}
+        for index in of_worker:
             worker = pool.worker(index)
-            loaded, sent = self._sent.get(worker, (None, set[int]()))
-            if loaded is not worker.policy:
-                sent = set()
+            loaded, sent = self._sent.get(worker, (None, frozenset[int]()))
+            alike.setdefault(sent if loaded is worker.policy else frozenset(), []).append(index)
+        for sent, indices in alike.items():
             objects = {each.held: self._objects[each.held] for each in kept if each.held not in sent}
-            self._sent[worker] = worker.policy, sent | objects.keys()
-            own = pickle.dumps(replace(request, blocks=tuple(blocks)))
-            objects |= question
+            sent |= set(objects)
+            objects |= {} if asked is None else {asked.held: self._objects[asked.held]}
             needed = (self._env.startup.interpreter_for(pickled) for pickled in objects.values())
             interpreter = next((state for state in needed if state is not None), None)
-            command = Work(pool.generation, own, objects, self._batch.phase.streams.phase, interpreter)
-            pool.send(index, command, pool.step_timeout, encode(command))
+            first_phase = self._batch.phase.streams.phase
+            command = Work(pool.generation, request, of_worker, objects, first_phase, interpreter)
+            message = encode(command)
+            for index in indices:
+                self._sent[pool.worker(index)] = pool.worker(index).policy, sent
+                pool.send(index, command, pool.step_timeout, message)
         having = list(of_worker)
         while having:
             for index in pool.wait(having, timeout=0.0):
