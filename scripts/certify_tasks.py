@@ -108,6 +108,15 @@ _BENCHMARKS: dict[str, tuple[str, str, dict[str, Any], int, int, int | str, int]
         3,
     ),
 }
+_BENCHMARKS["half-cheetahs-2x100-v1"] = (
+    "Velocities, directions and dynamics parameters of half-cheetahs, the second of two episodes of 100 steps.",
+    "Mixture-v0",
+    {"families": ["HalfCheetahVel-v5", "HalfCheetahDir-v5", "HalfCheetahRandParams-v5"]},
+    100,
+    1,
+    60,
+    3,
+)
 _BENCHMARKS |= {
     f"ml1-{name}-v1": (
         f"All 40 test goals of {name}-v3, after ten episodes of 500 steps.",

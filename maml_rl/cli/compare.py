@@ -63,7 +63,7 @@ def run_compare(arguments: Sequence[str], prog: str) -> int:
 def _compare(options: argparse.Namespace) -> None:
     from maml_rl.cli.progress import PartProgress
     from maml_rl.experiment.comparable import read_runs
-    from maml_rl.report.paper import check_comparable, check_figure, measure, sentences, table, write_figure
+    from maml_rl.report.paper import check_comparable, check_figure, measure, parts, sentences, table, write_figure
 
     for name in ("figure", "table"):
         if (path := getattr(options, name)) is not None:
@@ -91,12 +91,14 @@ def _compare(options: argparse.Namespace) -> None:
     for path in (options.figure, options.table):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+    compared = parts(measured)
     if options.figure is not None:
-        write_figure(measured, options.figure)
+        write_figure(compared[0], options.figure)
     if options.table is not None:
-        replace_file(options.table, table(measured, latex=options.table.suffix == ".tex").encode())
-    print(table(measured))
-    print("\n\n".join([*sentences(measured), *dict.fromkeys(notices)]))
+        latex = options.table.suffix == ".tex"
+        replace_file(options.table, "\n".join(table(part, latex=latex) for part in compared).encode())
+    print("\n".join(map(table, compared)))
+    print("\n\n".join([*(each for part in compared for each in sentences(part)), *dict.fromkeys(notices)]))
     for path in (options.figure, options.table):
         if path is not None:
             print(f"wrote {path}")

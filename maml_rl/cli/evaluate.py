@@ -135,7 +135,7 @@ def _test(options: argparse.Namespace) -> None:
     from maml_rl.experiment.build import make_experiment
     from maml_rl.experiment.certified import identity, nearest, save_submission, submission
     from maml_rl.experiment.evaluate import evaluate
-    from maml_rl.experiment.evaluation import REPETITIONS, interval_cautions, intervals_cover
+    from maml_rl.experiment.evaluation import NORMALIZED, REPETITIONS, interval_cautions, intervals_cover
     from maml_rl.task_distributions.task_files import save_tasks
 
     experiment = make_experiment(config, device, num_workers=None)
@@ -203,8 +203,8 @@ def _test(options: argparse.Namespace) -> None:
         episodes += f", {repetitions} times"
     print(f"{config.env_name}: {len(evaluation.tasks)} {kind}, {episodes}")
     print(evaluation.table())
-    for name, part in evaluation.families().items():
-        print(f"{name}: {len(part.tasks)} of these tasks")
+    for name, part in evaluation.parts().items():
+        print(f"{part.env_name}: {len(part.tasks)} of these tasks" if name != NORMALIZED else f"{part.env_name}:")
         print(part.table())
     notes = [
         intervals_cover([evaluation]),

@@ -27,6 +27,7 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.evaluate import evaluate_trials
 from maml_rl.experiment.evaluation import Evaluation
+from maml_rl.experiment.references import FREE
 from maml_rl.foreign_files import Printable, Sha256, checked, parse_json, read_regular
 from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ForeignPolicy
@@ -37,8 +38,6 @@ from maml_rl.task_distributions.task_files import read_tasks
 
 FOLDER = Path(__file__).resolve().parents[1] / "certified"
 REGISTRY = FOLDER / "benchmarks.json"
-# Arguments of environments that leave the problem as it is: the number of slots, pictures, and the unit of actions.
-_FREE = ("num_envs", "render_mode", "normalization_scale")
 # Version of the format of submissions; a reader of another version must not guess.
 _FORMAT = 1
 # Of a submission: the largest are a hundred times smaller.
@@ -132,7 +131,7 @@ class Benchmark:
             raise ConfigError(f"{self.name} is of the family {self.env_name}, and the policy of {config.env_name}")
         defaults = _defaults(self.env_name, self.env_kwargs)
         mine, theirs = (
-            {**defaults, **kwargs, **dict.fromkeys(_FREE)} for kwargs in (self.env_kwargs, config.env_kwargs)
+            {**defaults, **kwargs, **dict.fromkeys(FREE)} for kwargs in (self.env_kwargs, config.env_kwargs)
         )
         if mine != theirs:
             key = min(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
@@ -400,15 +399,20 @@ def identity(config: Config, folder: Path, policy: torch.nn.Module, meta_updates
 
 
 def nearest(tasks: Sequence[Task], others: Sequence[Task]) -> float:
-    """Return the smallest distance of a task to another one, over all numbers of a task; infinity if there are none."""
-    if not tasks or not others:
-        return float("inf")
-    one, other = (np.stack([_vector(task) for task in each]) for each in (tasks, others))
-    return float(np.sqrt(((one[:, None] - other[None]) ** 2).sum(-1)).min())
+    """Return the smallest distance of a task to another one, over all numbers of a task; infinity if there are none.
+
+    Those of a mixture are compared within each family.
+    """
+    closest = float("inf")
+    for family in {task.get("family") for task in tasks}:
+        one, other = ([_vector(task) for task in each if task.get("family") == family] for each in (tasks, others))
+        if other:
+            closest = min(closest, float(np.linalg.norm(np.stack(one)[:, None] - np.stack(other)[None], axis=-1).min()))
+    return closest
 
 
 def _vector(task: Task) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.concatenate([np.asarray(task[name], np.float64).ravel() for name in sorted(task)])
+    return np.concatenate([np.asarray(task[name], np.float64).ravel() for name in sorted(task) if name != "family"])
 
 
 def _defaults(env_name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:

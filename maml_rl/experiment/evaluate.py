@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.adaptation import AdaptationRule, StepSize
+from maml_rl.config.config import MIXTURE
 from maml_rl.envs.make_env import EnvMaker, env_id, make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.evaluation import Evaluation, possible_ranges
+from maml_rl.experiment.references import references
 from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.metalearners.collection import Batch
 from maml_rl.policies import Policy
@@ -151,6 +153,7 @@ def evaluate(
         repetitions=repetitions,
         columns=metalearner.columns,
         ranges=possible_ranges(described.value_ranges, config.max_episode_steps or described.max_episode_steps),
+        references=references(config.env_kwargs, config.max_episode_steps) if config.env_name == MIXTURE else {},
     )
 
 

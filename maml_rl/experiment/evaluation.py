@@ -31,6 +31,8 @@ from maml_rl.experiment.statistics import (
 )
 from maml_rl.runs.atomic_files import replace_file
 
+# The part of a mixture's results that has the returns of all families.
+NORMALIZED = "normalized"
 # Of the adaptation to fixed tasks, without which their intervals are unknown.
 REPETITIONS = 3
 # At this skewness of the returns, intervals cover the truth in about nine of ten cases.
@@ -55,6 +57,7 @@ class Evaluation:
         columns: a noun for what the second axis counts: a gradient "step", or the learner's own, such as an "episode"
             of a trial.
         ranges: the least and greatest possible "return", and mean of a recorded info by name, where they are known.
+        references: of families of a mixture by id: the mean returns of random actions, and of an oracle.
     """
 
     env_name: str
@@ -67,6 +70,7 @@ class Evaluation:
     repetitions: int = 1
     columns: str = "step"
     ranges: ValueRanges = field(default_factory=dict)
+    references: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         num_tasks, _, batch_size = self.returns.shape
@@ -74,12 +78,21 @@ class Evaluation:
         counted = "after 0, 1, ... steps" if self.columns == "step" else f"in each {self.columns}"
         return f"Evaluation({self.env_name}, M={num_tasks}, B={batch_size}, mean returns {counted}: {means})"
 
-    def families(self) -> "dict[str, Evaluation]":
-        """Return the results of each family of a mixture, by its id; nothing where there is one family."""
+    def parts(self) -> "dict[str, Evaluation]":
+        """Return the results of each family of a mixture, by its id; nothing where there is one family.
+
+        Where all of them have references, `NORMALIZED` comes first: all results, with returns of each family that are 0
+        for random actions, and 1 for its oracle.
+        """
         names = [str(task.get("family", "")) for task in self.tasks]
         if "" in names:
             return {}
         found = {}
+        if self.references.keys() >= set(names):
+            low, high = np.array([self.references[name] for name in names]).T[..., None, None]
+            returns = ((self.returns - low) / (high - low)).astype(np.float32)
+            title = f"{self.env_name}, normalized from random actions (0) to the oracle of each family (1)"
+            found[NORMALIZED] = replace(self, env_name=title, returns=returns, infos={}, ranges={})
         for name in sorted(set(names)):
             rows = [index for index, each in enumerate(names) if each == name]
             found[name] = replace(
@@ -140,13 +153,14 @@ class Evaluation:
 
         It holds `returns` (N, K + 1, R * B); `mean`, `low`, `high`, and `iqm`, `iqm_low`, `iqm_high` (K + 1,) for the
         interquartile mean, with NaN for bounds that are unknown; `info/<name>` (N, K + 1, R * B) of each recorded info;
-        `range/<name>` (2,) of "return" and infos, where it is known; `step_sizes` (K,), `seed`, `repetitions`,
-        `fixed_tasks`, and as text `columns`, `env_name` and `tasks` (a JSON list).
+        `range/<name>` (2,) of "return" and infos, and `reference/<family>` (2,), where they are known; `step_sizes`
+        (K,), `seed`, `repetitions`, `fixed_tasks`, and as text `columns`, `env_name` and `tasks` (a JSON list).
         """
         names = "mean", "low", "high", "iqm", "iqm_low", "iqm_high"
         columns = np.concatenate([self.intervals(), self.intervals(interquartile_mean)], axis=1).T
         infos: dict[str, Any] = {f"info/{name}": info for name, info in self.infos.items()}
-        infos |= {f"range/{name}": np.array(values) for name, values in self.ranges.items()}
+        for kind, pairs in (("range", self.ranges), ("reference", self.references)):
+            infos |= {f"{kind}/{name}": np.array(values) for name, values in pairs.items()}
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer,

@@ -197,6 +197,8 @@ def _evaluating(
             for column in range(evaluation.returns.shape[1]):
                 name = f"{experiment.metalearner.columns}_{column}"
                 metrics[f"evaluation/return/{name}"] = float(evaluation.returns[:, column].mean(dtype=np.float64))
+                for part, found in evaluation.parts().items():
+                    metrics[f"evaluation/of {part}/{name}"] = float(found.returns[:, column].mean(dtype=np.float64))
                 for key, info in evaluation.infos.items():
                     metrics[f"evaluation/info/{key}/{name}"] = float(info[:, column].mean(dtype=np.float64))
             return metrics | {"time/evaluation_s": perf_counter() - started}

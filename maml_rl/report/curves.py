@@ -76,6 +76,14 @@ def evaluation_curve(group: RunGroup) -> Markup | None:
     return _by_step("Evaluations", "return", group, keys, _evaluated_on([group]), smoothed=False)
 
 
+def family_curves(group: RunGroup) -> Iterator[Markup | None]:
+    """Yield the returns of the evaluations during training of each family of a mixture, and the normalized ones."""
+    keys = group.keys("evaluation/of ")
+    for prefix in dict.fromkeys(key.rpartition("/")[0] for key in keys):
+        mine, name = [key for key in keys if key.rpartition("/")[0] == prefix], prefix.removeprefix("evaluation/of ")
+        yield _by_step(f"Evaluations: {name}", "return", group, mine, _evaluated_on([group]), smoothed=False)
+
+
 def info_curves(group: RunGroup) -> Iterator[Markup | None]:
     """Yield the means of each recorded info over training, one line per inner step."""
     keys = group.keys("info/")

@@ -4,7 +4,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,12 @@ class GroupResult:
     evaluations: list[Evaluation]
     untrained: Evaluation | None
     sampled: SampledEvaluation | None
+
+    def part(self, name: str) -> "GroupResult":
+        """Return the results of a family of a mixture, or the normalized ones, as far as they are known."""
+        found = [parts[name] for each in self.evaluations if name in (parts := each.parts())]
+        untrained = None if self.untrained is None else self.untrained.parts().get(name)
+        return replace(self, evaluations=found, untrained=untrained, sampled=None)
 
 
 def evaluate_group(
@@ -164,6 +170,10 @@ def _evaluate(run: Run, tasks: int | list[Task], settings: Mapping[str, Any], *,
     return SampledEvaluation(experiment.config, shown, evaluation, experiment.metalearner.source_returns)
 
 
+def _pairs(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, list[float]]:
+    return {name.removeprefix(prefix): arrays[name].tolist() for name in arrays if name.startswith(prefix)}
+
+
 def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
     """Return the last evaluation that `test.py <run>` has written."""
     path = newest_path(run.path / EVALUATION)
@@ -184,7 +194,8 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
                 infos={name.removeprefix("info/"): arrays[name] for name in arrays if name.startswith("info/")},
                 repetitions=int(arrays["repetitions"]) if "repetitions" in arrays else 1,
                 columns=str(arrays["columns"]) if "columns" in arrays else "step",
-                ranges={n.removeprefix("range/"): tuple(arrays[n].tolist()) for n in arrays if n.startswith("range/")},
+                ranges={name: (low, high) for name, (low, high) in _pairs(arrays, "range/").items()},
+                references={name: (low, high) for name, (low, high) in _pairs(arrays, "reference/").items()},
             )
             evaluation.repetition_returns()
             # Every entry that is read is compared with its checksum. An entry with an altered name would look like a

@@ -12,7 +12,7 @@ import numpy as np
 from maml_rl.config.config import Config
 from maml_rl.config.settings import SettingsModel
 from maml_rl.experiment.comparable import Run, RunGroup, readable_value
-from maml_rl.experiment.evaluation import pooled_intervals
+from maml_rl.experiment.evaluation import NORMALIZED, pooled_intervals
 from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.report import curves, task_charts
 from maml_rl.report.comparison import difference_table, performance_profiles, step_returns, step_table, verdict
@@ -59,7 +59,7 @@ def page(
         [
             part
             for name, members in families.items()
-            for part in _family(name, members, videos, alone=len(families) == 1)
+            for part in (*_family(name, members, videos, alone=len(families) == 1), *_parts(members))
         ],
         _section("Settings", _settings(groups)),
         _section("Runs", _runs(groups)),
@@ -148,13 +148,22 @@ def _family(
         yield _section("Speed" if alone else None, curves.time_per_stage(groups[0]), curves.throughput(groups))
 
 
+def _parts(members: Sequence[GroupResult]) -> Iterable[Markup | None]:
+    """Return sections about each family of a mixture, the normalized returns of all first."""
+    for name in dict.fromkeys(name for result in members for each in result.evaluations for name in each.parts()):
+        results = [result.part(name) for result in members]
+        titles = {each.parts()[name].env_name for result in members for each in result.evaluations}
+        yield _section(titles.pop(), step_returns(results), step_table(results), difference_table(results))
+
+
 def _compared(
     name: str, members: Sequence[GroupResult], videos: Sequence[Markup | None], *, alone: bool
 ) -> Iterable[Markup | None]:
     """Return the sections that compare the groups of one family."""
     groups = [result.group for result in members]
     yield None if alone else element("h2", name)
-    yield verdict(members)
+    normalized = [result.part(NORMALIZED) for result in members]
+    yield verdict(normalized if all(result.evaluations for result in normalized) else members)
     yield _comparison(members)
     learning = curves.compared_learning_curves(groups), curves.compared_evaluation_curves(groups)
     adapted = step_returns(members), performance_profiles(members), step_table(members), difference_table(members)
@@ -170,6 +179,7 @@ def _compared(
 def _about_one(result: GroupResult, films: Markup | None, *, compared: bool) -> Iterable[Markup | None]:
     yield curves.learning_curve(result.group)
     yield curves.evaluation_curve(result.group)
+    yield from curves.family_curves(result.group)
     yield from curves.info_curves(result.group)
     if not compared:
         yield step_returns([result])
@@ -190,7 +200,9 @@ def _tiles(result: GroupResult) -> Markup:
     group = result.group
     tiles = []
     if result.evaluations:
-        intervals = pooled_intervals(result.evaluations)
+        normalized = result.part(NORMALIZED).evaluations
+        intervals = pooled_intervals(normalized or result.evaluations)
+        what = "normalized return" if normalized else "return"
         digits = decimals(intervals[:, 0])
         for step in dict.fromkeys((0, 1, len(intervals) - 1)):
             if step < len(intervals):
@@ -198,7 +210,7 @@ def _tiles(result: GroupResult) -> Markup:
                 css = "before" if step == 0 else "after"
                 columns = result.evaluations[0].columns
                 label = curves.after(step, columns) if len(intervals) > 1 else curves.after_last(1, columns)
-                tiles.append(_tile(label, mean, f"return on new tasks {interval}", css))
+                tiles.append(_tile(label, mean, f"{what} on new tasks {interval}", css))
         for name in result.evaluations[0].infos:
             means = pooled_intervals(result.evaluations, info=name)
             value, interval = readable_interval(means[-1])

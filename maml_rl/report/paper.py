@@ -168,6 +168,15 @@ def _checkpoint_near(run: Run, limit: float) -> int | str:
     return max(near)
 
 
+def parts(measured: Sequence[Measured]) -> list[Sequence[Measured]]:
+    """Return the comparison; or of a mixture the normalized one, where that is known, and that of each family."""
+    names = measured[0].evaluations[0].parts()
+    return [
+        [replace(side, evaluations=[each.parts()[name] for each in side.evaluations]) for side in measured]
+        for name in names
+    ] or [measured]
+
+
 def table(measured: Sequence[Measured], *, latex: bool = False) -> str:
     """Return the numbers of a comparison in Markdown, or in LaTeX with booktabs."""
     first = measured[0]

@@ -328,7 +328,7 @@ def test_every_family_of_a_mixture_has_results_of_its_own() -> None:
     tasks = [{"family": name, "number": float(index)} for index, name in enumerate(("B-v0", "A-v0", "B-v0"))]
     returns = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
     whole = Evaluation("Mixture-v0", 0, tasks, (), returns, infos={"success": returns > 5}, columns="episode")
-    families = whole.families()
+    families = whole.parts()
     assert list(families) == ["A-v0", "B-v0"]
     for name, rows in (("A-v0", [1]), ("B-v0", [0, 2])):
         part = families[name]
@@ -336,4 +336,4 @@ def test_every_family_of_a_mixture_has_results_of_its_own() -> None:
         np.testing.assert_array_equal(part.returns, returns[rows])
         np.testing.assert_array_equal(part.infos["success"], returns[rows] > 5)
         assert name in repr(part)
-    assert replace(whole, tasks=[{"goal": 1.0}] * 3).families() == {}
+    assert replace(whole, tasks=[{"goal": 1.0}] * 3).parts() == {}
