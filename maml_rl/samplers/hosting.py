@@ -335,6 +335,9 @@ class Carrier(Protocol):
             ChildEnvError: If an environment raised, or hosts are lost again and again.
         """
 
+    def read(self, batch: HostedBatch) -> TaskEpisodes | None:
+        """Return a copy of the episodes of a batch's first phase as they were sampled; None if they are elsewhere."""
+
 
 class RemoteHosts(Hosts):
     """Hosts in other processes, which have sampled a batch.
@@ -362,7 +365,10 @@ class RemoteHosts(Hosts):
         return argument
 
     def fetch(self) -> list[TaskEpisodes]:
-        """Fetch the episodes from the hosts."""
+        """Fetch the episodes from the hosts; trials, for which nothing is computed, from memory that is shared."""
+        as_sampled = self._batch.inner is None and not self._batch.record_log_probs
+        if as_sampled and (trials := self._carrier.read(self._batch)) is not None:
+            return [trials]
         return [TaskEpisodes.join(parts) for parts in zip(*self.map(_whole), strict=True)]
 
     def _ask(

@@ -80,6 +80,9 @@ class MemoryCarrier:
             yield from pickle.loads(reply).items()
             waiting = [block for block in waiting if block not in own]
 
+    def read(self, batch: Any) -> None:
+        """Return None: hosts have the episodes."""
+
     def _beat(self) -> None:
         if self._random.random() < self._losses:
             raise LostError

@@ -149,6 +149,11 @@ class WorkerPhases:
         self.load_again()
         return self._loaded[2]
 
+    def episodes(self, number: int) -> EpisodeArrays:
+        """Return the episodes of a phase in the shared memory, which are valid until the next of this number begins."""
+        assert self._loaded is not None
+        return self._loaded[2].episodes[number]
+
     def load_again(self) -> None:
         """Give workers that replace others the policy."""
         assert self._loaded is not None

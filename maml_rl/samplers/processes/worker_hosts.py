@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ChildLost
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.hosting import HostedBatch, Request, pickle_for_hosts
@@ -90,14 +91,23 @@ class WorkerHosts:
         Raises:
             RuntimeError: If another phase has taken the memory of the episodes.
         """
-        if batch is not self._batch:
-            raise RuntimeError("the episodes are gone, since others have been sampled; ask about a batch before that")
+        self._check(batch)
         self._env.start_phase()
         replies: dict[int, Any] = {}
         self._until_done(lambda: self._ask(request, replies))
         if request.asked is not None:
             del self._objects[request.asked.held]
         return iter(replies.items())
+
+    def read(self, batch: HostedBatch) -> TaskEpisodes:
+        """Return a copy of the episodes of a batch's first phase; see `carry_out` for the errors."""
+        self._check(batch)
+        arrays = self._phases.episodes(0).copy()
+        return TaskEpisodes(**arrays.by_name(), tasks=batch.phase.tasks, horizon=batch.phase.horizon)
+
+    def _check(self, batch: HostedBatch) -> None:
+        if batch is not self._batch:
+            raise RuntimeError("the episodes are gone, since others have been sampled; ask about a batch before that")
 
     def forget(self) -> None:
         """Forget the batch: its memory will be used for another phase."""

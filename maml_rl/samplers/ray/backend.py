@@ -171,6 +171,9 @@ class RayBackend(RolloutBackend):
                 self._owners[block] = unit.worker
                 yield block, of_block
 
+    def read(self, batch: HostedBatch) -> None:
+        """Return None: actors have the episodes."""
+
     def kill(self) -> None:
         """Kill all actors without logging."""
         self._pool.kill()

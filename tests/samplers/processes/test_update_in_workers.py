@@ -126,6 +126,23 @@ def test_questions_about_episodes_whose_memory_is_used_again_are_refused() -> No
             experiment.metalearner.returns(batch)
 
 
+def test_whole_trials_are_read_from_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for update in ("workers", "driver"):
+        experiment = make_experiment(config_of("varibad", update=update, **{"num-workers": 2}))
+        with experiment.make_sampler(num_workers=2) as sampler:
+            batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+            with monkeypatch.context() as patch:
+                # No worker is asked.
+                patch.setattr(WorkerHosts, "_ask", None)
+                (episodes,) = batch.phases
+            later = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+            assert episodes.digest() != later.phases[0].digest()
+            goals = [task["goal"].tolist() for task in episodes.tasks]
+            found.append((episodes.digest(), episodes.horizon, goals, episodes.chunks))
+    assert found[0] == found[1]
+
+
 def test_update_in_workers_needs_workers_in_which_the_policy_acts() -> None:
     for settings in (
         {"num-workers": 0},
