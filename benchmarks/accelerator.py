@@ -343,7 +343,7 @@ def returns(session: Session) -> None:
                 device = session.device if place == "device" else "cpu"
                 experiment = make_experiment(load_config(run / "config.json").override(own), device)
                 experiment.restore("last", run)
-                evaluation = evaluate(experiment, meta_batch_size=4 if session.small else 40, num_steps=None)
+                evaluation = evaluate(experiment, 4 if session.small else 40)
                 means = evaluation.task_returns()[:, -1]
                 half = 1.96 * means.std(ddof=1) / len(means) ** 0.5
                 found[place] = means.mean(), means.mean() - half, means.mean() + half

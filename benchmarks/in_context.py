@@ -76,7 +76,7 @@ def _write(path: Path | None, rows: Sequence[dict[str, Any]]) -> None:
 def measure_bandits(experiment: Experiment, num_tasks: int) -> None:
     """Print the regret on bandits on which no learner was recorded, and that of Thompson sampling on them."""
     found: list[TaskEpisodes] = []
-    evaluate(experiment, meta_batch_size=num_tasks, on_batch=lambda batch: found.append(batch.phases[0]))
+    evaluate(experiment, num_tasks, on_batch=lambda batch: found.append(batch.phases[0]))
     (mine,) = found
     config = experiment.config
     policy = ThompsonSampling(len(mine.tasks[0]["mean"]))
@@ -103,7 +103,9 @@ def measure_trials(
     path: Path | None = None,
 ) -> None:
     """Print the return of every task in the last episodes of its trials, and write all returns to a CSV file."""
-    evaluation = evaluate(experiment, meta_batch_size=num_tasks, repetitions=repetitions, training_tasks=training_tasks)
+    evaluation = evaluate(
+        experiment, num_tasks, repetitions=repetitions, split="training" if training_tasks else "test"
+    )
     # (N, R, episodes of a trial)
     returns = evaluation.repetition_returns()
     in_the_end = returns[:, :, -last:].mean(2)

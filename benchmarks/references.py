@@ -81,7 +81,7 @@ def train_oracle(path: Path) -> None:
         train(config, Path(folder) / "run")
         experiment = make_experiment(config)
         experiment.restore("last", Path(folder) / "run")
-        found = evaluate(experiment, meta_batch_size=TASKS)
+        found = evaluate(experiment, TASKS)
     steps = config.num_batches * config.meta_batch_size * config.fast_batch_size * 100
     row = f"{config.seed},{config.num_batches},{steps},{found.returns.mean(dtype=np.float64):.3f}"
     path.write_text(f"seed,iteration,env_steps,return_0\n{row}\n")

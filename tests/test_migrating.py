@@ -187,7 +187,7 @@ def config_of_an_old_run(world: World) -> None:
 def evaluation(world: World) -> None:
     experiment = make_experiment(load_config(world.run() / "config.json"))
     experiment.restore("last", world.run())
-    assert evaluate(experiment, meta_batch_size=2, num_workers=0).returns.shape[0] == 2
+    assert evaluate(experiment, tasks=2, num_workers=0).returns.shape[0] == 2
 
 
 def tasks_of_an_environment(world: World) -> None:

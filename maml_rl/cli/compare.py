@@ -4,11 +4,9 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from maml_rl.cli.console import (
     Parser,
-    add_log_level,
     add_num_workers,
     add_trust,
     ending_in_order,
@@ -16,7 +14,8 @@ from maml_rl.cli.console import (
     positive,
     run_command,
 )
-from maml_rl.cli.run_options import overridden, path_or_name, refuse_untrusted_code
+from maml_rl.cli.listing import readable_minutes
+from maml_rl.cli.run_options import key_values, overridden, path_or_name, refuse_untrusted_code
 from maml_rl.config.catalog import find_config, name_of
 from maml_rl.config.config import Config, load_config
 from maml_rl.config.yaml_source import parse_value
@@ -56,12 +55,11 @@ def run_compare(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument("--unfinished", action="store_true", help="use unfinished runs, too")
     add_num_workers(parser)
     add_trust(parser)
-    add_log_level(parser)
     return run_command(parser, arguments, _compare, lambda options: "; the same command continues")
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from maml_rl.cli.progress import PartProgress
+    from maml_rl.cli.progress import StepProgress
     from maml_rl.experiment.comparable import read_runs
     from maml_rl.report.paper import check_comparable, check_figure, measure, parts, sentences, table, write_figure
 
@@ -80,7 +78,7 @@ def _compare(options: argparse.Namespace) -> None:
                 refuse_untrusted_code(run.config, run.path / "config.json", options)
         notices += check_comparable(groups)
         total, done = sum(len(group.runs) for group in groups), iter(range(10**6))
-        with PartProgress("run") as progress:
+        with StepProgress("run") as progress:
             measured = measure(
                 groups,
                 options.tasks,
@@ -107,7 +105,7 @@ def _compare(options: argparse.Namespace) -> None:
 def _trained(options: argparse.Namespace) -> list[Path]:
     """Return the folders of all runs, after training those of configs that are missing."""
     from maml_rl.experiment.comparable import read_runs
-    from maml_rl.experiment.estimate import Estimate, estimate, readable_minutes
+    from maml_rl.experiment.estimate import Estimate, estimate
     from maml_rl.report.paper import refuse_different_problems
 
     given = [Path(entry) for entry in options.entries if Path(entry).is_dir()]
@@ -153,26 +151,18 @@ def _rate(run: Path, complete: dict[Path, float]) -> float:
 def _config(entry: str, options: argparse.Namespace) -> tuple[Path, Config]:
     """Return a config and its file, with the settings for all."""
     path = Path(entry) if Path(entry).is_file() else find_config(entry)
-    settings: dict[str, Any] = {}
-    for each in options.set:
-        key, equals, text = each.partition("=")
-        if not equals:
-            raise ConfigError(f"--set expects KEY=VALUE, got {each!r}")
-        settings[key] = text
-    return path, overridden(load_config(path), settings)
+    return path, overridden(load_config(path), key_values(options.set, "--set"))
 
 
 def _train(config: Config, run: Path, budget: float, rate: float, options: argparse.Namespace) -> None:
     """Train a run, or go on with it, up to some environment steps."""
-    from tqdm.contrib.logging import logging_redirect_tqdm
-
     from maml_rl.cli.progress import TrainingProgress
     from maml_rl.experiment.train import train
     from maml_rl.runs.metrics import read_metrics
 
     for _ in range(_ROUNDS):
         config = config.override({"num-batches": max(1, math.ceil(budget / rate - 1e-6))})
-        with logging_redirect_tqdm(), TrainingProgress(config.num_batches, str(run)) as progress:
+        with TrainingProgress(config.num_batches, str(run)) as progress:
             begun = (run / "config.json").is_file()
             train(config, run, num_workers=options.num_workers, resume=begun, on_iteration=progress)
         last = read_metrics(run / "metrics.jsonl")[-1]

@@ -133,16 +133,6 @@ def complete_after_command() -> None:
     os.environ[_COMPLETED_FROM] = "2"
 
 
-def add_log_level(parser: argparse.ArgumentParser) -> None:
-    """Add the option that every command has."""
-    parser.add_argument(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        default="info",
-        help="what to log on standard error (default: info)",
-    )
-
-
 def default_in_config(setting: Setting) -> str:
     """Return what holds where a config does not have a setting."""
     return "required in the config" if setting.default is None else f"default {setting.default}"
@@ -229,12 +219,18 @@ def run_command(
     """Run a command, and turn what ends it into one line and an exit code.
 
     Args:
-        parser: of its options, `--log-level` among them.
+        parser: of its options; `--log-level`, which every command has, is added here.
         arguments: those after the name of the command; None for those of this process.
         command: receives the options.
         when_interrupted: advice after Ctrl-C.
     """
     _open_closed_streams()
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="what to log on standard error (default: info)",
+    )
     options = parser.parse_args(arguments)
     try:
         quiet = getattr(options, "quiet", False) and options.log_level == "info"

@@ -5,9 +5,9 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from maml_rl.cli.console import (
     Parser,
@@ -129,9 +129,7 @@ def _test(options: argparse.Namespace) -> None:
         raise ConfigError(f"an oracle knows its task and is not adapted; leave out --num-steps {num_steps}")
     device = torch_device(options)
 
-    from tqdm import tqdm
-    from tqdm.contrib.logging import logging_redirect_tqdm
-
+    from maml_rl.cli.progress import StepProgress
     from maml_rl.experiment.build import make_experiment
     from maml_rl.experiment.certified import identity, nearest, save_submission, submission
     from maml_rl.experiment.evaluate import evaluate
@@ -152,34 +150,35 @@ def _test(options: argparse.Namespace) -> None:
     tasks = None if options.tasks is None else experiment.load_tasks(options.tasks)
     if rules is not None:
         tasks = rules.tasks_for(experiment)
-    chosen = experiment.fixed_tasks("training" if options.training_tasks else "test") if tasks is None else tasks
+    split: Literal["training", "test"] = "training" if options.training_tasks else "test"
+    chosen = experiment.fixed_tasks(split) if tasks is None else tasks
     if tasks is None and chosen is not None and options.num_batches:
         raise ConfigError(
             f"the run has {len(chosen)} such tasks, and all of them are used; leave out --num-batches "
             f"{options.num_batches} (--meta-batch-size is how many at once)"
         )
     num_batches = options.num_batches or 1 if chosen is None else -(-len(chosen) // options.meta_batch_size)
+    done = count(1)
     repetitions = options.repetitions or (1 if tasks is None else REPETITIONS)
     if rules is not None:
         repetitions = rules.repetitions
     with (
         ending_in_order(),
         _reserved_output(options, number=not is_named) as output,
-        logging_redirect_tqdm(),
-        tqdm(total=num_batches * repetitions, unit="batch", disable=None) as bar,
+        StepProgress("batch") as progress,
     ):
         evaluation = evaluate(
             experiment,
-            num_batches=num_batches,
+            num_batches * options.meta_batch_size if tasks is None else tasks,
             meta_batch_size=options.meta_batch_size,
             num_steps=num_steps,
-            tasks=tasks,
-            training_tasks=options.training_tasks,
+            split=split,
             repetitions=repetitions,
-            on_tasks=partial(save_tasks, options.save_tasks, config.env_name) if options.save_tasks else None,
-            on_batch=lambda _: bar.update(),
+            on_batch=lambda _: progress("", next(done), num_batches * repetitions),
         )
         evaluation.save(output)
+        if options.save_tasks is not None:
+            save_tasks(options.save_tasks, config.env_name, evaluation.tasks)
     trained = experiment.fixed_tasks("training")
     if rules is not None and trained:
         print(f"the nearest of the {len(trained)} training tasks is {nearest(rules.tasks(), trained):.3g} away")
@@ -189,11 +188,12 @@ def _test(options: argparse.Namespace) -> None:
         if options.policy_name is not None:
             entrant["name"] = options.policy_name
         save_submission(options.submit, submission(rules, evaluation, policy=entrant, command=command))
-    kind = "new tasks" if chosen is None else "test tasks" if tasks is None else f"tasks of {options.tasks}"
     if rules is not None:
         kind = f"tasks of {rules.name}"
-    if options.training_tasks:
+    elif options.training_tasks:
         kind = "new tasks as in training" if chosen is None else "training tasks"
+    else:
+        kind = "new tasks" if chosen is None else "test tasks" if tasks is None else f"tasks of {options.tasks}"
     stepwise = bool(num_steps) and experiment.metalearner.takes_steps
     number = f"{config.fast_batch_size} episode{'s' * (config.fast_batch_size > 1)} of each"
     columns = experiment.metalearner.columns

@@ -69,7 +69,7 @@ def _what_it_takes(measured: Mapping[str, Any], config: Config) -> str:
     if measured.get("env-steps"):
         known.append(f"{measured['env-steps'] / 1e6:.2g} M steps")
     if "minutes" in measured:
-        known.append(f"{_time(measured['minutes'])} on two cores")
+        known.append(f"{readable_minutes(measured['minutes'])} on two cores")
     if "last" in measured:
         number = measured["iterations"]
         when = "" if number == config.num_batches else f" after {number:,} iterations"
@@ -78,8 +78,10 @@ def _what_it_takes(measured: Mapping[str, Any], config: Config) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-def _time(minutes: float) -> str:
-    """Return a measured time in hours where it has many."""
+def readable_minutes(minutes: float) -> str:
+    """Return a time in the unit that suits it."""
+    if minutes < 1.0:
+        return f"{60.0 * minutes:.0f} s"
     return f"{minutes:.2g} minutes" if minutes < 100.0 else f"{minutes / 60.0:.2g} hours"
 
 

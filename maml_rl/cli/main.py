@@ -2,21 +2,18 @@
 
 import re
 import sys
-import warnings
 from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from maml_rl import __version__
 from maml_rl.arguments import suggest
+from maml_rl.cli.check_env import run_check_env
 from maml_rl.cli.compare import run_compare
 from maml_rl.cli.console import (
     Parser,
-    add_log_level,
     add_num_workers,
     add_placement,
     add_trust,
@@ -36,14 +33,9 @@ from maml_rl.cli.play import run_play
 from maml_rl.cli.record import run_record
 from maml_rl.cli.train import run_train
 from maml_rl.cli.tune import run_tune
-from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 
 # Causes of a flat curve that are shown.
 _MOST_CAUSES = 3
-# Steps of an episode that are compared with a loop.
-_MOST_COMPARED_STEPS = 100
-# Shorter steps than this end before another thread has started.
-_LEAST_WAITING_SECONDS, _LEAST_WAITING_SHARE = 2e-3, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,28 +102,24 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
     )
     add_placement(parser)
     add_trust(parser)
-    add_log_level(parser)
     return run_command(parser, arguments, _report)
 
 
 def _report(options: Namespace) -> None:
-    from tqdm.contrib.logging import logging_redirect_tqdm
-
-    from maml_rl.cli.progress import PartProgress
+    from maml_rl.cli.progress import StepProgress
     from maml_rl.report import write_report
 
-    with ending_in_order(), logging_redirect_tqdm(), PartProgress() as progress:
+    with ending_in_order(), StepProgress() as progress:
         path = write_report(
             options.runs,
             options.output,
             title=options.title,
-            num_tasks=options.tasks if isinstance(options.tasks, int) else 0,
-            task_file=None if isinstance(options.tasks, int) else options.tasks,
+            tasks=options.tasks,
             num_videos=options.videos,
             placement=placement(options),
             trust=options.trust,
             unfinished=options.unfinished,
-            on_part=progress,
+            on_step=progress,
         )
     print(f"the report is {path}; open it in any browser")
 
@@ -141,7 +129,6 @@ def run_diagnose(arguments: Sequence[str], prog: str) -> int:
     parser = Parser(prog=prog, description="Say why a curve is flat: likely causes, each with a setting to try.")
     parser.add_argument("runs", nargs="+", type=file_path, metavar="RUN", help="folder of a run, or of several runs")
     parser.add_argument("--all", action="store_true", help="show every cause (default: the first three)")
-    add_log_level(parser)
     return run_command(parser, arguments, _diagnose)
 
 
@@ -171,7 +158,6 @@ def _run_list(entries: Callable[..., Iterable[str]], description: str, arguments
     parser = Parser(prog=prog, description=description)
     parser.add_argument("text", nargs="?", default="", help="list only those with this text in their names")
     parser.add_argument("--verbose", action="store_true", help="list everything")
-    add_log_level(parser)
 
     def show(options: Namespace) -> None:
         for line in entries(options.text, verbose=options.verbose):
@@ -189,7 +175,6 @@ def run_benchmarks(arguments: Sequence[str], prog: str) -> int:
         prog=f"{prog} enter", description="Check results of maml-rl test --submit, and show them in their tables."
     )
     parser.add_argument("files", nargs="+", type=file_path, metavar="FILE", help="file that --submit has written")
-    add_log_level(parser)
 
     def show(options: Namespace) -> None:
         for line in list_entries(options.files):
@@ -214,7 +199,6 @@ def _run_zoo_add(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument("--tasks", type=positive, default=40, help="new tasks to evaluate it on (default: 40)")
     parser.add_argument("--overwrite", action="store_true", help="replace the policy of this name")
     add_num_workers(parser)
-    add_log_level(parser)
     return run_command(parser, arguments, _zoo_add)
 
 
@@ -233,159 +217,6 @@ def _zoo_add(options: Namespace) -> None:
     print(f"added {folder}; maml-rl test zoo:{options.name} tests it")
 
 
-def run_check_env(arguments: Sequence[str], prog: str) -> int:
-    """Check a user's environment, and return the exit code."""
-    parser = Parser(prog=prog, description="Check that an environment keeps the contract of a task family.")
-    parser.add_argument("env", help="a registered id, module:Id-v0, or module:Class")
-    parser.add_argument("--env-kwargs", default="{}", help="arguments of the environment, as YAML: '{size: 3}'")
-    parser.add_argument(
-        "--against-loop",
-        action="store_true",
-        help="also sample episodes, in this process, in threads and in workers, and compare every value with a loop",
-    )
-    add_log_level(parser)
-    return run_command(parser, arguments, _check_env)
-
-
-@ending_in_order()
-def _check_env(options: Namespace) -> None:
-    from maml_rl.envs import FAMILIES
-
-    env = _make_env(options.env, _kwargs(options.env_kwargs))
-    try:
-        _check_made(env, options)
-        if env.spec is None or env.spec.id not in FAMILIES:
-            # The slots of this package's families are one batch.
-            print(_advise_stepping(env, options))
-        if options.against_loop:
-            print(_compare_with_loop(env, options))
-    except BaseException:
-        with suppress(Exception):
-            env.close()
-        raise
-    with UsersCode(lambda error: MamlRLError(f"{options.env}: close() raises {explain(error)}")):
-        env.close()
-    print(f"{options.env} is a task family; {_usage(env, options.env)}")
-
-
-def _advise_stepping(env: Any, options: Namespace) -> str:
-    """Advise whether slots of an environment should wait concurrently, by how long its steps take and wait."""
-    from maml_rl.envs.calls import Awaited, CallRules
-    from maml_rl.envs.checking import family_of
-    from maml_rl.envs.make_env import steps_in_threads
-    from maml_rl.envs.meta_env import declared
-    from maml_rl.envs.waiting import measure_waiting
-
-    with UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}")):
-        seconds, share = measure_waiting(env)
-    measured = f"a step takes {1e3 * seconds:.3g} ms, {share:.0%} of it waiting"
-    name = type(family_of(env)).__name__
-    if isinstance(env, Awaited):
-        return f"ok: {measured}; its slots are awaited concurrently"
-    if not declared(env, "thread_safe", True):
-        return f"ok: {measured}; it declares that it is not thread-safe, so its slots are stepped one after the other"
-    pays = seconds >= _LEAST_WAITING_SECONDS and share >= _LEAST_WAITING_SHARE
-    if pays == steps_in_threads(env, CallRules()):
-        return (
-            f"ok: {measured}; its slots are stepped {'concurrently' if pays else 'one after the other'}, which suits it"
-        )
-    if pays:
-        return (
-            f"note: {measured}; with 'stepping: threads' slots wait concurrently (docs/slow-environments.md); "
-            f'for a permanent choice, set stepping = "threads" in {name}'
-        )
-    return f'note: {measured}; threads do not help with that, but {name} sets stepping = "threads"; remove it'
-
-
-def _compare_with_loop(env: Any, options: Namespace) -> str:
-    """Compare sampled episodes with a plain loop, and return what was compared."""
-    from maml_rl.envs.serial import time_limit
-    from maml_rl.samplers.plain_loop import compare_with_loop
-
-    kwargs = _kwargs(options.env_kwargs)
-    limits = [time_limit(env), getattr(env.unwrapped, "max_episode_steps", None), _MOST_COMPARED_STEPS]
-    with UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}")):
-        compared = compare_with_loop(
-            _maker(options.env),
-            partial(_make_env, options.env, kwargs),
-            env_kwargs=kwargs,
-            max_episode_steps=min(limit for limit in limits if limit is not None),
-        )
-    return f"ok: {compared}"
-
-
-def _usage(env: Any, name: str) -> str:
-    """Describe how to pass an environment to the sampler."""
-    from maml_rl.envs.serial import time_limit
-    from maml_rl.policies import get_policy_for_env
-
-    # A class has no id that a config could name.
-    arguments = [repr(name) if env.spec is not None else name.rpartition(":")[2]]
-    remarks = []
-    if time_limit(env) is None and getattr(env.unwrapped, "max_episode_steps", None) is None:
-        arguments.append("max_episode_steps=...")
-        remarks.append("it has no time limit of its own")
-    try:
-        get_policy_for_env(env, hidden_sizes=(1,))
-    except TypeError as error:
-        arguments.append("policy=...")
-        remarks.append(f"the policy must be your own, since the package has {error}")
-    text = f"MultiTaskSampler({', '.join([*arguments, '...'])}) samples it"
-    return "; ".join([text, *remarks])
-
-
-def _check_made(env: Any, options: Namespace) -> None:
-    """Check an environment, and print which rules it follows."""
-    from maml_rl.envs import check_meta_env
-    from maml_rl.envs.checking import GYMNASIUM
-
-    with (
-        UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}")),
-        warnings.catch_warnings(record=True) as remarks,
-    ):
-        warnings.simplefilter("always")
-        check_meta_env(env, make_another=lambda: _make_env(options.env, _kwargs(options.env_kwargs)))
-    notes = list(dict.fromkeys(str(remark.message) for remark in remarks))
-    for note in notes:
-        print(f"note: {note}")
-    print("ok: tasks are drawn, set, and kept over resets")
-    if not any(note.startswith(GYMNASIUM) for note in notes):
-        print("ok: Gymnasium's own rules are kept")
-
-
-def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
-    """Make an environment from an id or a class."""
-    import gymnasium
-
-    from maml_rl.envs.calls import Awaited, is_async
-    from maml_rl.envs.registration import find_spec
-
-    with UsersCode(lambda error: ConfigError(f"{name} cannot be made: {explain(error)}")):
-        maker = _maker(name)
-        env = gymnasium.make(find_spec(maker).id, **kwargs) if isinstance(maker, str) else maker(**kwargs)
-    if not isinstance(env, gymnasium.Env):
-        raise ConfigError(f"{name} makes {type(env).__name__}, which is not a gymnasium.Env; derive it from that")
-    return Awaited(env) if is_async(env) else env
-
-
-def _maker(name: str) -> Any:
-    """Return the class or function of the name `module:Class`; any other name as it is."""
-    from maml_rl.envs.registration import import_module_of
-
-    module, _, attribute = name.rpartition(":")
-    found = getattr(import_module_of(module, name), attribute, None) if module else None
-    return found if callable(found) else name
-
-
-def _kwargs(text: str) -> dict[str, Any]:
-    from maml_rl.config.yaml_source import parse_value
-
-    kwargs = parse_value(text, "--env-kwargs")
-    if not isinstance(kwargs, dict):
-        raise ConfigError(f"--env-kwargs must be a mapping as '{{size: 3}}', got {text!r}")
-    return kwargs
-
-
 def run_help(arguments: Sequence[str], prog: str) -> int:
     """Show what the commands are for, or the options of one of them, and return the exit code."""
     return main([*arguments[:1], "--help"])
@@ -396,7 +227,6 @@ def run_version(arguments: Sequence[str], prog: str) -> int:
     from maml_rl.runs.system import describe_system
 
     parser = Parser(prog=prog, description="Show the version of the package, of Python and of the libraries.")
-    add_log_level(parser)
 
     def show(options: Namespace) -> None:
         print(f"maml-rl {__version__}")

@@ -2,11 +2,11 @@
 
 import argparse
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from maml_rl.cli.console import (
     Parser,
-    add_log_level,
     add_trust,
     ending_in_order,
     file_path,
@@ -35,7 +35,6 @@ def run_play(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument("--num-steps", type=not_negative, help="gradient steps (default: the config's)")
     parser.add_argument("--seed", type=not_negative, help="of task and episodes (default: the run's)")
     add_trust(parser)
-    add_log_level(parser)
     return run_command(parser, arguments, _play)
 
 
@@ -64,18 +63,14 @@ def _play(options: argparse.Namespace) -> None:
         experiment = make_experiment(config)
         experiment.restore(options.checkpoint, folder)
         # Where test tasks were drawn once and for all, the first of them.
-        tasks = (experiment.fixed_tasks("test") or [])[:1] or None
+        tasks = (experiment.fixed_tasks("test") or [])[:1] or 1
         if options.task is not None:
             tasks = [parse_value(options.task, "--task")]
-            env = experiment.make_env()
-            try:
+            with closing(experiment.make_env()) as env:
                 try_tasks(tasks, env, "--task")
-            finally:
-                env.close()
         evaluation = evaluate(
             experiment,
-            tasks=tasks,
-            meta_batch_size=1,
+            tasks,
             num_steps=options.num_steps,
             num_workers=0,
             on_batch=lambda batch: phases.extend(batch.phases),

@@ -2,11 +2,12 @@
 
 import logging
 import math
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from maml_rl.envs.meta_env import SlotCounts
 from maml_rl.runs.metrics import Metrics, counted_by, return_keys
@@ -16,7 +17,31 @@ logger = logging.getLogger(__name__)
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
-class TrainingProgress(AbstractContextManager["TrainingProgress"]):
+class _Progress:
+    """A progress bar in a terminal, above which the log appears.
+
+    Args:
+        shown: whether there is a bar at all.
+        settings: of tqdm.
+    """
+
+    def __init__(self, *, shown: bool = True, **settings: Any) -> None:
+        # disable=None is off unless standard error is a terminal.
+        self._bar: tqdm[Any] = tqdm(dynamic_ncols=True, disable=None if shown else True, **settings)
+        self._redirected = logging_redirect_tqdm()
+
+    def __enter__(self) -> Self:
+        self._redirected.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._redirected.__exit__(*error)
+        # A terminal that was closed must not hide why the command has ended.
+        with suppress(OSError):
+            self._bar.close()
+
+
+class TrainingProgress(_Progress):
     """A progress bar with the returns before and after adaptation, and the steps per second of the sampling.
 
     Args:
@@ -29,23 +54,16 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
     def __init__(
         self, num_batches: int, name: str | None = None, seconds_between_lines: float = 30.0, *, shown: bool = True
     ) -> None:
+        super().__init__(shown=shown, desc=name, total=num_batches, bar_format=_BAR)
         self._num_batches, self._name = num_batches, name
         self._seconds_between_lines = seconds_between_lines
         self._started = self._last_line = monotonic()
-        # disable=None is off unless standard error is a terminal.
-        hidden = None if shown else True
-        self._bar: tqdm[Any] = tqdm(desc=name, total=num_batches, bar_format=_BAR, dynamic_ncols=True, disable=hidden)
         self._seconds: dict[str, float] = {}
         self._env_steps = 0.0
         self.first: Metrics | None = None
         self.latest: Metrics | None = None
         self._best: tuple[float, int] | None = None
         self._evaluated: Metrics | None = None
-
-    def __exit__(self, *error: object) -> None:
-        # A terminal that was closed must not hide why training has ended.
-        with suppress(OSError):
-            self._bar.close()
 
     def __call__(self, metrics: Metrics) -> None:
         """Show one more iteration."""
@@ -122,21 +140,18 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         return "\n".join(f"{stage:>12}  {share:6.1%}" for stage, share in rows)
 
 
-class PartProgress(AbstractContextManager["PartProgress"]):
-    """A progress bar over parts of a task: policies of a report to evaluate, iterations to record.
+class StepProgress(_Progress):
+    """A progress bar over the steps of a command: policies of a report to evaluate, iterations to record.
 
     Args:
-        unit: name of a part.
+        unit: name of a step.
     """
 
-    def __init__(self, unit: str = "part") -> None:
-        self._bar: tqdm[Any] = tqdm(total=1, unit=unit, dynamic_ncols=True, disable=None)
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
+    def __init__(self, unit: str = "step") -> None:
+        super().__init__(total=1, unit=unit)
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show the next part, after `done` of `total` parts."""
+        """Show the next step, after `done` of `total` steps."""
         self._bar.total = total
         self._bar.set_description_str(what, False)
         self._bar.update(done - self._bar.n)

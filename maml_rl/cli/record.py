@@ -7,7 +7,6 @@ from typing import Any
 
 from maml_rl.cli.console import (
     Parser,
-    add_log_level,
     add_placement,
     add_trust,
     ending_in_order,
@@ -18,9 +17,15 @@ from maml_rl.cli.console import (
     run_command,
     utf8,
 )
-from maml_rl.cli.run_options import add_config, chosen_config, overridden, path_or_name, refuse_untrusted_code
-from maml_rl.config.config import load_config
-from maml_rl.config.yaml_source import parse_value
+from maml_rl.cli.run_options import (
+    add_config,
+    chosen_config,
+    mapping_option,
+    overridden,
+    path_or_name,
+    refuse_untrusted_code,
+)
+from maml_rl.config.config import Config, load_config
 from maml_rl.errors import ConfigError
 from maml_rl.runs.atomic_files import check_creatable
 
@@ -68,82 +73,62 @@ def run_record(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument("--description", type=utf8, default="", help="for the metadata (default: of what is recorded)")
     add_placement(parser)
     add_trust(parser)
-    add_log_level(parser)
     return run_command(parser, arguments, _record, _how_to_go_on)
 
 
 def _record(options: argparse.Namespace) -> None:
-    from tqdm.contrib.logging import logging_redirect_tqdm
-
     check_creatable(options.output, "--output")
-    if options.source is not None:
-        _record_run(options)
-        return
-    config_path = chosen_config(options)
-    if config_path is None:
-        raise ConfigError("name a config, whose family is recorded, as in `maml-rl record dark-room --output runs/h`")
-    config = overridden(load_config(config_path), {"fast-batch-size": options.episodes, "seed": options.seed})
-    refuse_untrusted_code(config, config_path, options)
-    chosen = {key: value for key, value in placement(options).items() if key != "num-workers"}
-    config = config.override(chosen)
-    settings = parse_value(options.learner_settings, "--learner-settings")
-    if not isinstance(settings, dict):
-        raise ConfigError(f"--learner-settings must be a mapping as '{{clip: 0.1}}', got {options.learner_settings!r}")
+    config = None
+    if options.source is None:
+        config = _to_learn(options)
+    else:
+        _check_alone(options)
 
-    from maml_rl.cli.progress import PartProgress
-    from maml_rl.experiment.record import record
-
-    with ending_in_order(), logging_redirect_tqdm(), PartProgress("iteration") as progress:
-        recorded = record(
-            config,
-            options.output,
-            num_tasks=options.tasks,
-            learner=options.learner,
-            settings=settings,
-            num_iterations=options.iterations,
-            num_workers=options.num_workers,
-            on_iteration=progress,
-            **_common(options),
-        )
-    _say_where(recorded, options)
-
-
-def _record_run(options: argparse.Namespace) -> None:
-    from tqdm.contrib.logging import logging_redirect_tqdm
-
-    from maml_rl.cli.progress import PartProgress
-    from maml_rl.experiment.record import record_run
-
-    unused = {"a config": chosen_config(options), "--iterations": options.iterations, "--episodes": options.episodes}
-    for name, value in unused.items():
-        if value is not None:
-            raise ConfigError(f"--source takes everything from its run; leave {name} out")
-    with ending_in_order(), logging_redirect_tqdm(), PartProgress("checkpoint") as progress:
-        recorded = record_run(
-            options.source,
-            options.output,
-            num_tasks=options.tasks,
-            num_workers=options.num_workers,
-            trust=options.trust,
-            on_iteration=progress,
-            **_common(options),
-        )
-    _say_where(recorded, options)
-
-
-def _common(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments that both ways to record have."""
+    from maml_rl.cli.progress import StepProgress
     from maml_rl.experience.minari_data_set import Credits
+    from maml_rl.experiment.record import CLASSICAL, record, record_run
 
+    if options.learner in CLASSICAL and options.iterations:
+        raise ConfigError(
+            f"{options.learner} goes through one trial of fast-batch-size episodes in each task; leave --iterations out"
+        )
     credits = Credits(options.author, options.author_email, options.code_permalink, options.description)
-    return {"resume": options.resume, "minari": not options.no_minari, "credits": credits}
-
-
-def _say_where(recorded: Any, options: argparse.Namespace) -> None:
+    with ending_in_order(), StepProgress("checkpoint" if config is None else "iteration") as progress:
+        common: dict[str, Any] = {
+            "num_tasks": options.tasks,
+            "resume": options.resume,
+            "credits": None if options.no_minari else credits,
+            "on_iteration": progress,
+        }
+        if config is None:
+            placed = placement(options)
+            recorded = record_run(options.source, options.output, placement=placed, trust=options.trust, **common)
+        else:
+            settings = mapping_option(options.learner_settings, "--learner-settings", "{clip: 0.1}")
+            recorded = record(config, options.output, learner=options.learner, settings=settings, **common)
     print(f"the histories are in {recorded.folder}; maml_rl.experience.load_histories reads them")
     if not options.no_minari:
         variable = f"MINARI_DATASETS_PATH={shlex.quote(str(options.output))}"
         print(f"{variable} and minari.load_dataset({recorded.identifier!r}) read them, too")
+
+
+def _check_alone(options: argparse.Namespace) -> None:
+    """Refuse options that do not apply where the policy of a run is recorded."""
+    unused = {"a config": chosen_config(options), "--iterations": options.iterations, "--episodes": options.episodes}
+    for name, value in unused.items():
+        if value is not None:
+            raise ConfigError(f"--source takes everything from its run; leave {name} out")
+
+
+def _to_learn(options: argparse.Namespace) -> Config:
+    """Return the config whose tasks are learned."""
+    config_path = chosen_config(options)
+    if config_path is None:
+        raise ConfigError("name a config, whose family is recorded, as in `maml-rl record dark-room --output runs/h`")
+    given = {"fast-batch-size": options.episodes, "num-batches": options.iterations, "seed": options.seed}
+    config = overridden(load_config(config_path), given)
+    refuse_untrusted_code(config, config_path, options)
+    return config.override(placement(options))
 
 
 def _how_to_go_on(options: Any) -> str:

@@ -3,11 +3,12 @@
 import argparse
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from maml_rl.arguments import suggest
-from maml_rl.cli.console import add_log_level, add_trust, file_path
+from maml_rl.cli.console import add_trust, file_path
 from maml_rl.config.catalog import ZOO, find_config, find_run, shipped_configs, zoo
 from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import parse_value
@@ -28,11 +29,10 @@ def add_config(parser: argparse.ArgumentParser, meaning: str, default: str | Non
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """Add the options for trust, the device and the log."""
+    """Add the options for trust and the device."""
     add_trust(parser)
     parser.add_argument("--device", help="where the policy and the update run (default: cpu)")
     parser.add_argument("--use-cuda", action="store_true", help="the same as --device cuda")
-    add_log_level(parser)
 
 
 def path_or_name(text: str) -> str:
@@ -99,6 +99,31 @@ def _parsed(value: Any, option: str) -> Any:
         words = ",".join(re.split(r"[\s,]+", " ".join(value).strip()))
         value = words if words.startswith("[") else f"[{words}]"
     return parse_value(value, option) if isinstance(value, str) else value
+
+
+def mapping_option(text: str, option: str, example: str) -> dict[str, Any]:
+    """Read an option that is a mapping in YAML, as the example is.
+
+    Raises:
+        ConfigError: If it is something else.
+    """
+    values = parse_value(text, option)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{option} must be a mapping as {example!r}, got {text!r}")
+    return values
+
+
+def key_values(entries: Sequence[str], option: str) -> dict[str, str]:
+    """Read the entries KEY=VALUE of an option.
+
+    Raises:
+        ConfigError: If one is something else.
+    """
+    pairs = [entry.partition("=") for entry in entries]
+    for entry, (_, equals, value) in zip(entries, pairs, strict=True):
+        if not equals or not value:
+            raise ConfigError(f"{option} expects KEY=VALUE, got {entry!r}")
+    return {key: value for key, _, value in pairs}
 
 
 def torch_device(options: argparse.Namespace) -> Any:

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from maml_rl.cli.console import INTERRUPTED, Parser, add_settings, ending_in_order, file_path, not_negative, run_command
+from maml_rl.cli.listing import readable_minutes
 from maml_rl.cli.run_options import (
     add_common,
     add_config,
@@ -71,7 +73,7 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
     parser.add_argument(
         "--seeds",
         nargs="+",
-        action=_Seeds,
+        type=_seeds,
         metavar="SEED",
         help="train one run per seed, one after the other, in folders seed-... of the output folder",
     )
@@ -155,16 +157,19 @@ def _train(options: argparse.Namespace) -> None:
         if options.seeds is None:
             _show(_train_one(config, folder, options, device), options)
         else:
-            _train_seeds(config, options, device)
+            runs = [(config.override({"seed": seed}), run) for seed, run in _run_folders(options).items()]
+            for number, (seeded, run) in enumerate(runs, start=1):
+                progress = _train_one(seeded, run, options, device)
+                _show(progress, options, f"seed {seeded.seed}, {number} of {len(runs)}:\n")
     if options.quiet:
         return
     quoted = shlex.quote(str(folder))
     if options.seeds is None:
         print(f"the results are in {folder}; to test the policy on new tasks, and to see the curves:")
-        print(f"  {_command(options, 'test')} {quoted}\n  {_command(options, 'report')} {quoted}")
+        print(f"  {_command(options, 'test')} {quoted}")
     else:
         print(f"the results are in {folder}; to see the curves with their band over the seeds:")
-        print(f"  {_command(options, 'report')} {quoted}")
+    print(f"  {_command(options, 'report')} {quoted}")
 
 
 def _describe(config: Config, options: argparse.Namespace, device: Any) -> None:
@@ -177,7 +182,19 @@ def _describe(config: Config, options: argparse.Namespace, device: Any) -> None:
 
         with ending_in_order():
             found = estimate(config, device=device)
-        print("\n".join(found.lines()))
+        each = f"{found.seconds:.2g} s for each iteration"
+        if found.num_evaluations:
+            each += f", {found.evaluating:.2g} s for each evaluation"
+        print(
+            f"Steps: {found.num_iterations:,} iterations of {found.env_steps:,.0f} environment steps, "
+            f"{found.total_env_steps:,.0f} in all."
+        )
+        time = readable_minutes(found.minutes)
+        print(f"Time: about {time} on this machine ({each}; iterations timed: {found.timed}).")
+        if found.num_bytes is not None:
+            in_worker = f", and {found.of_worker / 2**20:,.0f} MiB in a worker" if found.of_worker is not None else ""
+            own = f"{found.num_bytes / 2**20:,.0f} MiB in this process"
+            print(f"Memory: at most {own}{in_worker}, in these iterations.")
         print(f"The run would be in {options.output_folder}; this was a dry run, which has written nothing.")
 
 
@@ -186,16 +203,17 @@ def _check_run_folders(options: argparse.Namespace) -> None:
     from maml_rl.runs.run_folder import check_run_folder
 
     if options.seeds is not None:
-        _check_seeds(options)
+        if options.seed is not None:
+            raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
+        seeds = list(chain(*options.seeds))
+        for seed in seeds:
+            if seeds.count(seed) > 1:
+                raise ConfigError(f"--seeds names {seed} more than once; leave out all except one")
+        folder = options.output_folder
+        if (folder / "config.json").is_file():
+            raise ConfigError(f"{folder} is the folder of a single run; choose another --output-folder for --seeds")
     for run in _run_folders(options).values():
         check_run_folder(run, resume=options.resume, overwrite=options.overwrite)
-
-
-def _train_seeds(config: Config, options: argparse.Namespace, device: Any) -> None:
-    runs = [(config.override({"seed": seed}), run) for seed, run in _run_folders(options).items()]
-    for number, (seeded, run) in enumerate(runs, start=1):
-        progress = _train_one(seeded, run, options, device)
-        _show(progress, options, f"seed {seeded.seed}, {number} of {len(runs)}:\n")
 
 
 def _show(progress: Any, options: argparse.Namespace, head: str = "") -> None:
@@ -208,8 +226,6 @@ def _show(progress: Any, options: argparse.Namespace, head: str = "") -> None:
 
 def _train_one(config: Config, folder: Path, options: argparse.Namespace, device: Any) -> Any:
     """Train with one seed, and return the progress that was made."""
-    from tqdm.contrib.logging import logging_redirect_tqdm
-
     from maml_rl.cli.progress import TrainingProgress
     from maml_rl.cli.tracking import tracked
     from maml_rl.experiment.train import train
@@ -218,7 +234,6 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
     name = f"seed {config.seed}" if options.seeds else None
     shown = not options.quiet
     with (
-        logging_redirect_tqdm(),
         TrainingProgress(config.num_batches, name, shown=shown) as progress,
         tracked(options.track, config, folder) as track,
     ):
@@ -242,37 +257,17 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
     return progress
 
 
-class _Seeds(argparse.Action):
-    """Reads seeds that are written as 0 1 2 or as 0,1,2."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        """Store them as a list of numbers."""
-        try:
-            setattr(namespace, self.dest, [not_negative(seed) for text in values for seed in text.split(",")])
-        except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentError(self, str(error)) from None
-
-
-def _check_seeds(options: argparse.Namespace) -> None:
-    if options.seed is not None:
-        raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
-    for seed in options.seeds:
-        if options.seeds.count(seed) > 1:
-            raise ConfigError(f"--seeds names {seed} more than once; leave out all except one")
-    folder = options.output_folder
-    if (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} is the folder of a single run; choose another --output-folder for --seeds")
+def _seeds(text: str) -> list[int]:
+    """Read one seed, or several as in 0,1,2."""
+    return [not_negative(seed) for seed in text.split(",")]
 
 
 def _how_to_go_on(options: argparse.Namespace) -> str:
     if options.output_folder is None:
         return ""
-    has_run = any((run / "config.json").is_file() for run in _run_folders(options).values())
     instead = " instead of --overwrite" if options.overwrite else ""
     advice = f"; finished iterations are saved, and the same command with --resume{instead} continues the run"
-    return advice if has_run else ""
+    return advice if _begun(options) else ""
 
 
 def _config_to_train(options: argparse.Namespace) -> Path:
@@ -293,7 +288,9 @@ def _begun(options: argparse.Namespace) -> list[Path]:
 def _run_folders(options: argparse.Namespace) -> dict[int | None, Path]:
     """Return the folder of the run of each of the --seeds, or of the only run."""
     folder = options.output_folder
-    return {None: folder} if options.seeds is None else {seed: folder / f"seed-{seed}" for seed in options.seeds}
+    return (
+        {None: folder} if options.seeds is None else {seed: folder / f"seed-{seed}" for seed in chain(*options.seeds)}
+    )
 
 
 def _default_folder(config_path: Path, method: str, *, resume: bool) -> Path:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from maml_rl.cli.console import (
     Parser,
-    add_log_level,
     add_num_workers,
     ending_in_order,
     file_path,
@@ -15,7 +14,7 @@ from maml_rl.cli.console import (
     positive,
     run_command,
 )
-from maml_rl.cli.run_options import path_or_name
+from maml_rl.cli.run_options import key_values, path_or_name
 from maml_rl.config import Config, load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.config.yaml_source import parse_value
@@ -76,7 +75,6 @@ def run_tune(
         "--csv", type=file_path, default=Path("runs/tune.csv"), help="the trials (default: runs/tune.csv)"
     )
     add_num_workers(parser)
-    add_log_level(parser)
 
     def tune(options: argparse.Namespace) -> None:
         if options.seed in reserved:
@@ -87,11 +85,11 @@ def run_tune(
             raise ConfigError("this needs Optuna; run pip install 'maml-rl[search]'")
         from maml_rl.experiment.search import changed, search
 
-        fixed = {key: parse_value(text, f"--set {key}") for key, text in map(_pair, options.set)}
+        fixed = {key: parse_value(text, f"--set {key}") for key, text in key_values(options.set, "--set").items()}
         with ending_in_order():
             search(
                 changed(find(options.config), {**fixed, "seed": options.seed}),
-                dict(map(_pair, options.search)),
+                key_values(options.search, "--search"),
                 options.csv,
                 name=options.config,
                 num_trials=options.trials,
@@ -103,10 +101,3 @@ def run_tune(
             )
 
     return run_command(parser, arguments, tune, lambda options: "; the same command continues the search")
-
-
-def _pair(entry: str) -> tuple[str, str]:
-    key, equals, text = entry.partition("=")
-    if not equals or not text:
-        raise ConfigError(f"expected KEY=VALUES, got {entry!r}")
-    return key, text

@@ -34,6 +34,22 @@ _SHOWN = 80
 # Characters that JSON may hold as they are, but that YAML refuses or folds into spaces.
 _NOT_YAML = re.compile("[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 
+# The expected value, by pydantic's names of errors; other errors have words of pydantic's own.
+_WANTED = {
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "greater_than": "more than {gt}",
+    "less_than": "less than {lt}",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "invalid-json-value": "plain data: text, numbers, true, false, null, lists or mappings",
+    "value_error": "finite numbers",
+}
+
 # Where the comments of a listed config begin, unless a value is longer.
 _WIDEST = 50
 
@@ -473,36 +489,6 @@ def _explain(
     meaning = f" ({field.description})" if field.description else ""
     got = repr(error["input"])
     got = got if len(got) <= _SHOWN else got[:_SHOWN] + "..."
-    return f"{name!r} in {mapping.place(*path)}{inner}: expected {_wanted(error)}, got {got}{meaning}"
-
-
-def _wanted(error: ErrorDetails) -> str:
-    """Describe the expected value."""
-    limits = error.get("ctx", {})
-    match error["type"]:
-        case "greater_than_equal":
-            return f"at least {limits['ge']}"
-        case "less_than_equal":
-            return f"at most {limits['le']}"
-        case "greater_than":
-            return f"more than {limits['gt']}"
-        case "less_than":
-            return f"less than {limits['lt']}"
-        case "int_type":
-            return "an integer"
-        case "float_type":
-            return "a number"
-        case "bool_type":
-            return "true or false"
-        case "string_type":
-            return "text"
-        case "tuple_type":
-            return "a list"
-        case "dict_type":
-            return "a mapping"
-        case "invalid-json-value":
-            return "plain data: text, numbers, true, false, null, lists or mappings"
-        case "value_error":
-            return "finite numbers"
-        case _:
-            return error["msg"].removeprefix("Input should be ")
+    words = _WANTED.get(error["type"])
+    wanted = words.format(**error.get("ctx", {})) if words else error["msg"].removeprefix("Input should be ")
+    return f"{name!r} in {mapping.place(*path)}{inner}: expected {wanted}, got {got}{meaning}"

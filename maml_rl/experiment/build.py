@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
@@ -90,9 +91,6 @@ class Experiment:
             num_tasks: in a batch.
             num_steps: inner steps, each of which has episodes of its own before it.
             num_batches: that are kept at once.
-
-        Raises:
-            ConfigError: If they do not fit.
         """
         config = self.config
         # Elsewhere than on the CPU, the memory of the device holds the parameters.
@@ -123,7 +121,7 @@ class Experiment:
         """Where the update of a training is: "auto" only where it can be in the workers.
 
         Raises:
-            ConfigError: If the requested placement is not possible.
+            ConfigError: If it cannot be where the config says.
         """
         against = _against_workers(self.config, self.metalearner, self.device)
         if not against and self.config.prefetch:
@@ -169,11 +167,7 @@ class Experiment:
         return None if rule is None else rule.replace(halve=self.config.halve_step_size)
 
     def restore(self, checkpoint: str | Path | int, run: Path) -> int:
-        """Load the trained parameters, and return after how many meta-updates they are.
-
-        Args:
-            checkpoint: see `find_checkpoint`.
-            run: the folder of the run.
+        """Load the parameters of a checkpoint of a run, as `find_checkpoint` finds it; return its meta-updates.
 
         Raises:
             CheckpointError: If the checkpoint is missing, broken, or of another algorithm or architecture.
@@ -201,11 +195,7 @@ class Experiment:
         restore(saved, self.metalearner, self.config.algorithm, path, policy_alone=policy_alone)
 
     def take_fixed_tasks(self, run: Path) -> None:
-        """Give the task distribution the sets of tasks that a run has drawn once, if it has any.
-
-        Raises:
-            ConfigError: If they cannot be read, or are not as the run wrote them.
-        """
+        """Give the task distribution the sets of tasks that a run has drawn once, if it has any; check them first."""
         files = {split: run / name for split, name in FIXED_TASKS.items()}
         if self.task_distribution is not None and self.task_distribution.fixed_tasks():
             listed = {path.name: check_sum(path) for path in files.values()}
@@ -233,15 +223,11 @@ class Experiment:
         """Read tasks from a file, and try them all in the environment.
 
         Raises:
-            ConfigError: If the file cannot be read, is not a file of tasks, is of another family, or a task is
-                malformed; in one line, which names the task.
+            ConfigError: If the file cannot be read, or a task is malformed, of another family, or a training task.
         """
         tasks = read_tasks(path, self.config.env_name)
-        env = self.make_env()
-        try:
+        with closing(self.make_env()) as env:
             try_tasks(tasks, env, path)
-        finally:
-            env.close()
         trained = [task_key(task) for task in self.fixed_tasks("training") or []]
         for index, task in enumerate(tasks):
             if task_key(task) in trained:
@@ -253,11 +239,7 @@ class Experiment:
         return tasks
 
     def refuse_learned_tasks(self, tasks: Sequence[Task]) -> None:
-        """Refuse test tasks that are in the recorded data from which the policy has learned.
-
-        Raises:
-            ConfigError: If there is one; in one line, which names it.
-        """
+        """Refuse test tasks that are in the recorded data from which the policy has learned."""
         found = [task for task in tasks if task in self.metalearner.learned_tasks]
         if found:
             raise ConfigError(
@@ -267,22 +249,13 @@ class Experiment:
             )
 
     def open_data(self) -> None:
-        """Let a learner of recorded data open them.
-
-        Raises:
-            ConfigError: If they cannot be read, are of another family, or the config asks for what such a learner
-                cannot do.
-        """
+        """Let a learner of recorded data open them, and refuse what such a learner cannot do."""
         if self.metalearner.samples:
             return
         if self.config.prefetch:
             raise self.config.error(f"{self.config.algorithm} samples nothing in training; leave it out", "prefetch")
-        env = self.make_env()
-        try:
-            with self.guard:
-                self.metalearner.open_data(self.config, env)
-        finally:
-            env.close()
+        with closing(self.make_env()) as env, self.guard:
+            self.metalearner.open_data(self.config, env)
 
     @property
     def guard(self) -> UsersCode:
@@ -290,11 +263,6 @@ class Experiment:
         name = self.config.algorithm
         # Errors of files name these.
         return UsersCode(lambda error: AlgorithmError(f"{name}: {explain(error)}"), (MamlRLError, OSError))
-
-    @property
-    def env_maker(self) -> EnvMaker:
-        """The environment of the policy: the config's family, which shows an oracle its tasks."""
-        return _env_maker(self.config)
 
     def make_sampler(
         self,
@@ -328,7 +296,7 @@ class Experiment:
                 update = "workers"
             placement = change(update=update, **changes)
             sampler = MultiTaskSampler(
-                self.env_maker,
+                _env_maker(config),
                 config.env_kwargs,
                 batch_size=config.fast_batch_size,
                 policy=copy.deepcopy(self.policy) if prefetched else self.policy,

@@ -55,32 +55,6 @@ class Estimate:
         """Environment steps of the whole run."""
         return self.env_steps * self.num_iterations
 
-    def lines(self) -> list[str]:
-        """Return sentences about steps, time and memory."""
-        steps = f"{self.num_iterations:,} iterations of {self.env_steps:,.0f} environment steps"
-        each = f"{self.seconds:.2g} s for each iteration" + f", {self.evaluating:.2g} s for each evaluation" * (
-            self.num_evaluations > 0
-        )
-        lines = [
-            f"Steps: {steps}, {self.total_env_steps:,.0f} in all.",
-            f"Time: about {readable_minutes(self.minutes)} on this machine ({each}; iterations timed: {self.timed}).",
-        ]
-        if self.num_bytes is not None:
-            of_worker = "" if self.of_worker is None else f", and {_mib(self.of_worker)} in a worker"
-            lines.append(f"Memory: at most {_mib(self.num_bytes)} in this process{of_worker}, in these iterations.")
-        return lines
-
-
-def readable_minutes(minutes: float) -> str:
-    """Return a time in the unit that suits it."""
-    if minutes < 1.0:
-        return f"{60.0 * minutes:.0f} s"
-    return f"{minutes:.2g} minutes" if minutes < 100.0 else f"{minutes / 60.0:.2g} hours"
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.0f} MiB"
-
 
 def estimate(
     config: Config,

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.adaptation import AdaptationRule, StepSize
+from maml_rl.adaptation import StepSize
 from maml_rl.config.config import MIXTURE
 from maml_rl.envs.make_env import EnvMaker, env_id, make_vector_env
 from maml_rl.envs.meta_env import Task
@@ -22,6 +22,7 @@ from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.describing import describe_env
+from maml_rl.task_distributions.task_distribution import TaskSplit
 
 # Repetitions of an adaptation, so far apart in the iterations of the random streams, share none.
 _BETWEEN_REPETITIONS = 2**20
@@ -35,18 +36,14 @@ _MOST_HALVINGS = 126
 @usual_torch()
 def evaluate(
     experiment: Experiment,
+    tasks: Sequence[Task] | int = 40,
     *,
-    num_batches: int = 1,
-    meta_batch_size: int = 40,
+    meta_batch_size: int | None = None,
     num_steps: int | None = None,
-    rule: AdaptationRule | None = None,
-    tasks: Sequence[Task] | None = None,
-    training_tasks: bool = False,
+    split: TaskSplit = "test",
     repetitions: int = 1,
-    validation: bool = False,
     num_workers: int | None = None,
     sampler: MultiTaskSampler | None = None,
-    on_tasks: Callable[[Sequence[Task]], object] | None = None,
     on_batch: Callable[[Batch], object] | None = None,
 ) -> Evaluation:
     """Adapt the experiment's policy to fresh tasks, with new episodes before each gradient step.
@@ -55,19 +52,17 @@ def evaluate(
 
     Args:
         experiment: its policy is evaluated, and left as it is.
-        num_batches: batches of tasks; ignored if a set of tasks was drawn once, all of which are used.
-        meta_batch_size: tasks in each.
+        tasks: the tasks, or how many to draw. Where a set of tasks was drawn once, all of them are used instead of new
+            ones.
+        meta_batch_size: tasks at once; None for all, or for as many as would be drawn.
         num_steps: inner steps; None for the config's.
-        rule: the inner loop; None for the metalearner's, with the config's schedule of step sizes.
-        tasks: the tasks, each used once, in batches of `meta_batch_size`; None to draw `num_batches` new batches.
-        training_tasks: draw new tasks as training does, where training and evaluations draw from different ones.
+        split: the tasks to draw: "test"; "training", as training does, where both differ; or "validation", for choosing
+            a checkpoint, from streams that no other evaluation draws from, and as in training where test tasks are kept
+            apart.
         repetitions: how often each task is adapted to, each time from the meta-policy and with new episodes. The first
             repetition is the same for any number of repetitions.
-        validation: draw tasks and episodes from streams that no other evaluation draws from, for choosing a checkpoint;
-            the tasks as in training where test tasks are kept apart.
         num_workers: instead of the config's; see `MultiTaskSampler`.
         sampler: of the experiment, for evaluations; it is used and stays open, and `num_workers` has no meaning.
-        on_tasks: receives the drawn tasks, before the first episode.
         on_batch: receives each batch and repetition, whose episodes can be fetched until it returns.
 
     Returns:
@@ -77,15 +72,12 @@ def evaluate(
         ConfigError: If a number is out of range, or more memory would be needed than there is.
         ChildEnvError: If an environment fails.
     """
-    config, metalearner = experiment.config, experiment.metalearner
+    config, metalearner, rule = experiment.config, experiment.metalearner, experiment.test_rule
     num_steps = config.test_steps if num_steps is None else num_steps
-    rule = rule or experiment.test_rule
     num_steps = num_steps if metalearner.takes_steps else 0
-    for name, number, least in (
-        ("num-batches", num_batches, 1),
-        ("meta-batch-size", meta_batch_size, 1),
-        ("num-steps", num_steps, 0),
-    ):
+    wanted = tasks if isinstance(tasks, int) else len(tasks)
+    at_once = wanted if meta_batch_size is None else meta_batch_size
+    for name, number, least in (("tasks", wanted, 1), ("meta-batch-size", at_once, 1), ("num-steps", num_steps, 0)):
         if number < least:
             raise ConfigError(f"{name} must be at least {least}, got {number}")
     if rule is not None and rule.halve == "always" and num_steps > _MOST_HALVINGS:
@@ -95,49 +87,41 @@ def evaluate(
         )
     if not 1 <= repetitions <= _MOST_REPETITIONS:
         raise ConfigError(f"repetitions must be in [1, {_MOST_REPETITIONS}], got {repetitions}")
-    drawn = tasks is None
-    if tasks is None and not validation:
+    given = None if isinstance(tasks, int) else list(tasks)
+    drawn = given is None
+    if given is None and split != "validation":
         # A fixed set is always evaluated as a whole.
-        tasks = experiment.fixed_tasks("training" if training_tasks else "test")
-        if tasks is not None and on_tasks is not None:
-            on_tasks(tasks)
-    checked = not (training_tasks or validation)
-    if tasks is not None and checked:
-        experiment.refuse_learned_tasks(tasks)
-    at_once = meta_batch_size if tasks is None else min(meta_batch_size, len(tasks))
-    experiment.refuse_too_large_evaluations(at_once, num_steps)
-    num_tasks = num_batches * meta_batch_size if tasks is None else len(tasks)
+        given = experiment.fixed_tasks(split)
+    num_tasks = wanted if given is None else len(given)
+    if given is not None and split == "test":
+        experiment.refuse_learned_tasks(given)
+    experiment.refuse_too_large_evaluations(min(at_once, num_tasks), num_steps)
     results = 4 * num_tasks * repetitions * (num_steps + 1) * config.fast_batch_size
     refuse_if_too_large(results, f"the returns on {num_tasks:,} tasks", "lower num-batches or meta-batch-size")
     returns: list[list[NDArray[np.float32]]] = []
     infos: list[list[dict[str, NDArray[np.float32]]]] = []
     opened: AbstractContextManager[MultiTaskSampler] = (
-        experiment.make_sampler(
-            num_workers=num_workers,
-            evaluation=True,
-            task_split="training" if training_tasks else "validation" if validation else "test",
-        )
+        experiment.make_sampler(num_workers=num_workers, evaluation=True, task_split=split)
         if sampler is None
         else nullcontext(sampler)
     )
-    start = _VALIDATION if validation else 0
+    start = _VALIDATION if split == "validation" else 0
     with opened as sampler:
-        if tasks is None:
+        if given is None:
             sampler.seek(start - 1)
+            sizes = [min(at_once, num_tasks - first) for first in range(0, num_tasks, at_once)]
             with experiment.guard:
-                tasks = [task for _ in range(num_batches) for task in sampler.sample_tasks(meta_batch_size)]
-            if checked:
-                experiment.refuse_learned_tasks(tasks)
-            if on_tasks is not None:
-                on_tasks(tasks)
+                given = [task for size in sizes for task in sampler.sample_tasks(size)]
+            if split == "test":
+                experiment.refuse_learned_tasks(given)
         described = sampler.env
-        for index, first in enumerate(range(0, len(tasks), meta_batch_size)):
+        for index, first in enumerate(range(0, num_tasks, at_once)):
             returns.append([])
             infos.append([])
             for repetition in range(repetitions):
                 sampler.seek(start + index + repetition * _BETWEEN_REPETITIONS)
                 with experiment.guard:
-                    batch = metalearner.test(sampler, tasks[first : first + meta_batch_size], num_steps, rule)
+                    batch = metalearner.test(sampler, given[first : first + at_once], num_steps, rule)
                     returns[-1].append(metalearner.returns(batch).cpu().numpy())
                     infos[-1].append({name: info.cpu().numpy() for name, info in metalearner.infos(batch).items()})
                 if on_batch is not None:
@@ -145,7 +129,7 @@ def evaluate(
     return Evaluation(
         config.env_name,
         config.seed,
-        list(tasks),
+        given,
         () if rule is None else tuple(_number(size) for size in rule.step_sizes(num_steps)),
         _joined(returns),
         fixed_tasks=not drawn,
@@ -196,9 +180,8 @@ def evaluate_trials(
         ChildEnvError: If an environment fails.
     """
     if not isinstance(policy, Policy):
-        made = make_vector_env(env, env_kwargs, max_episode_steps=max_episode_steps)
-        policy = ExternalPolicy(policy, made.single_observation_space, made.single_action_space)
-        made.close()
+        with closing(make_vector_env(env, env_kwargs, max_episode_steps=max_episode_steps)) as made:
+            policy = ExternalPolicy(policy, made.single_observation_space, made.single_action_space)
     returns, infos = [], []
     with MultiTaskSampler(
         env,

@@ -3,10 +3,11 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import numpy as np
 from gymnasium import spaces
@@ -42,7 +43,6 @@ from maml_rl.runs.run_folder import CHECKPOINTS, load_run_config
 from maml_rl.runs.trust import check_code
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.seeding import Purpose, StreamKey, generator
-from maml_rl.task_distributions import TaskDistribution
 
 # (what the episodes returned, in words; how many iterations are recorded; of how many).
 OnIteration = Callable[[str, int, int], None]
@@ -65,8 +65,8 @@ class UCB1Settings(SettingsModel):
 
 
 _BANDIT_LEARNERS = ("ucb1", "thompson")
-_CLASSICAL = (*_BANDIT_LEARNERS, "psrl", "random")
-LEARNERS = (*_LEARNERS, *_CLASSICAL)
+CLASSICAL = (*_BANDIT_LEARNERS, "psrl", "random")
+LEARNERS = (*_LEARNERS, *CLASSICAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,6 @@ class Recorded:
     identifier: str
     folder: Path
 
-    @classmethod
-    def within(cls, output: str | Path, identifier: str) -> Self:
-        """Return the location of the data set in a folder of data sets."""
-        return cls(identifier, Path(output) / identifier)
-
 
 @usual_torch()
 def record(
@@ -94,12 +89,9 @@ def record(
     *,
     num_tasks: int,
     learner: str = "ppo",
-    settings: Mapping[str, Any] | None = None,
-    num_iterations: int | None = None,
-    num_workers: int | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     resume: bool = False,
-    minari: bool = True,
-    credits: Credits = Credits(),  # noqa: B008 - frozen
+    credits: Credits | None = Credits(),  # noqa: B008 - frozen
     on_iteration: OnIteration | None = None,
 ) -> Recorded:
     """Train one learner for each task, all in parallel, and record all their episodes from the first on.
@@ -108,19 +100,17 @@ def record(
     the recording, and the file of episodes of the data set.
 
     Args:
-        config: the family and its arguments, settings of learners with a network (hidden-sizes, baseline, gamma, ...),
-            and fast-batch-size, the episodes between two updates, or of a trial of a classical algorithm. Tasks are
-            those of its training; with a distribution `fixed`, its training tasks are repeated with other learners.
+        config: the family and its arguments, the placement, settings of learners with a network (hidden-sizes,
+            baseline, gamma, ...), and fast-batch-size, the episodes between two updates, or of a trial of a classical
+            algorithm. num-batches is the number of updates; a classical algorithm has one trial. Tasks are those of the
+            config's training; with a distribution `fixed`, its training tasks are repeated with other learners.
         output: folder of data sets; this one is in `maml_rl/FAMILY/LEARNER-v0` there.
         num_tasks: M, learners and histories.
         learner: one of `LEARNERS`: "ppo", "q-learning", or a classical algorithm for bandits or tabular processes.
         settings: of the learner, by the names of its `Settings`; and those of the config that it uses, which these
             replace.
-        num_iterations: batches of each learner; None for the config's num-batches. A classical algorithm has one.
-        num_workers: instead of the config's.
         resume: continue a recording that was interrupted.
-        minari: write the data set of Minari; otherwise only what `load_histories` reads.
-        credits: for the metadata of the data set.
+        credits: for the metadata of Minari's data set; None for no such data set, only what `load_histories` reads.
         on_iteration: called after each iteration with its returns in words, the number of recorded iterations, and
             their total number.
 
@@ -133,23 +123,15 @@ def record(
     """
     if learner not in LEARNERS:
         raise ConfigError(f"there is no learner {learner!r}{suggest(learner, list(LEARNERS))}")
-    if minari:
+    if credits is not None:
         require_minari()
-    if learner in _CLASSICAL and num_iterations:
-        raise ConfigError(
-            f"{learner} goes through one trial of fast-batch-size episodes in each task; leave --iterations out"
-        )
-    of_config, own = _split_settings(learner, settings or {})
+    of_config, own = _split_settings(learner, settings)
     checked = _check_settings(learner, own)
     config = config.override({**_PLAIN, **of_config}, "the settings of the learner")
-    experiment = make_experiment(config, num_workers=num_workers)
+    experiment = make_experiment(config, num_workers=None)
     config = experiment.config
-    env = experiment.make_env()
-    described = EnvDescription.of(env)
-    env.close()
-    horizon = config.max_episode_steps or described.max_episode_steps
-    assert horizon is not None
-    recorded = Recorded.within(output, dataset_id(config.env_name, learner))
+    with closing(experiment.make_env()) as env:
+        described = EnvDescription.of(env)
     _refuse_too_large(experiment, learner, described, num_tasks)
     keys = [StreamKey(config.seed, Purpose.LEARNER_CONSTRUCTION, task=number) for number in range(num_tasks)]
     # Of the initial weights of each learner.
@@ -158,23 +140,22 @@ def record(
         lambda error: ConfigError(f"{learner} cannot learn {config.env_name}: {explain(error)}"), ConfigError
     ):
         learners = _make_learners(learner, described, config, seeds, checked)
+        horizon = _horizon(config, described)
         policy = learners.policy if learners is not None else _make_classical(learner, described, horizon, checked)
         policy.check_spaces(*_shown(described, last_step=learners is None))
-    with _make_sampler(config, policy, learners is None, experiment.task_distribution, num_workers) as sampler:
+    with MultiTaskSampler(
+        config.env_name,
+        config.env_kwargs,
+        batch_size=config.fast_batch_size,
+        policy=policy,
+        seed=config.seed,
+        slots_per_task=1 if learners is None else config.slots_per_task,
+        max_episode_steps=config.max_episode_steps,
+        observe_last=learners is None,
+        task_distribution=experiment.task_distribution,
+        placement=config.placement.replace(update="driver"),
+    ) as sampler:
         tasks = _draw_tasks(experiment, sampler, num_tasks)
-        about = About(
-            env_id=config.env_name,
-            env_kwargs=config.env_kwargs,
-            horizon=horizon,
-            observation_space=space_as_json(described.observation_space),
-            action_space=space_as_json(described.action_space),
-            tasks=tasks,
-            learner_seeds=seeds,
-            learner=learner,
-            settings=_what_counts(config, checked),
-            num_iterations=1 if learners is None else num_iterations or config.num_batches,
-            infos=dict(described.recorded_infos),
-        )
 
         def sample(iteration: int) -> TaskEpisodes:
             sampler.seek(iteration)
@@ -186,8 +167,17 @@ def record(
                 _check_pays(learner, episodes)
             return episodes
 
-        _record(recorded.folder, about, sample, learners, on_iteration, resume=resume)
-    if minari:
+        about = _about(
+            config,
+            described,
+            tasks=tasks,
+            learner_seeds=seeds,
+            learner=learner,
+            settings=_what_counts(config, checked),
+            num_iterations=1 if learners is None else config.num_batches,
+        )
+        recorded = _record(output, about, sample, learners, on_iteration, resume=resume)
+    if credits is not None:
         write_data_set(recorded.folder, recorded.identifier, credits)
     return recorded
 
@@ -198,78 +188,92 @@ def record_run(
     output: str | Path,
     *,
     num_tasks: int,
-    num_workers: int | None = None,
+    placement: Mapping[str, Any] = MappingProxyType({}),
     resume: bool = False,
-    minari: bool = True,
-    credits: Credits = Credits(),  # noqa: B008 - frozen
+    credits: Credits | None = Credits(),  # noqa: B008 - frozen
     trust: bool = False,
     on_iteration: OnIteration | None = None,
 ) -> Recorded:
     """Record the episodes of a meta-training's policy in each task, from its first checkpoint to its last.
 
     An iteration is a checkpoint that the run has kept (`keep-checkpoints`). Its policy acts before any gradient step;
-    a policy with a memory goes through a trial.
+    a policy with a memory goes through a trial. Arguments that are not described here are those of `record`.
 
     Args:
         run: folder of a training run.
         output: folder of data sets; this one is in `maml_rl/FAMILY/ALGORITHM-v0` there.
         num_tasks: M, histories; tasks as in `record`.
-        num_workers: see `record`, as for the others.
+        placement: settings that replace those of the run, as "num-workers".
         resume: continue a recording that was interrupted.
-        minari: write the data set of Minari.
-        credits: for its metadata.
-        trust: whether to import modules that the run names; see `load_policy`.
+        credits: see `record`.
+        trust: whether to import modules that the run names, even if they are not known: this executes their code.
         on_iteration: see `record`.
 
     Raises:
         ConfigError: If there is no such run, it needs `trust`, Minari is missing, or `output` holds another recording.
         CheckpointError: If a file cannot be written, or is damaged.
     """
-    if minari:
+    if credits is not None:
         require_minari()
     path = find_run(run)
     config = load_run_config(path)
-    if not trust:
-        check_code(config, "add --trust", samples=True)
     # With prefetch, a sampler has its own policy.
-    experiment = make_experiment(config.override({"prefetch": 0}), num_workers=num_workers)
-    config = experiment.config
+    placed = config.override({"prefetch": 0, **placement})
+    if not trust:
+        check_code(placed, "add --trust", samples=True)
+    experiment = make_experiment(placed, num_workers=None)
     checkpoints = list_checkpoints(path / CHECKPOINTS)
     if not checkpoints:
         raise ConfigError(f"{path} has no checkpoints to record; train it first")
-    bare = make_vector_env(config.env_name, config.env_kwargs, max_episode_steps=config.max_episode_steps)
-    described = EnvDescription.of(bare)
-    horizon = config.max_episode_steps or described.max_episode_steps
-    bare.close()
-    assert horizon is not None
-    recorded = Recorded.within(output, dataset_id(config.env_name, config.algorithm.rpartition(":")[2].lower()))
+    with closing(
+        make_vector_env(config.env_name, config.env_kwargs, max_episode_steps=config.max_episode_steps)
+    ) as env:
+        described = EnvDescription.of(env)
     experiment.take_fixed_tasks(path)
     experiment.refuse_too_large_batches(num_tasks, 0)
-    with experiment.make_sampler(num_workers=num_workers) as sampler:
+    with experiment.make_sampler() as sampler:
         tasks = _draw_tasks(experiment, sampler, num_tasks)
-        about = About(
-            env_id=config.env_name,
-            env_kwargs=config.env_kwargs,
-            horizon=horizon,
-            observation_space=space_as_json(described.observation_space),
-            action_space=space_as_json(sampler.env.action_space),
-            tasks=tasks,
-            learner_seeds=[config.seed] * num_tasks,
-            learner=config.algorithm,
-            settings={"checkpoints": [each.name for each in checkpoints], **json.loads(config.to_json())},
-            num_iterations=len(checkpoints),
-            infos=dict(described.recorded_infos),
-        )
 
         def sample(iteration: int) -> TaskEpisodes:
             experiment.restore(checkpoints[iteration], path)
             sampler.seek(iteration)
             return sampler.rollout(tasks)
 
-        _record(recorded.folder, about, sample, None, on_iteration, resume=resume)
-    if minari:
+        # The content does not depend on the placement.
+        trained = experiment.config.model_copy(update={"placement": config.placement})
+        about = _about(
+            trained,
+            described,
+            tasks=tasks,
+            learner_seeds=[config.seed] * num_tasks,
+            learner=config.algorithm,
+            settings={"checkpoints": [each.name for each in checkpoints], **json.loads(trained.to_json())},
+            num_iterations=len(checkpoints),
+        )
+        recorded = _record(output, about, sample, None, on_iteration, resume=resume)
+    if credits is not None:
         write_data_set(recorded.folder, recorded.identifier, credits)
     return recorded
+
+
+def _horizon(config: Config, env: EnvDescription) -> int:
+    """Return the steps of the longest episode."""
+    horizon = config.max_episode_steps or env.max_episode_steps
+    assert horizon is not None
+    return horizon
+
+
+def _about(config: Config, env: EnvDescription, **learned: Any) -> About:
+    """Return what a recording says of its family, beside who `learned`."""
+    return About(
+        env_id=config.env_name,
+        env_kwargs=config.env_kwargs,
+        horizon=_horizon(config, env),
+        observation_space=space_as_json(env.observation_space),
+        action_space=space_as_json(env.action_space),
+        infos=dict(env.recorded_infos),
+        **learned,
+    )
 
 
 def _failed(learner: str, iteration: int, error: BaseException) -> MamlRLError:
@@ -303,18 +307,36 @@ def _draw_tasks(experiment: Experiment, sampler: MultiTaskSampler, num_tasks: in
 
 
 def _record(
-    folder: Path,
+    output: str | Path,
     about: About,
     sample: Callable[[int], TaskEpisodes],
     learners: SingleTaskLearner | None,
     on_iteration: OnIteration | None,
     *,
     resume: bool,
-) -> None:
-    """Sample iterations, and learn from them, until everything is recorded."""
-    with _locked(folder / FOLDER):
-        recording = Recording(folder / FOLDER, about, resume=resume)
-        _record_rest(recording, sample, learners, on_iteration)
+) -> Recorded:
+    """Sample iterations until everything is recorded, with the state of the learners; return where it is."""
+    identifier = dataset_id(about.env_id, about.learner.rpartition(":")[2].lower())
+    recorded = Recorded(identifier, Path(output) / identifier)
+    with _locked(recorded.folder / FOLDER):
+        recording = Recording(recorded.folder / FOLDER, about, resume=resume)
+        state = recording.learner_state()
+        if state is not None and learners is not None:
+            try:
+                learners.load(state)
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"the learners in {recording.folder} do not fit the recording ({explain(error)}); remove it and "
+                    "record again"
+                ) from error
+        for iteration in range(recording.iteration, about.num_iterations):
+            episodes = sample(iteration)
+            if recording.append(episodes):
+                recording.save({} if learners is None else learners.state())
+            if on_iteration is not None:
+                mean = float(episodes.episode_returns().double().mean())
+                on_iteration(f"return {mean:.2f}", iteration + 1, about.num_iterations)
+    return recorded
 
 
 @contextmanager
@@ -334,30 +356,6 @@ def _locked(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # The first folder that is not empty ends this.
             for each in made:
                 each.rmdir()
-
-
-def _record_rest(
-    recording: Recording,
-    sample: Callable[[int], TaskEpisodes],
-    learners: SingleTaskLearner | None,
-    on_iteration: OnIteration | None,
-) -> None:
-    state = recording.learner_state()
-    if state is not None and learners is not None:
-        try:
-            learners.load(state)
-        except (KeyError, ValueError, RuntimeError) as error:
-            raise CheckpointError(
-                f"the learners in {recording.folder} do not fit the recording ({explain(error)}); remove it and record "
-                "again"
-            ) from error
-    for iteration in range(recording.iteration, recording.about.num_iterations):
-        episodes = sample(iteration)
-        if recording.append(episodes):
-            recording.save({} if learners is None else learners.state())
-        if on_iteration is not None:
-            mean = float(episodes.episode_returns().double().mean())
-            on_iteration(f"return {mean:.2f}", iteration + 1, recording.about.num_iterations)
 
 
 def _split_settings(learner: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -446,28 +444,6 @@ def _shown(env: EnvDescription, *, last_step: bool) -> tuple[spaces.Space[Any], 
         return env.observation_space, env.action_space
     size = LastStepParts.of(env.observation_space, env.action_space).size
     return spaces.Box(-np.inf, np.inf, (size,), np.float32), env.action_space
-
-
-def _make_sampler(
-    config: Config,
-    policy: Policy,
-    in_trials: bool,
-    distribution: TaskDistribution | None,
-    num_workers: int | None,
-) -> MultiTaskSampler:
-    workers = config.placement.num_workers if num_workers is None else num_workers
-    return MultiTaskSampler(
-        config.env_name,
-        config.env_kwargs,
-        batch_size=config.fast_batch_size,
-        policy=policy,
-        seed=config.seed,
-        slots_per_task=1 if in_trials else config.slots_per_task,
-        max_episode_steps=config.max_episode_steps,
-        observe_last=in_trials,
-        task_distribution=distribution,
-        placement=config.placement.replace(update="driver", num_workers=workers),
-    )
 
 
 def _what_counts(config: Config, settings: SettingsModel | None) -> dict[str, Any]:

@@ -185,14 +185,13 @@ def _evaluating(
     if tasks is None or every is None:
         yield lambda finished: {}
         return
-    number, given = (tasks, None) if isinstance(tasks, int) else (len(tasks), tasks)
     with experiment.make_sampler(num_workers=num_workers, evaluation=True, task_split="validation") as sampler:
 
         def evaluate_if_due(finished: int) -> Metrics:
             if finished % every:
                 return {}
             started = perf_counter()
-            evaluation = evaluate(experiment, meta_batch_size=number, tasks=given, validation=True, sampler=sampler)
+            evaluation = evaluate(experiment, tasks, split="validation", sampler=sampler)
             metrics: Metrics = {}
             for column in range(evaluation.returns.shape[1]):
                 name = f"{experiment.metalearner.columns}_{column}"

@@ -84,7 +84,7 @@ def add_to_zoo(
     config = config.override({**defaults, "num-batches": max(1, saved.iteration)})
     experiment = make_experiment(config, num_workers=num_workers)
     restore(saved, experiment.metalearner, config.algorithm, path)
-    evaluation = evaluate(experiment, meta_batch_size=num_tasks, num_workers=num_workers)
+    evaluation = evaluate(experiment, num_tasks, num_workers=num_workers)
     training_state = experiment.metalearner.training_state
     kept = {key: value for key, value in saved.learner.items() if key.partition(".")[0] not in training_state}
     made = ZOO / f"{TEMPORARY}{name.replace('/', '-')}"

@@ -30,7 +30,7 @@ from maml_rl.report.figures import Series, figure, legend, named, numbers, row, 
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot
 from maml_rl.report.published import published_returns
-from maml_rl.report.scales import Span, decimals, readable, readable_count, readable_interval
+from maml_rl.report.scales import Span, counted, decimals, readable, readable_count, readable_interval, readable_share
 
 # Maximum number of numbers below an axis.
 _MOST_NAMES = 12
@@ -291,7 +291,7 @@ def difference_table(results: Sequence[GroupResult]) -> Markup | None:
             for info in (None, *infos)
         ]
         if shared:
-            found.insert(1, _in_percent(improvement_interval(result.evaluations, base.evaluations)))
+            found.insert(1, readable_share(improvement_interval(result.evaluations, base.evaluations)))
         cells = [element("td", value, element("small", f" {bounds}")) for value, bounds in found]
         counts = f"{len(result.evaluations)} and {len(base.evaluations)}"
         rows.append(row(named(group_css(result.group), name), element("td", counts), cells))
@@ -303,12 +303,6 @@ def difference_table(results: Sequence[GroupResult]) -> Markup | None:
         f"50 %. A missing interval is unknown; it needs {ENOUGH_TASKS} tasks, or several adaptations to fixed tasks."
     )
     return figure(title, note, table(title, heads, rows, "facts numbers"), css="wide")
-
-
-def _in_percent(shares: NDArray[np.float64]) -> tuple[str, str]:
-    """Return a share and its interval; nothing for an interval that is unknown."""
-    value, low, high = shares.tolist()
-    return f"{value:.0%}", f"[{low:.0%}, {high:.0%}]" if np.isfinite(low) else ""
 
 
 def performance_profiles(results: Sequence[GroupResult]) -> Markup | None:
@@ -376,8 +370,7 @@ def _lines(results: Sequence[GroupResult]) -> list[Line]:
 def _entries(lines: Sequence[Line]) -> list[tuple[str, str]]:
     """Return the entries of a legend, with the number of runs of each experiment."""
     return [
-        (css, f"{name}, {len(each)} run{'s' * (len(each) > 1)}" if css.startswith("group") else name)
-        for css, name, each in lines
+        (css, f"{name}, {counted(len(each), 'run')}" if css.startswith("group") else name) for css, name, each in lines
     ]
 
 

@@ -10,7 +10,7 @@ from maml_rl.experiment.comparable import METHODS, Curve, RunGroup, common_steps
 from maml_rl.report.figures import SMOOTHINGS, X_AXES, Series, figure, legend, numbers, row, table
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Plot, switched
-from maml_rl.report.scales import Span, decimals, readable, readable_count
+from maml_rl.report.scales import Span, counted, decimals, readable, readable_count
 
 _SEEDS_FOR_A_BAND = 3
 # The style sheet has as many colors for gradient steps and for groups; further groups have dashes, too.
@@ -28,6 +28,36 @@ _DETAILED_STAGES = {
     "inner": "adaptation",
     "outer": "meta-update",
     "reset": "resets",
+}
+# Of the charts of one metric: title, label of the vertical axis, how to read it, and whether that axis begins at 0.
+METRICS = {
+    "time/steps_per_s": ("Throughput", "steps per second", "Environment steps per second while sampling.", True),
+    "loss": (
+        "Loss on histories",
+        "loss",
+        "Mean negative log-probability, in nats, of the actions to predict, on the training data.",
+        False,
+    ),
+    "kl": (
+        "Size of the meta-updates",
+        "KL divergence",
+        "KL divergence between the policies before and after each meta-update.",
+        True,
+    ),
+    "policy/std": (
+        "Standard deviation of the policy",
+        "standard deviation",
+        "Of the meta-policy's actions before adaptation, mean over their entries. The closer to 0, the less the policy "
+        "explores, and the larger the gradients of adaptation.",
+        True,
+    ),
+    "policy/entropy": (
+        "Entropy of the policy",
+        "entropy in nats",
+        "Of the meta-policy's actions before adaptation, mean over observations; of a policy with a memory, mean over "
+        "the steps of its trials.",
+        False,
+    ),
 }
 
 
@@ -142,7 +172,7 @@ def _compared(
         for group in groups
     ]
     entries = [
-        (line.css, f"{line.name}, {after_last(count, line.group.columns)}, {number_of_runs(line.group)}")
+        (line.css, f"{line.name}, {after_last(count, line.group.columns)}, {counted(len(line.group.runs), 'run')}")
         for line, count in zip(lines, counts, strict=True)
     ]
     return _over_training(title, "mean return", lines, _seeds_note(groups, note), entries)
@@ -151,11 +181,6 @@ def _compared(
 def _smoothed(group: RunGroup, key: str, smoothed: bool) -> list[Curve]:
     """Return the curve of each smoothing; without any, only the iterations that have a value."""
     return [group.curve(key, width) for width in SMOOTHINGS] if smoothed else [group.curve(key).known()]
-
-
-def number_of_runs(group: RunGroup) -> str:
-    """Return how many runs a group has, in words."""
-    return f"{len(group.runs)} run{'s' * (len(group.runs) > 1)}"
 
 
 def _seeds_note(groups: Sequence[RunGroup], text: str) -> str:
@@ -206,7 +231,7 @@ def _over_training(
     if not any(np.isfinite(line.curves[0].seeds).any() for line in lines):
         return None
     first = [line.curves[0] for line in lines]
-    span = _span(first)
+    span = Span.of(*(values for curve in first for values in _drawn(curve)))
     span = Span(0.0, span.high) if zero and span.high > 0 else span
     ends = ", ".join(
         f"{line.name} from {readable(curve.mean[0])} to {readable(curve.mean[-1])}"
@@ -253,12 +278,8 @@ def _within(group: RunGroup, curve: Curve, limit: float) -> Curve:
     return curve.at(np.asarray(nearest[curve.iterations] < limit))
 
 
-def _span(curves: Sequence[Curve]) -> Span:
-    """Return the span of all that `_draw` draws."""
-    return Span.of(*(values for curve in curves for values in _drawn(curve)))
-
-
 def _drawn(curve: Curve) -> list[NDArray[np.float64]]:
+    """Return the values that `_draw` draws."""
     # The interval of two seeds is six times as wide as their difference: it would hide the curves.
     return [curve.low, curve.high, curve.mean] if len(curve.seeds) >= _SEEDS_FOR_A_BAND else [curve.mean, *curve.seeds]
 
@@ -306,74 +327,13 @@ def time_per_stage(group: RunGroup) -> Markup | None:
     return figure("Time per iteration", note, table("Time per iteration", (), rows, "times", wide=False))
 
 
-def throughput(groups: Sequence[RunGroup]) -> Markup | None:
-    """Return environment steps per second of the sampling, over the iterations."""
-    return _single_metric(
-        groups,
-        "time/steps_per_s",
-        "Throughput",
-        "steps per second",
-        "Environment steps per second while sampling.",
-        zero=True,
-    )
-
-
-def divergence(groups: Sequence[RunGroup]) -> Markup | None:
-    """Return the chart of the divergence of each meta-update."""
-    bound = groups[0].config.algorithm_settings.get("max-kl")
-    note = "KL divergence between the policies before and after each meta-update"
-    return _single_metric(
-        groups,
-        "kl",
-        "Size of the meta-updates",
-        "KL divergence",
-        f"{note}." if bound is None else f"{note}, which the trust region bounds by max-kl = {bound:g}.",
-        zero=True,
-    )
-
-
-def prediction(groups: Sequence[RunGroup]) -> Markup | None:
-    """Return the chart of how well a learner predicts the actions of recorded histories."""
-    return _single_metric(
-        groups,
-        "loss",
-        "Loss on histories",
-        "loss",
-        "Mean negative log-probability, in nats, of the actions to predict, on the training data.",
-        zero=False,
-    )
-
-
-def policy_spread(groups: Sequence[RunGroup]) -> list[Markup | None]:
-    """Return the chart of exploration during training: the deviation and the entropy of the meta-policy's actions."""
-    return [
-        _single_metric(
-            groups,
-            "policy/std",
-            "Standard deviation of the policy",
-            "standard deviation",
-            "Of the meta-policy's actions before adaptation, mean over their entries. The closer to 0, the less the "
-            "policy explores, and the larger the gradients of adaptation.",
-            zero=True,
-        ),
-        _single_metric(
-            groups,
-            "policy/entropy",
-            "Entropy of the policy",
-            "entropy in nats",
-            "Of the policy's actions, mean over the steps of the trials."
-            if all(group.columns == "episode" for group in groups)
-            else "Of the meta-policy's actions before adaptation, mean over observations.",
-            zero=False,
-        ),
-    ]
-
-
-def _single_metric(
-    groups: Sequence[RunGroup], key: str, title: str, label: str, note: str, *, zero: bool
-) -> Markup | None:
-    """Return the chart of one metric, with a line for each group that has it."""
+def over_iterations(groups: Sequence[RunGroup], key: str) -> Markup | None:
+    """Return the chart of one of the metrics of `METRICS`, with a line for each group that has it."""
     groups = [group for group in groups if group.keys(key)]
+    title, label, note, zero = METRICS[key]
+    bound = groups[0].config.algorithm_settings.get("max-kl") if groups and key == "kl" else None
+    if bound is not None:
+        note = f"{note[:-1]}, which the trust region bounds by max-kl = {bound:g}."
     several = len(groups) > 1
     lines = [
         _Line(

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -83,11 +84,9 @@ class GroupResult:
 
 def evaluate_group(
     group: RunGroup,
+    tasks: int | Path,
     *,
-    num_tasks: int,
-    num_workers: int | None,
-    placement: Mapping[str, Any] | None = None,
-    task_file: Path | None = None,
+    placement: Mapping[str, Any] = MappingProxyType({}),
     with_untrained: bool = True,
     trust: bool = False,
     on_run: Callable[[], object] = lambda: None,
@@ -96,10 +95,9 @@ def evaluate_group(
 
     Args:
         group: of runs.
-        num_tasks: new tasks to evaluate on; 0 for none.
-        num_workers: worker processes; see `MultiTaskSampler`.
-        placement: see `write_report`.
-        task_file: the tasks to evaluate on instead; results of `test.py` on other tasks are ignored.
+        tasks: how many new tasks to evaluate on, or their file; results of `test.py` on tasks that are not in the file
+            are ignored.
+        placement: of the evaluation, which takes none from the training.
         with_untrained: whether to evaluate the initial policy, too, unless it is an oracle's.
         trust: whether to import modules that the runs name; without it, their policies are not evaluated.
         on_run: called before a run is evaluated.
@@ -107,8 +105,7 @@ def evaluate_group(
     Returns:
         The results, and sentences about runs that could not be evaluated.
     """
-    # The placement of the training does not apply to the evaluation.
-    settings = {**ELSEWHERE, "num-workers": num_workers, **(placement or {})}
+    settings = {**ELSEWHERE, **placement}
     evaluations: list[Evaluation] = []
     notices: list[str] = []
     sampled = untrained = held_out = None
@@ -118,27 +115,28 @@ def evaluate_group(
         notices += complaint
         code = {} if trust else run.config.named_code()
         if code:
-            if (num_tasks or task_file is not None) and evaluation is None:
+            if tasks and evaluation is None:
                 notices.append(
                     f"The policy of {run.path} was not tried on new tasks: it needs {' and '.join(code.values())}, and "
                     f"a report imports nothing that a run names; add --trust, or measure it with `test.py {run.path}`."
                 )
-        elif task_file is not None:
+        elif isinstance(tasks, Path):
             try:
-                held_out = make_experiment(run.config).load_tasks(task_file)
+                held_out = make_experiment(run.config).load_tasks(tasks)
             except MamlRLError as error:
                 notices.append(f"The policy of {run.path} could not be tried: {error}.")
                 continue
             if evaluation is not None and not same_tasks(evaluation.tasks, held_out):
                 evaluation = None
-        if not code and (num_tasks or held_out) and (evaluation is None or sampled is None):
-            logger.info("trying the policy of %s on %d tasks", run.path, len(held_out or ()) or num_tasks)
+        wanted = tasks if isinstance(tasks, int) else held_out
+        if not code and wanted and (evaluation is None or sampled is None):
+            logger.info("trying the policy of %s on %d tasks", run.path, wanted if held_out is None else len(held_out))
             try:
-                tried = _evaluate(run, held_out or num_tasks, settings, trained=True)
+                tried = _evaluate(run, wanted, settings, trained=True)
                 if sampled is None:
                     sampled = tried
                     if with_untrained and run.config.method != "oracle":
-                        untrained = _evaluate(run, held_out or num_tasks, settings, trained=False).evaluation
+                        untrained = _evaluate(run, wanted, settings, trained=False).evaluation
                 evaluation = evaluation or tried.evaluation
             except (MamlRLError, OSError) as error:
                 notices.append(f"The policy of {run.path} could not be tried on new tasks: {error}.")
@@ -152,7 +150,6 @@ def _evaluate(run: Run, tasks: int | list[Task], settings: Mapping[str, Any], *,
     experiment = make_experiment(run.config.override(settings))
     if trained:
         experiment.restore("last", run.path)
-    fixed = None if isinstance(tasks, int) else tasks
     # Pictures show the first repetition.
     shown: list[TaskEpisodes] = []
 
@@ -161,11 +158,7 @@ def _evaluate(run: Run, tasks: int | list[Task], settings: Mapping[str, Any], *,
             shown.extend(batch.phases)
 
     evaluation = evaluate(
-        experiment,
-        meta_batch_size=tasks if isinstance(tasks, int) else len(tasks),
-        tasks=fixed,
-        repetitions=1 if fixed is None else REPETITIONS,
-        on_batch=keep_first,
+        experiment, tasks, repetitions=1 if isinstance(tasks, int) else REPETITIONS, on_batch=keep_first
     )
     return SampledEvaluation(experiment.config, shown, evaluation, experiment.metalearner.source_returns)
 

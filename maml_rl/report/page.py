@@ -19,10 +19,11 @@ from maml_rl.report.comparison import difference_table, performance_profiles, st
 from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.figures import choices, named, row, table
 from maml_rl.report.markup import Markup, element, join
-from maml_rl.report.scales import decimals, readable, readable_count, readable_interval, readable_seconds
+from maml_rl.report.scales import counted, decimals, readable, readable_count, readable_interval, readable_seconds
 from maml_rl.runs.system import package_versions
 
 GENERATOR = "maml_rl.report"
+THROUGHPUT = "time/steps_per_s"
 # In a title.
 _MOST_NAMES = 4
 
@@ -108,12 +109,11 @@ def _section(title: str | None, *content: Markup | None, whose: RunGroup | None 
 def _header(title: str, groups: Sequence[RunGroup]) -> Markup:
     families = ", ".join(dict.fromkeys(group.config.env_name for group in groups))
     runs = [run for group in groups for run in group.runs]
-    seeds = len(runs)
     made = datetime.now().astimezone().strftime("%d %B %Y, %H:%M")
     return element(
         "header",
         element("h1", title),
-        element("p", f"{families} \N{MIDDLE DOT} {seeds} run{'s' if seeds > 1 else ''} \N{MIDDLE DOT} {made}"),
+        element("p", f"{families} \N{MIDDLE DOT} {counted(len(runs), 'run')} \N{MIDDLE DOT} {made}"),
         [element("p", line) for line in dict.fromkeys(map(_trained_on, runs)) if line],
     )
 
@@ -145,7 +145,8 @@ def _family(
         )
         yield _tiles(result)
         yield _section("Learning" if alone else None, *_about_one(result, videos[groups[0].index], compared=False))
-        yield _section("Speed" if alone else None, curves.time_per_stage(groups[0]), curves.throughput(groups))
+        speed = curves.time_per_stage(groups[0]), curves.over_iterations(groups, THROUGHPUT)
+        yield _section("Speed" if alone else None, *speed)
 
 
 def _parts(members: Sequence[GroupResult]) -> Iterable[Markup | None]:
@@ -171,9 +172,7 @@ def _compared(
     for result in members:
         of_group = _about_one(result, videos[result.group.index], compared=True)
         yield _section(result.group.name, *of_group, whose=result.group)
-    spread = curves.policy_spread(groups)
-    losses = curves.prediction(groups), curves.divergence(groups)
-    yield _section("Training", curves.throughput(groups), *losses, *spread)
+    yield _section("Training", *(curves.over_iterations(groups, key) for key in curves.METRICS))
 
 
 def _about_one(result: GroupResult, films: Markup | None, *, compared: bool) -> Iterable[Markup | None]:
@@ -186,9 +185,7 @@ def _about_one(result: GroupResult, films: Markup | None, *, compared: bool) -> 
     if result.evaluations:
         yield task_charts.task_returns(result.evaluations[0])
     if not compared:
-        yield curves.prediction([result.group])
-        yield curves.divergence([result.group])
-        yield from curves.policy_spread([result.group])
+        yield from (curves.over_iterations([result.group], key) for key in curves.METRICS if key != THROUGHPUT)
         yield performance_profiles([result])
         yield step_table([result])
     if result.sampled is not None:

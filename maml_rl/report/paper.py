@@ -29,7 +29,7 @@ from maml_rl.experiment.evaluation import (
     profile_intervals,
 )
 from maml_rl.experiment.statistics import interquartile_mean
-from maml_rl.report.scales import readable_interval
+from maml_rl.report.scales import readable_interval, readable_share
 from maml_rl.runs.checkpoint import list_checkpoints
 from maml_rl.runs.run_folder import CHECKPOINTS
 
@@ -137,7 +137,7 @@ def measure(
                 tasks = experiment.fixed_tasks("test")
                 drawn = tasks is None
                 tasks = tasks or _draw_tasks(experiment, num_tasks)
-            found = evaluate(experiment, tasks=tasks, meta_batch_size=len(tasks))
+            found = evaluate(experiment, tasks)
             # Drawn once for all runs, they are still a sample of the family.
             evaluations.append(replace(found, fixed_tasks=not drawn))
         measured.append(Measured(group, evaluations))
@@ -242,13 +242,11 @@ def _steps(measured: Sequence[Measured]) -> str:
 
 
 def _number(interval: NDArray[np.float64]) -> str:
-    value, bounds = readable_interval(interval)
-    return f"{value} {bounds}" if np.isfinite(interval[1]) else value
+    return " ".join(readable_interval(interval)).rstrip()
 
 
 def _percent(interval: NDArray[np.float64]) -> str:
-    value, low, high = interval.tolist()
-    return f"{value:.0%}" + (f" [{low:.0%}, {high:.0%}]" if np.isfinite(low) else "")
+    return " ".join(readable_share(interval)).rstrip()
 
 
 def check_figure(path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from maml_rl.errors import ConfigError, MamlRLError
@@ -23,8 +24,6 @@ _DATA = ".training.csv", ".returns.csv"
 # The mark of a report is near its beginning.
 _HEAD = 2_000
 
-OnPart = Callable[[str, int, int], object]
-
 logger = logging.getLogger(__name__)
 
 
@@ -33,40 +32,37 @@ def write_report(
     output: str | Path | None = None,
     *,
     title: str | None = None,
-    num_tasks: int = 40,
-    task_file: str | Path | None = None,
+    tasks: int | Path = 40,
     num_videos: int = 2,
-    num_workers: int | None = None,
-    placement: Mapping[str, Any] | None = None,
+    placement: Mapping[str, Any] = MappingProxyType({}),
     trust: bool = False,
     unfinished: bool = False,
-    on_part: OnPart = lambda what, done, total: None,
+    on_step: Callable[[str, int, int], object] = lambda what, done, total: None,
 ) -> Path:
     """Write a self-contained page about one or several training runs, and its numbers as CSV beside it.
 
     Beside `report.html` are `report.training.csv`, the metrics of every iteration, and `report.returns.csv`, the mean
     return of every task after every gradient step.
 
-    Runs whose configs differ only in the seed are shown together, as a mean with its interval. A missing part, because
-    a run is unfinished, say, or the machine cannot draw, is replaced by a sentence at the top of the page, which is
-    logged as a warning, too.
+    Runs whose configs differ only in the seed are shown together, as a mean with its interval. Where something is
+    missing, because a run is unfinished, say, or the machine cannot draw, a sentence at the top of the page says so,
+    which is logged as a warning, too.
 
     Args:
         runs: run folders, or folders that hold run folders.
         output: the file; by default `report.html` in the folder, or in the one that holds all of several folders.
         title: of the page; by default the names of the runs.
-        num_tasks: new tasks on which each policy is evaluated; 0 for none.
-        task_file: tasks on which each is evaluated instead; see `test.py --save-tasks`.
+        tasks: how many new tasks each policy is evaluated on, 0 for none; or the file of those tasks, as
+            `test.py --save-tasks` writes it.
         num_videos: tasks of which a video is made, for families that draw themselves.
-        num_workers: worker processes for the evaluation; see `MultiTaskSampler`.
-        placement: other settings of a config for the placement of its episodes: "backend", "num-workers",
-            "ray-address", "strict", and others that begin with "ray-".
+        placement: settings of a config for the placement of the evaluation: "num-workers", "backend", "ray-address",
+            "strict", and others that begin with "ray-".
         trust: import modules that the configs of the runs name: families, policies, algorithms, task distributions.
             Without it no such module is imported, whether installed or not; such policies are shown from their files
             only, and not tried.
         unfinished: also compare runs that are unfinished, as far as all runs have come.
-        on_part: called with the next part, the number of finished parts and their total; a run is a part, and so is a
-            video.
+        on_step: called with what is done next, the number of finished steps and their total; a run is a step, and so
+            is a video.
 
     Returns:
         The file.
@@ -76,25 +72,22 @@ def write_report(
     """
     groups, notices = read_runs(runs, unfinished=unfinished)
     # Checked before any work: these errors are the same for all runs.
-    groups[0].config.override(dict(placement or {}))
+    groups[0].config.override(dict(placement))
     path = Path(output) if output is not None else _default_output(runs)
     _check_output(path)
-    held_out = None if task_file is None else Path(task_file)
-    if held_out is not None:
-        _check_tasks(held_out, groups, trust=trust)
+    if isinstance(tasks, Path):
+        _check_tasks(tasks, groups, trust=trust)
     results: list[GroupResult] = []
     films: list[Markup | None] = []
-    total, done = sum(len(group.runs) + num_videos for group in groups), 0
+    # Without pictures, or with a fault, a group has fewer videos.
+    total, done = sum(len(group.runs) + num_videos for group in groups), count()
     for group in groups:
-        parts = count(done)
         result, complaints = evaluate_group(
             group,
-            num_tasks=num_tasks,
-            num_workers=num_workers,
+            tasks,
             placement=placement,
-            task_file=held_out,
             trust=trust,
-            on_run=lambda parts=parts: on_part("trying policies", next(parts), total),  # type: ignore[misc]
+            on_run=lambda: on_step("trying policies", next(done), total),
             # The compared policies of one family have the same initial policy.
             with_untrained=all(
                 earlier.untrained is None or earlier.group.config.env_name != group.config.env_name
@@ -104,32 +97,20 @@ def write_report(
         notices += complaints
         film, complaints = None, []
         if result.sampled is not None:
-            film, complaints = videos(
-                result.sampled,
-                num_videos,
-                lambda parts=parts: on_part("drawing videos", next(parts), total),  # type: ignore[misc]
-            )
+            film, complaints = videos(result.sampled, num_videos, lambda: on_step("drawing videos", next(done), total))
         notices += complaints
-        # Without pictures, or with a fault, a group has fewer videos.
-        done += len(group.runs) + num_videos
         results.append(result)
         films.append(film)
-    on_part("writing the page", total, total)
+    on_step("writing the page", total, total)
     notices = list(dict.fromkeys(notices))
     for notice in notices:
         logger.warning("%s", notice)
-    data = {path.with_suffix(suffix): table for suffix, table in _data(results).items()}
-    for file, table in data.items():
+    data = [path.with_suffix(suffix) for suffix in _DATA]
+    for file, table in zip(data, (training_table(groups), returns_table(results)), strict=True):
         replace_file(file, table.encode())
     names = [file.name for file in data]
     replace_file(path, page(results, films, notices, title=title, data=names).encode())
     return path
-
-
-def _data(results: Sequence[GroupResult]) -> dict[str, str]:
-    """Return the tables behind the page, by the ends of their names."""
-    tables = training_table([result.group for result in results]), returns_table(results)
-    return dict(zip(_DATA, tables, strict=True))
 
 
 def _check_tasks(path: Path, groups: Sequence[RunGroup], *, trust: bool) -> None:

@@ -153,11 +153,9 @@ def latest_intact(
     Raises:
         CheckpointError: If there is none; the message has the error of each.
     """
-    reasons: list[str] = []
-    for path, checkpoint in _intact(folder, reasons, load):
-        logger.info("loading the checkpoint %s", path)
-        return path, checkpoint
-    raise _none_intact(folder, reasons)
+    path, checkpoint = next(_intact(folder, load))
+    logger.info("loading the checkpoint %s", path)
+    return path, checkpoint
 
 
 def best_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
@@ -166,19 +164,17 @@ def best_intact(folder: str | Path) -> tuple[Path, Checkpoint]:
     Raises:
         CheckpointError: If there is no intact checkpoint; the message has the error of each.
     """
-    reasons: list[str] = []
-    found = list(_intact(folder, reasons))
-    if not found:
-        raise _none_intact(folder, reasons)
-    path, checkpoint = max(found, key=lambda entry: _rank(entry[1]))
+    path, checkpoint = max(_intact(folder), key=lambda entry: _rank(entry[1]))
     logger.info("loading the checkpoint %s", path)
     return path, checkpoint
 
 
 def _intact(
-    folder: str | Path, reasons: list[str], load: Callable[[Checkpoint], None] = lambda checkpoint: None
+    folder: str | Path, load: Callable[[Checkpoint], None] = lambda checkpoint: None
 ) -> Iterator[tuple[Path, Checkpoint]]:
-    """Yield the intact checkpoints, the newest first; warn about broken ones, and add their errors."""
+    """Yield the intact checkpoints, the newest first; warn about broken ones, and raise if there are no others."""
+    reasons: list[str] = []
+    found = False
     for path in reversed(list_checkpoints(folder)):
         try:
             checkpoint = load_checkpoint(path)
@@ -187,12 +183,11 @@ def _intact(
             logger.warning("passing over a broken checkpoint: %s", error)
             reasons.append(str(error))
             continue
+        found = True
         yield path, checkpoint
-
-
-def _none_intact(folder: str | Path, reasons: list[str]) -> CheckpointError:
-    remedy = "put one back, or train again with --overwrite"
-    return CheckpointError("; ".join([f"there is no intact checkpoint in {folder}: {remedy}", *reasons]))
+    if not found:
+        remedy = "put one back, or train again with --overwrite"
+        raise CheckpointError("; ".join([f"there is no intact checkpoint in {folder}: {remedy}", *reasons]))
 
 
 def find_checkpoint(choice: str | Path | int, folder: str | Path) -> tuple[Path, Checkpoint]:

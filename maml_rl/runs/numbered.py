@@ -1,8 +1,9 @@
 """Names that do not collide: `runs/maml/2d-navigation`, then `runs/maml/2d-navigation-2`, and so on."""
 
+import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 
@@ -32,26 +33,12 @@ def _is_empty(path: Path) -> bool:
     return not any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size == 0
 
 
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path) -> AbstractContextManager[Path]:
     """Make a folder `path`, `path`-2, ... that no other process gets; remove it if nothing was written to it."""
-    while True:
-        folder = next_path(path)
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError:
-            continue  # Another process has just made it.
-    try:
-        yield folder
-    finally:
-        with suppress(OSError):  # The first folder that is not empty ends this.
-            for empty in (folder, *folder.parents):
-                empty.rmdir()
+    return _reserved(path, Path.mkdir, number=True)
 
 
-@contextmanager
-def new_file(path: Path, *, number: bool) -> Iterator[Path]:
+def new_file(path: Path, *, number: bool) -> AbstractContextManager[Path]:
     """Reserve a file that no other process gets, by an empty one; remove that if nothing was written to it.
 
     Args:
@@ -61,21 +48,29 @@ def new_file(path: Path, *, number: bool) -> Iterator[Path]:
     Raises:
         FileExistsError: If there is one already and `number` is false.
     """
+    return _reserved(path, lambda file: file.touch(exist_ok=False), number=number)
+
+
+@contextmanager
+def _reserved(path: Path, make: Callable[[Path], None], *, number: bool) -> Iterator[Path]:
     missing = [folder for folder in path.parents if not folder.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    os.makedirs(path.parent, exist_ok=True)
     while True:
-        file = next_path(path) if number else path
+        place = next_path(path) if number else path
         try:
-            file.touch(exist_ok=False)
+            make(place)
             break
         except FileExistsError:
+            # With numbers, another process has just made it.
             if not number:
                 raise
     try:
-        yield file
+        yield place
     finally:
-        with suppress(OSError):
-            if _is_empty(file):
-                file.unlink()
-            for empty in missing:  # The first folder that is not empty ends this.
-                empty.rmdir()
+        with suppress(OSError):  # The first folder that is not empty ends this.
+            if place.is_dir():
+                place.rmdir()
+            elif _is_empty(place):
+                place.unlink()
+            for folder in missing:
+                folder.rmdir()

@@ -196,7 +196,7 @@ def test_numbers_may_have_an_exponent_alone(tmp_path: Path, monkeypatch: pytest.
     [
         (SPACE, ("--seed", "1"), "seed 1 is one of the reported trainings"),
         (("fast-lr=0.1",), (), "the values of 'fast-lr' are '0.1': expected LOW:HIGH, LOW:HIGH:log or A|B|C"),
-        (("fast-lr",), (), "expected KEY=VALUES, got 'fast-lr'"),
+        (("fast-lr",), (), "--search expects KEY=VALUE, got 'fast-lr'"),
         (("fast-lrr=0.1:0.2",), (), "unknown key 'fast-lrr' in the settings that are searched; did you mean 'fast-lr'"),
         (
             ("algorithm-settings.cg-iters=0:3",),

@@ -289,7 +289,6 @@ def test_log_level_selects_the_messages(
             say("spoken")
 
     parser = console.Parser(prog="this")
-    console.add_log_level(parser)
     assert console.run_command(parser, ["--log-level", level], speak) == 0
     assert capsys.readouterr().err.splitlines() == ["this: spoken"] * heard
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from maml_rl.cli.progress import PartProgress, TrainingProgress
+from maml_rl.cli.progress import StepProgress, TrainingProgress
 from maml_rl.envs.meta_env import SlotCounts
 
 
@@ -146,7 +146,7 @@ def test_summary_names_the_best_evaluation() -> None:
 
 
 def test_bar_of_a_report_shows_what_is_done() -> None:
-    with terminal_of(80) as shown, PartProgress() as progress:
+    with terminal_of(80) as shown, StepProgress() as progress:
         progress("trying policies", 1, 4)
         progress("drawing videos", 3, 4)
         screen = shown()

@@ -240,7 +240,7 @@ def test_success_rate_is_shown_beside_the_return(metaworld: Any, small: dict[str
     metrics = (tmp_path / "metrics.jsonl").read_text()
     assert '"info/success/step_0": ' in metrics
     assert '"info/success/step_1": ' in metrics
-    result = evaluate(make_experiment(Config.model_validate(small)), meta_batch_size=3, num_workers=0)
+    result = evaluate(make_experiment(Config.model_validate(small)), tasks=3, num_workers=0)
     assert "mean success" in result.table()
     assert result.infos["success"].shape == result.returns.shape == (3, 2, 2)
 

@@ -143,9 +143,9 @@ def test_distribution_receives_every_batch_before_the_next_and_is_checkpointed(t
 
 def test_evaluations_draw_the_test_side_of_a_split_or_that_of_training_on_request() -> None:
     experiment = make_experiment(config_of(tasks=SPLIT))
-    test = evaluate(experiment, meta_batch_size=20, num_steps=0, num_workers=0)
-    training = evaluate(experiment, meta_batch_size=20, num_steps=0, num_workers=0, training_tasks=True)
-    choosing = evaluate(experiment, meta_batch_size=20, num_steps=0, num_workers=0, validation=True)
+    test = evaluate(experiment, tasks=20, num_steps=0, num_workers=0)
+    training = evaluate(experiment, tasks=20, num_steps=0, num_workers=0, split="training")
+    choosing = evaluate(experiment, tasks=20, num_steps=0, num_workers=0, split="validation")
     assert all(x >= 0.0 for x, _ in goals(test.tasks))
     assert all(x < 0.0 for x, _ in goals(training.tasks) + goals(choosing.tasks))
     assert goals(training.tasks) != goals(choosing.tasks)
@@ -170,7 +170,7 @@ def test_evaluations_during_training_never_see_the_test_side_of_a_split(
 
 def test_evaluations_of_a_list_draw_from_the_family() -> None:
     found = [
-        goals(evaluate(make_experiment(config_of(tasks=tasks)), meta_batch_size=5, num_steps=0, num_workers=0).tasks)
+        goals(evaluate(make_experiment(config_of(tasks=tasks)), tasks=5, num_steps=0, num_workers=0).tasks)
         for tasks in (None, DISTRIBUTIONS[0])
     ]
     assert found[0] == found[1]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
@@ -33,15 +32,8 @@ def config_of(**values: Any) -> Config:
 
 def small_evaluation(**options: Any) -> Evaluation:
     return evaluate(
-        make_experiment(config_of()),
-        **{
-            "num_batches": 2,
-            "meta_batch_size": 3,
-            "num_steps": 2,
-            "rule": AdaptationRule([0.1, 0.05]),
-            "num_workers": 0,
-            **options,
-        },
+        make_experiment(config_of(halve_step_size="once", fast_lr=options.pop("fast_lr", 0.1))),
+        **{"tasks": 6, "meta_batch_size": 3, "num_steps": 2, "num_workers": 0, **options},
     )
 
 
@@ -54,7 +46,7 @@ def test_every_task_has_returns_after_every_step() -> None:
 
 
 def test_evaluation_without_steps_is_without_adaptation() -> None:
-    assert small_evaluation(num_steps=0, rule=None).returns.shape == (6, 1, 4)
+    assert small_evaluation(num_steps=0).returns.shape == (6, 1, 4)
 
 
 @pytest.mark.slow
@@ -68,7 +60,7 @@ def test_same_seed_gives_the_same_evaluation_for_any_number_of_workers() -> None
 def test_evaluation_leaves_the_policy_as_it_was() -> None:
     experiment = make_experiment(config_of())
     before = {name: tensor.clone() for name, tensor in experiment.policy.state_dict().items()}
-    evaluate(experiment, num_batches=1, meta_batch_size=2, num_steps=1, num_workers=0)
+    evaluate(experiment, 2, num_steps=1, num_workers=0)
     for name, tensor in experiment.policy.state_dict().items():
         assert torch.equal(tensor, before[name])
 
@@ -90,9 +82,9 @@ def test_tasks_and_episodes_are_never_those_of_training_with_the_same_seed() -> 
 
 
 def test_adapting_on_a_bandit_raises_the_return() -> None:
-    config = config_of(env_name="Bandit-K5-v0", max_episode_steps=None, fast_batch_size=200)
+    config = config_of(env_name="Bandit-K5-v0", max_episode_steps=None, fast_batch_size=200, fast_lr=2.0)
     experiment = make_experiment(config)
-    evaluation = evaluate(experiment, meta_batch_size=20, num_steps=2, rule=AdaptationRule(2.0), num_workers=0)
+    evaluation = evaluate(experiment, tasks=20, num_steps=2, num_workers=0)
     before, _, after = evaluation.intervals()[:, 0]
     # An unadapted policy pulls all arms about equally often, for a mean of 1/2; the best of five arms has 5/6.
     assert before == pytest.approx(0.5, abs=0.06)
@@ -108,8 +100,8 @@ def test_negative_numbers_are_refused() -> None:
         small_evaluation(num_steps=-1)
     with pytest.raises(ConfigError, match="meta-batch-size must be at least 1, got 0"):
         small_evaluation(meta_batch_size=0)
-    with pytest.raises(ConfigError, match="num-batches must be at least 1, got -1"):
-        small_evaluation(num_batches=-1)
+    with pytest.raises(ConfigError, match="tasks must be at least 1, got -1"):
+        small_evaluation(tasks=-1)
 
 
 def evaluation_of(returns: np.ndarray) -> Evaluation:
@@ -189,7 +181,7 @@ def test_interval_of_policies_on_fixed_tasks_covers_the_algorithm_on_them(polici
 def test_interval_on_fixed_navigation_tasks_covers_the_mean_of_many_adaptations() -> None:
     tasks = [{"goal": np.array(goal)} for goal in ([0.3, 0.2], [-0.4, 0.1], [0.0, -0.5])]
     # A step so large that the adapted parameters are mostly noise.
-    every = small_evaluation(tasks=tasks, num_steps=1, rule=AdaptationRule(2.0), repetitions=90)
+    every = small_evaluation(tasks=tasks, num_steps=1, fast_lr=2.0, repetitions=90)
     assert every.returns.shape == (3, 2, 360)
     truth = every.task_returns().mean(axis=0)
     thirty = [replace(every, returns=part, repetitions=3) for part in np.split(every.returns, 30, axis=2)]
@@ -246,12 +238,12 @@ def test_interquartile_mean_ignores_an_outlier_task() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_given_tasks_are_measured_like_the_same_tasks_drawn() -> None:
-    drawn: list[Any] = []
-    evaluation = small_evaluation(on_tasks=drawn.extend)
+    evaluation = small_evaluation()
+    drawn = evaluation.tasks
     # Tasks that were drawn and kept still count as drawn.
     assert not evaluation.fixed_tasks
     assert np.array_equal(evaluation.intervals(), small_evaluation().intervals(), equal_nan=True)
-    again = small_evaluation(tasks=drawn, num_batches=1)
+    again = small_evaluation(tasks=drawn)
     assert again.fixed_tasks
     assert np.array_equal(again.returns, evaluation.returns)
     assert np.array_equal(again.intervals(interquartile_mean)[:, 0], evaluation.intervals(interquartile_mean)[:, 0])
@@ -301,7 +293,7 @@ def test_table_has_a_row_for_every_number_of_steps() -> None:
 def test_recorded_infos_are_evaluated_shown_and_saved(tmp_path: Path) -> None:
     evaluation = evaluate(
         make_experiment(config_of(env_name="tests.lamp_env:Lamp-v0")),
-        num_batches=2,
+        6,
         meta_batch_size=3,
         num_steps=1,
         num_workers=0,

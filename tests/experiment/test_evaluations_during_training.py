@@ -63,7 +63,7 @@ def assert_same(found: Path, wanted: Path) -> None:
 def evaluated_afterward(config: Config, run: Path, checkpoint: int) -> Evaluation:
     experiment = make_experiment(config)
     experiment.restore(str(checkpoint), run)
-    return evaluate(experiment, meta_batch_size=4, validation=True, num_workers=0)
+    return evaluate(experiment, tasks=4, split="validation", num_workers=0)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_tasks_are_neither_those_of_training_nor_those_of_a_later_test(evaluated
     experiment = make_experiment(config_of())
     with experiment.make_sampler(num_workers=0) as sampler:
         drawn = [sampler.sample_tasks(4) for _ in range(6)]
-    drawn.append(evaluate(experiment, num_batches=10, meta_batch_size=4, num_workers=0).tasks)
+    drawn.append(evaluate(experiment, 40, meta_batch_size=4, num_workers=0).tasks)
     others = {task["goal"].tobytes() for tasks in drawn for task in tasks}
     mine = {task["goal"].tobytes() for task in evaluated_afterward(config_of(), evaluated, 6).tasks}
     assert len(mine) == 4

@@ -57,11 +57,11 @@ def test_batches_are_distinct_tasks_of_the_set_and_tests_use_their_whole_set_for
             batch = texts(sampler.sample_tasks(3))
             assert len(batch) == 3
             assert batch <= texts(training)
-    for options, expected in (({}, test), ({"training_tasks": True}, training)):
-        evaluation = evaluate(experiment, meta_batch_size=3, num_workers=0, **options)
+    for options, expected in (({}, test), ({"split": "training"}, training)):
+        evaluation = evaluate(experiment, tasks=3, num_workers=0, **options)
         assert [task_key(task) for task in evaluation.tasks] == [task_key(task) for task in expected]
         assert not evaluation.fixed_tasks, "the set is a sample of the family"
-    during = evaluate(experiment, meta_batch_size=3, num_workers=0, validation=True)
+    during = evaluate(experiment, tasks=3, num_workers=0, split="validation")
     assert texts(during.tasks) <= texts(training)
 
 

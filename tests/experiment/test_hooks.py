@@ -154,7 +154,7 @@ def test_hook_that_fails_to_resume_or_in_a_test_is_one_error(tmp_path: Path) -> 
         make_experiment(failing()).restore("last", tmp_path / "run")
     FAILURE.update(hook="test")
     with pytest.raises(AlgorithmError, match="SystemExit"):
-        evaluate(make_experiment(failing()), meta_batch_size=2)
+        evaluate(make_experiment(failing()), tasks=2)
 
 
 @pytest.mark.parametrize(

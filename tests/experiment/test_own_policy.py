@@ -38,11 +38,11 @@ def test_own_policy_is_trained_resumed_evaluated_loaded_adapted_and_reported(tmp
     before = {name: value.clone() for name, value in experiment.policy.named_parameters()}
     experiment.restore("latest", folder)
     assert any(not torch.equal(value, before[name]) for name, value in experiment.policy.named_parameters())
-    assert evaluate(experiment, meta_batch_size=2, num_steps=1, num_workers=0).returns.shape[:2] == (2, 2)
+    assert evaluate(experiment, tasks=2, num_steps=1, num_workers=0).returns.shape[:2] == (2, 2)
     policy = maml_rl.load_policy(folder)
     adapted = maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL)
     assert (np.abs(adapted.choose(np.zeros(2, np.float32))[0]) < 1.0).all()
-    page = write_report([folder], num_tasks=2, num_videos=0, num_workers=0)
+    page = write_report([folder], tasks=2, num_videos=0, placement={"num-workers": 0})
     assert page.stat().st_size > 10_000
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert all(row["accepted"] for row in rows)

@@ -103,12 +103,17 @@ def test_recording_has_the_same_bytes_for_any_number_of_threads(
     learner: str, tmp_path: Path, threads: Callable[[int], None], chunks: list[tuple[str, int, int]]
 ) -> None:
     # As `maml-rl record dark-room --tasks 20`.
-    keys = {"env_name": "DarkRoom-v0", "max_episode_steps": None, "fast_batch_size": 20, "hidden_sizes": [64, 64]}
+    keys: dict[str, Any] = {
+        "env_name": "DarkRoom-v0",
+        "max_episode_steps": None,
+        "fast_batch_size": 20,
+        "hidden_sizes": [64, 64],
+    }
+    keys |= {"num_batches": 3, "num_workers": 0}
     found = []
     for number in (1, 2, 4):
         threads(number)
-        options: dict[str, Any] = {"num_tasks": 20, "num_iterations": 3, "num_workers": 0, "minari": False}
-        folder = record(config_of(**keys), tmp_path / str(number), learner=learner, **options).folder
+        folder = record(config_of(**keys), tmp_path / str(number), num_tasks=20, learner=learner, credits=None).folder
         found.append({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
     assert found[1:] == found[:1] * 2
     assert learner != "ppo" or {many for _, count, many in chunks if count > 1} == {1, 2, 4}

@@ -50,7 +50,7 @@ def test_evaluation_is_by_episode_of_the_trial(run: Path, tmp_path: Path) -> Non
     experiment = make_experiment(load_config(run / "config.json"))
     experiment.restore("latest", run)
     batches: list[Any] = []
-    evaluation = evaluate(experiment, meta_batch_size=5, num_workers=0, on_batch=batches.append)
+    evaluation = evaluate(experiment, tasks=5, num_workers=0, on_batch=batches.append)
     episodes = batches[0].phases[0]
     np.testing.assert_array_equal(evaluation.returns[:, :, 0], episodes.rewards.sum(1))
     lines = evaluation.table().splitlines()
@@ -64,7 +64,7 @@ def test_evaluation_is_by_episode_of_the_trial(run: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_report_is_by_episode_of_the_trial(run: Path, tmp_path: Path) -> None:
-    write_report([run], tmp_path / "report.html", num_tasks=3)
+    write_report([run], tmp_path / "report.html", tasks=3)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Return by episode of the trial" in page
     assert "in episode 3 of the trial" in page

@@ -78,7 +78,7 @@ def test_policy_loads_and_its_evaluation_shows_adaptation(name: str) -> None:
         assert found["columns"] == "episode"
         # No more tasks than an interval needs, since those of Meta-World take long.
         experiment = make_experiment(load_config(zoo()[name] / "config.json"))
-        initial = evaluate(experiment, meta_batch_size=ENOUGH_TASKS, num_workers=0)
+        initial = evaluate(experiment, tasks=ENOUGH_TASKS, num_workers=0)
         # Equal returns, as of a sparse reward that is never found, have no interval.
         unadapted = initial.intervals()[0, 0 if np.ptp(initial.task_returns()) == 0.0 else 2]
         assert intervals_of(found)[0][1] > unadapted
@@ -93,7 +93,7 @@ def test_evaluation_of_a_fast_policy_is_reproducible(name: str) -> None:
     found = evaluation_of(name)
     experiment = make_experiment(load_config(zoo()[name] / "config.json"))
     experiment.restore("last", zoo()[name])
-    again = evaluate(experiment, meta_batch_size=found["tasks"], num_workers=0)
+    again = evaluate(experiment, tasks=found["tasks"], num_workers=0)
     # Other processors and versions may round differently.
     if all(found["evaluated-with"][key] == describe_system()[key] for key in ("cpu", "platform", "packages")):
         assert returns_digest(again) == found["digest"]

@@ -132,10 +132,10 @@ def test_columns_are_named_by_the_learner(run: Path, tmp_path: Path) -> None:
     assert keys == ["return/guess_0", "return/guess_1"]
     experiment = make_experiment(load_config(run / "config.json"))
     experiment.restore("last", run)
-    evaluation = evaluate(experiment, meta_batch_size=2, num_steps=2, num_workers=0)
+    evaluation = evaluate(experiment, tasks=2, num_steps=2, num_workers=0)
     assert (evaluation.returns.shape, evaluation.columns) == ((2, 3, 4), "guess")
     assert [line.split()[0] for line in evaluation.table().splitlines()] == ["guess", "1", "2", "3"]
-    write_report([run], tmp_path / "report.html", num_tasks=2, num_workers=0, num_videos=0, trust=True)
+    write_report([run], tmp_path / "report.html", tasks=2, placement={"num-workers": 0}, num_videos=0, trust=True)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Return by guess" in page
     assert "gradient step" not in page

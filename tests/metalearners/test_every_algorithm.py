@@ -140,7 +140,7 @@ def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tupl
     algorithm, folder = run
     experiment = make_experiment(load_config(folder / "config.json"))
     experiment.restore("latest", folder)
-    evaluation = evaluate(experiment, meta_batch_size=2, num_steps=2, num_workers=0)
+    evaluation = evaluate(experiment, tasks=2, num_steps=2, num_workers=0)
     policy = load_policy(folder)
     if algorithm in OF_HISTORIES:
         assert evaluation.returns.shape == (2, 1, 1)
@@ -175,7 +175,7 @@ def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tupl
 def test_report_of_a_run_names_the_algorithm(run: tuple[str, Path], tmp_path: Path) -> None:
     algorithm, folder = run
     page = tmp_path / "report.html"
-    write_report([folder], page, num_tasks=2, num_workers=0)
+    write_report([folder], page, tasks=2, placement={"num-workers": 0})
     assert algorithm in page.read_text(encoding="utf-8")
 
 

@@ -73,7 +73,7 @@ def digest_of(config: Config) -> str:
                 learner.learn(learner.collect(sampler, sampler.sample_tasks(config.meta_batch_size)), number)
     else:
         learner.learn(Batch(()), 0)
-    tested = evaluate(experiment, meta_batch_size=2, num_workers=0)
+    tested = evaluate(experiment, tasks=2, num_workers=0)
     digest = hashlib.sha256(np.ascontiguousarray(tested.returns).tobytes())
     for name, value in {**learner.policy.state_dict(), **learner.state_dict()}.items():
         content = value.detach().numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
@@ -164,7 +164,7 @@ def test_a_run_records_what_it_uses_and_one_of_an_earlier_version_continues(tmp_
     assert '"hidden-sizes"' in everything
     (tmp_path / "run" / "config.json").write_text(everything)
     (tmp_path / "run" / "SHA256SUMS").unlink()
-    evaluate(make_experiment(load_config(tmp_path / "run" / "config.json")), meta_batch_size=2, num_workers=0)
+    evaluate(make_experiment(load_config(tmp_path / "run" / "config.json")), tasks=2, num_workers=0)
     again = load_config(tmp_path / "run" / "config.json").override({"num-batches": 3})
     train(again, tmp_path / "run", num_workers=0, resume=True)
     assert untimed(tmp_path / "run") == untimed(tmp_path / "whole")

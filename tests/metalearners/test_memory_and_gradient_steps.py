@@ -74,7 +74,7 @@ def test_recurrent_policies_are_trained_through_inner_steps_and_adapted(
         assert untimed(tmp_path / str(workers)) == untimed(tmp_path / "0")
     experiment = make_experiment(config)
     experiment.restore("last", tmp_path / "0")
-    assert evaluate(experiment, meta_batch_size=2, num_steps=2, num_workers=0).returns.shape == (2, 3, 4)
+    assert evaluate(experiment, tasks=2, num_steps=2, num_workers=0).returns.shape == (2, 3, 4)
     policy = load_policy(tmp_path / "0")
     adapted = adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]})
     changed = {name for name, x in policy.named_parameters() if not torch.equal(x, adapted.get_parameter(name))}

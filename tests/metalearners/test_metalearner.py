@@ -243,7 +243,7 @@ def test_metalearner_without_inner_steps_has_one_phase_and_recorded_log_probabil
     assert len(batch.phases) == 1
     assert batch.phases[0].log_probs is not None
     train(config, tmp_path, num_workers=0)
-    evaluation = evaluate(experiment, meta_batch_size=2, num_workers=0)
+    evaluation = evaluate(experiment, tasks=2, num_workers=0)
     assert (evaluation.returns.shape, evaluation.step_sizes) == ((2, 1, 4), ())
     with pytest.raises(ConfigError, match="does not adapt by gradient steps"):
         adapt_to_task(load_policy(tmp_path), "2DNavigation-v0", {"goal": np.zeros(2, np.float32)})

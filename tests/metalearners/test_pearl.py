@@ -215,7 +215,7 @@ def test_training_resumes_bit_identically_and_a_saved_policy_adapts_by_its_conte
         assert all(torch.equal(found[key], x) for key, x in wanted.items() if isinstance(x, Tensor))
     experiment = make_experiment(pearl())
     experiment.restore("last", tmp_path / "whole")
-    evaluation = evaluate(experiment, meta_batch_size=2, num_steps=2, num_workers=0)
+    evaluation = evaluate(experiment, tasks=2, num_steps=2, num_workers=0)
     assert (evaluation.returns.shape, evaluation.columns) == ((2, 3, 1), "round")
     policy = load_policy(tmp_path / "whole")
     adapted = adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]}, 2)

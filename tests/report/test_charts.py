@@ -25,7 +25,7 @@ from tests.report.conftest import NAVIGATION, make_run
 @pytest.fixture(scope="module")
 def navigation(navigation_runs: Path) -> GroupResult:
     (group,), _ = read_runs([navigation_runs])
-    return evaluate_group(group, num_tasks=20, num_workers=0)[0]
+    return evaluate_group(group, 20, placement={"num-workers": 0})[0]
 
 
 def read(markup: Markup | None) -> ElementTree.Element:
@@ -146,7 +146,7 @@ def test_step_returns_compare_with_the_untrained_policy(navigation: GroupResult)
 @pytest.fixture(scope="module")
 def compared(navigation_runs: Path, compared_runs: list[Path]) -> list[GroupResult]:
     groups, _ = read_runs([navigation_runs / "seed-0", *compared_runs])
-    return [evaluate_group(group, num_tasks=20, num_workers=0)[0] for group in groups]
+    return [evaluate_group(group, 20, placement={"num-workers": 0})[0] for group in groups]
 
 
 def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[GroupResult]) -> None:
@@ -251,7 +251,7 @@ def test_charts_of_runs_without_metrics_are_left_out(navigation_runs: Path, tmp_
     (tmp_path / "run" / "config.json").write_bytes((navigation_runs / "seed-0" / "config.json").read_bytes())
     (group,), _ = read_runs([tmp_path / "run"])
     made = [curves.learning_curve(group), curves.compared_learning_curves([group]), curves.time_per_stage(group)]
-    made += [curves.throughput([group]), curves.divergence([group])]
+    made += [curves.over_iterations([group], "time/steps_per_s"), curves.over_iterations([group], "kl")]
     made += [chart([GroupResult(group, [], None, None)]) for chart in (step_returns, step_table)]
     assert made == [None] * 7
 
@@ -438,7 +438,7 @@ def test_recorded_infos_are_drawn_over_training_and_reported_on_new_tasks(tmp_pa
     assert len(titles) == 2
     assert "Mean power" in titles[0]
     assert "Mean success" in titles[1]
-    options = {"num_tasks": 4, "num_videos": 0, "num_workers": 0}
+    options = {"tasks": 4, "num_videos": 0, "placement": {"num-workers": 0}}
     page = write_report([run], tmp_path / "report.html", **options, trust=True).read_text()
     assert "mean success" in page
     rate = r"<dt>mean success</dt><dd>[01]\.\d*<small>on new tasks after 2 steps \[[\d.]+, [\d.]+\]; [01]\.\d* before"

@@ -17,7 +17,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def test_numbers_of_a_report_are_in_a_file_beside_it(navigation_runs: Path, tmp_path: Path) -> None:
-    page = write_report([navigation_runs], tmp_path / "report.html", num_tasks=2, num_workers=0).read_text()
+    page = write_report([navigation_runs], tmp_path / "report.html", tasks=2, placement={"num-workers": 0}).read_text()
     training, returns = read(tmp_path / "report.training.csv"), read(tmp_path / "report.returns.csv")
     assert "report.training.csv and report.returns.csv" in page
     for seed in (0, 1):
@@ -41,18 +41,18 @@ def test_numbers_of_a_report_are_in_a_file_beside_it(navigation_runs: Path, tmp_
 def test_file_of_another_kind_is_not_replaced(navigation_runs: Path, tmp_path: Path) -> None:
     (tmp_path / "report.returns.csv").write_text("my,own\n")
     with pytest.raises(ConfigError, match=r"report\.returns\.csv exists and is not a table of a report"):
-        write_report([navigation_runs], tmp_path / "report.html", num_tasks=0)
+        write_report([navigation_runs], tmp_path / "report.html", tasks=0)
     assert [path.name for path in tmp_path.iterdir()] == ["report.returns.csv"]
 
 
 def test_report_without_new_tasks_is_written_again(navigation_runs: Path, tmp_path: Path) -> None:
     for _ in range(2):
-        write_report([navigation_runs], tmp_path / "report.html", num_tasks=0)
+        write_report([navigation_runs], tmp_path / "report.html", tasks=0)
     assert read(tmp_path / "report.returns.csv") == []
 
 
 def test_system_of_a_run_is_in_the_header_of_its_report(navigation_runs: Path, tmp_path: Path) -> None:
     (group,), _ = read_runs([navigation_runs])
     system = group.runs[0].system
-    page = write_report([navigation_runs], tmp_path / "report.html", num_tasks=0).read_text()
+    page = write_report([navigation_runs], tmp_path / "report.html", tasks=0).read_text()
     assert f"{system['cores']} cores of {system['cpu']}" in page.split("</header>")[0]

@@ -25,12 +25,12 @@ def made_up(returns: np.ndarray) -> Evaluation:
 
 def test_trial_has_the_episodes_of_the_evaluation(navigation_runs: Path) -> None:
     (group,), _ = read_runs([navigation_runs / "seed-0"])
-    result, notices = evaluate_group(group, num_tasks=3, num_workers=0)
+    result, notices = evaluate_group(group, 3, placement={"num-workers": 0})
     assert not notices
     assert result.sampled is not None
     config = group.config
     experiment = make_experiment(config)
-    untrained = evaluate(experiment, meta_batch_size=3, num_steps=2, num_workers=0)
+    untrained = evaluate(experiment, tasks=3, num_steps=2, num_workers=0)
     assert result.untrained is not None
     np.testing.assert_array_equal(result.untrained.returns, untrained.returns)
     assert result.sampled.evaluation.returns.shape == (3, 3, 4)
@@ -39,7 +39,7 @@ def test_trial_has_the_episodes_of_the_evaluation(navigation_runs: Path) -> None
 
 def test_every_seed_of_a_group_is_evaluated_and_the_first_is_kept_for_pictures(navigation_runs: Path) -> None:
     (group,), _ = read_runs([navigation_runs])
-    result, _ = evaluate_group(group, num_tasks=2, num_workers=0)
+    result, _ = evaluate_group(group, 2, placement={"num-workers": 0})
     assert [evaluation.seed for evaluation in result.evaluations] == [0, 1]
     assert result.sampled is not None
     assert result.sampled.config.seed == 0
@@ -50,7 +50,7 @@ def test_saved_evaluation_is_used_unchanged(navigation_runs: Path, tmp_path: Pat
     saved = made_up(np.array([[1.0, 2.0], [3.0, 4.0]]))
     saved.save(tmp_path / "run" / "evaluation.npz")
     (group,), _ = read_runs([tmp_path / "run"])
-    result, notices = evaluate_group(group, num_tasks=0, num_workers=0)
+    result, notices = evaluate_group(group, 0, placement={"num-workers": 0})
     assert not notices
     assert result.sampled is None
     np.testing.assert_array_equal(result.evaluations[0].returns, saved.returns)
@@ -62,7 +62,7 @@ def test_newest_of_several_saved_evaluations_is_used(navigation_runs: Path, tmp_
     for name, value in (("evaluation", 1.0), ("evaluation-2", 2.0), ("evaluation-10", 3.0)):
         made_up(np.full((2, 2), value)).save(tmp_path / "run" / f"{name}.npz")
     (group,), _ = read_runs([tmp_path / "run"])
-    result, _ = evaluate_group(group, num_tasks=0, num_workers=0)
+    result, _ = evaluate_group(group, 0, placement={"num-workers": 0})
     assert (result.evaluations[0].returns == 3.0).all()
 
 
@@ -75,7 +75,7 @@ def test_policies_are_evaluated_on_the_tasks_of_a_file(navigation_runs: Path, tm
     on_these.save(tmp_path / "runs" / "seed-0" / "evaluation.npz")
     made_up(np.ones((3, 3))).save(tmp_path / "runs" / "seed-1" / "evaluation.npz")
     (group,), _ = read_runs([tmp_path / "runs"])
-    result, notices = evaluate_group(group, num_tasks=0, num_workers=0, task_file=tmp_path / "tasks.json")
+    result, notices = evaluate_group(group, tmp_path / "tasks.json", placement={"num-workers": 0})
     assert not notices
     assert [evaluation.tasks for evaluation in result.evaluations] == [goals, goals]
     assert [evaluation.fixed_tasks for evaluation in result.evaluations] == [True, True]
@@ -93,7 +93,7 @@ def test_policies_are_evaluated_on_the_tasks_of_a_file(navigation_runs: Path, tm
 def test_file_of_tasks_of_another_family_is_a_notice(navigation_runs: Path, tmp_path: Path) -> None:
     save_tasks(tmp_path / "tasks.json", "AntPos-v5", [{"position": [1.0, 1.0]}])
     (group,), _ = read_runs([navigation_runs / "seed-0"])
-    result, (notice,) = evaluate_group(group, num_tasks=0, num_workers=0, task_file=tmp_path / "tasks.json")
+    result, (notice,) = evaluate_group(group, tmp_path / "tasks.json", placement={"num-workers": 0})
     assert "could not be tried" in notice
     assert "tasks of 'AntPos-v5'" in notice
     assert (result.evaluations, result.sampled) == ([], None)
@@ -104,7 +104,7 @@ def test_name_that_a_test_has_reserved_is_skipped(navigation_runs: Path, tmp_pat
     made_up(np.full((2, 2), 1.0)).save(tmp_path / "run" / "evaluation.npz")
     (tmp_path / "run" / "evaluation-2.npz").touch()
     (group,), _ = read_runs([tmp_path / "run"])
-    result, notices = evaluate_group(group, num_tasks=0, num_workers=0)
+    result, notices = evaluate_group(group, 0, placement={"num-workers": 0})
     assert not notices
     assert (result.evaluations[0].returns == 1.0).all()
 
@@ -121,7 +121,7 @@ def test_every_altered_byte_of_an_evaluation_is_a_notice_or_changes_nothing(
     noticed = 0
     for place in range(0, len(content), 2):
         file.write_bytes(content[:place] + bytes([content[place] ^ 1 << draw.integers(8)]) + content[place + 1 :])
-        result, notices = evaluate_group(group, num_tasks=0, num_workers=0)
+        result, notices = evaluate_group(group, 0, placement={"num-workers": 0})
         noticed += len(notices)
         assert all("evaluation.npz cannot be read (" in notice and "\n" not in notice for notice in notices)
         assert len(notices) + len(result.evaluations) == 1
@@ -138,7 +138,7 @@ def test_broken_evaluation_is_a_notice_and_the_policy_is_evaluated_again(
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
     (tmp_path / "run" / "evaluation.npz").write_bytes(content)
     (group,), _ = read_runs([tmp_path / "run"])
-    result, (notice,) = evaluate_group(group, num_tasks=2, num_workers=0)
+    result, (notice,) = evaluate_group(group, 2, placement={"num-workers": 0})
     assert "evaluation.npz cannot be read" in notice
     assert "test.py --overwrite" in notice
     assert len(result.evaluations[0].tasks) == 2
@@ -149,7 +149,7 @@ def test_evaluation_of_another_family_is_a_notice(navigation_runs: Path, tmp_pat
     other = dataclasses.replace(made_up(np.ones((2, 2))), env_name="AntDir-v5")
     other.save(tmp_path / "run" / "evaluation.npz")
     (group,), _ = read_runs([tmp_path / "run"])
-    result, (notice,) = evaluate_group(group, num_tasks=0, num_workers=0)
+    result, (notice,) = evaluate_group(group, 0, placement={"num-workers": 0})
     assert "is not an evaluation of this run" in notice
     assert not result.evaluations
 
@@ -158,7 +158,7 @@ def test_run_without_a_checkpoint_is_a_notice(navigation_runs: Path, tmp_path: P
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     (group,), _ = read_runs([tmp_path / "run"])
-    result, (notice,) = evaluate_group(group, num_tasks=2, num_workers=0)
+    result, (notice,) = evaluate_group(group, 2, placement={"num-workers": 0})
     assert "could not be tried on new tasks" in notice
     assert "no intact checkpoint" in notice
     assert (result.evaluations, result.sampled) == ([], None)
@@ -166,7 +166,7 @@ def test_run_without_a_checkpoint_is_a_notice(navigation_runs: Path, tmp_path: P
 
 def test_median_episode_is_the_one_in_the_middle(navigation_runs: Path) -> None:
     (group,), _ = read_runs([navigation_runs / "seed-0"])
-    result, _ = evaluate_group(group, num_tasks=1, num_workers=0)
+    result, _ = evaluate_group(group, 1, placement={"num-workers": 0})
     assert result.sampled is not None
     returns = result.sampled.evaluation.returns[0, 1]
     assert (returns < returns[result.sampled.median_episode(1, 0)]).sum() == 1

@@ -91,7 +91,10 @@ def test_every_problem_gets_a_sentence_and_the_rest_is_still_made(
     (unfinished / "metrics.jsonl").write_text(lines[0] + lines[1][:20])
     with caplog.at_level(logging.WARNING, "maml_rl"):
         path = write_report(
-            [cheetah_run, unfinished, tmp_path / "missing"], tmp_path / "report.html", num_tasks=2, num_workers=0
+            [cheetah_run, unfinished, tmp_path / "missing"],
+            tmp_path / "report.html",
+            tasks=2,
+            placement={"num-workers": 0},
         )
     page = path.read_text()
     for sentence in (
@@ -108,14 +111,14 @@ def test_every_problem_gets_a_sentence_and_the_rest_is_still_made(
 def test_names_of_runs_cannot_inject_markup(navigation_runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     shutil.copytree(navigation_runs / "seed-0", folder)
-    page = write_report([folder], tmp_path / "report.html", num_tasks=0).read_text()
+    page = write_report([folder], tmp_path / "report.html", tasks=0).read_text()
     assert "<img" not in page
     assert "&lt;img src=x" in page
 
 
 def test_families_have_charts_of_their_own(navigation_runs: Path, cheetah_run: Path, tmp_path: Path) -> None:
     page = write_report(
-        [navigation_runs, cheetah_run], tmp_path / "report.html", num_tasks=2, num_videos=0, num_workers=0
+        [navigation_runs, cheetah_run], tmp_path / "report.html", tasks=2, num_videos=0, placement={"num-workers": 0}
     ).read_text()
     assert "<h1>2DNavigation-v0 and HalfCheetahDir-v5</h1>" in page
     assert "What differs" in page
@@ -177,12 +180,12 @@ def test_report_of_several_runs_is_written_to_their_common_folder(
 ) -> None:
     shutil.copytree(navigation_runs, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
-    assert write_report(["runs/seed-0", "runs/seed-1"], num_tasks=0) == Path("runs/report.html")
-    assert write_report([Path("runs/seed-0"), tmp_path / "runs" / "seed-1"], num_tasks=0) == Path("report.html")
+    assert write_report(["runs/seed-0", "runs/seed-1"], tasks=0) == Path("runs/report.html")
+    assert write_report([Path("runs/seed-0"), tmp_path / "runs" / "seed-1"], tasks=0) == Path("report.html")
 
 
 def test_settings_of_the_algorithm_are_rows_of_their_own(navigation_runs: Path, tmp_path: Path) -> None:
-    page = write_report([navigation_runs / "seed-0"], tmp_path / "report.html", num_tasks=0).read_text()
+    page = write_report([navigation_runs / "seed-0"], tmp_path / "report.html", tasks=0).read_text()
     settings = page.split("Settings</h2>")[1]
     changed, _, others = settings.partition("settings with their defaults")
     assert '<th scope="row">cg-iters</th><td><code>2</code>' in changed
@@ -190,15 +193,15 @@ def test_settings_of_the_algorithm_are_rows_of_their_own(navigation_runs: Path, 
     assert "algorithm-settings" not in settings
 
 
-def test_report_shows_which_of_its_parts_is_next(tmp_path: Path, navigation_runs: Path) -> None:
-    parts: list[tuple[str, int, int]] = []
+def test_report_shows_which_of_its_steps_is_next(tmp_path: Path, navigation_runs: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
     write_report(
         [navigation_runs],
         tmp_path / "report.html",
-        num_tasks=2,
-        num_workers=0,
+        tasks=2,
+        placement={"num-workers": 0},
         num_videos=1,
-        on_part=lambda *part: parts.append(part),
+        on_step=lambda *step: steps.append(step),
     )
     # Two runs; navigation has no videos.
-    assert parts == [("trying policies", 0, 3), ("trying policies", 1, 3), ("writing the page", 3, 3)]
+    assert steps == [("trying policies", 0, 3), ("trying policies", 1, 3), ("writing the page", 3, 3)]

@@ -139,7 +139,7 @@ window.saved = async (card, index) => {
 @pytest.fixture(scope="module")
 def page(navigation_runs: Path, cheetah_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    return write_report([navigation_runs, cheetah_run], folder / "report.html", num_tasks=4, num_workers=0)
+    return write_report([navigation_runs, cheetah_run], folder / "report.html", tasks=4, placement={"num-workers": 0})
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def page_without_comparison(navigation_runs: Path, tmp_path_factory: pytest.Temp
     folder = tmp_path_factory.mktemp("report")
     for seed in (0, 1):
         shutil.copy(navigation_runs / f"seed-{seed}" / "metrics.jsonl", folder / f"seed-{seed}.jsonl")
-    return write_report([navigation_runs], folder / "report.html", num_tasks=4, num_workers=0)
+    return write_report([navigation_runs], folder / "report.html", tasks=4, placement={"num-workers": 0})
 
 
 def brightness(color: str) -> float:
@@ -220,7 +220,7 @@ def comparison(navigation_runs: Path, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("report")
     settings = {key: value for key, value in NAVIGATION.items() if key != "cg-iters"}
     other = make_run(folder / "promp", {**settings, **PROMP, "evaluate-every": 3, "evaluation-tasks": 2})
-    return write_report([navigation_runs, other], folder / "report.html", num_tasks=4, num_workers=0)
+    return write_report([navigation_runs, other], folder / "report.html", tasks=4, placement={"num-workers": 0})
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((run / "config.json").read_text())
     (run / "SHA256SUMS").unlink(missing_ok=True)
     (run / "config.json").write_text(json.dumps(config | {"num-batches": 9}))
-    return write_report([run], folder / "report.html", num_tasks=20, num_workers=0)
+    return write_report([run], folder / "report.html", tasks=20, placement={"num-workers": 0})
 
 
 @pytest.mark.slow

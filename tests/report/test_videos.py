@@ -32,7 +32,7 @@ def moving_square(count: int, size: int = 64) -> np.ndarray:
 @pytest.fixture(scope="module")
 def cheetah_episodes(cheetah_run: Path) -> SampledEvaluation:
     (group,), _ = read_runs([cheetah_run])
-    result, _ = evaluate_group(group, num_tasks=3, num_workers=0)
+    result, _ = evaluate_group(group, 3, placement={"num-workers": 0})
     assert result.sampled is not None
     return result.sampled
 
@@ -230,7 +230,7 @@ def painted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def painted_episodes(painted_run: Path) -> SampledEvaluation:
     (group,), _ = read_runs([painted_run])
-    result, _ = evaluate_group(group, num_tasks=3, num_workers=0)
+    result, _ = evaluate_group(group, 3, placement={"num-workers": 0})
     assert result.sampled is not None
     return result.sampled
 
@@ -328,7 +328,7 @@ def test_no_video_is_made_without_request_or_where_the_family_has_paths(
     navigation_runs: Path, cheetah_episodes: SampledEvaluation
 ) -> None:
     (group,), _ = read_runs([navigation_runs / "seed-0"])
-    result, _ = evaluate_group(group, num_tasks=1, num_workers=0)
+    result, _ = evaluate_group(group, 1, placement={"num-workers": 0})
     assert result.sampled is not None
     assert videos.videos(result.sampled, 2) == (None, [])
     assert videos.videos(cheetah_episodes, 0) == (None, [])

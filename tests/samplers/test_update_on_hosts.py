@@ -127,7 +127,7 @@ def test_evaluation_gets_returns_and_infos_from_hosts_and_episodes_only_on_reque
             carrier = put_on_hosts(sampler, num_hosts)
             if not num_hosts:
                 sampler.placement = sampler.placement.replace(update="driver")
-            found = evaluate(experiment, meta_batch_size=NUM_TASKS, repetitions=2, sampler=sampler, **options)
+            found = evaluate(experiment, tasks=NUM_TASKS, repetitions=2, sampler=sampler, **options)
             return found, sum(carrier.received)
 
     expected, _ = evaluated(0, on_batch=fetch)
@@ -151,7 +151,7 @@ def test_evaluation_of_trials_gets_returns_from_hosts_alone(algorithm: str) -> N
     for num_hosts in (0, 3):
         with experiment.make_sampler(evaluation=True) as sampler:
             carrier = put_on_hosts(sampler, num_hosts) if num_hosts else None
-            found.append(evaluate(experiment, meta_batch_size=NUM_TASKS, sampler=sampler))
+            found.append(evaluate(experiment, tasks=NUM_TASKS, sampler=sampler))
             received += [] if carrier is None else [sum(carrier.received)]
     assert found[0].columns == "episode"
     assert found[1].returns.tobytes() == found[0].returns.tobytes()
