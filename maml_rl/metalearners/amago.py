@@ -101,6 +101,9 @@ class CriticSettings(SettingsModel):
     num_critics: Annotated[int, Field(ge=2, le=64, description="critics of the ensemble")] = 4
     num_bins: Annotated[int, Field(ge=2, le=4096, description="bins of a value")] = 128
     largest_value: Annotated[Positive, Field(description="value of the last bin; the first is minus that")] = 1e4
+    reward_multiplier: Annotated[
+        Positive, Field(description="values are those of the rewards times this; bins are finest for values below 1")
+    ] = 1.0
     filter_temperature: Annotated[
         Positive | None,
         Field(description="imitate actions by exp(advantage / temperature); null: those that are better than none"),
@@ -204,7 +207,8 @@ class FilteredActorCritic(MetaLearner):
         with torch.no_grad():
             values = self._values(self.targets, units[1:], after, None if noise is None else noise[1:])
             following = values[list(pair)].amin(0)
-            targets = rewards.unsqueeze(-1) + self.discounts.to(rewards) * (1.0 - terminal.unsqueeze(-1)) * following
+            scaled = self.settings.reward_multiplier * rewards
+            targets = scaled.unsqueeze(-1) + self.discounts.to(rewards) * (1.0 - terminal.unsqueeze(-1)) * following
         logits = self.critics(units[:-1], None if self.critics.num_choices else actions)
         if self.critics.num_choices:
             first = int(getattr(self.policy.action_space, "start", 0))

@@ -24,7 +24,7 @@ ACTIONS = {
     "discrete": spaces.Discrete(3),
     "box": spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 1.0]), dtype=np.float64),
 }
-GAMMA, FURTHER, HIDDEN, CRITICS, BINS, LIMIT = 0.97, 0.8, 6, 3, 11, 50.0
+GAMMA, FURTHER, HIDDEN, CRITICS, BINS, LIMIT, MULTIPLIER = 0.97, 0.8, 6, 3, 11, 50.0, 1.5
 PAIR = [2, 0]
 
 
@@ -38,6 +38,7 @@ def make_learner(kind: str, **settings: Any) -> AMAGO:
             "num-critics": CRITICS,
             "num-bins": BINS,
             "largest-value": LIMIT,
+            "reward-multiplier": MULTIPLIER,
             **settings,
         }
     )
@@ -128,7 +129,7 @@ class Plain:
             logits = [self.value(each, now, chosen) for each in range(CRITICS)]
             for number, gamma in enumerate((FURTHER, GAMMA)):
                 discount = gamma * (1.0 - float(self.terminal[step, trial]))
-                target = float(self.rewards[step, trial]) + discount * float(following[number])
+                target = MULTIPLIER * float(self.rewards[step, trial]) + discount * float(following[number])
                 of_critics += sum(cross_entropy(each[number], target, LIMIT) for each in logits) / (2 * CRITICS)
 
             def usual(action: Any, units: Tensor = now) -> Tensor:
