@@ -21,8 +21,9 @@ _TIME_FEATURES = 4
 _MAX_INPUT_SIZE = 4096
 # Cells along each side of an image, and the most numbers that a grid may have with all channels.
 _GRIDS, _MOST_IN_GRID = (8, 4, 2, 1), 256
-# Tasks are handled in groups whose features fit into the second-level cache.
-_GROUP_BYTES = 2**21
+# Tasks are handled in groups whose features fit into the second-level cache; on an accelerator, where small operations
+# only cost launches, into a part of its memory.
+_GROUP_BYTES, _DEVICE_GROUP_BYTES = 2**21, 2**28
 # Values stay finite in float32, however large the targets were.
 _LARGEST = torch.finfo(torch.float32).max
 _FIRST_RAISE = 1e-8
@@ -130,7 +131,7 @@ class LinearFeatureBaseline:
         steps = torch.arange(mask.shape[1], device=mask.device).unsqueeze(-1).expand(mask.shape[1:])
         targets = torch.where(mask > 0, _of_tasks(targets, episodes), 0.0).flatten(1)
         observations = _of_tasks(episodes.observations, episodes)
-        groups = self._groups(*mask.shape)
+        groups = self._groups(mask)
         fitted = []
         with torch.no_grad():
             for group in groups:
@@ -208,20 +209,22 @@ class LinearFeatureBaseline:
         weights, scale = self._weights.to(mask.device), self._scale.to(mask.device)
         values = torch.empty(mask.shape, device=mask.device)
         with torch.no_grad():
-            for group in self._groups(*mask.shape):
+            for group in self._groups(mask):
                 encoded = self._encode(observations[group], mask[group]) / scale[group].unsqueeze(1)
                 features = _features(encoded.clamp(-1.0, 1.0), steps[group].flatten(1), mask[group].flatten(1).double())
                 products = torch.bmm(features, weights[group].unsqueeze(-1)).clamp(-_LARGEST, _LARGEST)
                 values[group] = products.reshape(mask[group].shape)
         return values
 
-    def _groups(self, num_tasks: int, num_steps: int, num_episodes: int) -> list[slice]:
-        """Cut the tasks into groups."""
+    def _groups(self, mask: Tensor) -> list[slice]:
+        """Cut the tasks of (M, T, B) into groups."""
+        num_tasks, num_steps, num_episodes = mask.shape
         shapes = [self.image_shape or (0,)]
         shapes += [] if self._parts is None else [image.shape for image in self._parts.image_spaces]
         bytes_per_step = 8 * self.feature_size + 4 * sum(map(math.prod, shapes))
         bytes_per_task = bytes_per_step * max(1, num_steps * num_episodes)
-        size = max(1, _GROUP_BYTES // bytes_per_task)
+        room = _GROUP_BYTES if mask.device.type == "cpu" else _DEVICE_GROUP_BYTES
+        size = max(1, room // bytes_per_task)
         return [slice(start, start + size) for start in range(0, num_tasks, size)]
 
     def _encode(self, observations: Tensor, mask: Tensor) -> Tensor:

@@ -126,6 +126,13 @@ def test_each_task_is_fitted_as_if_it_were_alone():
         torch.testing.assert_close(alone.final_values(one), finals[task], rtol=1e-4, atol=1e-4)
 
 
+def test_tasks_are_one_group_on_an_accelerator_and_several_on_a_cpu():
+    for device, count in (("cpu", 20), ("meta", 1)):
+        groups = LinearFeatureBaseline(20)._groups(torch.empty(40, 100, 20, device=device))
+        assert len(groups) == count
+        assert [task for group in groups for task in range(40)[group]] == [*range(40)]
+
+
 def test_value_that_the_features_can_express_is_recovered():
     episodes = make([[50, 50]])
     time = torch.arange(50.0)[None, :, None] / 100.0

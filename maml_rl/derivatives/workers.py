@@ -59,7 +59,7 @@ def scratch() -> Workspace:
 
 
 class ChunkWorkers:
-    """Threads that work on chunks of tasks, `chunk_threads` of them.
+    """Threads that work on chunks of tasks, `chunk_threads` of them or as many as there may be.
 
     Inside the `with` block torch computes every operation on one core, and the chunks run in parallel: that is faster
     than cutting every operation in two, and makes the results independent of the number of cores. On leaving, the
@@ -67,16 +67,17 @@ class ChunkWorkers:
 
     Args:
         device: where the computation runs; on an accelerator there is nothing to share out, and no thread is started.
+        most: how many there may be: threads that call many small operations wait for Python's lock.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, most: int | None = None) -> None:
+        self._device, self._most = device, most
         self._stack = ExitStack()
         self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Self:
         if self._device.type == "cpu":
-            count = chunk_threads()
+            count = chunk_threads() if self._most is None else min(chunk_threads(), self._most)
             self._stack.enter_context(single_threaded())
             if count > 1:
                 self._pool = ThreadPoolExecutor(count, "maml_rl-update", initializer=_compute_on_one_core)

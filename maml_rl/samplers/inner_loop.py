@@ -19,6 +19,8 @@ from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 
+# One thread takes 0.05 s for 40 tasks of 2,000 steps, and 16 threads took 0.2 s on as many cores.
+_THREADS = 4
 # Parameters (M, ...) by name, None for the policy's own -> the episodes of one phase under them.
 SamplePhase: TypeAlias = Callable[[Mapping[str, Tensor] | None], TaskEpisodes]
 
@@ -116,7 +118,7 @@ class InnerPhases:
         baseline, chunks = self.baseline, chunks_of([episodes], ParameterLayout(self.policy).width, episodes.device)
         values, finals = torch.zeros_like(episodes.rewards), torch.zeros_like(episodes.rewards[:, 0])
         advantages = torch.zeros_like(episodes.rewards)
-        with ChunkWorkers(episodes.device) as workers:
+        with ChunkWorkers(episodes.device, _THREADS) as workers:
             # The recursion over steps consists of many small operations and is the same for any range of tasks: all at
             # once.
             episodes.gamma = self.gamma

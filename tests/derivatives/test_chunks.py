@@ -125,6 +125,8 @@ def test_workers_in_a_block_of_single_threads_are_as_many_as_outside_of_it() -> 
         assert (torch.get_num_threads(), chunk_threads()) == (1, 2)
         with ChunkWorkers(CPU) as workers:
             workers.map(lambda item: both.wait(), [0, 1])
+        with ChunkWorkers(CPU, most=1) as workers:
+            assert {*workers.map(lambda item: threading.get_ident(), [0, 1])} == {threading.get_ident()}
     assert (torch.get_num_threads(), chunk_threads()) == (2, 2)
     with single_threaded(3):
         assert chunk_threads() == 3
