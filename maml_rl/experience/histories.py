@@ -313,7 +313,9 @@ class Histories:
             "actions": (self.action_space, action_space),
         }
         for name, (mine, theirs) in pairs.items():
-            if theirs is not None and mine != theirs:
+            # Data sets of others do not say their family.
+            is_known = self.env_id or name in ("observations", "actions")
+            if is_known and theirs is not None and mine != theirs:
                 raise ConfigError(
                     f"these histories are of {name} {mine}, and the learner is for {theirs}; record histories of its "
                     "own environments with maml-rl record"

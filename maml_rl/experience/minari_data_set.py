@@ -1,4 +1,4 @@
-"""Learning histories as a data set of Minari, for `minari.load_dataset`.
+"""Learning histories as a data set of Minari, for `minari.load_dataset`; and data sets of Minari as histories.
 
 A Minari episode is an episode. Its attributes identify it: `task`, the number of the task; `learner_seed`;
 `iteration`, after how many updates of its learner it was sampled; `trial`, the number of the history; and `episode`,
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from maml_rl.envs.registration import find_spec
 from maml_rl.envs.task_space import task_key
 from maml_rl.errors import CheckpointError, ConfigError
+from maml_rl.experience.histories import Distinct, Histories
 from maml_rl.experience.recording import Block, FinishedRecording
 from maml_rl.runs.atomic_files import TEMPORARY, remove, sync_folder
 
@@ -123,6 +124,70 @@ def write_data_set(folder: Path, identifier: str, credits: Credits) -> Path:
             "and write it with the same command and --resume"
         ) from error
     return finished
+
+
+def read_data_set(identifier: str) -> Histories:
+    """Read a data set of Minari as learning histories, in memory.
+
+    Those that `write_data_set` has written are what they were, without infos. The episodes of another data set are one
+    history of one task, in their order, which says neither family nor arguments.
+
+    Args:
+        identifier: of the data set, below the folder that `MINARI_DATASETS_PATH` names.
+
+    Raises:
+        ConfigError: If Minari is missing, there is no such data set, or observations or actions are of several parts.
+    """
+    require_minari()
+    import minari
+
+    try:
+        data = minari.load_dataset(identifier)
+    # Minari raises many kinds.
+    except Exception as error:
+        raise ConfigError(
+            f"Minari cannot load the data set {identifier!r} ({error}); `minari list local` shows those in the folder "
+            "that MINARI_DATASETS_PATH names"
+        ) from error
+    observation_space, action_space = data.observation_space, data.action_space
+    for space in (observation_space, action_space):
+        if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+            raise ConfigError(f"a history has arrays, and the data set {identifier!r} has {space}")
+    own = json.loads(data.storage.metadata.get("tasks", "null"))
+    trials: dict[int, list[tuple[int, Any]]] = {}
+    tasks = {}
+    attributes = data.storage.get_episode_metadata(data.episode_indices)
+    for number, (episode, known) in enumerate(zip(data.iterate_episodes(), attributes, strict=True)):
+        trial, place = (0, number) if own is None else (int(known["trial"]), int(known["episode"]))
+        trials.setdefault(trial, []).append((place, episode))
+        tasks[trial] = {} if own is None else own[int(known["task"])]
+    ordered = [episode for trial in sorted(trials) for _, episode in sorted(trials[trial], key=lambda each: each[0])]
+    seen = np.concatenate([each.observations[:-1] for each in ordered])
+    finals = np.stack([each.observations[-1] for each in ordered])
+    distinct = Distinct(observation_space)
+    numbers = distinct.encode(np.concatenate((seen, finals)))
+    spec = data.env_spec
+    return Histories(
+        [tasks[trial] for trial in sorted(trials)],
+        [len(trials[trial]) for trial in sorted(trials)],
+        [len(each.rewards) for each in ordered],
+        seen if numbers is None else numbers[: len(seen)],
+        finals if numbers is None else numbers[len(seen) :],
+        np.concatenate([each.actions for each in ordered]),
+        np.concatenate([each.rewards for each in ordered]),
+        observation_space=observation_space,
+        action_space=action_space,
+        env_id="" if own is None else spec.id,
+        env_kwargs=None if own is None else _own_kwargs(spec),
+        horizon=None if own is None else spec.max_episode_steps,
+        distinct=None if numbers is None else distinct.table(),
+    )
+
+
+def _own_kwargs(spec: EnvSpec) -> dict[str, Any]:
+    """Return the arguments that are not those of the registration."""
+    registered = find_spec(spec.id).kwargs
+    return {name: value for name, value in spec.kwargs.items() if name not in registered or registered[name] != value}
 
 
 def _metadata(recording: FinishedRecording, identifier: str, credits: Credits) -> dict[str, Any]:

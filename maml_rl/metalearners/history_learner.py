@@ -19,6 +19,7 @@ from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.task_space import task_key
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experience.histories import Histories, Sequences
+from maml_rl.experience.minari_data_set import read_data_set
 from maml_rl.experience.recording import load_histories
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
@@ -36,6 +37,8 @@ from maml_rl.policies.heads import CategoricalHead
 from maml_rl.spaces import require_vectors
 
 _TASKS, _RETURNS, _UPDATES, _CONTEXT = (f"histories.{name}" for name in ("tasks", "returns", "updates", "context"))
+# What the name of a data set of Minari begins with.
+_MINARI = "minari:"
 # Bits of a task's digest beyond those that number the tasks: fewer than 4 in a million of other tasks look like one.
 _SPARE_BITS = 19
 
@@ -50,7 +53,11 @@ class HistorySettings(SettingsModel, MemorySettings):
     num_layers: Annotated[Count, Field(description="blocks of a transformer")] = 4
 
     histories: Annotated[
-        str | None, Field(description="data set to learn from, as `maml-rl record` writes it; null: only tests")
+        str | None,
+        Field(
+            description="data set to learn from: a folder that `maml-rl record` has written, or `minari:NAME`, one of "
+            "Minari; null: only tests"
+        ),
     ] = None
     hidden_size: Annotated[Count, Field(description="width of a token, or units of the recurrent layer")] = 64
     context: Annotated[Count, Field(description="steps that a transformer attends to")] = 200
@@ -153,7 +160,9 @@ class HistoryLearner(MetaLearner):
                 "algorithm-settings",
             )
         try:
-            histories = load_histories(self.settings.histories)
+            of_minari = self.settings.histories.startswith(_MINARI)
+            read = read_data_set if of_minari else load_histories
+            histories = read(self.settings.histories.removeprefix(_MINARI))
             # Outside of this process, the observation without the last step is unknown.
             own = env.env.single_observation_space if isinstance(env, LastStepVectorEnv) else None
             histories.check_fits(config.env_name, own, env.single_action_space, config.env_kwargs)

@@ -80,7 +80,7 @@ def test_learner_killed_at_random_ends_with_the_same_bytes(
         "max-episode-steps": 8,
         "fast-batch-size": 2,
         "meta-batch-size": 5,
-        "hidden-sizes": [8],
+        **({} if algorithm == "amago" else {"hidden-sizes": [8]}),
         "num-batches": goals[-1] + 10,
         "checkpoint-every": 4,
         "algorithm": algorithm,

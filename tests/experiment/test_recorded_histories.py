@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from maml_rl.cli import main as cli
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import CheckpointError, ConfigError
-from maml_rl.experience import Histories, load_histories
+from maml_rl.experience import Histories, load_histories, minari_data_set
 from maml_rl.experience import recording as recording_module
 from maml_rl.experience.minari_data_set import Credits
 from maml_rl.experiment import record as record_module
@@ -34,7 +35,7 @@ from maml_rl.metalearners.single_task import SingleTaskPPO
 from maml_rl.policies.classical.counting import check_countable
 from maml_rl.runs.atomic_files import LOCK, check_creatable, lock_folder
 from maml_rl.runs.segments import write_segment
-from tests.small_runs import config_of
+from tests.small_runs import config_of, untimed
 
 DARK_ROOM = {"env_name": "DarkRoom-v0", "fast_batch_size": 3, "max_episode_steps": 6, "num_workers": 0}
 HERE = {"num-workers": 0}
@@ -151,6 +152,56 @@ def test_histories_are_the_episodes_of_the_learners(tmp_path: Path, monkeypatch:
         assert bool((getattr(one, name) == getattr(other, name)).all()), name
     assert (found.env_id, found.horizon, len(found)) == ("DarkRoom-v0", 6, 5)
     assert load_histories(recorded.folder).num_steps == 5 * 4 * 3 * 6
+
+
+def test_learner_learns_the_same_from_the_data_set_of_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    recorded = record_small(tmp_path, minari=True, tasks={"distribution": "fixed", "train": 2, "test": 3})
+    one, other = load_histories(recorded.folder), minari_data_set.read_data_set(recorded.identifier)
+    assert (one.tasks, one.env_id, one.env_kwargs, one.horizon) == (other.tasks, other.env_id, other.env_kwargs, 6)
+    rewards = []
+    for histories in (one, other):
+        drawn = histories.sequences(np.random.default_rng(0), 50, 30, keep=2)
+        rewards.append([getattr(drawn, each.name).tolist() for each in fields(drawn)])
+    assert rewards[0] == rewards[1]
+    settings = {"context": 10, "hidden-size": 8, "num-heads": 2, "num-layers": 1, "num-updates": 2, "batch-size": 4}
+    for name, source in {"folder": str(recorded.folder), "minari": f"minari:{recorded.identifier}"}.items():
+        given = settings | {"histories": source, "num-bins": 9, "critic-layers": [6]}
+        values = {"env-name": "DarkRoom-v0", "algorithm": "amago-offline", "observe-last": True, "num-workers": 0}
+        values |= {"max-episode-steps": 6, "num-batches": 2, "algorithm-settings": given}
+        train(Config.from_mapping(Mapping("the test", values)), tmp_path / name)
+    assert untimed(tmp_path / "folder") == untimed(tmp_path / "minari")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_episodes_of_another_data_set_are_one_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    buffers = [
+        minari.data_collector.EpisodeBuffer(
+            observations=[np.array([10.0 * number + step]) for step in range(length + 1)],
+            actions=[step % 3 for step in range(length)],
+            rewards=[float(10 * number + step) for step in range(length)],
+            terminations=[step == length - 1 for step in range(length)],
+            truncations=[False] * length,
+        )
+        for number, length in enumerate((3, 1, 4))
+    ]
+    seen = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    minari.create_dataset_from_buffers(
+        "others/walks-v0", buffers, observation_space=seen, action_space=spaces.Discrete(3)
+    )
+    histories = minari_data_set.read_data_set("others/walks-v0")
+    histories.check_fits("Any-v0", seen, spaces.Discrete(3), {"size": 3})
+    with pytest.raises(ConfigError, match="these histories are of actions"):
+        histories.check_fits("Any-v0", seen, spaces.Discrete(4))
+    drawn = histories.sequences(np.random.default_rng(0), 1, 8)
+    assert drawn.observations[:, 0, 0].tolist() == drawn.rewards[:, 0].tolist() == [0, 1, 2, 10, 20, 21, 22, 23]
+    assert drawn.actions[:, 0].tolist() == [0, 1, 2, 0, 0, 1, 2, 0]
+    assert drawn.ends[:, 0].tolist() == [False, False, True, True, False, False, False, True]
+    with pytest.raises(ConfigError, match=r"Minari cannot load the data set 'others/none-v0' .*MINARI_DATASETS_PATH"):
+        minari_data_set.read_data_set("others/none-v0")
 
 
 def test_minari_reads_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
