@@ -367,8 +367,6 @@ class GRUPolicy(SequencePolicy):
     see the state, as those of `NormalMLPPolicy`. The memory of a GRU is (num, H), that of an LSTM twice that.
 
     Args:
-        observation_space: of one environment; with `observe_last` it shows the last action and reward.
-        action_space: of one environment; see `get_policy_for_env`.
         hidden_size: H, units of the recurrent layer.
         cell: "gru" or "lstm".
         memory_span: initially, units keep their memory for 1 to this many steps, and values are near zero.
@@ -376,11 +374,9 @@ class GRUPolicy(SequencePolicy):
         layers: units of tanh layers that compute actions from observation and memory, and of equally many that
             estimate values. Without any, both are linear functions of the memory.
         seed: of the initial weights; the global random state does not change.
-        options: `value`, `init_std`, `min_std`, `predict_rewards`, `normalize_observations`, `conv_layers`,
-            `image_scale`; see `SequencePolicy`.
+        options: `value`, `init_std`, ... These and the spaces are those of `SequencePolicy`.
 
     Raises:
-        TypeError: If a space is not supported.
         ValueError: If a number is not positive, or the cell or the kind of value is unknown.
     """
 
@@ -428,8 +424,6 @@ class TransformerPolicy(SequencePolicy):
     of `Transformer`, and with `token_shift` the last observation, (num, size).
 
     Args:
-        observation_space: of one environment; with `observe_last` it shows the last action and reward.
-        action_space: of one environment; see `get_policy_for_env`.
         hidden_size: H, width of a token.
         context: N, tokens that a token attends to, itself among them.
         num_layers: blocks of attention and a network of one hidden layer, 4 H wide.
@@ -440,8 +434,7 @@ class TransformerPolicy(SequencePolicy):
         checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
             less memory and a third more time; None for never.
         seed: of the initial weights; the global random state does not change.
-        options: `value`, `init_std`, `min_std`, `predict_rewards`, `normalize_observations`, `conv_layers`,
-            `image_scale`; see `SequencePolicy`.
+        options: `value`, `init_std`, ... These and the spaces are those of `SequencePolicy`.
 
     Raises:
         TypeError: If a space is not supported.

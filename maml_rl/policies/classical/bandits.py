@@ -1,4 +1,7 @@
-"""Classical algorithms for Bernoulli bandits; see `maml_rl.policies.classical`."""
+"""Classical algorithms for Bernoulli bandits; see `maml_rl.policies.classical`.
+
+Arguments that a class does not describe are those of its base.
+"""
 
 from abc import abstractmethod
 
@@ -61,12 +64,7 @@ class BanditEpsilonGreedy(BanditPolicy):
     """Pulls a random arm with probability `epsilon`, else the arm of the largest posterior mean.
 
     Args:
-        num_arms: K.
         epsilon: in [0, 1]; 0 is the greedy algorithm.
-        ties: see `BanditPolicy`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     def __init__(self, num_arms: int, epsilon: float = 0.0, *, ties: Ties = "random") -> None:
@@ -84,12 +82,7 @@ class UCB1(BanditPolicy):
     Mean and pulls count the prior's success and failure.
 
     Args:
-        num_arms: K.
         c: width of the bounds, at least 0; 1 is the algorithm of the first paper.
-        ties: see `BanditPolicy`.
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Source: Auer et al. 2002, https://doi.org/10.1023/A:1013689704352; tunable as in Audibert and Munos 2011
     """
@@ -110,13 +103,9 @@ class ThompsonSampling(BanditPolicy):
     """Draws the arms' means from their posterior, and pulls the best arm of the draw.
 
     Args:
-        num_arms: K.
         num_draws: with several, the draw of the largest posterior density is used: the optimistic variant as in Duan et
             al. 2016, which is nearer to the posterior's mode the more draws there are.
         at_least_mean: let no draw be below its arm's posterior mean: the optimistic variant of May et al. 2012.
-
-    Raises:
-        ValueError: If `num_arms` or `num_draws` is not positive.
 
     Source: Thompson 1933, https://doi.org/10.1093/biomet/25.3-4.285; May et al. 2012, https://jmlr.org/papers/v13/may12a
     """
@@ -144,13 +133,8 @@ class GittinsIndex(BanditPolicy):
     """Pulls the arm of the largest Gittins index, which is optimal for discounted rewards over an infinite horizon.
 
     Args:
-        num_arms: K.
         num_pulls: n, pulls of a trial.
         discount: in (0, 1); None for 1 - 1 / n, under which rewards count for n pulls together.
-        ties: see `BanditPolicy`.
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Source: Gittins 1979, https://doi.org/10.1111/j.2517-6161.1979.tb01068.x
     """

@@ -1,7 +1,10 @@
-"""Classical algorithms for tabular Markov decision processes; see `maml_rl.policies.classical`."""
+"""Classical algorithms for tabular Markov decision processes; see `maml_rl.policies.classical`.
+
+Arguments that a class does not describe are those of its base.
+"""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import gymnasium
 import torch
@@ -64,6 +67,13 @@ def _most_expected(transitions: Tensor, values: Tensor, radii: Tensor) -> Tensor
     paid_before = others.cumsum(-1) - others
     paid = torch.minimum(torch.clamp(to_pay[..., None] - paid_before, min=0.0), others)
     return ((others - paid) * values[..., None, None, :-1]).sum(-1) + best * values[..., None, None, -1]
+
+
+class Prior(TypedDict, total=False):
+    """The prior of a `TabularPolicy`."""
+
+    reward_prior: tuple[float, float]
+    transition_prior: float
 
 
 class TabularPolicy(CountingPolicy):
@@ -170,15 +180,8 @@ class TabularEpsilonGreedy(TabularPolicy):
     """Takes a random action with probability `epsilon`, else plans with the posterior means.
 
     Args:
-        num_states: S.
-        num_actions: A.
-        horizon: H.
         epsilon: in [0, 1]; 0 is the greedy algorithm.
-        reward_prior: see `TabularPolicy`; by default almost none, so that the means are those of the observed rewards.
-        transition_prior: see `TabularPolicy`; by default almost none.
-
-    Raises:
-        ValueError: If an argument is out of range.
+        prior: by default almost none, so that the means are those of what was observed.
     """
 
     def __init__(
@@ -187,18 +190,10 @@ class TabularEpsilonGreedy(TabularPolicy):
         num_actions: int,
         horizon: int,
         epsilon: float = 0.0,
-        *,
-        reward_prior: tuple[float, float] = (0.0, 1e-4),
-        transition_prior: float = 1e-4,
+        **prior: Unpack[Prior],
     ) -> None:
-        super().__init__(
-            num_states,
-            num_actions,
-            horizon,
-            reward_prior=reward_prior,
-            transition_prior=transition_prior,
-            further_noise=1,
-        )
+        weak: Prior = {"reward_prior": (0.0, 1e-4), "transition_prior": 1e-4}
+        super().__init__(num_states, num_actions, horizon, further_noise=1, **(weak | prior))
         self.epsilon = check_fraction("epsilon", epsilon)
 
     def plan(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> Tensor:
@@ -212,16 +207,9 @@ class PSRL(TabularPolicy):
     """Plans for a process drawn from the posterior (posterior sampling for reinforcement learning).
 
     Args:
-        num_states: S.
-        num_actions: A.
-        horizon: H.
         num_draws: with several, an action's value is the largest that it has in any of the drawn processes: optimistic
             PSRL.
-        reward_prior: see `TabularPolicy`.
-        transition_prior: see `TabularPolicy`; at least 1.
-
-    Raises:
-        ValueError: If an argument is out of range.
+        transition_prior: at least 1.
 
     Source: Strens 2000; Osband et al. 2013, https://arxiv.org/abs/1306.0940
     """
@@ -233,20 +221,12 @@ class PSRL(TabularPolicy):
         horizon: int,
         *,
         num_draws: int = 1,
-        reward_prior: tuple[float, float] = (0.0, 1.0),
-        transition_prior: float = 1.0,
+        **prior: Unpack[Prior],
     ) -> None:
         self._sizes = num_states * num_actions, num_states * num_actions * num_states
-        super().__init__(
-            num_states,
-            num_actions,
-            horizon,
-            reward_prior=reward_prior,
-            transition_prior=transition_prior,
-            further_noise=4,
-        )
-        if transition_prior < 1.0:
-            raise ValueError(f"transition_prior must be at least 1, got {transition_prior}")
+        super().__init__(num_states, num_actions, horizon, further_noise=4, **prior)
+        if self.prior[2] < 1.0:
+            raise ValueError(f"transition_prior must be at least 1, got {prior['transition_prior']}")
         self.num_draws = check_count("num_draws", num_draws)
 
     def plan(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> Tensor:
@@ -282,14 +262,8 @@ class UCRL2(TabularPolicy):
     environment.
 
     Args:
-        num_states: S.
-        num_actions: A.
-        horizon: H.
         scale: positive; 1 is the algorithm of the paper.
         delta: in (0, 1), the probability that a bound may fail.
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Source: Jaksch et al. 2010, https://jmlr.org/papers/v11/jaksch10a
     """
@@ -320,15 +294,7 @@ class BEB(TabularPolicy):
     `beta` / (1 + n) for every step that follows. Visits and n, of transitions, count the prior's.
 
     Args:
-        num_states: S.
-        num_actions: A.
-        horizon: H.
         beta: at least 0; in the paper's bound it grows with H^2.
-        reward_prior: see `TabularPolicy`.
-        transition_prior: see `TabularPolicy`.
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Source: Kolter and Ng 2009, https://doi.org/10.1145/1553374.1553441
     """
@@ -339,11 +305,9 @@ class BEB(TabularPolicy):
         num_actions: int,
         horizon: int,
         beta: float,
-        *,
-        reward_prior: tuple[float, float] = (0.0, 1.0),
-        transition_prior: float = 1.0,
+        **prior: Unpack[Prior],
     ) -> None:
-        super().__init__(num_states, num_actions, horizon, reward_prior=reward_prior, transition_prior=transition_prior)
+        super().__init__(num_states, num_actions, horizon, **prior)
         self.beta = check_number("beta", beta)
         if beta < 0.0:
             raise ValueError(f"beta must not be negative, got {beta}")
