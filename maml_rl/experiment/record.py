@@ -27,6 +27,7 @@ from maml_rl.experience.minari_data_set import Credits, dataset_id, require_mina
 from maml_rl.experience.recording import FOLDER, About, Recording, space_as_json
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.machine import refuse_if_too_large, usual_torch
+from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.single_task import (
     QLearning,
     QLearningSettings,
@@ -395,9 +396,7 @@ def _make_learners(
             hidden_sizes=config.hidden_sizes,
             nonlinearity=config.nonlinearity,
             baseline=make_baseline(config.baseline, env.observation_space),
-            gamma=config.gamma,
-            gae_lambda=config.gae_lambda,
-            bootstrap=config.bootstrap,
+            collection=Collection.of(config),
         )
     if isinstance(settings, QLearningSettings):
         return QLearning(env, len(seeds), settings, gamma=config.gamma)

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 from maml_rl.metalearners.learner_state import SINGLE
 from maml_rl.metalearners.losses import filtered_imitation
-from maml_rl.metalearners.memory_settings import MemorySettings
+from maml_rl.metalearners.memory_settings import CellKind, MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner
 from maml_rl.metalearners.replay_learner import NumTrials, TrialReplayLearner, TrialReplaySettings, take_steps
 from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean, move_targets
@@ -264,10 +264,7 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
     class Settings(TrialReplaySettings, MemorySettings, CriticSettings):
         """Settings of AMAGO."""
 
-        cell: Annotated[
-            Literal["gru", "lstm", "transformer"],
-            Field(description="kind of memory: a recurrent layer, or attention to the last steps"),
-        ] = "transformer"
+        cell: CellKind = "transformer"
         hidden_size: Annotated[Count, Field(description="units of the recurrent layer, or width of a token")] = 128
         learning_rate: Annotated[StepSize, Field(description="step size of AdamW")] = 3e-4
         weight_decay: Annotated[float, Field(ge=0, description="decay of the weights, as AdamW has it")] = 1e-4

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, RuleLike
+from maml_rl.config import Config
 from maml_rl.derivatives import Hosts, Memo
 from maml_rl.derivatives.hosts import Question, Result
 from maml_rl.envs.meta_env import Task
@@ -112,6 +113,16 @@ class Collection:
     gamma: float = 0.99
     gae_lambda: float = 1.0
     bootstrap: bool = True
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return what a config says."""
+        return cls(
+            num_steps=config.training_steps,
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            bootstrap=config.bootstrap,
+        )
 
     @property
     def estimation(self) -> dict[str, Any]:

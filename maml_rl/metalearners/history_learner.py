@@ -29,7 +29,7 @@ from maml_rl.metalearners.device_steps import (
     for_device,
     set_step_size,
 )
-from maml_rl.metalearners.memory_settings import MemorySettings
+from maml_rl.metalearners.memory_settings import CellKind, MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards
 from maml_rl.policies import GRUPolicy, Policy, SequencePolicy, TransformerPolicy
@@ -46,10 +46,7 @@ _SPARE_BITS = 19
 class HistorySettings(SettingsModel, MemorySettings):
     """Settings of all learners of histories."""
 
-    cell: Annotated[
-        Literal["gru", "lstm", "transformer"],
-        Field(description="kind of memory: attention to the last steps, or a recurrent layer"),
-    ] = "transformer"
+    cell: CellKind = "transformer"
     num_layers: Annotated[Count, Field(description="blocks of a transformer")] = 4
 
     histories: Annotated[

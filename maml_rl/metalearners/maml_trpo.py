@@ -1,7 +1,7 @@
 """MAML with a trust region as the outer optimizer."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Unpack
 
 import torch
 from pydantic import Field
@@ -14,10 +14,10 @@ from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive
 from maml_rl.derivatives import Hosts
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
-from maml_rl.metalearners.collection import Batch, Collection
+from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import OuterObjective, likelihood_ratio, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
-from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.metalearners.metalearner import LearnerOptions, MetaLearner
 from maml_rl.metalearners.trust_region import backtracking_line_search, longest_step
 from maml_rl.policies import Policy
 
@@ -41,8 +41,8 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
         objective: outer objective.
         curvature_fraction: share of each task's episodes, in (0, 1], that the curvature is computed from; None for the
             default of `Settings`.
-        settings: all of these and those of the trust region, instead of `first_order` and `curvature_fraction`.
-        collection: see `MetaLearner`.
+        options: `settings`, all of these and those of the trust region, instead of `first_order` and
+            `curvature_fraction`; `collection` and `seed`, see `MetaLearner`.
 
     Raises:
         ValueError: If `curvature_fraction` or `num_steps` is out of range.
@@ -86,12 +86,12 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
         inner_loss: InnerLoss | None = None,
         objective: OuterObjective = surrogate,
         curvature_fraction: float | None = None,
-        settings: SettingsModel | None = None,
-        collection: Collection | None = None,
-        seed: int = 0,
+        **options: Unpack[LearnerOptions],
     ) -> None:
-        settings = settings or self.Settings(**_given(first_order=first_order, curvature_fraction=curvature_fraction))
-        super().__init__(policy, settings=settings, collection=collection, device=device, seed=seed)
+        given: dict[str, Any] = {"first_order": first_order, "curvature_fraction": curvature_fraction}
+        if options.get("settings") is None:
+            options["settings"] = self.Settings(**{name: value for name, value in given.items() if value is not None})
+        super().__init__(policy, device=device, **options)
         self.rule = as_rule(fast_lr).replace(inner_loss=inner_loss)
         self.num_steps = None if num_steps is None else check_count("num_steps", num_steps, least=0)
         self._objective = objective
@@ -155,7 +155,3 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
             "accepted": search.accepted,
             "grad_norm": gradient.norm().item(),
         }
-
-
-def _given(**arguments: Any) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if value is not None}

@@ -13,14 +13,16 @@ from maml_rl.policies import GRUPolicy, SequencePolicy, TransformerPolicy
 from maml_rl.policies.recurrent import Cell
 from maml_rl.policies.transformer import Attention
 
+CellKind = Annotated[
+    Literal["gru", "lstm", "transformer"],
+    Field(description="kind of memory: a recurrent layer, or attention to the last steps"),
+]
+
 
 class MemorySettings(BaseModel):
     """The kind of a memory, and the sizes of a transformer besides its width: a part of the settings of a learner."""
 
-    cell: Annotated[
-        Literal["gru", "lstm", "transformer"],
-        Field(description="kind of memory: a recurrent layer, or attention to the last steps"),
-    ] = "gru"
+    cell: CellKind = "gru"
     context: Annotated[Count, Field(description="steps that a transformer attends to")] = 128
     num_layers: Annotated[Count, Field(description="blocks of a transformer")] = 2
     num_heads: Annotated[Count, Field(description="heads of a transformer's attention")] = 4

@@ -8,7 +8,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -38,6 +38,14 @@ from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded
 State: TypeAlias = dict[str, Any]
 # What says for a learner of whole trials how much it samples of a task; see `MetaLearner.instead`.
 EPISODES_OF_TRIALS = {"num-steps": "fast-batch-size", "evaluation-steps": "fast-batch-size"}
+
+
+class LearnerOptions(TypedDict, total=False):
+    """Further arguments of a metalearner."""
+
+    settings: SettingsModel | None
+    collection: Collection | None
+    seed: int
 
 
 class MetaLearner(ABC):
@@ -189,12 +197,7 @@ class MetaLearner(ABC):
             policy,
             rule,
             settings=settings,
-            collection=Collection(
-                num_steps=config.training_steps,
-                gamma=config.gamma,
-                gae_lambda=config.gae_lambda,
-                bootstrap=config.bootstrap,
-            ),
+            collection=Collection.of(config),
             device=device,
             seed=config.seed,
         )

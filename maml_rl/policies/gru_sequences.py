@@ -52,7 +52,7 @@ class GRUSequences:
         )
         inside = torch.stack([each[3][2 * size :] for each in weights]).unsqueeze(1)
         start = flat.new_zeros(len(flat), num, size) if hidden is None else torch.stack(list(hidden))
-        units: Tensor = _Sequences.apply(self, length, start, flat, entering, bias, held, inside)
+        units: Tensor = _Sequences.apply(self, start, flat, entering, bias, held, inside)
         return units.unbind(1)
 
     def buffer(self, name: str, like: Tensor, *shape: int) -> Tensor:
@@ -78,7 +78,6 @@ class _Sequences(torch.autograd.Function):
     def forward(
         ctx: Any,
         owner: GRUSequences,
-        length: int,
         start: Tensor,
         inputs: Tensor,
         entering: Tensor,
@@ -87,6 +86,7 @@ class _Sequences(torch.autograd.Function):
         inside: Tensor,
     ) -> Tensor:
         count, num, size = start.shape
+        length = inputs.shape[1] // num
         owner.num_calls += 1
         summed = owner.buffer("summed", inputs, length, count, num, 3 * size)
         product = summed.flatten(0, 2) if count == 1 else owner.buffer("rows", inputs, length * num, 3 * size)
@@ -165,7 +165,7 @@ class _Sequences(torch.autograd.Function):
             torch.mul(slope, keep, out=spare_step)
             torch.baddbmm(spare_step, row, back, out=following)
         slopes.mul_(of_new)
-        return None, None, following, *_gradients(owner, inputs, entering, states, rows, slopes)
+        return None, following, *_gradients(owner, inputs, entering, states, rows, slopes)
 
 
 def _gradients(
