@@ -36,8 +36,8 @@ class ParameterLayout:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the parameters (..., *shape) as views of `flat` (..., D); writing into them writes into it."""
-        pieces = flat.split(self._sizes, dim=-1)
+        entries = flat.split(self._sizes, dim=-1)
         return {
-            name: piece.reshape(*flat.shape[:-1], *shape)
-            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+            name: entry.reshape(*flat.shape[:-1], *shape)
+            for (name, shape), entry in zip(self.shapes.items(), entries, strict=True)
         }

@@ -17,15 +17,15 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def sum_of_chunks(parts: Sequence[Tensor]) -> Tensor:
+def sum_of_chunks(of_chunks: Sequence[Tensor]) -> Tensor:
     """Return the sum of tensors of one shape, added one after the other."""
-    return functools.reduce(torch.add, parts)
+    return functools.reduce(torch.add, of_chunks)
 
 
 def set_gradients(params: Sequence[Tensor], of_chunks: Iterable[Sequence[Tensor | None]]) -> None:
     """Give each parameter the sum of the chunks' gradients, which are None where a loss does not depend on it."""
-    for param, parts in zip(params, zip(*of_chunks, strict=True), strict=True):
-        known = [part for part in parts if part is not None]
+    for param, gradients in zip(params, zip(*of_chunks, strict=True), strict=True):
+        known = [gradient for gradient in gradients if gradient is not None]
         param.grad = sum_of_chunks(known) if known else None
 
 

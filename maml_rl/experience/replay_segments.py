@@ -47,7 +47,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Part:
+class _Span:
     """Some trials that are, or will be, one segment.
 
     Attributes:
@@ -97,16 +97,16 @@ class ReplaySegments:
 
     def begin(self, first: int, *, anew: bool = True) -> None:
         """Begin a segment with trial `first`; `anew` forgets those that were closed before it."""
-        self._closed: list[_Part] = [] if anew else self._closed
-        self._open = _Part(first, first)
+        self._closed: list[_Span] = [] if anew else self._closed
+        self._open = _Span(first, first)
 
     def keep(self, first: int, end: int) -> None:
         """Write all trials before `first` that are in no file yet, closing the last segment before `end`."""
         if first > self._open.first:
             self._close(end)
-        for part in self._closed:
-            if part.first < first:
-                self._write(part, part.end)
+        for span in self._closed:
+            if span.first < first:
+                self._write(span, span.end)
 
     def cut(self, first: int, lengths: NDArray[np.int64], row_bytes: int) -> None:
         """Close segments that are full, given the lengths of all trials from `first` on, and the bytes of a step.
@@ -124,17 +124,17 @@ class ReplaySegments:
 
     def save(self, mark: Mark) -> dict[str, Any]:
         """Write what is in no file yet, and return the state for a checkpoint; see `Replay.save`."""
-        for part in self._closed:
-            self._write(part, part.end)
+        for span in self._closed:
+            self._write(span, span.end)
         if self._open.first < mark.next:
             self._write(self._open, mark.next)
-        self._closed = [part for part in self._closed if part.end > mark.first]
-        needed = [part for part in (*self._closed, self._open) if part.first < mark.next]
+        self._closed = [span for span in self._closed if span.end > mark.first]
+        needed = [span for span in (*self._closed, self._open) if span.first < mark.next]
         return {
             "first": mark.first,
             "next": mark.next,
             "open": bool(needed) and (needed[-1] is self._open or needed[-1].end > mark.next),
-            "segments": [part.segment.as_state() for part in needed if part.segment is not None],
+            "segments": [span.segment.as_state() for span in needed if span.segment is not None],
         }
 
     def load(self, state: Mapping[str, Any], add: Callable[[KeptTrials, Path], None]) -> int:
@@ -153,7 +153,7 @@ class ReplaySegments:
             raise CheckpointError(f"a checkpoint does not say what experience it needs of {folder}: {error}") from None
         # A checkpoint from before there was any experience names no segment.
         ends = [*(segment.first for segment in kept.segments), kept.next][1:]
-        parts = []
+        spans = []
         for segment, stop in zip(kept.segments, ends, strict=True):
             path = folder / segment.file
             trials = _parse(read_segment(folder, segment, REMEDY), path)
@@ -167,22 +167,22 @@ class ReplaySegments:
             add(KeptTrials(rows, trials.lengths[here], trials.keys[here]), path)
             # A segment that was extended after this checkpoint is written again.
             is_whole = segment.first + len(trials.lengths) == stop
-            parts.append(_Part(segment.first, stop, segment if is_whole else None))
-        last = parts.pop() if kept.open and parts else _Part(kept.next, kept.next)
-        self._closed, self._open = parts, last
+            spans.append(_Span(segment.first, stop, segment if is_whole else None))
+        last = spans.pop() if kept.open and spans else _Span(kept.next, kept.next)
+        self._closed, self._open = spans, last
         return kept.first
 
     def _close(self, end: int) -> None:
         """Close the last segment before trial `end`."""
-        self._closed.append(_Part(self._open.first, end, self._open.segment if self._open.end == end else None))
-        self._open = _Part(end, end)
+        self._closed.append(_Span(self._open.first, end, self._open.segment if self._open.end == end else None))
+        self._open = _Span(end, end)
 
-    def _write(self, part: _Part, end: int) -> None:
-        """Write the trials of a part, up to `end`, unless that is done already."""
-        if part.segment is None or part.end != end:
+    def _write(self, span: _Span, end: int) -> None:
+        """Write the trials of a span, up to `end`, unless that is done already."""
+        if span.segment is None or span.end != end:
             assert self.folder is not None
-            data = _as_bytes(self._trials(part.first, end))
-            part.segment, part.end = write_segment(self.folder, part.first, data), end
+            data = _as_bytes(self._trials(span.first, end))
+            span.segment, span.end = write_segment(self.folder, span.first, data), end
 
 
 def _as_bytes(trials: KeptTrials) -> bytes:

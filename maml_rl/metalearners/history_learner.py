@@ -253,10 +253,10 @@ class HistoryLearner(MetaLearner):
         length, num = observations.shape[:2]
         params = [param for param in self.policy.parameters() if param.requires_grad]
 
-        def differentiate(part: slice) -> tuple[Tensor, Sequence[Tensor | None]]:
-            share = (part.stop - part.start) / num
+        def differentiate(chunk: slice) -> tuple[Tensor, Sequence[Tensor | None]]:
+            share = (chunk.stop - chunk.start) / num
             with torch.enable_grad():
-                loss, found = self._loss_of(observations[:, part], actions[:, part], share)
+                loss, found = self._loss_of(observations[:, chunk], actions[:, chunk], share)
                 gradients = torch.autograd.grad(loss, params, allow_unused=True)
                 # A fused optimizer reads the memory of a gradient as that of its parameter.
                 return found.detach(), [None if each is None else each.contiguous() for each in gradients]
@@ -273,7 +273,7 @@ class HistoryLearner(MetaLearner):
         return losses
 
     def _loss_of(self, observations: Tensor, actions: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return the loss of a share of the sequences, and what `step` returns: its part of the sums over all."""
+        """Return what a chunk, a share of the sequences, adds to the loss, and to what `step` returns."""
         outputs = self.policy.unroll(observations).distribution
         loss = right = share * self.loss(outputs, actions)
         if self._has_one_choice:

@@ -356,9 +356,9 @@ class PEARL(SoftActorCritic):
         params = [param for group in groups for param in group["params"]]
 
         def differentiate(tasks: slice) -> tuple[Tensor, Sequence[Tensor]]:
-            parts = context.part(tasks), steps.part(tasks), noise[tasks], drawn[:, tasks]
+            chunk = context.part(tasks), steps.part(tasks), noise[tasks], drawn[:, tasks]
             with torch.enable_grad():
-                loss, losses = self._losses(*parts, share=(tasks.stop - tasks.start) / num_tasks)
+                loss, losses = self._losses(*chunk, share=(tasks.stop - tasks.start) / num_tasks)
                 return torch.stack((loss.detach(), *losses)), torch.autograd.grad(loss, params)
 
         chunks = cut(num_tasks, num_steps, max(self.policy.hidden_sizes), self.device)

@@ -132,30 +132,30 @@ class SingleTaskPPO(SingleTaskLearner):
         episodes.compute_advantages(self._baseline, **self._collection.estimation)
         if not self._chunks:
             width, device = ParameterLayout(self.policy).width, torch.device("cpu")
-            self._chunks = [self._chunk(part) for part in chunks_of([episodes], width, device)]
+            self._chunks = [self._chunk(tasks) for tasks in chunks_of([episodes], width, device)]
         with ChunkWorkers(torch.device("cpu")) as workers:
             finite = workers.map(lambda chunk: self._learn(episodes, chunk), self._chunks)
         if not all(finite):
             raise NonFiniteError("the loss of a learner or its gradient is not finite; use a smaller learning-rate")
         self._num_steps += self._settings.num_epochs
 
-    def _chunk(self, part: slice) -> tuple[slice, dict[str, Tensor], torch.optim.Adam]:
+    def _chunk(self, tasks: slice) -> tuple[slice, dict[str, Tensor], torch.optim.Adam]:
         """Return the learners of some tasks as leaves, which share their memory with `params`, and their optimizer."""
         # A view has the version counter of its tensor, by which autograd notices changes, and other threads change
         # their own parts of it. The views of `data` have a counter for each call.
-        leaves = {name: param.data[part].requires_grad_() for name, param in self.params.items()}
+        leaves = {name: param.data[tasks].requires_grad_() for name, param in self.params.items()}
         # Adam is elementwise: of stacked parameters it is one optimizer for each task.
         optimizer = torch.optim.Adam(leaves.values(), lr=self._settings.learning_rate)
         for name, leaf in leaves.items():
-            mean, square = (self._moments[f"{moment}{name}"][part] for moment in _MOMENTS)
+            mean, square = (self._moments[f"{moment}{name}"][tasks] for moment in _MOMENTS)
             optimizer.state[leaf] = {"step": self._num_steps.clone(), "exp_avg": mean, "exp_avg_sq": square}
-        return part, leaves, optimizer
+        return tasks, leaves, optimizer
 
     def _learn(self, episodes: TaskEpisodes, chunk: tuple[slice, dict[str, Tensor], torch.optim.Adam]) -> bool:
         """Take the steps of some tasks, and return whether all was finite; otherwise the last step is not taken."""
-        part, leaves, optimizer = chunk
+        tasks, leaves, optimizer = chunk
         dtype = next(iter(leaves.values())).dtype
-        samples = Samples.of(episodes, part, dtype=dtype, device=torch.device("cpu"))
+        samples = Samples.of(episodes, tasks, dtype=dtype, device=torch.device("cpu"))
         old: Tensor | None = None
         for _ in range(self._settings.num_epochs):
             with torch.enable_grad():
