@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +57,9 @@ class CalledWithEpisodes:
             "ls_backtrack_ratio": ls_backtrack_ratio,
         }
         changed = {name: value for name, value in given.items() if value is not None}
-        return self.update_from(train_episodes, valid_episodes, self.settings.replace(**changed))
+        learner = copy.copy(self)
+        learner.settings = self.settings.replace(**changed)
+        return learner.update(self.batch_of(train_episodes, valid_episodes))
 
     def adapt(
         self, sampler: Any, tasks: Any = None, num_steps: int = 1, rule: Any = None, *, first_order: bool | None = None
@@ -85,8 +88,12 @@ class CalledWithEpisodes:
         return {name: value.squeeze(0) for name, value in adapted.items()} if single else adapted
 
     @abstractmethod
-    def update_from(self, train_episodes: Sequence[Any], valid_episodes: Any, settings: Any) -> dict[str, Any]:
-        """Update the policy's parameters by one trust-region step with these settings."""
+    def update(self, batch: Any) -> dict[str, Any]:
+        """Update the policy's parameters by one trust-region step."""
+
+    @abstractmethod
+    def batch_of(self, train_episodes: Sequence[Any], valid_episodes: Any) -> Any:
+        """Return the batch of episodes that have advantages."""
 
     @abstractmethod
     def adapted_to(self, train_episodes: Sequence[Any], *, first_order: bool) -> dict[str, Tensor]:

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from maml_rl.adaptation import AdaptationRule, RuleLike
+from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.derivatives import Hosts, Memo
 from maml_rl.derivatives.hosts import Question, Result
@@ -17,38 +17,38 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Memory, Policy
 
 
+class SampleOptions(TypedDict, total=False):
+    """How a sampler samples a phase."""
+
+    num_episodes: int | None
+    deterministic: bool
+
+
+class Estimation(TypedDict, total=False):
+    """How a sampler estimates advantages; see `Collection`."""
+
+    gamma: float
+    gae_lambda: float
+    bootstrap: bool
+
+
 class Sampler(Protocol):
     """The methods of a `MultiTaskSampler` that a metalearner calls; see there."""
 
     policy: Policy
 
     def rollout(
-        self,
-        tasks: Sequence[Task],
-        params: Mapping[str, Tensor] | None = None,
-        *,
-        num_episodes: int | None = None,
-        deterministic: bool = False,
+        self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None, **options: Unpack[SampleOptions]
     ) -> TaskEpisodes:
         """Sample the episodes of one phase under fixed parameters."""
 
     def rollout_trials(
-        self,
-        tasks: Sequence[Task],
-        params: Mapping[str, Tensor] | None = None,
-        *,
-        num_episodes: int | None = None,
-        deterministic: bool = False,
+        self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None, **options: Unpack[SampleOptions]
     ) -> TaskEpisodes:
         """Sample a trial of every task: its episodes one after the other, through which the policy keeps its memory."""
 
     def remember_trials(
-        self,
-        tasks: Sequence[Task],
-        params: Mapping[str, Tensor] | None = None,
-        *,
-        num_episodes: int | None = None,
-        deterministic: bool = False,
+        self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None, **options: Unpack[SampleOptions]
     ) -> tuple[TaskEpisodes, Memory]:
         """Sample a trial of every task, and return it with the policy's memory at its end."""
 
@@ -61,10 +61,8 @@ class Sampler(Protocol):
         num_steps: int,
         rule: AdaptationRule,
         *,
-        gamma: float = ...,
-        gae_lambda: float = ...,
         device: torch.device | str = ...,
-        bootstrap: bool = ...,
+        **options: Unpack[Estimation],
     ) -> tuple[list[TaskEpisodes], Mapping[str, Tensor] | None]:
         """Adapt the policy to every task by gradient steps, new episodes before each."""
 
@@ -72,13 +70,10 @@ class Sampler(Protocol):
         self,
         tasks: Sequence[Task],
         num_steps: int = ...,
-        fast_lr: RuleLike | None = ...,
-        gamma: float = ...,
-        gae_lambda: float = ...,
-        device: torch.device | str = ...,
         *,
         rule: AdaptationRule | None = ...,
-        bootstrap: bool = ...,
+        device: torch.device | str = ...,
+        **options: Unpack[Estimation],
     ) -> tuple[list[TaskEpisodes], TaskEpisodes]:
         """Adapt the policy to every task, and sample the adapted policies."""
 
@@ -88,12 +83,10 @@ class Sampler(Protocol):
         num_steps: int = ...,
         rule: AdaptationRule | None = ...,
         *,
-        gamma: float = ...,
-        gae_lambda: float = ...,
-        bootstrap: bool = ...,
         for_update: bool = ...,
         trials_per_chunk: int | None = ...,
         deterministic: bool = ...,
+        **options: Unpack[Estimation],
     ) -> Hosts | None:
         """Do the same, or without a rule sample trials, on hosts that keep the episodes, if there are any."""
 
@@ -125,7 +118,7 @@ class Collection:
         )
 
     @property
-    def estimation(self) -> dict[str, Any]:
+    def estimation(self) -> Estimation:
         """How advantages are estimated, as arguments of a sampler's methods."""
         return {"gamma": self.gamma, "gae_lambda": self.gae_lambda, "bootstrap": self.bootstrap}
 

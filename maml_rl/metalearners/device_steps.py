@@ -7,7 +7,7 @@ them. A graph launches all of them in one call, always on the same tensors: inpu
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -180,26 +180,19 @@ class DeviceSteps:
         return tuple(tensor.data_ptr() for tensor in self._changed())
 
 
-class _Recorded:
-    """A step as a graph.
+class _Recorded(NamedTuple):
+    """A step as a graph, the inputs that it reads, its result, and the gradients whose memory it uses."""
 
-    Args:
-        graph: of the step.
-        inputs: that it reads.
-        result: that it writes.
-        gradients: whose memory it uses.
-    """
-
-    def __init__(
-        self, graph: "torch.cuda.CUDAGraph", inputs: list[Tensor], result: Tensor, gradients: list[Tensor | None]
-    ) -> None:
-        self._graph, self._inputs, self._result, self._gradients = graph, inputs, result, gradients
+    graph: "torch.cuda.CUDAGraph"
+    inputs: list[Tensor]
+    result: Tensor
+    gradients: list[Tensor | None]
 
     def launch(self, inputs: Sequence[Tensor]) -> Tensor:
-        for static, each in zip(self._inputs, inputs, strict=True):
+        for static, each in zip(self.inputs, inputs, strict=True):
             static.copy_(each, non_blocking=True)
-        self._graph.replay()
-        return self._result.clone()
+        self.graph.replay()
+        return self.result.clone()
 
 
 def check_finite(statistics: Tensor, learner: str) -> list[float]:

@@ -12,7 +12,6 @@ from maml_rl.arguments import check_count
 from maml_rl.compat.calls_with_episodes import CalledWithEpisodes
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive
-from maml_rl.derivatives import Hosts
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import OuterObjective, likelihood_ratio, surrogate
@@ -103,21 +102,8 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
     def update(self, batch: Batch) -> dict[str, Any]:
         if batch.hosts is None:
             check_phases(batch.train_episodes, batch.valid_episodes, self.rule)
-        return self._step(self.hosts_of(batch), self.settings)
-
-    def update_from(
-        self, train_episodes: Sequence[Episodes], valid_episodes: Episodes, settings: Settings
-    ) -> dict[str, Any]:
-        train, valid = [TaskEpisodes.stack(each) for each in train_episodes], TaskEpisodes.stack(valid_episodes)
-        check_phases(train, valid, self.rule)
-        return self._step(self.hosts_of(Batch([*train, valid])), settings)
-
-    def adapted_to(self, train_episodes: Sequence[Episodes], *, first_order: bool) -> dict[str, Tensor]:
-        train = [TaskEpisodes.stack(each) for each in train_episodes]
-        return adapt_steps(self.policy, train, rule=self.rule, first_order=first_order)
-
-    def _step(self, hosts: Hosts, settings: Settings) -> dict[str, Any]:
-        with hosts:
+        settings = self.settings
+        with self.hosts_of(batch) as hosts:
             meta = MetaObjective(
                 self.policy,
                 hosts,
@@ -155,3 +141,10 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
             "accepted": search.accepted,
             "grad_norm": gradient.norm().item(),
         }
+
+    def batch_of(self, train_episodes: Sequence[Episodes], valid_episodes: Episodes) -> Batch:
+        return Batch([TaskEpisodes.stack(each) for each in (*train_episodes, valid_episodes)])
+
+    def adapted_to(self, train_episodes: Sequence[Episodes], *, first_order: bool) -> dict[str, Tensor]:
+        train = [TaskEpisodes.stack(each) for each in train_episodes]
+        return adapt_steps(self.policy, train, rule=self.rule, first_order=first_order)

@@ -22,7 +22,6 @@ from maml_rl.metalearners.soft_actor_critic import (
     SACSettings,
     SoftActorCritic,
     SoftCritics,
-    choice_log_probs,
     masked_mean,
     soft_targets,
     soft_values,
@@ -264,7 +263,7 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
             of_targets = self.targets.first_layer(remembered[1:])
         alpha = temperature.detach()
         if self._squashed is None:
-            log_probs = choice_log_probs(parameters[0])
+            log_probs = F.log_softmax(parameters[0], -1)
             with torch.no_grad():
                 values = self.targets.decode(self.targets(of_targets, after, None))
                 following = soft_values_of_choices(values, log_probs[1:], alpha)

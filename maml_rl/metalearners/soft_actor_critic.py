@@ -15,7 +15,6 @@ import torch
 from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax
 
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Fraction, Positive, StepSize
@@ -82,11 +81,6 @@ def soft_values_of_choices(values: Tensor, log_probs: Tensor, temperature: Tenso
 def soft_targets(rewards: Tensor, terminal: Tensor, following: Tensor, gamma: float) -> Tensor:
     """Return r_t + gamma * (1 - terminal_t) * V(s_{t+1}), (...)."""
     return rewards + gamma * (1.0 - terminal) * following
-
-
-def choice_log_probs(logits: Tensor) -> Tensor:
-    """Return the log-probabilities (..., K) of all discrete actions."""
-    return log_softmax(logits, -1)
 
 
 class EnsembleMLP(nn.Module):
