@@ -226,7 +226,7 @@ def test_trials_of_a_recurrent_policy_are_bit_identical_for_any_placement(env: s
     ("options", "error", "message"),
     [
         ({"cell": "rnn"}, ValueError, "cell must be one of gru, lstm, got 'rnn'"),
-        ({"value": "two"}, ValueError, "value must be one of head, network, none"),
+        ({"value": "two"}, ValueError, "value must be one of head, network, two-hot, none"),
         ({"hidden_size": 0}, ValueError, "hidden_size must be positive"),
         ({"action_space": spaces.Text(2)}, TypeError, "no policy for the action space"),
         ({"observation_space": spaces.MultiBinary(2)}, TypeError, "no policy for the observation space"),
