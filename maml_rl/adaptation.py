@@ -296,11 +296,7 @@ def adapt_steps(
 
 
 def check_advantages(episodes: TaskEpisodes, name: str) -> None:
-    """Refuse episodes without advantages.
-
-    Raises:
-        ValueError: If they have none; `name` says in the message which they are.
-    """
+    """Refuse, by a ValueError, episodes without advantages; `name` says in the message which they are."""
     try:
         _ = episodes.advantages
     except RuntimeError as error:
@@ -308,16 +304,7 @@ def check_advantages(episodes: TaskEpisodes, name: str) -> None:
 
 
 def check_phases(train: Sequence[TaskEpisodes], valid: TaskEpisodes, rule: AdaptationRule) -> None:
-    """Refuse the phases of an update that `rule` did not sample.
-
-    Args:
-        train: for each inner step the episodes of all tasks before it.
-        valid: the episodes of all tasks after the last.
-        rule: the inner loop of the update.
-
-    Raises:
-        ValueError: If they have no advantages, or are of other tasks, or were sampled for another rule.
-    """
+    """Refuse, by a ValueError, the phases of an update that have no advantages, or that `rule` did not sample."""
     for index, (episodes, step_size) in enumerate(zip(train, rule.step_sizes(len(train)), strict=True)):
         name = f"train_episodes[{index}]"
         check_advantages(episodes, name)

@@ -288,11 +288,7 @@ class FinishedRecording:
                 yield block
 
     def _check(self, block: Block) -> None:
-        """Refuse arrays that are not those of an iteration of this recording.
-
-        Raises:
-            ValueError: With the first.
-        """
+        """Refuse, by a ValueError with the first, arrays that are not those of an iteration of this recording."""
         num_tasks, num_steps = len(self.about.tasks), int(block.lengths.sum(dtype=np.int64))
         if block.lengths.ndim != 2 or not ((block.lengths >= 1) & (block.lengths <= self.about.horizon)).all():
             raise ValueError(f"'lengths' are not of episodes of 1 to {self.about.horizon} steps")

@@ -215,11 +215,7 @@ def _parse(data: bytes, path: Path) -> KeptTrials:
 
 
 def _check_rows(rows: Mapping[str, NDArray[Any]], lengths: NDArray[Any], numbers: NDArray[Any], num_tasks: int) -> None:
-    """Refuse arrays that are not those of trials.
-
-    Raises:
-        ValueError: With the first.
-    """
+    """Refuse, by a ValueError with the first, arrays that are not those of trials."""
     for name, values in ((_LENGTHS, lengths), (_TASKS, numbers)):
         if values.dtype != np.int64 or values.shape != lengths.shape or values.ndim != 1 or not len(values):
             raise ValueError(f"{name!r} are {values.dtype} {values.shape}")

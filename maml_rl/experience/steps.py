@@ -120,11 +120,7 @@ class StepArrays:
         return sum(prod(values.shape[1:]) * values.itemsize for values in self._fields.values())
 
     def check(self, rows: Mapping[str, NDArray[Any]]) -> None:
-        """Refuse steps of other fields than those that are kept already.
-
-        Raises:
-            ValueError: If shapes or types differ.
-        """
+        """Refuse, by a ValueError, steps of other fields, shapes or types than those that are kept already."""
         for name in sorted({*rows, *self._fields}) if self._fields else ():
             one, other = (layout(arrays.get(name)) for arrays in (self._fields, rows))
             if one != other:

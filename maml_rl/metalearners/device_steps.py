@@ -196,11 +196,7 @@ class _Recorded(NamedTuple):
 
 
 def check_finite(statistics: Tensor, learner: str) -> list[float]:
-    """Return statistics of steps on a device, for which this waits.
-
-    Raises:
-        NonFiniteError: If one is not finite; the steps have been taken.
-    """
+    """Return statistics of steps on a device, for which this waits; refuse, by a NonFiniteError, infinite ones."""
     found: list[float] = statistics.tolist()
     if not all(map(math.isfinite, found)):
         raise NonFiniteError(

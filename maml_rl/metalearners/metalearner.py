@@ -366,11 +366,7 @@ class MetaLearner(ABC):
 
 
 def _check_metrics(metrics: Any, learner: str) -> None:
-    """Refuse metrics of a user's learner that cannot be written.
-
-    Raises:
-        TypeError: If they are not numbers, booleans or None by name.
-    """
+    """Refuse, by a TypeError, metrics of a user's learner that are not numbers, booleans or None by name."""
     if not isinstance(metrics, dict):
         raise TypeError(f"{learner}.update returned {metrics!r:.80}; return a dict of metrics by name, {{}} for none")
     for name, value in metrics.items():
@@ -381,11 +377,7 @@ def _check_metrics(metrics: Any, learner: str) -> None:
 
 
 def _check_memory(learner: type[MetaLearner], policy: Policy) -> None:
-    """Refuse a policy whose memory is not differentiable, where adaptation takes gradient steps.
-
-    Raises:
-        TypeError: If the learner cannot train the policy.
-    """
+    """Refuse, by a TypeError, a memory that is not differentiable where adaptation takes gradient steps."""
     if policy.has_memory and not learner.whole_trials and type(policy).unroll is Policy.unroll:
         raise TypeError(
             f"{learner.__name__} adapts by gradient steps, and {type(policy).__name__}, which has a memory, does not "

@@ -8,11 +8,7 @@ from maml_rl.config import Config
 
 
 def refuse_hidden_rewards(config: Config) -> None:
-    """Refuse a config whose policy would not observe its last action and reward.
-
-    Raises:
-        ConfigError: If the last action and reward are not observed.
-    """
+    """Refuse a config whose policy would not observe its last action and reward."""
     if not config.observe_last:
         raise config.error(
             f"{config.algorithm} learns from the last action and reward; add 'observe-last: true'", "algorithm"
@@ -20,18 +16,7 @@ def refuse_hidden_rewards(config: Config) -> None:
 
 
 def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, num_episodes: int = 1) -> None:
-    """Refuse a replay that is smaller than one trial.
-
-    Args:
-        config: has the length of episodes, if it is set.
-        env: of the config's family.
-        setting: key of `algorithm-settings` with the replay's size.
-        num_steps: its value.
-        num_episodes: of a trial.
-
-    Raises:
-        ConfigError: If a trial has more steps.
-    """
+    """Refuse a config whose `setting`, of so many steps, makes a replay smaller than a trial of `num_episodes`."""
     steps = (config.max_episode_steps or env.max_episode_steps or 1) * num_episodes
     if num_steps < steps:
         raise config.error(
@@ -44,11 +29,7 @@ def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, 
 
 @contextmanager
 def refuse_sizes(config: Config) -> Iterator[None]:
-    """Turn a policy's error about the sizes of its transformer into an error of the config.
-
-    Raises:
-        ConfigError: If they do not divide each other.
-    """
+    """Turn a policy's error about the sizes of its transformer into an error of the config."""
     try:
         yield
     except ValueError as error:

@@ -188,11 +188,7 @@ class SoftActorCritic(MetaLearner):
     settings: SACSettings
 
     def _refuse(self, loss: Tensor) -> None:
-        """Refuse a loss that is not finite, before the step is taken.
-
-        Raises:
-            NonFiniteError: If it is not.
-        """
+        """Refuse, by a NonFiniteError, a loss that is not finite, before the step is taken."""
         if not math.isfinite(float(loss)):
             raise NonFiniteError(
                 f"a loss of {type(self).__name__.lower()} is not finite; lower learning-rate, or look for observations "

@@ -351,11 +351,7 @@ def fitting_conv_layers(observation_shape: Sequence[int]) -> tuple[ConvLayer, ..
 
 
 def refuse_image_options(space: gymnasium.Space[Any], conv_layers: object, image_scale: object) -> None:
-    """Refuse options for images where the observations of `space` have none.
-
-    Raises:
-        ValueError: If one is given.
-    """
+    """Refuse, by a ValueError, options for images where the observations of `space` have none."""
     for name, value in (("conv_layers", conv_layers), ("image_scale", image_scale)):
         if value is not None:
             raise ValueError(f"{name} is for images, and the observations are {space}; leave it out")

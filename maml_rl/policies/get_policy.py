@@ -97,11 +97,7 @@ def get_policy_for_env(
 
 
 def _require_entries(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-    """Refuse spaces whose elements have no numbers, which no layer takes or returns.
-
-    Raises:
-        TypeError: If one is.
-    """
+    """Refuse, by a TypeError, spaces whose elements have no numbers, which no layer takes or returns."""
     for kind, space in (("observation", observation_space), ("action", action_space)):
         if space.is_np_flattenable and spaces.flatdim(space) == 0:
             remedy = "make it one constant number" if kind == "observation" else "there is nothing to choose"

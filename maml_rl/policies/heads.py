@@ -172,11 +172,7 @@ class Head(Distributions):
         return type(self).on_samples is not Head.on_samples
 
     def check_actions(self, action_space: gymnasium.Space[Any]) -> None:
-        """Refuse an action space that the head does not fit.
-
-        Raises:
-            ValueError: If shape, type or numbers of categories differ.
-        """
+        """Refuse, by a ValueError, an action space of another shape, type or number of categories than the head's."""
         has_reals, counts = np.issubdtype(action_space.dtype, np.floating), category_counts(action_space)
         fits = tuple(action_space.shape or ()) == self.action_shape and has_reals is (self.noise_kind == "normal")
         starts = not isinstance(self, CategoricalHead) or self.start == getattr(action_space, "start", 0)
@@ -482,11 +478,7 @@ def head_for(action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std:
 
 
 def shape_of_entries(num_entries: int, action_shape: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the shape of an action of this many entries; (num_entries,) by default.
-
-    Raises:
-        ValueError: If another number of entries has that shape.
-    """
+    """Return the shape of an action of this many entries, (num_entries,) by default; a ValueError for others."""
     shape = (num_entries,) if action_shape is None else tuple(action_shape)
     if math.prod(shape) != num_entries:
         raise ValueError(f"an action of shape {shape} does not have {num_entries} entries")

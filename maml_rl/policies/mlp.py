@@ -250,7 +250,8 @@ class NormalMLPPolicy(MLPPolicy):
         init_std: initial standard deviation.
         min_std: the deviation never falls below it.
         action_shape: shape of one action; (output_size,) by default.
-        options: `seed`, `observation_shape`, `observation_start`. These and all others are those of `MLPPolicy`.
+        options: `seed`, `observation_shape`, `observation_start`. These and all others are those of `MLPPolicy`, here
+            and in the classes below.
     """
 
     def __init__(
@@ -272,11 +273,8 @@ class NormalMLPPolicy(MLPPolicy):
 class CategoricalMLPPolicy(MLPPolicy):
     """An MLP with a categorical distribution over the actions 0 ... K - 1.
 
-    Parameters are named layer1.weight, layer1.bias, ...; the last layer gives the logits.
-
     Args:
         output_size: K, number of actions.
-        options: `seed`, `observation_shape`, `observation_start`. These and all others are those of `MLPPolicy`.
     """
 
     def __init__(
@@ -293,13 +291,9 @@ class CategoricalMLPPolicy(MLPPolicy):
 class MultiCategoricalMLPPolicy(MLPPolicy):
     """An MLP with independent categorical distributions, entry i of an action over 0 ... K_i - 1.
 
-    Parameters are named layer1.weight, layer1.bias, ...; the last layer gives the logits of all entries, one after the
-    other.
-
     Args:
         num_categories: K_i of each of the A entries.
         action_shape: shape of one action; (A,) by default.
-        options: `seed`, `observation_shape`, `observation_start`. These and all others are those of `MLPPolicy`.
     """
 
     def __init__(
@@ -319,12 +313,9 @@ class MultiCategoricalMLPPolicy(MLPPolicy):
 class BernoulliMLPPolicy(MLPPolicy):
     """An MLP with independent Bernoulli distributions, one for each of the A entries of an action.
 
-    Parameters are named layer1.weight, layer1.bias, ...; the last layer gives the logits of 1.
-
     Args:
         output_size: A.
         action_shape: shape of one action; (A,) by default.
-        options: `seed`, `observation_shape`, `observation_start`. These and all others are those of `MLPPolicy`.
     """
 
     def __init__(
@@ -369,11 +360,7 @@ def _aligned(factor: Tensor) -> Tensor:
 
 
 def find_nonlinearity(nonlinearity: str | Nonlinearity) -> Nonlinearity:
-    """Return the function with this name; callables are returned as they are.
-
-    Raises:
-        ValueError: If the name is unknown.
-    """
+    """Return the function of a known name; callables are returned as they are."""
     if not isinstance(nonlinearity, str):
         return nonlinearity
     if nonlinearity not in _NONLINEARITIES:

@@ -350,11 +350,7 @@ class ModulePolicy(Policy):
 
 
 def _call_module(module: nn.Module, own: dict[str, Tensor], arguments: tuple[Any, ...]) -> Any:
-    """Return what the module returns.
-
-    Raises:
-        NonFiniteError: If a parameter of its distribution is outside of its range.
-    """
+    """Return what the module returns; a NonFiniteError if a parameter of its distribution is out of range."""
     try:
         return functional_call(module, own, arguments)
     except ValueError as error:

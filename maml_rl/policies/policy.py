@@ -346,15 +346,7 @@ def distributions_in_episodes(policy: Policy, observations: Tensor, params: Para
 
 
 def check_observations(policy: Policy, observations: Tensor | ArrayLike) -> Tensor:
-    """Return observations as a tensor on the policy's device, where they are arrays.
-
-    Args:
-        policy: for which they are.
-        observations: (..., *observation shape).
-
-    Raises:
-        ValueError: If they are of another shape than the policy's.
-    """
+    """Return observations (..., *observation shape) as a tensor, on the policy's device; a ValueError for others."""
     if not isinstance(observations, Tensor):
         device = next((param.device for param in policy.parameters()), torch.device("cpu"))
         observations = torch.as_tensor(np.asarray(observations), device=device)
@@ -368,15 +360,7 @@ def check_observations(policy: Policy, observations: Tensor | ArrayLike) -> Tens
 
 
 def check_parameters(policy: Policy, params: Mapping[str, Tensor | ArrayLike]) -> dict[str, Tensor]:
-    """Return parameters as tensors; arrays get the type and device of the policy's own.
-
-    Args:
-        policy: for which they are.
-        params: by name.
-
-    Raises:
-        ValueError: If they are not those of the policy, by their names.
-    """
+    """Return a policy's parameters by name as tensors; arrays get the type and device of its own."""
     own = dict(policy.named_parameters())
     if params.keys() != own.keys():
         raise ValueError(f"expected parameters {sorted(own)}, got {sorted(params)}")

@@ -89,11 +89,7 @@ class RandomPolicy(CountingPolicy):
 
 
 def check_countable(observation_space: gymnasium.Space[Any]) -> None:
-    """Refuse observations that are not states to count: Discrete, or a vector of numbers in [0, 1], as one-hot ones.
-
-    Raises:
-        TypeError: If they are others.
-    """
+    """Refuse, by a TypeError, observations that are neither Discrete nor vectors of numbers in [0, 1]."""
     space = observation_space
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
         if bool((space.low >= 0).all() and (space.high <= 1).all()):
@@ -107,11 +103,7 @@ def check_countable(observation_space: gymnasium.Space[Any]) -> None:
 
 
 def check_fraction(name: str, number: Any) -> float:
-    """Return `number` as a float.
-
-    Raises:
-        ValueError: If it is not a number in [0, 1].
-    """
+    """Return a number in [0, 1] as a float; refuse others by a ValueError."""
     value = check_number(name, number)
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} must be in [0, 1], got {number}")
