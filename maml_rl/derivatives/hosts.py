@@ -42,14 +42,10 @@ KEPT_BYTES = 1 << 30
 
 
 def remembered(memo: Memo, name: str, argument: Any, make: Callable[[], Value]) -> Value:
-    """Return what `make` returns, which is made again only for another argument.
+    """Return what `make` returns, kept in a chunk's memo by a name; it is made again only for another argument.
 
-    Args:
-        memo: of the chunk.
-        name: of the entry.
-        argument: what the value depends on, besides the episodes: anything except a tensor. One that is equal only to
-            itself should be a `share`d one.
-        make: computes the value.
+    The argument is what the value depends on, besides the episodes: anything except a tensor. One that is equal only to
+    itself should be a `share`d one.
     """
     if name not in memo or memo[name][0] != argument:
         memo[name] = argument, make()
@@ -85,16 +81,9 @@ def _total(parts: Iterable[Tensor]) -> Tensor:
 
 
 def blocks_of(num_tasks: int, chunks: Sequence[slice]) -> list[range]:
-    """Group chunks into blocks; each block is in one place and answers with one sum.
+    """Return ranges of chunks, the blocks: each is in one place and answers with one sum.
 
     How many there are depends on neither the length of the episodes nor the number of hosts.
-
-    Args:
-        num_tasks: M.
-        chunks: of the M tasks.
-
-    Returns:
-        Ranges of chunks.
     """
     count = min(len(chunks), max(_FEW_BLOCKS, num_tasks // _TASKS_PER_BLOCK))
     return [range(len(chunks) * index // count, len(chunks) * (index + 1) // count) for index in range(count)]

@@ -119,13 +119,7 @@ def even_chunks(num_tasks: int, size: int) -> list[slice]:
 
 
 def chunks_of(phases: Sequence[TaskEpisodes], width: int, device: torch.device) -> list[slice]:
-    """Cut the tasks of an update into the chunks in which all of it is computed, the adaptation included.
-
-    Args:
-        phases: (M, T, B, ...) each.
-        width: see `cut`.
-        device: see `cut`.
-    """
+    """Cut an update's tasks into the chunks in which all of it is computed, the adaptation included; see `cut`."""
     if phases[0].chunks is not None:
         return list(phases[0].chunks)
     samples_per_task = max(episodes.horizon * episodes.rewards.shape[2] for episodes in phases)

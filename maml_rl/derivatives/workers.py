@@ -114,11 +114,8 @@ def sum_gradients(
 ) -> Tensor:
     """Give each parameter the sum of its gradients over chunks, and return the sum of their losses.
 
-    Args:
-        params: P parameters.
-        differentiate: returns the losses of a chunk, of one shape, and P gradients; see `set_gradients`.
-        chunks: are computed in parallel, and added in their order.
-        device: where the computation runs.
+    `differentiate` returns the losses of a chunk, of one shape, and a gradient for each parameter; see `set_gradients`.
+    Chunks are computed in parallel, and added in their order.
     """
     with ChunkWorkers(device) as workers:
         found = workers.map(differentiate, chunks)

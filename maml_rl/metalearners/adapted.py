@@ -55,15 +55,9 @@ def adapt_by_steps(
     collection: Collection | None = None,
     device: torch.device | str = "cpu",
 ) -> Adapted:
-    """Adapt by gradient steps, with new episodes before each.
+    """Adapt the sampler's policy by `num_steps` gradient steps, new episodes before each; without a rule by none.
 
-    Args:
-        sampler: its policy is adapted.
-        tasks: M tasks.
-        num_steps: of the rule.
-        rule: the inner loop; None to adapt nothing.
-        collection: how advantages are estimated.
-        device: where the gradients are computed.
+    Gradients are computed on `device`, of advantages that are estimated as `collection` says.
     """
     if rule is None:
         return Adapted()
@@ -73,12 +67,6 @@ def adapt_by_steps(
 
 
 def adapt_by_memory(sampler: Sampler, tasks: Sequence[Task], *, deterministic: bool = False) -> Adapted:
-    """Adapt by a trial in each task: the policy's memory after it is the result.
-
-    Args:
-        sampler: its policy, with a memory, acts; its episodes of a task are the trial.
-        tasks: M tasks.
-        deterministic: act without noise.
-    """
+    """Adapt by a trial in each task: the result is the memory after it of the sampler's policy, which acts."""
     trials, memory = sampler.remember_trials(tasks, deterministic=deterministic)
     return Adapted([trials], memory=memory)

@@ -30,11 +30,9 @@ def takes_device_steps(device: torch.device) -> bool:
 
 
 def for_device(optimizer: Optimizer, device: torch.device) -> Optimizer:
-    """Have an optimizer keep its numbers where a graph finds them: on the device, step sizes included.
+    """Have a new optimizer of Adam's kind keep its numbers, step sizes included, on the device, where graphs find them.
 
-    Args:
-        optimizer: a new one, of Adam's kind.
-        device: of its parameters; nothing changes where no `DeviceSteps` are taken.
+    Nothing changes where no `DeviceSteps` are taken.
     """
     if takes_device_steps(device):
         for group in optimizer.param_groups:

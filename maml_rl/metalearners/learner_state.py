@@ -14,11 +14,7 @@ SINGLE = "optimizer"
 def named_optimizers(
     single: torch.optim.Optimizer | None, others: Mapping[str, torch.optim.Optimizer]
 ) -> dict[str, torch.optim.Optimizer]:
-    """Return all optimizers of a learner by their names.
-
-    Raises:
-        ValueError: If a name cannot be part of that of a tensor.
-    """
+    """Return all optimizers of a learner by name; a ValueError if a name cannot be part of that of a tensor."""
     for name in others:
         if name == SINGLE or not name.isidentifier():
             raise ValueError(f"an optimizer's name is a word other than {SINGLE!r}, got {name!r}")
@@ -28,12 +24,8 @@ def named_optimizers(
 def optimizer_state(optimizer: torch.optim.Optimizer, name: str = SINGLE) -> dict[str, Any]:
     """Return an optimizer's state; its hyperparameters are settings.
 
-    Args:
-        optimizer: any.
-        name: of the optimizer, where a learner has several.
-
-    Returns:
-        {"optimizer.0.exp_avg": tensor, ...}, or with a name {"optimizer.NAME.0.exp_avg": tensor, ...}.
+    It is {"optimizer.0.exp_avg": tensor, ...}, or where a learner has several {"optimizer.NAME.0.exp_avg": tensor,
+    ...}.
     """
     return {
         f"{_prefix(name)}.{index}.{entry}": value
@@ -63,13 +55,8 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
 def load_networks(networks: nn.Module, state: Mapping[str, Any], optional: Collection[str]) -> None:
     """Give networks what their `state_dict` returned; other names in `state` are ignored.
 
-    Args:
-        networks: of a learner.
-        state: by flat names.
-        optional: first parts of names; if none of `state` begins so, the current values stay.
-
-    Raises:
-        ValueError: If it is for other networks.
+    If no name begins with one of the `optional` words, the current values of these stay. A ValueError if it is for
+    others.
     """
     own = networks.state_dict()
     kinds = {name.partition(".")[0] for name in own}

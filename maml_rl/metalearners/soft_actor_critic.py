@@ -57,23 +57,14 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def soft_values(values: Tensor, log_probs: Tensor, temperature: Tensor | float) -> Tensor:
-    """Return V = min_i Q_i - temperature * log pi of sampled actions, (...).
-
-    Args:
-        values: (2, ...) of both critics.
-        log_probs: (...).
-        temperature: weight of the entropy.
-    """
+    """Return V = min_i Q_i - temperature * log pi of sampled actions, (...), given values (2, ...) of both critics."""
     return values.amin(0) - temperature * log_probs
 
 
 def soft_values_of_choices(values: Tensor, log_probs: Tensor, temperature: Tensor | float) -> Tensor:
-    """Return V = sum_a pi(a) (min_i Q_i(a) - temperature * log pi(a)) of discrete actions, (...).
+    """Return V = sum_a pi(a) (min_i Q_i(a) - temperature * log pi(a)), (...), of discrete actions.
 
-    Args:
-        values: (2, ..., K) of both critics.
-        log_probs: (..., K) of all actions.
-        temperature: weight of the entropy.
+    Values (2, ..., K) are of both critics; log-probabilities (..., K) of all actions.
     """
     return (log_probs.exp() * soft_values(values, log_probs, temperature)).sum(-1)
 

@@ -194,12 +194,7 @@ class BeliefPolicy(SequencePolicy):
     def encode(
         self, observations: Tensor, memory: Memory | None = None, params: Params | None = None
     ) -> tuple[Tensor, Tensor, Memory]:
-        """Go through sequences (L, N, ...), differentiably, and return the belief at every step.
-
-        Args:
-            observations: (L, N, *observation shape).
-            memory: tensors (N, ...) before the first step; None where trials begin.
-            params: of the policy's own shapes.
+        """Go through sequences (L, N, *observation shape), differentiably; without a memory, trials begin.
 
         Returns:
             Mean (L, N, Z) and logarithm of the variance (L, N, Z) of the latent, and the memory after the last step.

@@ -21,15 +21,10 @@ def orthogonal(weights: Tensor, generator: torch.Generator, gain: float = 1.0) -
 
 
 def empty_layer(make: Callable[..., Layer], *args: Any, **options: Any) -> Layer:
-    """Make a layer whose parameters have their shapes and no values yet.
+    """Make a layer without values of its parameters, by a class of `torch.nn` that has no other layers in it.
 
     The constructors of `torch.nn` draw from the global random state. `nn.utils.skip_init` does not, but it imports
     sympy, which takes each process more than a second.
-
-    Args:
-        make: a class of `torch.nn` that has parameters of its own, as `nn.Linear`, but no other layers.
-        args: of the class.
-        options: of the class.
     """
     layer = make(*args, device="meta", **options)
     for name, param in list(layer.named_parameters()):

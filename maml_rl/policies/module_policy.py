@@ -387,19 +387,10 @@ def as_policy(policy: nn.Module, observation_shape: Sequence[int] | None = None)
 
 
 def call_submodule(policy: nn.Module, name: str, params: Params, observations: Tensor) -> Tensor:
-    """Call a part of a policy, such as a critic, under the parameters of each task.
+    """Call a part of a policy, such as a critic, under the parameters (k, ...) of each task.
 
-    Args:
-        policy: a policy, or a module.
-        name: of the part, as in `nn.Module.get_submodule`; it maps observations (N, ...) to a tensor (N, ...).
-        params: {name: (k, ...)} of the whole policy.
-        observations: (k, N, ...).
-
-    Returns:
-        (k, N, ...).
-
-    Raises:
-        AttributeError: If there is no such part.
+    The part has a name as in `nn.Module.get_submodule`, and maps observations (N, ...) to a tensor (N, ...): here (k,
+    N, ...) to (k, N, ...).
     """
     module, own = _copy_structure(policy.get_submodule(name)), within(params, f"{name}.")
     if observations.is_floating_point():

@@ -331,14 +331,9 @@ def greedy(policy: Policy) -> Policy:
 
 
 def distributions_in_episodes(policy: Policy, observations: Tensor, params: Params) -> DistributionParams:
-    """Return the distribution parameters at every step of episodes, under the parameters of each task.
+    """Return the distribution parameters at every step of episodes (M, T, B, ...), under parameters (M, ...).
 
     A policy with a memory begins every episode with an empty one.
-
-    Args:
-        policy: the one that acts.
-        observations: (M, T, B, *observation shape).
-        params: {name: (M, ...)}.
     """
     if policy.has_memory:
         return policy.unroll_tasks(observations, params).distribution

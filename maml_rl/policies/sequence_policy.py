@@ -301,16 +301,7 @@ class SequencePolicy(MemoryPolicy):
         return Unrolled(distribution, values.squeeze(-1), memory, units)
 
     def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
-        """Return the predicted reward of each action, (L, N), differentiably.
-
-        Args:
-            unrolled: result of `unroll`.
-            actions: (L, N, *action shape).
-            params: of the policy's own shapes.
-
-        Raises:
-            TypeError: If the policy was made without `predict_rewards`.
-        """
+        """Return the predicted reward of each action, (L, N); see `PredictsRewards`."""
         name = type(self).__name__
         if not self.predicts_rewards or unrolled.units is None:
             raise TypeError(f"{name} predicts no rewards; make a {name} with predict_rewards=True")

@@ -107,12 +107,9 @@ class TrialEncoder(nn.Module):
 
 
 def encode(encoders: Sequence[TrialEncoder], observations: Tensor, sequences: GRUSequences) -> tuple[Tensor, ...]:
-    """Return the units (L, N, H) of several encoders of one size for the same trials, differentiably.
+    """Return the units (L, N, H) of encoders of one cell and size for trials (L, N, size), differentiably.
 
-    Args:
-        encoders: of one cell and size.
-        observations: (L, N, size).
-        sequences: goes through them, where that is faster than torch's own kernels: with GRUs on a CPU.
+    GRUs on a CPU go through them by `sequences`, which is faster than torch's own kernels.
     """
     if not isinstance(encoders[0].core, GRU) or observations.device.type != "cpu":
         return tuple(encoder.run(observations)[0] for encoder in encoders)
