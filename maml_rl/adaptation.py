@@ -101,11 +101,7 @@ class AdaptationRule:
         self.parameters = None if parameters is None else tuple(parameters)
 
     def step_size(self, step: int) -> StepSize:
-        """Return the size of gradient step `step`, from 0.
-
-        Raises:
-            ValueError: If there is one step size for each step, and none for this.
-        """
+        """Return the size of gradient step `step`, from 0; a ValueError if there is one for each, and none for this."""
         factor = 0.5 ** min(step, {"never": 0, "once": 1, "always": step}[self.halve])
         if isinstance(self._step_size, Mapping):
             return {name: factor * size for name, size in self._step_size.items()}
@@ -232,19 +228,10 @@ def adapt(
 def inner_step(
     outcome: PhaseOutcome, inner_loss: InnerLoss, step_size: StepSize, *, first_order: bool = False
 ) -> dict[str, Tensor]:
-    """Move the parameters of M tasks against the gradient of their inner loss; the result is differentiable by torch.
+    """Move the parameters {name: (M, ...)} of M tasks against the gradient of their inner loss, differentiably.
 
-    Args:
-        outcome: the policy's outputs under these parameters.
-        inner_loss: of the step.
-        step_size: of the step.
-        first_order: treat the gradient as a constant when differentiating the result.
-
-    Returns:
-        {name: (M, ...)}.
-
-    Raises:
-        ValueError: If a step size is for a name that is not one of the parameters.
+    With `first_order` the gradient is a constant when the result is differentiated. A ValueError if a step size is for
+    a name that is not one of the parameters.
     """
     params = outcome.params
     sizes = step_size if isinstance(step_size, Mapping) else dict.fromkeys(params, step_size)
@@ -276,12 +263,12 @@ def adapt_steps(
     """Take one gradient step per batch of episodes, each from where the last one ended; see `adapt`.
 
     Args:
-        policy: see `adapt`.
+        policy: see `adapt`, as for what is not here.
         episodes: for each step those that were sampled under the parameters before it.
-        params: see `adapt`.
+        params: the initial ones.
         rule: a rule, one step size for all steps, or one for each.
-        first_order: see `adapt`.
-        create_graph: see `adapt`.
+        first_order: for each step.
+        create_graph: for each step.
 
     Raises:
         ValueError: If there are no episodes, or not as many as step sizes.
@@ -379,12 +366,7 @@ class InnerLoop:
         self._inner_loss, self._first_order = inner_loss, first_order
 
     def run(self, start: Tensor, *, anchor: bool = False) -> Tensor:
-        """Return the adapted parameters (k, D) from `start` (k, D), and keep only what `anchor` needs.
-
-        Args:
-            start: (k, D).
-            anchor: see `linearize`.
-        """
+        """Return the adapted parameters (k, D) from `start` (k, D); keep only what `anchor` needs, see `linearize`."""
         for index, (step, step_size) in enumerate(self._steps):
             gradient = self._differentiate(index, step.at(start, scratch()), anchor=anchor)
             start = _descended(start, step_size, gradient)
@@ -393,11 +375,9 @@ class InnerLoop:
     def linearize(self, start: Tensor, trajectory: list[Tensor] | None = None, *, anchor: bool = False) -> Adaptation:
         """Adapt from `start` (k, D), and keep what products with the Jacobian need.
 
-        Args:
-            start: (k, D).
-            trajectory: phi_0 ... phi_K, if they are known: then the Jacobian is computed along them.
-            anchor: use the log-probabilities of this pass as those of the old policy from now on, where none were
-                recorded while sampling. An inner loss with a ratio is then a function of the parameters elsewhere, too.
+        A known `trajectory`, phi_0 ... phi_K, is that along which it is computed. With `anchor` the log-probabilities
+        of this pass are from now on those of the old policy, where none were recorded while sampling. An inner loss
+        with a ratio is then a function of the parameters elsewhere, too.
         """
         if self._first_order:
             return Adaptation(trajectory or [start, self.run(start, anchor=anchor)], [])
@@ -432,11 +412,7 @@ def _descended(params: Tensor, step_size: float | Tensor, gradient: Tensor) -> T
 
 
 def flat_step_size(step_size: StepSize, layout: ParameterLayout, like: Tensor) -> float | Tensor:
-    """Return a number unchanged; step sizes by name as a vector (D,), zero where a parameter is not adapted.
-
-    Raises:
-        ValueError: If a name is not one of the policy's.
-    """
+    """Return a number unchanged; step sizes by name as a vector (D,), zero where a parameter is not adapted."""
     if not isinstance(step_size, Mapping):
         return step_size
     _check_names(step_size, layout.shapes)

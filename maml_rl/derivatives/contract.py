@@ -30,11 +30,9 @@ class Linearization(ABC):
     _policy: Policy
 
     def outcome(self, samples: Samples, log_probs: Tensor) -> PhaseOutcome:
-        """Return the inputs of a loss: without parameters and distribution, unless derivatives flow to them.
+        """Return the inputs of a loss, given the log-probabilities (k, T, B) that `differentiate` passes to it.
 
-        Args:
-            samples: of the linearization.
-            log_probs: (k, T, B), which `differentiate` passes to the loss.
+        They have no parameters and no distribution, unless derivatives flow to them.
         """
         return PhaseOutcome(self._policy, samples, {}, (), log_probs)
 
@@ -63,8 +61,4 @@ class Linearization(ABC):
 
     @abstractmethod
     def kl_from(self, old: DistributionParams) -> Tensor:
-        """Return KL(old, this), averaged over the real steps of each task: (k,).
-
-        Args:
-            old: the `distribution` of a linearization of the same samples.
-        """
+        """Return KL(old, this), averaged over the real steps of each task: (k,). Both are of the same samples."""

@@ -106,9 +106,7 @@ class PolicyOnSamples:
     def at(self, parameters: Tensor, kept: Workspace | None = None) -> Linearization:
         """Return the linearization at `parameters` (k, D).
 
-        Args:
-            parameters: (k, D).
-            kept: where its arrays are as long as it is used, such as `scratch()`; None for memory of its own.
+        Its arrays are in `kept` as long as it is used, such as `scratch()`; without, in memory of its own.
         """
         if self._rows is not None and isinstance(self._policy, MLPPolicy):
             return MLPLinearization(self._policy, self._layout, self._rows, parameters, kept or Workspace())

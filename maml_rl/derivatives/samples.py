@@ -54,7 +54,7 @@ class Samples:
 
         Args:
             episodes: of all tasks, with advantages.
-            tasks: which tasks.
+            tasks: which of them.
             columns: indices of the episodes to take of each task; all by default.
             dtype: of everything except observations and actions, which keep theirs.
             device: where to put them.

@@ -90,11 +90,7 @@ class ChunkWorkers:
         self._stack.close()
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Return `function(item)` for every item, in their order, computed without gradient recording.
-
-        Raises:
-            Exception: The error of the first item that failed.
-        """
+        """Return `function(item)` for every item, in order, without gradient recording; or raise the first error."""
 
         def run(item: Item) -> Result:
             with torch.no_grad():

@@ -160,10 +160,10 @@ class Histories:
         Args:
             iterations: (M, T, B, ...) of the same M tasks each, in the order of time.
             observation_space: see the class, as for the others.
-            action_space: of one environment.
-            env_id: of the family.
-            env_kwargs: of its environments.
-            horizon: steps of the longest possible episode.
+            action_space: see there.
+            env_id: see there.
+            env_kwargs: see there.
+            horizon: see there.
         """
         gathered: dict[str, list[NDArray[Any]]] = {}
         infos: dict[str, list[NDArray[Any]]] = {}
@@ -295,16 +295,9 @@ class Histories:
         action_space: gymnasium.Space[Any],
         env_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Refuse to learn from these histories for environments of another kind.
+        """Refuse, by a ConfigError in one line, to learn from these histories for environments of another kind.
 
-        Args:
-            env_id: of the family that the learner is for.
-            observation_space: of one environment, without the last step; None does not compare it.
-            action_space: of one environment.
-            env_kwargs: of its environments; None does not compare them.
-
-        Raises:
-            ConfigError: If family, arguments or spaces are others; in one line.
+        The observation space is that without the last step; what is None is not compared.
         """
         pairs: dict[str, tuple[Any, Any]] = {
             "the family": (self.env_id, env_id),

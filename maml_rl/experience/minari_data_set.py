@@ -55,11 +55,7 @@ class Credits:
 
 
 def require_minari() -> None:
-    """Refuse a recording for Minari where Minari is not installed.
-
-    Raises:
-        ConfigError: If it is missing; in one line.
-    """
+    """Refuse, by a ConfigError in one line, a recording for Minari where Minari is not installed."""
     try:
         import h5py
         import minari

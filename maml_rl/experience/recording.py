@@ -152,22 +152,14 @@ class Recording:
         remove_segments(folder, {each.file for each in (*self._segments, self._learner) if each is not None})
 
     def learner_state(self) -> dict[str, Tensor] | None:
-        """Return the state of the learners after the last written iteration; None if they have not started.
-
-        Raises:
-            CheckpointError: If it is damaged.
-        """
+        """Return the state of the learners after the last written iteration; None if they have not started."""
         if self._learner is None:
             return None
         arrays = _arrays(read_segment(self.folder, self._learner, _REMEDY), self.folder / self._learner.file)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def append(self, episodes: TaskEpisodes) -> bool:
-        """Add the episodes (M, T, B, ...) of one more iteration.
-
-        Returns:
-            Whether `save` must be called now, with the state of the learners after this iteration.
-        """
+        """Add the episodes (M, T, B, ...) of one more iteration; return whether `save` must be called now."""
         block = _block(episodes, self.about)
         self._blocks |= {f"{self.iteration} {name}": array for name, array in block.items()}
         self.iteration += 1
@@ -265,11 +257,7 @@ class FinishedRecording:
         self._num_episodes = 0
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the iterations one after the other, from one segment at a time.
-
-        Raises:
-            CheckpointError: If a segment is missing or damaged.
-        """
+        """Yield the iterations one after the other, from one segment at a time; see `load_histories` for the errors."""
         for segment, end in zip(self._segments, [*(each.first for each in self._segments), -1][1:], strict=True):
             path = self.folder / segment.file
             arrays = _arrays(read_segment(self.folder, segment, _REMEDY), path)
@@ -331,12 +319,7 @@ class FinishedRecording:
                 raise ValueError(f"{name!r} has values outside of {space}")
 
     def histories(self) -> Histories:
-        """Return the whole recording, in memory, history after history.
-
-        Raises:
-            CheckpointError: If a segment is missing or damaged.
-            ConfigError: If there is less memory than it needs.
-        """
+        """Return the whole recording, in memory, history after history; see `load_histories` for the errors."""
         blocks = list(self.blocks())
         distinct = self._common_numbers(blocks)
         arrays = [
@@ -438,11 +421,7 @@ def _check_layout(name: str, values: NDArray[Any], shape: tuple[int, ...], dtype
 
 
 def space_as_json(space: gymnasium.Space[Any]) -> dict[str, Any]:
-    """Return a Box or Discrete space as JSON holds it.
-
-    Raises:
-        ConfigError: If it is another one.
-    """
+    """Return a space of numbers as JSON holds it; a ConfigError for one of another kind."""
     if isinstance(space, spaces.Box):
         bounds = {name: np.unique(getattr(space, name)) for name in ("low", "high")}
         ends = {
@@ -460,11 +439,7 @@ def space_as_json(space: gymnasium.Space[Any]) -> dict[str, Any]:
 
 
 def space_from_json(saved: Mapping[str, Any]) -> gymnasium.Space[Any]:
-    """Return the space that `space_as_json` has written.
-
-    Raises:
-        ValueError: If it is not one.
-    """
+    """Return the space that `space_as_json` has written; a ValueError if it is not one."""
     try:
         return _space(saved)
     # Each kind of space raises its own errors, assertions among them.

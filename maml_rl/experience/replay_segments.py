@@ -138,13 +138,9 @@ class ReplaySegments:
         }
 
     def load(self, state: Mapping[str, Any], add: Callable[[KeptTrials, Path], None]) -> int:
-        """Hand the trials of a state to `add`, with their file, segment by segment.
+        """Hand the trials of a state to `add`, with their file, segment by segment; return the number of the first.
 
-        Returns:
-            The number of the first trial.
-
-        Raises:
-            CheckpointError: If a segment is missing, truncated or altered.
+        A CheckpointError if a segment is missing, truncated or altered.
         """
         folder = self.folder or Path()
         try:

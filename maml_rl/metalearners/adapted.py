@@ -31,12 +31,7 @@ class Adapted:
     memory: Memory = ()
 
     def policy_of(self, policy: Policy, task: int = 0) -> Policy:
-        """Return a copy of the policy that is ready to act in one of the tasks.
-
-        Args:
-            policy: the one that was adapted; it does not change.
-            task: number of the task.
-        """
+        """Return a copy of the policy that was adapted, which is ready to act in the task of this number."""
         ready = copy.deepcopy(policy)
         if self.params is not None:
             own = dict(ready.named_parameters())

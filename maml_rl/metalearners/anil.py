@@ -29,11 +29,7 @@ class ANIL(AdamLearner):
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Settings) -> AdaptationRule:
-        """Make gradient steps on the head.
-
-        Raises:
-            ConfigError: If the policy has no such parameters, or the head of a policy other than an MLP is not named.
-        """
+        """Make gradient steps on the head, which of a policy other than an MLP must be named."""
         known = list(dict(policy.named_parameters()))
         last = policy.perceptron.layer_names[-1] if isinstance(policy, MLPPolicy) else ()
         head: Sequence[str] = settings.head or last

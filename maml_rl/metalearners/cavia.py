@@ -89,11 +89,7 @@ class CAVIA(AdamLearner):
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Settings) -> AdaptationRule:
-        """Make gradient steps on the context.
-
-        Raises:
-            ConfigError: If the policy has none.
-        """
+        """Make gradient steps on the context."""
         if CONTEXT not in dict(policy.named_parameters()):
             raise config.error(
                 f"cavia adapts a parameter named {CONTEXT!r}, which {type(policy).__name__} does not have; leave out "

@@ -113,13 +113,7 @@ class RunningMoments:
         self._squares = torch.zeros_like(self._mean)
 
     def add(self, number: int, mean: Tensor, squares: Tensor) -> None:
-        """Include further values.
-
-        Args:
-            number: how many.
-            mean: of them, (D,) float64.
-            squares: sum of their squared distances from this mean, (D,) float64.
-        """
+        """Include further values, of this number, mean (D,) and sum of squared distances from it (D,), both float64."""
         count = self._count + number
         difference = mean - self._mean
         self._squares = self._squares + squares + difference.square() * (self._count * number / count)
@@ -307,15 +301,7 @@ def _estimate(
     mean_return: float,
     mean_reward: float,
 ) -> Answer:
-    """Ask about the advantages.
-
-    Args:
-        phases: the trials.
-        memo: of the chunk.
-        problem: the objective.
-        units: of the values.
-        mean_return: over all real steps of the batch.
-        mean_reward: over all real steps of the batch.
+    """Ask about the advantages, given the means of returns and rewards over all real steps of the batch.
 
     Returns:
         Sums of the advantages; of the squares of what the values did not know of the returns; of the squared

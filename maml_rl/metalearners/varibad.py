@@ -125,12 +125,7 @@ class VariBAD(MetaLearner):
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
-        """Make a policy of state and belief.
-
-        Raises:
-            ConfigError: If it would not observe its rewards, the replay is smaller than a trial, or a reward decoder
-                for cells is set without a grid.
-        """
+        """Make a policy of state and belief."""
         refuse_hidden_rewards(config)
         refuse_small_replay(config, env, "replay-steps", settings.replay_steps, config.fast_batch_size)
         policy = BeliefPolicy(
@@ -346,11 +341,7 @@ class Grid:
 
     @classmethod
     def of(cls, policy: BeliefPolicy) -> Self:
-        """Return the grid of the policy's observations.
-
-        Raises:
-            ValueError: If there is none.
-        """
+        """Return the grid of the policy's observations; a ValueError if there is none."""
         space = policy.observation_space
         assert isinstance(space, spaces.Box)
         low, high = (bound[: policy.own_size].astype(np.float64) for bound in (space.low, space.high))

@@ -90,11 +90,9 @@ class ImageEncoder:
         return {f"{name}.{part}": params[f"{name}.{part}"].clone() for name in self._layers for part in _PARTS}
 
     def features(self, observations: Tensor, params: Params) -> Tensor:
-        """Return features (..., F).
+        """Return features (..., F) of observations (..., *image shape).
 
-        Args:
-            observations: (..., *image shape); (M, ..., *image shape) for parameters of M tasks.
-            params: weight and bias of each convolution by name, stacked (M, ...) or not.
+        Under stacked parameters of M tasks, observations are (M, ..., *image shape).
         """
         lead = observations.shape[: observations.dim() - 3]
         layers = [(params[f"{name}.weight"], params[f"{name}.bias"]) for name in self._layers]
@@ -300,16 +298,10 @@ class CNNPolicy(MultiInputPolicy):
 
 
 def _convolve_patches(units: Tensor, weight: Tensor, bias: Tensor, size: int) -> Tensor:
-    """Convolve with kernels that do not overlap, by one batched product.
+    """Convolve with kernels that do not overlap, of a size that is their stride, by one batched product.
 
-    Args:
-        units: (M, N, height, width, channels).
-        weight: (M, filters, channels, size, size).
-        bias: (M, filters).
-        size: of a kernel, and its stride.
-
-    Returns:
-        (M, N, height // size, width // size, filters).
+    From units (M, N, height, width, channels), weights (M, filters, channels, size, size) and biases (M, filters) to
+    units (M, N, height // size, width // size, filters).
     """
     num_tasks, num_images, height, width, channels = units.shape
     rows, columns = height // size, width // size
@@ -330,11 +322,7 @@ def _convolve_each(units: Tensor, weight: Tensor, bias: Tensor, stride: int) -> 
 
 
 def conv_output_size(observation_shape: Sequence[int], conv_layers: Sequence[ConvLayer]) -> int:
-    """Return how many numbers convolutions give for one image.
-
-    Raises:
-        ValueError: If a kernel is larger than its input.
-    """
+    """Return how many numbers convolutions give for one image; a ValueError if a kernel is larger than its input."""
     channels, height, width = _conv_shapes(tuple(observation_shape), conv_layers)[-1]
     return channels * height * width
 

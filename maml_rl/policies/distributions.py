@@ -179,11 +179,7 @@ class DistributionForm:
 
 
 def take_apart(distribution: Distribution) -> tuple[DistributionForm, tuple[Tensor, ...]]:
-    """Split a distribution into its form and its tensors; gradients flow through the tensors.
-
-    Raises:
-        TypeError: If its samples cannot be written as a function of noise here.
-    """
+    """Split a distribution into its form and its tensors, differentiably; a TypeError if it is of no known kind."""
     if type(distribution) is Independent:
         form, tensors = take_apart(distribution.base_dist)
         return replace(form, layers=(*form.layers, distribution.reinterpreted_batch_ndims)), tensors
@@ -234,12 +230,7 @@ def noise_shape(distribution: Distribution) -> torch.Size:
 
 
 def sample_from_noise(distribution: Distribution, noise: Tensor) -> Tensor:
-    """Return samples as a deterministic function of noise.
-
-    Args:
-        distribution: one that `take_apart` supports.
-        noise: of `noise_shape`; N(0, 1) or U[0, 1), as the form says.
-    """
+    """Return samples as a deterministic function of noise of `noise_shape`, N(0, 1) or U[0, 1), as the form says."""
     match distribution:
         case Independent():
             return sample_from_noise(distribution.base_dist, noise)
@@ -299,12 +290,7 @@ def invert_normal(noise: Tensor) -> Tensor:
 def invert_gamma(shapes: Tensor, noise: Tensor) -> Tensor:
     """Return numbers (...) at which the cumulative distribution of Gamma(shape, 1) is `noise`.
 
-    Args:
-        shapes: (...) float64, at least 1.
-        noise: (...) float64 from U[0, 1).
-
-    Returns:
-        (...) numbers; the probability below and above each is right to a part in 10^4.
+    Shapes, at least 1, and noise from U[0, 1) are float64; the probability below and above is right to a part in 10^4.
     """
     noise = noise.clamp(min=_SMALLEST_NOISE)
     numbers, others = -torch.log1p(-noise), shapes != 1.0

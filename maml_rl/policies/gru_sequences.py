@@ -34,12 +34,9 @@ class GRUSequences:
     def __call__(
         self, inputs: Sequence[Tensor], weights: Sequence[Weights], hidden: Sequence[Tensor] | None = None
     ) -> tuple[Tensor, ...]:
-        """Return the units (L, N, H) of each GRU.
+        """Return the units (L, N, H) of each GRU for its inputs (L, N, I) and weights.
 
-        Args:
-            inputs: (L, N, I) of each GRU.
-            weights: of each GRU.
-            hidden: (N, H) of each before the first step; None for zeros.
+        Its memory before the first step is (N, H); without one, zeros.
         """
         size = weights[0][1].shape[1]
         length, num, width = inputs[0].shape

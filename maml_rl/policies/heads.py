@@ -452,15 +452,9 @@ class BernoulliHead(Head):
 
 
 def head_for(action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std: float = 1e-6) -> Head:
-    """Return the head that fits an action space.
+    """Return the head that fits the action space of one environment; a TypeError if there is none.
 
-    Args:
-        action_space: of one environment.
-        init_std: initial standard deviation of a Gaussian.
-        min_std: the deviation of a Gaussian never falls below it.
-
-    Raises:
-        TypeError: If the space is not supported.
+    `init_std` is the initial standard deviation of a Gaussian, which never falls below `min_std`.
     """
     match action_space:
         case spaces.Box(shape=shape, dtype=dtype) if np.issubdtype(dtype, np.floating):

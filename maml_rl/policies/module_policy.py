@@ -260,11 +260,7 @@ class ModulePolicy(Policy):
 
     @property
     def distributions(self) -> FormDistributions:  # type: ignore[override]
-        """The distributions of the form that the module has returned.
-
-        Raises:
-            RuntimeError: If it has returned none yet.
-        """
+        """The distributions of the form that the module has returned; a RuntimeError before it has returned one."""
         if self._form is None:
             raise RuntimeError(
                 f"the distribution of {self._name} is not known before its first forward pass; use "

@@ -48,8 +48,7 @@ class QTablePolicy(CountingPolicy):
     def states(self, observations: Tensor) -> Tensor:
         """Return the numbers (...) int64 of the states that observations (..., *observation shape) show.
 
-        Raises:
-            ValueError: If a vector is not one-hot; one that is all zero counts as the first state.
+        A vector that is all zero counts as the first state; one that is neither zero nor one-hot is a ValueError.
         """
         if not self._is_vector:
             return observations.long() - self._start

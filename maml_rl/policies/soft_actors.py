@@ -222,11 +222,7 @@ class ContextActor(SoftActor):
 
 
 def head_of(action_space: gymnasium.Space[Any]) -> Head:
-    """Return the head of soft actor-critics for an action space: squashed Gaussian, or categorical.
-
-    Raises:
-        TypeError: If the space is neither a bounded Box of floats nor Discrete.
-    """
+    """Return the head of soft actor-critics for actions: squashed Gaussian or categorical; a TypeError for others."""
     match action_space:
         case spaces.Discrete(n=n, start=0):
             return CategoricalHead(int(n))

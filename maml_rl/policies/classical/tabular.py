@@ -242,11 +242,7 @@ class PSRL(TabularPolicy):
     def draw(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean rewards (N, S, A) and transitions (N, S, A, S) from the posterior; see `plan`.
 
-        Args:
-            visits: see `plan`.
-            rewards: see `plan`.
-            transitions: see `plan`.
-            noise: (N, S * A + S * A * S) from U[0, 1).
+        The noise, (N, S * A + S * A * S), is from U[0, 1).
         """
         of_rewards, of_transitions = noise.split(self._sizes, -1)
         means = rewards / visits + invert_normal(of_rewards.reshape(visits.shape)) / visits.sqrt()
