@@ -94,10 +94,6 @@ class AdamLearner(MetaLearner):
         Returns:
             `loss/before`, `loss/after`; `kl`, the mean divergence of the adapted policies from the old ones;
             `grad_norm` of the first step; `inner_kl/step_k`, the mean divergence of the policies before inner step k.
-
-        Raises:
-            ValueError: If episodes have no advantages.
-            NonFiniteError: If the objective or its gradient is not finite; the step is not taken.
         """
         if batch.hosts is None:
             for index, episodes in enumerate(batch.phases):

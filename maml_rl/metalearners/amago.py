@@ -157,13 +157,10 @@ class FilteredActorCritic(MetaLearner):
 
     @single_threaded()
     def improve(self, seen: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, mask: Tensor) -> Tensor:
-        """Take one step on N trials of L steps; see `losses`.
+        """Take one step on N trials of L steps, unless a loss is not finite; see `losses`.
 
         Returns:
             (4,) losses of critics and actor, mean value of the actions taken, share of them that passed the filter.
-
-        Raises:
-            NonFiniteError: If a loss or its gradient is not finite; the step is not taken.
         """
         pair = self.generator("critics").permutation(self.settings.num_critics)[:2].tolist()
         critic_loss, actor_loss, value, imitated = self.losses(seen, actions, rewards, terminal, mask, pair)
@@ -347,9 +344,6 @@ class OfflineAMAGO(FilteredActorCritic, HistoryLearner):
         """Take steps on sequences of the histories; return `updates`, and what is `measured`.
 
         The last step of a sequence has no successor, and is left out.
-
-        Raises:
-            NonFiniteError: If a loss is not finite.
         """
         rng = self.generator("histories")
 

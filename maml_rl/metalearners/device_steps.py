@@ -88,10 +88,7 @@ class DeviceSteps:
         return cls(loss, optimizers, device, **options) if takes_device_steps(device) else None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Take a step.
-
-        Args:
-            inputs: of the loss, on any device.
+        """Take a step on the inputs of the loss, from any device.
 
         Returns:
             (S + 2,) on the device: the statistics, the loss, and the norm of the gradient before it is clipped.

@@ -139,11 +139,7 @@ class HistoryLearner(MetaLearner):
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
-        """Make a transformer, or a recurrent policy.
-
-        Raises:
-            ConfigError: If it would not observe its rewards, or its sizes do not divide each other.
-        """
+        """Make a transformer, or a recurrent policy."""
         refuse_hidden_rewards(config)
         of_transformer = {"num_key_value_heads": settings.num_heads}
         policy: Policy = settings.make_policy(env, config, of_transformer=of_transformer, value="none")
@@ -192,11 +188,7 @@ class HistoryLearner(MetaLearner):
 
     @abstractmethod
     def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draw a batch of sequences.
-
-        Returns:
-            Observations (L, N, size), and the actions (L, N, *action shape) to predict there.
-        """
+        """Draw observations (L, N, size) of sequences, and the actions (L, N, *action shape) to predict there."""
 
     def sequences(self, rng: np.random.Generator, *, keep: int = 1) -> Sequences:
         """Draw sequences of every keep-th episode; see `Histories.sequences`.
@@ -220,9 +212,6 @@ class HistoryLearner(MetaLearner):
         Returns:
             `loss`, the mean; `accuracy`, the share of discrete actions whose prediction was right; `updates`, gradient
             steps so far.
-
-        Raises:
-            NonFiniteError: If the loss is not finite; the step is not taken.
         """
         rng, totals = self.generator("histories"), torch.zeros(2, device=self.device)
         for _ in range(self.settings.num_updates):
@@ -234,11 +223,7 @@ class HistoryLearner(MetaLearner):
 
     @single_threaded()
     def step(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Take a gradient step on sequences, in chunks of them.
-
-        Args:
-            observations: (L, N, size).
-            actions: (L, N, *action shape), to predict there.
+        """Take a gradient step on sequences (L, N, size) and the actions (L, N, ...) to predict there, in chunks.
 
         Returns:
             (2,) the loss, and the share of discrete actions whose prediction was right; means over the sequences.

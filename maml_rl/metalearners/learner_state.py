@@ -35,11 +35,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, name: str = SINGLE) -> dic
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], name: str = SINGLE) -> None:
-    """Give an optimizer what `optimizer_state` returned under its name; other names in `state` are ignored.
-
-    Raises:
-        ValueError: If it is for other parameters.
-    """
+    """Give an optimizer what `optimizer_state` returned under its name; a ValueError for other parameters."""
     whole = optimizer.state_dict()
     entries: dict[int, dict[str, Any]] = {}
     for key, value in state.items():

@@ -43,12 +43,7 @@ class MemorySettings(BaseModel):
     ) -> SequencePolicy:
         """Make a policy of this memory for the spaces of `env`; the settings must have a `hidden_size`.
 
-        Args:
-            env: one environment, as the policy sees it.
-            config: the experiment.
-            of_recurrent: further arguments of a `GRUPolicy`.
-            of_transformer: further arguments of a `TransformerPolicy`.
-            options: of both; see `SequencePolicy`.
+        The options are those of both kinds of policies, `of_recurrent` and `of_transformer` further ones of each.
 
         Raises:
             ConfigError: If the sizes of a transformer do not divide each other.

@@ -203,11 +203,7 @@ class MetaLearner(ABC):
         )
 
     def open_data(self, config: Config, env: MetaVectorEnv) -> None:
-        """Open the recorded data; called before a training if `samples` is False.
-
-        Args:
-            config: the experiment.
-            env: one environment of the family, as the policy sees it.
+        """Open the recorded data for environments like `env`; called before a training if `samples` is False.
 
         Raises:
             ConfigError: If the data cannot be read, or are not of this family.
@@ -220,11 +216,7 @@ class MetaLearner(ABC):
         return self.rule is not None
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """Return the learner's NumPy generator for a purpose; every `learn` starts a new stream.
-
-        Args:
-            purpose: any name; different names never share a stream.
-        """
+        """Return the learner's NumPy generator for a purpose, any name; every `learn` starts a new stream."""
         return self._streams.numpy(purpose)
 
     def torch_generator(self, purpose: str) -> torch.Generator:
@@ -354,11 +346,7 @@ class MetaLearner(ABC):
         return {key: value for state in (*states, of_networks) for key, value in state.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: If it does not fit.
-        """
+        """Restore what `state_dict` returned; a ValueError if it does not fit."""
         for name, optimizer in named_optimizers(self.optimizer, self.optimizers).items():
             load_optimizer_state(optimizer, state, name)
         if self.networks is not None:

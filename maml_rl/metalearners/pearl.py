@@ -303,9 +303,6 @@ class PEARL(SoftActorCritic):
         Returns:
             `replay/steps`, `updates`; and of the updates `loss/critics`, `loss/actor`, `kl`, `temperature`, `entropy`,
             the means.
-
-        Raises:
-            NonFiniteError: If a loss is not finite.
         """
         everything, from_prior = self.experience["all"], self.experience["from_prior"]
         for index, episodes in enumerate(batch.phases):
@@ -383,12 +380,8 @@ class PEARL(SoftActorCritic):
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the loss of some tasks, and what `step` returns; the sums over all tasks are those of a step.
 
-        Args:
-            context: see `step`.
-            steps: see `step`.
-            noise: (M, Z) from N(0, 1), of the contexts.
-            drawn: (2, M, N, A) from N(0, 1), of the actions before and after the transitions.
-            share: of the tasks.
+        The tasks are a share of all. From N(0, 1) are the noise (M, Z) of the contexts, and what is drawn for the
+        actions before and after the transitions, (2, M, N, A).
         """
         posterior: Posterior = self.encoder(self._transitions(context), context.mask)
         of_tasks = posterior.sample(noise.to(self.device))

@@ -36,11 +36,7 @@ def algorithms() -> list[str]:
 
 
 def find_metalearner(name: str) -> type[MetaLearner]:
-    """Return the class of a registered name, or of "module:Class".
-
-    Raises:
-        ValueError: If there is none; with the nearest name.
-    """
+    """Return the class of a registered name, or of "module:Class"; a ValueError if there is none."""
     found = _REGISTRY.get(name, name)
     if isinstance(found, str):
         module, _, attribute = found.partition(":")

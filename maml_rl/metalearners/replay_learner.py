@@ -67,9 +67,6 @@ class TrialReplayLearner(MetaLearner):
 
         Returns:
             `replay/trials`, `replay/steps`, `updates`; and what is `measured`, the means over the updates.
-
-        Raises:
-            NonFiniteError: If a loss is not finite.
         """
         replay = self.experience["trials"]
         replay.append(batch.phases[0])
@@ -84,11 +81,7 @@ class TrialReplayLearner(MetaLearner):
 
 
 def take_steps(learner: MetaLearner, num: int, take_step: Callable[[], Tensor], names: Sequence[str]) -> dict[str, Any]:
-    """Take all `num` steps of an update; return their number and the means of what they return, by `names`.
-
-    Raises:
-        NonFiniteError: If a mean is not finite.
-    """
+    """Take all `num` steps of an update; return their number and the means of what they return, by `names`."""
     totals = torch.zeros(len(names), device=learner.device)
     for _ in range(num):
         totals += take_step()

@@ -36,25 +36,13 @@ class Reptile(MetaLearner):
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Any) -> AdaptationRule:
-        """Make plain gradient steps.
-
-        Raises:
-            ConfigError: If training takes no inner steps; Reptile learns only from these.
-        """
+        """Make plain gradient steps, without which Reptile learns nothing."""
         if config.method != "maml":
             raise config.error(f"reptile learns only from inner steps, and {config.method} takes none", "method")
         return AdaptationRule(config.fast_lr)
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Move the parameters.
-
-        Returns:
-            `grad_norm`, the distance from the parameters to the mean of the adapted ones.
-
-        Raises:
-            ValueError: If there are no episodes before an inner step, or they have no advantages.
-            NonFiniteError: If adapted parameters are not finite; the policy stays as it is.
-        """
+        """Move the parameters; return `grad_norm`, the distance to the mean of the adapted ones."""
         if batch.hosts is None:
             for index, episodes in enumerate(batch.train_episodes):
                 check_advantages(episodes, f"phases[{index}]")

@@ -62,11 +62,7 @@ class SingleTaskLearner(ABC):
 
     @abstractmethod
     def update(self, episodes: TaskEpisodes) -> None:
-        """Learn from a batch (M, T, B, ...), each learner from its own task.
-
-        Raises:
-            NonFiniteError: If a loss or gradient is not finite.
-        """
+        """Learn from a batch (M, T, B, ...), each learner from its own task; its losses must be finite."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
