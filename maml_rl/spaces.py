@@ -100,6 +100,15 @@ class ArrayElements:
             raise ValueError(f"{what} with {array[index]}{at}, outside of its space {self._space}")
         return array
 
+    @property
+    def flat_space(self) -> Space:
+        """The space of the arrays: that of the elements."""
+        return self._space
+
+    def write(self, element: Any, out: NDArray[Any]) -> None:
+        """Write an element into an array of its shape; errors are those of `array`."""
+        out[...] = self.array(element)
+
     def contain(self, array: NDArray[Any]) -> bool:
         """Return whether an element, or each of a batch of them, has values in the space."""
         if self._limits is None or (self._takes_all and array.dtype == self._dtype):
@@ -429,15 +438,14 @@ def parts_of(space: Space) -> list[tuple[Any, ...]]:
     ]
 
 
-def flattener_for(space: Space) -> ObservationFlattener | PackedSpace | None:
-    """Return the flattener for the observations of a space; None if they are arrays that need none.
+def array_writer(space: Space) -> ArrayElements | ObservationFlattener | PackedSpace:
+    """Return what writes the observations of a space into arrays, which are elements of its `flat_space`.
 
     Raises:
         TypeError: If they are not supported; see `ObservationFlattener`.
     """
     if isinstance(space, spaces.Box | spaces.Discrete):
-        array_layout(space)
-        return None
+        return ArrayElements(space)
     packs = has_text(space) or any(is_image(part) for _, part in _leaves(space, ()))
     return PackedSpace(space) if packs else ObservationFlattener(space)
 
@@ -449,8 +457,7 @@ def flat_observation_space(space: Space) -> Space:
         TypeError: If they are not supported (see `ObservationFlattener`), or have text in them.
     """
     require_numbers("the package", space)
-    flattener = flattener_for(space)
-    return space if flattener is None else flattener.flat_space
+    return array_writer(space).flat_space
 
 
 def _leaves(space: Space, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Space]]:

@@ -7,27 +7,26 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import iterate
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.checking import seed_draws
 from maml_rl.envs.global_generators import SharedGenerators
 from maml_rl.envs.meta_env import (
     SEED_BITS,
-    MetaVectorEnv,
+    OneBatchVectorEnv,
     Seeds,
-    StepBuffers,
     Task,
     check_flags,
     check_recorded_infos,
     low_seeds,
+    own_drawn,
     own_task,
     read_reset_mask,
     require_one_each,
     slot_seeds,
 )
-from maml_rl.errors import TaskError
-from maml_rl.spaces import ArrayElements, flattener_for, require_numbers
+from maml_rl.spaces import ArrayElements, array_writer, require_numbers
 
 _TASK_METHODS = ("sample_tasks", "reset_task")
 
@@ -37,7 +36,7 @@ def has_tasks(env: Any) -> bool:
     return all(callable(getattr(env, name, None)) for name in _TASK_METHODS)
 
 
-class AdaptedVectorEnv(MetaVectorEnv):
+class AdaptedVectorEnv(OneBatchVectorEnv):
     """Adapter around a `VectorEnv` that has `sample_tasks(num_tasks)` and `reset_task(tasks)`, one task for each slot.
 
     `sample_tasks` draws from its `np_random`. Its `reset` takes one seed for each slot; what a slot does must depend
@@ -57,7 +56,7 @@ class AdaptedVectorEnv(MetaVectorEnv):
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], max_episode_steps: int | None = None) -> None:
-        self.env, self.num_envs, name = env, env.num_envs, type(env).__name__
+        self.env, name = env, type(env).__name__
         mode = env.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
             raise TypeError(
@@ -66,20 +65,16 @@ class AdaptedVectorEnv(MetaVectorEnv):
             )
         self._mode = mode
         require_numbers(name, env.single_observation_space, env.single_action_space)
-        self._flattener = flattener_for(env.single_observation_space)
-        flat = env.single_observation_space if self._flattener is None else self._flattener.flat_space
-        self.single_observation_space, self.single_action_space = flat, env.single_action_space
-        self.observation_space, self.action_space = batch_space(flat, self.num_envs), env.action_space
-        self._elements, self._final = ArrayElements(self.observation_space), ArrayElements(flat)
+        self._writer = array_writer(env.single_observation_space)
         self.spec, self.render_mode = env.spec, env.render_mode
         of_spec = None if env.spec is None else env.spec.max_episode_steps
         self.max_episode_steps = max_episode_steps or getattr(env, "max_episode_steps", None) or of_spec
         self.recorded_infos = check_recorded_infos(getattr(env, "recorded_infos", {}))
         self.task_space = getattr(env, "task_space", None)
-        self.parts, self.physics_seconds = (slice(0, self.num_envs),), np.zeros(1)
-        self.buffers = StepBuffers.allocate(flat, self.num_envs, self.recorded_infos)
+        self._set_up(env.num_envs, self._writer.flat_space, env.single_action_space)
+        self.action_space = env.action_space
+        self._elements = ArrayElements(self.observation_space)
         self._actions = np.zeros(self.action_space.shape or (), self.action_space.dtype)
-        self._sent: NDArray[Any] | None = None
         self._generators = SharedGenerators(self.num_envs, (), f"the streams of its slots in {name}")
         self._last_infos: dict[str, Any] = {}
 
@@ -88,10 +83,7 @@ class AdaptedVectorEnv(MetaVectorEnv):
         if seed is not None:
             self._seed_draws(seed & SEED_BITS)
         name = "sample_test_tasks" if evaluation and hasattr(self.env, "sample_test_tasks") else "sample_tasks"
-        tasks = list(getattr(self.env, name)(num_tasks))
-        if len(tasks) != num_tasks:
-            raise TaskError(f"{name}({num_tasks}) of {self.env} returned {len(tasks)} tasks")
-        return [own_task(task) for task in tasks]
+        return own_drawn(list(getattr(self.env, name)(num_tasks)), num_tasks, name, self.env)
 
     def _seed_draws(self, seed: int) -> None:
         """Give `sample_tasks` its generator.
@@ -134,23 +126,13 @@ class AdaptedVectorEnv(MetaVectorEnv):
     def _reset(self, seeds: list[int] | None) -> None:
         begin = partial(self.env.reset, seed=seeds)  # type: ignore[arg-type]
         observations, self._last_infos = self._generators.step(0, begin)
-        self._sent, buffers = None, self.buffers
+        self._sent, self._ready = None, True
         self._write(observations, np.ones(self.num_envs, np.bool_))
-        buffers.rewards[:], buffers.terminated[:], buffers.truncated[:] = 0.0, False, False
-        for values in buffers.infos.values():
-            values[:] = np.nan
+        self.buffers.begin(slice(None))
 
-    def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Take the actions of all slots (N, *act), which must stay as they are until `step_recv` runs the step."""
-        self._require_all(actions)
-        self._sent = actions
-
-    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers."""
-        if self._sent is None:
-            raise RuntimeError("no step was started; call step_send first")
-        actions, self._sent, buffers = self._sent, None, self.buffers
-        active = ~(buffers.terminated | buffers.truncated)
+    def _step(self, actions: NDArray[Any]) -> None:
+        buffers = self.buffers
+        active = ~buffers.over
         # A slot whose episode is over repeats its last action.
         self._actions[active] = actions[active]
         own = self._actions.copy()
@@ -176,7 +158,6 @@ class AdaptedVectorEnv(MetaVectorEnv):
         if self._mode is AutoresetMode.DISABLED and over.any():
             # It would refuse to step the others. What these slots do from here on is not seen.
             self.env.reset(options={"reset_mask": over})
-        return [0]
 
     def _of_slots(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Return one number for each slot.
@@ -196,13 +177,13 @@ class AdaptedVectorEnv(MetaVectorEnv):
         """Write the observations of the slots `where` (N,)."""
         out = self.buffers.observations
         try:
-            if self._flattener is None:
+            if isinstance(self._writer, ArrayElements):
                 array = self._elements.array(observations, (), "observations")
                 np.copyto(out, array, where=where.reshape(-1, *(1,) * (out.ndim - 1)), casting="same_kind")
                 return
             for slot, observation in enumerate(iterate(self.env.observation_space, observations)):
                 if where[slot]:
-                    self._flattener.write(observation, out[slot])
+                    self._writer.write(observation, out[slot])
         except ValueError as error:
             raise ValueError(f"{type(self.env).__name__} returned {error}") from error
 
@@ -217,10 +198,7 @@ class AdaptedVectorEnv(MetaVectorEnv):
         for slot in np.flatnonzero(ended).tolist():
             final = _entry(infos["final_obs"], slot)
             try:
-                if self._flattener is None:
-                    out[slot] = self._final.array(final)
-                else:
-                    self._flattener.write(final, out[slot])
+                self._writer.write(final, out[slot, ...])
             except ValueError as error:
                 raise ValueError(f"{type(self.env).__name__} returned {error}, as a final_obs") from error
 

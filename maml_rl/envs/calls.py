@@ -7,9 +7,10 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from inspect import iscoroutinefunction
 from math import inf
 from queue import Empty, SimpleQueue
@@ -89,9 +90,11 @@ class CallRules:
         return self.stepping == "threads" or self.threads is not None
 
 
-# Requests of a generator of `Attempts`: carry out a call, or wait this number of seconds.
-_ToDo = Callable[[], Any] | float
-Attempt = Generator[_ToDo, Any, tuple[bool, Any]]
+# The result of a call, with whether the episode was restarted for it; or what the call raised.
+Outcome = tuple[bool, Any] | BaseException
+Pause = Callable[[float], Coroutine[Any, Any, None]]
+# What carries out a call: its arguments are how to pause, and whether a coroutine that the call returns is awaited.
+Attempt = Callable[[Pause, bool], Coroutine[Any, Any, Outcome]]
 
 
 class Attempts:
@@ -118,31 +121,43 @@ class Attempts:
         anew: Callable[[], Any] | None = None,
         raised: Retry | None = None,
     ) -> Attempt:
-        """Go through the attempts at a call: yield what to do next, and receive the outcome.
+        """Return what carries out a call, again as often as it raises `Retry`.
+
+        The outcome is a RuntimeError if that is too often.
 
         Args:
             slot: whose call.
             call: the call itself.
             anew: restarts the episode, for a call within one; None to repeat the call.
             raised: the error that the call has already raised, if it was tried before.
-
-        Returns:
-            Whether the episode was restarted, and the result of the last call.
-
-        Raises:
-            RuntimeError: If `Retry` is raised too often.
         """
+        return partial(self._carry_out, slot, call, anew, raised)
+
+    async def _carry_out(
+        self,
+        slot: int,
+        call: Callable[[], Any],
+        anew: Callable[[], Any] | None,
+        retry: Retry | None,
+        pause: Pause,
+        awaits: bool,
+    ) -> Outcome:
         restarted = False
-        while True:
-            if raised is None:
+        # Errors are returned: a StopIteration that leaves a coroutine would become another one.
+        try:
+            while True:
                 try:
-                    return restarted, (yield call)
-                except Retry as retry:
-                    raised = retry
-            pause, raised = self._pause(slot, raised), None
-            yield pause
-            if anew is not None:
-                call, anew, restarted = anew, None, True
+                    if retry is None:
+                        result = call()
+                        return restarted, await result if awaits and isinstance(result, Coroutine) else result
+                except Retry as error:
+                    retry = error
+                seconds, retry = self._pause(slot, retry), None
+                await pause(seconds)
+                if anew is not None:
+                    call, anew, restarted = anew, None, True
+        except BaseException as error:
+            return error
 
     def _pause(self, slot: int, retry: Retry) -> float:
         with self._lock:
@@ -158,46 +173,24 @@ class Attempts:
         return retry.after
 
 
-def carry_out(attempt: Attempt, pause: Callable[[float], None] = sleep) -> tuple[bool, Any]:
+def carry_out(attempt: Attempt, pause: Callable[[float], None]) -> Outcome:
     """Carry out a call with all its attempts, in this thread."""
 
-    def do(what: _ToDo) -> Any:
-        return pause(what) if isinstance(what, float) else what()
+    async def wait(seconds: float) -> None:
+        pause(seconds)
 
-    what = next(attempt)
-    while True:
-        # Nothing else goes through the generator, which would turn a StopIteration of user code into another error.
-        try:
-            result = do(what)
-        except Retry as retry:
-            what = attempt.throw(retry)
-            continue
-        try:
-            what = attempt.send(result)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+    try:
+        attempt(wait, False).send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("a coroutine that awaits nothing ends at once")
 
 
-async def carry_out_async(attempt: Attempt, pause: Callable[[float], Any]) -> tuple[bool, Any]:
-    """Carry out a call with all its attempts, awaiting what can be awaited."""
-
-    async def do(what: _ToDo) -> Any:
-        if isinstance(what, float):
-            return await pause(what)
-        result = what()
-        return await result if isinstance(result, Coroutine) else result
-
-    what = next(attempt)
-    while True:
-        try:
-            result = await do(what)
-        except Retry as retry:
-            what = attempt.throw(retry)
-            continue
-        try:
-            what = attempt.send(result)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+def result_of(outcome: Outcome) -> tuple[bool, Any]:
+    """Return whether the episode was restarted, and the result of a call; or raise what it raised."""
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 class SideBySide:
@@ -213,7 +206,7 @@ class SideBySide:
     def __init__(self, limit: int, timeout: float) -> None:
         self._limit, self._timeout = limit, timeout
         self._todo: SimpleQueue[tuple[int, Attempt] | None] = SimpleQueue()
-        self._done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[int, Outcome]] = SimpleQueue()
         self._threads = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
@@ -222,7 +215,7 @@ class SideBySide:
         self._slots_of_loop: asyncio.Semaphore | None = None
         self._to_await: deque[tuple[int, Attempt]] = deque()
         self._awaiting: set[asyncio.Task[None]] = set()
-        self._coroutines: dict[int, Coroutine[Any, Any, None]] = {}
+        self._coroutines: dict[int, Coroutine[Any, Any, Outcome]] = {}
         # Of running calls: the start time (later than now during a pause), and the thread.
         self._since: dict[int, float] = {}
         self._thread_of: dict[int, int] = {}
@@ -242,10 +235,8 @@ class SideBySide:
             threading.Thread(target=self._work, name=f"slots-{self._threads}", daemon=True).start()
         self._todo.put((slot, attempt))
 
-    def wait(self, seconds: float) -> list[tuple[int, Any]]:
+    def wait(self, seconds: float) -> list[tuple[int, Outcome]]:
         """Wait until a call is over, at most some seconds, and return all finished calls, each with its outcome.
-
-        The outcome is the result of the call, in a tuple with whether the episode restarted, or an exception.
 
         Raises:
             CallHangsError: If a call takes too long, or does not begin for as long although no other runs.
@@ -253,7 +244,7 @@ class SideBySide:
         """
         if self._to_await:
             self._running_loop().call_soon_threadsafe(self._await_all)
-        over: list[tuple[int, Any]] = []
+        over: list[tuple[int, Outcome]] = []
         with suppress(Empty):
             over.append(self._done.get(timeout=min(seconds, LOOK_SECONDS)))
             while True:
@@ -344,11 +335,8 @@ class SideBySide:
                 self._since[slot] = monotonic() + seconds
                 sleep(seconds)
 
-            try:
-                outcome: Any = carry_out(attempt, pause)
-            # An environment's error is raised again where its result is awaited.
-            except BaseException as error:
-                outcome = _not_ctrl_c(error)
+            # An environment's error is raised where its result is awaited.
+            outcome = _not_ctrl_c(carry_out(attempt, pause))
             self._thread_of.pop(slot, None)
             self._since.pop(slot, None)
             self._done.put((slot, outcome))
@@ -388,11 +376,8 @@ class SideBySide:
         assert self._slots_of_loop is not None
         async with self._slots_of_loop:
             self._since[slot] = monotonic()
-            coroutine = self._coroutines[slot] = carry_out_async(attempt, pause)  # type: ignore[assignment]
-            try:
-                outcome: Any = await coroutine
-            except BaseException as error:
-                outcome = _not_ctrl_c(error)
+            coroutine = self._coroutines[slot] = attempt(pause, True)
+            outcome = _not_ctrl_c(await coroutine)
             self._coroutines.pop(slot, None)
             self._since.pop(slot, None)
         self._done.put((slot, outcome))
@@ -409,12 +394,12 @@ class SideBySide:
         return "".join(traceback.format_list([_summary(frame) for frame in frames]))
 
 
-def _not_ctrl_c(error: BaseException) -> BaseException:
-    """Return an error of an environment in a helper thread, which Ctrl-C never reaches."""
-    if not isinstance(error, KeyboardInterrupt):
-        return error
+def _not_ctrl_c(outcome: Outcome) -> Outcome:
+    """Return the outcome of a call in a helper thread, which Ctrl-C never reaches."""
+    if not isinstance(outcome, KeyboardInterrupt):
+        return outcome
     own = RuntimeError("it raised KeyboardInterrupt itself")
-    own.__cause__ = error
+    own.__cause__ = outcome
     return own
 
 
@@ -453,9 +438,10 @@ def pause_visibly(seconds: float, mark: Callable[[bool], None]) -> None:
     mark(False)
 
 
-def is_async(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether `reset` or `step` of an environment, below all wrappers, must be awaited."""
-    return any(iscoroutinefunction(getattr(env.unwrapped, name)) for name in ("reset", "step"))
+def is_async(made: Any) -> bool:
+    """Return whether `reset` or `step` of an environment, below its wrappers, or of a class must be awaited."""
+    methods = made.unwrapped if isinstance(made, gymnasium.Env) else made
+    return any(iscoroutinefunction(getattr(methods, name, None)) for name in ("reset", "step"))
 
 
 class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -485,11 +471,6 @@ class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _result(self, result: Any) -> Any:
         return self.loop.run_until_complete(result) if isinstance(result, Coroutine) else result
-
-
-def is_async_class(made: Any) -> bool:
-    """Return whether a class of environments has a `reset` or `step` that must be awaited."""
-    return isinstance(made, type) and any(iscoroutinefunction(getattr(made, name, None)) for name in ("reset", "step"))
 
 
 def without_wrappers(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:

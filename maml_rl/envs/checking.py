@@ -17,10 +17,10 @@ from gymnasium.vector import VectorEnv
 from maml_rl.envs.calls import Awaited, is_async
 from maml_rl.envs.global_generators import KeptGenerators, seconds_of_own_generators
 from maml_rl.envs.meta_env import Task, declared, own_task
-from maml_rl.envs.reading import read_reset, read_step
+from maml_rl.envs.results import read_reset, read_step
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import ChildEnvError, ChildLost, ConfigError, TaskError, UsersCode, explain
-from maml_rl.spaces import ArrayElements, flattener_for, packed
+from maml_rl.spaces import array_layout, array_writer, packed
 
 _DUTIES = {
     "sample_tasks": "sample_tasks(num_tasks), which draws that many tasks (dicts of numbers and arrays) from np_random",
@@ -93,7 +93,7 @@ def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
             yield f"it lacks the attribute {kind}_space, a Box or Discrete of gymnasium.spaces, for example"
             continue
         try:
-            flattener_for(space) if kind == "observation" else packed(space)
+            array_writer(space) if kind == "observation" else packed(space)
         except TypeError as error:
             yield f"as its {kind} space it has an {error}; {_REMEDIES[kind]}"
 
@@ -525,15 +525,13 @@ def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> lis
 
 def as_sampled(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
     """Return a copy of an observation as the sampler sees it."""
-    flattener = flattener_for(env.observation_space)
+    writer = array_writer(env.observation_space)
+    array = np.empty(*array_layout(writer.flat_space))
     try:
-        if flattener is None:
-            return np.array(ArrayElements(env.observation_space).array(observation))
-        vector = np.empty(flattener.flat_space.shape, flattener.flat_space.dtype)
-        flattener.write(observation, vector)
+        writer.write(observation, array)
     except ValueError as error:
         raise AssertionError(f"{type(env.unwrapped).__name__} returned {error}") from error
-    return vector
+    return array
 
 
 def _expect_finite(what: str, numbers: Any, when: str) -> None:

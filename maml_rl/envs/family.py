@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_choices, check_count
 from maml_rl.arrays import put, torch_arrays
-from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, StepBuffers, Task, check_flags, read_reset_mask, slot_seeds
+from maml_rl.envs.meta_env import OneBatchVectorEnv, Seeds, Task, check_flags, read_reset_mask, slot_seeds
 from maml_rl.envs.task_entries import TaskArrays, TaskEntry, parse_tasks
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.seeding import SlotStreams
@@ -30,111 +29,37 @@ _DEFAULT_TASK_SEED = 0
 
 
 class FamilyOptions(TypedDict, total=False):
-    """Keyword arguments that every family takes, besides a limit of its own; see `BatchedFamily`."""
+    """Keyword arguments that every family takes; see `BatchedFamily`."""
 
     task: Task | None
+    max_episode_steps: int | None
     render_mode: str | None
     autoreset_mode: str | AutoresetMode
 
 
-class BatchedFamily(MetaVectorEnv):
-    """Base of the families whose dynamics, reward and observation are array code over slots.
+class ArrayFamily(ABC):
+    """What distinguishes a family: tasks, dynamics, rewards and observations, as array code over N slots.
 
-    A family sets its spaces and task entries, and implements `draw_tasks`, `_reset_slots`, `_step_slots` and
-    `_write_observations`.
-
-    In `step`, a slot whose episode is over is treated as in Gymnasium: by default the next call resets it and ignores
-    its action. `step_send` and `step_recv`, with which `rollout` steps, never reset a slot.
-
-    Args:
-        num_envs: N, at least 1.
-        observation_space: of one slot.
-        action_space: of one slot.
-        entries: what its tasks look like.
-        task: the task of all slots; by default one drawn with a fixed seed.
-        max_episode_steps: steps after which an episode is truncated; None for never.
-        render_mode: None or "rgb_array", where the family can draw itself.
-        autoreset_mode: treatment of slots whose episode is over, in `step`: "NextStep" resets them instead of the next
-            step; "SameStep" at once, the end of the episode is then in the infos `final_obs` and `final_info`;
-            "Disabled" leaves them as they are until `reset`. See https://farama.org/Vector-Autoreset-Mode.
+    The arrays are NumPy's, or tensors on a device after `move_to`.
 
     Attributes:
-        autoreset_mode: as given; may be set at any time.
-
-    Raises:
-        ValueError: If a number is not positive, the task is malformed, or a mode unknown.
-        TypeError: If a render mode is given and the family cannot draw itself.
+        num_envs: N.
+        entries: what its tasks look like.
+        tasks: those of the slots, by entry (N, ...).
     """
 
     task_description: ClassVar[str]
-    observes_anywhere = True
     # The functions for its arrays, which `move_to` replaces; see `maml_rl.arrays`.
     xp: Any = np
     # Whether its numbers are float32 on a device, as those of a physics engine there are.
     single_on_device: ClassVar[bool] = False
-    # The step by which every episode has terminated; None if episodes need not terminate.
-    longest_episode: int | None = None
 
-    def __init__(
-        self,
-        num_envs: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        entries: Mapping[str, TaskEntry],
-        *,
-        task: Task | None = None,
-        max_episode_steps: int | None = None,
-        render_mode: str | None = None,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
-    ) -> None:
-        check_count("num_envs", num_envs)
-        if max_episode_steps is not None:
-            check_count("max_episode_steps", max_episode_steps)
-        if render_mode not in (None, *self.metadata.get("render_modes", ())):
-            modes = self.metadata.get("render_modes", ())
-            # As from a function without the argument: other packages request pictures, and on this error try again
-            # without.
-            raise (ValueError if modes else TypeError)(
-                f"{type(self).__name__} has no render_mode {render_mode!r}; it has {', '.join(modes) or 'none'}"
-            )
-        self.num_envs, self.autoreset_mode = num_envs, autoreset_mode
-        self.single_observation_space, self.single_action_space = observation_space, action_space
-        self.observation_space = batch_space(observation_space, num_envs)
-        self.action_space = batch_space(action_space, num_envs)
-        self._time_limit, self.render_mode = max_episode_steps, render_mode
-        limits = [limit for limit in (max_episode_steps, self.longest_episode) if limit is not None]
-        self.max_episode_steps = min(limits, default=None)
-        self.entries = dict(entries)
-        # Tasks may be drawn, and tables of them made, before their size is checked elsewhere.
-        num_bytes = 8 * num_envs * sum(math.prod(entry.shape) for entry in entries.values())
-        refuse_if_too_large(
-            num_bytes, f"one task per slot of {type(self).__name__}", "choose smaller arguments of the environment"
-        )
-        self.parts = (slice(0, num_envs),)
-        self.physics_seconds = np.zeros(1)
-        self.buffers = StepBuffers.allocate(observation_space, num_envs, self.recorded_infos)
-        self._elapsed, self._slots = np.zeros(num_envs, np.int64), np.arange(num_envs)
-        self._streams: SlotStreams | None = None
-        self._sent: NDArray[Any] | None = None
-        self._reward_terms: dict[str, NDArray[np.float64]] = {}
-        self._acted = np.zeros(num_envs, np.bool_)
-        default = task if task is not None else self.sample_default_task()
-        self.reset_task([default] * num_envs)
-
-    @property
-    def autoreset_mode(self) -> AutoresetMode:
-        """Treatment of slots whose episode is over, in `step`."""
-        mode: AutoresetMode = self.metadata["autoreset_mode"]
-        return mode
-
-    @autoreset_mode.setter
-    def autoreset_mode(self, mode: str | AutoresetMode) -> None:
-        try:
-            known = AutoresetMode(mode)
-        except ValueError:
-            names = ", ".join(repr(known.value) for known in AutoresetMode)
-            raise ValueError(f"autoreset_mode must be one of {names}, got {mode!r}") from None
-        self.metadata = {**self.metadata, "autoreset_mode": known}
+    num_envs: int
+    entries: dict[str, TaskEntry]
+    tasks: TaskArrays
+    _time_limit: int | None
+    _elapsed: NDArray[np.int64]
+    _reward_terms: dict[str, NDArray[np.float64]]
 
     @abstractmethod
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
@@ -165,6 +90,11 @@ class BatchedFamily(MetaVectorEnv):
     @abstractmethod
     def _write_observations(self, out: NDArray[Any]) -> None:
         """Write the observations of all slots, a function of only their states, into `out` (N, *obs)."""
+
+    def take_tasks(self, tasks: TaskArrays) -> None:
+        """Give every slot its task, by entry (N, ...)."""
+        self.tasks = tasks
+        self._tasks_changed()
 
     def move_to(self, device: torch.device) -> None:
         """Make all arrays tensors on a device.
@@ -213,6 +143,7 @@ class BatchedFamily(MetaVectorEnv):
 
     def _tasks_changed(self) -> None:
         """Called after `self.tasks` has changed, for families that keep something derived from it."""
+        return
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
         """Draw one slot as (height, width, 3)."""
@@ -249,6 +180,97 @@ class BatchedFamily(MetaVectorEnv):
         """
         raise NotImplementedError(f"{type(self).__name__} does not say rewards for other goals")
 
+
+class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
+    """Base of the families whose dynamics, reward and observation are array code over slots.
+
+    A family sets its spaces and task entries, and implements `draw_tasks`, `_reset_slots`, `_step_slots` and
+    `_write_observations`.
+
+    In `step`, a slot whose episode is over is treated as in Gymnasium: by default the next call resets it and ignores
+    its action. `step_send` and `step_recv`, with which `rollout` steps, never reset a slot.
+
+    Args:
+        num_envs: N, at least 1.
+        observation_space: of one slot.
+        action_space: of one slot.
+        entries: what its tasks look like.
+        task: the task of all slots; by default one drawn with a fixed seed.
+        max_episode_steps: steps after which an episode is truncated; None for never, "default" for the family's
+            `default_steps`.
+        render_mode: None or "rgb_array", where the family can draw itself.
+        autoreset_mode: treatment of slots whose episode is over, in `step`: "NextStep" resets them instead of the next
+            step; "SameStep" at once, the end of the episode is then in the infos `final_obs` and `final_info`;
+            "Disabled" leaves them as they are until `reset`. See https://farama.org/Vector-Autoreset-Mode.
+
+    Attributes:
+        autoreset_mode: as given; may be set at any time.
+
+    Raises:
+        ValueError: If a number is not positive, the task is malformed, or a mode unknown.
+        TypeError: If a render mode is given and the family cannot draw itself.
+    """
+
+    observes_anywhere = True
+    default_steps: ClassVar[int | None] = None
+    # The step by which every episode has terminated; None if episodes need not terminate.
+    longest_episode: int | None = None
+
+    def __init__(
+        self,
+        num_envs: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        entries: Mapping[str, TaskEntry],
+        *,
+        task: Task | None = None,
+        max_episode_steps: int | Literal["default"] | None = "default",
+        render_mode: str | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        check_count("num_envs", num_envs)
+        limit = self.default_steps if max_episode_steps == "default" else max_episode_steps
+        if limit is not None:
+            check_count("max_episode_steps", limit)
+        if render_mode not in (None, *self.metadata.get("render_modes", ())):
+            modes = self.metadata.get("render_modes", ())
+            # As from a function without the argument: other packages request pictures, and on this error try again
+            # without.
+            raise (ValueError if modes else TypeError)(
+                f"{type(self).__name__} has no render_mode {render_mode!r}; it has {', '.join(modes) or 'none'}"
+            )
+        self.autoreset_mode = autoreset_mode
+        self._time_limit, self.render_mode = limit, render_mode
+        self.max_episode_steps = min(filter(None, (limit, self.longest_episode)), default=None)
+        self.entries = dict(entries)
+        # Tasks may be drawn, and tables of them made, before their size is checked elsewhere.
+        num_bytes = 8 * num_envs * sum(math.prod(entry.shape) for entry in entries.values())
+        refuse_if_too_large(
+            num_bytes, f"one task per slot of {type(self).__name__}", "choose smaller arguments of the environment"
+        )
+        self._set_up(num_envs, observation_space, action_space)
+        self._elapsed, self._slots = np.zeros(num_envs, np.int64), np.arange(num_envs)
+        self._streams: SlotStreams | None = None
+        self._reward_terms = {}
+        self._acted = np.zeros(num_envs, np.bool_)
+        default = task if task is not None else self.sample_default_task()
+        self.reset_task([default] * num_envs)
+
+    @property
+    def autoreset_mode(self) -> AutoresetMode:
+        """Treatment of slots whose episode is over, in `step`."""
+        mode: AutoresetMode = self.metadata["autoreset_mode"]
+        return mode
+
+    @autoreset_mode.setter
+    def autoreset_mode(self, mode: str | AutoresetMode) -> None:
+        try:
+            known = AutoresetMode(mode)
+        except ValueError:
+            names = ", ".join(repr(known.value) for known in AutoresetMode)
+            raise ValueError(f"autoreset_mode must be one of {names}, got {mode!r}") from None
+        self.metadata = {**self.metadata, "autoreset_mode": known}
+
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from `np_random`."""
         if num_tasks < 0:
@@ -265,11 +287,6 @@ class BatchedFamily(MetaVectorEnv):
             TaskError: If there is not one task per slot, or one is malformed; the message names slot and entry.
         """
         self.take_tasks(parse_tasks(tasks, self.entries, self.num_envs))
-
-    def take_tasks(self, tasks: TaskArrays) -> None:
-        """Give every slot its task, by entry (N, ...)."""
-        self.tasks = tasks
-        self._tasks_changed()
 
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
@@ -308,17 +325,13 @@ class BatchedFamily(MetaVectorEnv):
     def _reset(self, mask: NDArray[np.bool_] | None) -> None:
         assert self._streams is not None
         where = slice(None) if mask is None else mask
-        self._sent = None
+        self._sent, self._ready = None, True
         self._elapsed[where] = 0
         self._reset_slots(mask, self._streams)
         self._reward_terms = {}
         self._acted[:] = False
         self._acted[where] = True
-        self.buffers.rewards[where] = 0.0
-        self.buffers.terminated[where] = False
-        self.buffers.truncated[where] = False
-        for values in self.buffers.infos.values():
-            values[where] = np.nan
+        self.buffers.begin(where)
         self._write_observations(self.buffers.observations)
 
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
@@ -330,7 +343,7 @@ class BatchedFamily(MetaVectorEnv):
         Returns:
             Observations, rewards, terminated, truncated, and infos; the arrays are the caller's own.
         """
-        over, everyone = self.buffers.terminated | self.buffers.truncated, np.ones(self.num_envs, np.bool_)
+        over, everyone = self.buffers.over, np.ones(self.num_envs, np.bool_)
         observations, rewards, terminated, truncated, infos = super().step(actions)
         if self.autoreset_mode is AutoresetMode.NEXT_STEP and over.any():
             terminated[over], truncated[over] = False, False
@@ -346,22 +359,10 @@ class BatchedFamily(MetaVectorEnv):
         self._reset(over)
         return self.buffers.observations.copy(), rewards, terminated, truncated, infos
 
-    def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Take the actions of all slots (N, *act), which must stay as they are until `step_recv` runs the step."""
-        if self._streams is None:
-            raise ResetNeeded("cannot step before the first reset; call reset first")
-        if self._sent is not None:
-            raise RuntimeError("the step before has not been received; call step_recv first")
-        self._require_all(actions)
-        self._sent = actions
-
-    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers."""
-        if self._sent is None or self._streams is None:
-            raise RuntimeError("no step was started; call step_send first")
-        actions, self._sent = self._sent, None
+    def _step(self, actions: NDArray[Any]) -> None:
+        assert self._streams is not None
         buffers = self.buffers
-        over = buffers.terminated | buffers.truncated
+        over = buffers.over
         np.logical_not(over, out=self._acted)
         active = self._acted if over.any() else None
         if active is not None:
@@ -386,7 +387,6 @@ class BatchedFamily(MetaVectorEnv):
         if self._time_limit is not None:
             # As Gymnasium's TimeLimit: an episode that terminates in its last step is truncated, too.
             np.greater_equal(self._elapsed, self._time_limit, out=buffers.truncated)
-        return [0]
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:
         """Return one picture per slot, or None without a render mode."""

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.adapted_batch import AdaptedVectorEnv, has_tasks
-from maml_rl.envs.calls import CallRules, is_async, is_async_class
+from maml_rl.envs.calls import CallRules, is_async
 from maml_rl.envs.checking import require_task_methods
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.global_generators import SharedGenerators
@@ -119,7 +119,7 @@ def check_stepping(env: EnvMaker, rules: CallRules) -> None:
         made = _maker_of(env)
         if isinstance(made, type) and not getattr(made, "thread_safe", True):
             raise not_thread_safe(made.__name__)
-    elif rules.stepping == "serial" and is_async_class(made := _maker_of(env)):
+    elif rules.stepping == "serial" and is_async(made := _maker_of(env)):
         raise TypeError(
             f"{made.__name__} has an async reset or step, which is not awaited where slots are stepped one by one; use "
             "stepping='threads'"

@@ -12,12 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.task_space import Task as Task
@@ -79,6 +81,18 @@ class StepBuffers:
             infos={name: np.zeros(num_envs, np.float64) for name in recorded_infos},
         )
 
+    @property
+    def over(self) -> NDArray[np.bool_]:
+        """(N,) whether the episode of each slot is over."""
+        return self.terminated | self.truncated
+
+    def begin(self, slots: Any, *, restarted: bool = False) -> None:
+        """Write all except the observations for slots where an episode begins, or has `restarted`."""
+        self.rewards[slots], self.terminated[slots], self.truncated[slots] = 0.0, False, False
+        self.restarted[slots] = restarted
+        for values in self.infos.values():
+            values[slots] = np.nan
+
     def part(self, slots: slice) -> StepBuffers:
         """Return the views of a range of slots."""
         return StepBuffers(
@@ -132,6 +146,22 @@ def own_task(task: Task) -> Task:
                 f"the entry {name!r} of a task cannot be copied ({explain(error)}); a task holds numbers and arrays"
             ) from error
     return own
+
+
+def own_drawn(tasks: Sequence[Any], num_tasks: int, name: str, env: object) -> list[Task]:
+    """Return copies of the tasks that a method `name` of an environment has drawn.
+
+    Raises:
+        TaskError: If there are not `num_tasks`, or one is not a dict.
+    """
+    if len(tasks) != num_tasks:
+        raise TaskError(f"{name}({num_tasks}) of {env} returned {len(tasks)} tasks")
+    for task in tasks:
+        if not isinstance(task, Mapping):
+            raise TaskError(
+                f"{name} of {env} drew {task!r}; a task is a dict of numbers and arrays, as {{'task': {task!r}}}"
+            )
+    return [own_task(task) for task in tasks]
 
 
 def declared(env: gymnasium.Env[Any, Any], name: str, default: Any = None) -> Any:
@@ -335,11 +365,6 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
             indices: which parts to wait for; all that were started by default.
         """
 
-    def _require_all(self, actions: NDArray[Any]) -> None:
-        """Refuse actions of another shape than those of all slots, (N, *act)."""
-        if actions.shape != self.action_space.shape:
-            raise ValueError(f"expected actions of shape {self.action_space.shape}, got {actions.shape}")
-
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """Step all slots; the arrays are the caller's own.
 
@@ -370,6 +395,46 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     def _infos(self) -> dict[str, Any]:
         """Return the infos of the last reset or step."""
         return {}
+
+
+class OneBatchVectorEnv(MetaVectorEnv):
+    """Slots that are stepped by one call, in the process of the caller."""
+
+    # Whether `step_send` may be called, and what it says otherwise.
+    _ready: bool = False
+    _not_ready: ClassVar[str] = "cannot step before the first reset; call reset first"
+
+    def _set_up(self, num_envs: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        """Set the attributes that follow from the number of slots and the spaces of one."""
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = observation_space, action_space
+        self.observation_space = batch_space(observation_space, num_envs)
+        self.action_space = batch_space(action_space, num_envs)
+        self.parts, self.physics_seconds = (slice(0, num_envs),), np.zeros(1)
+        self.buffers = StepBuffers.allocate(observation_space, num_envs, self.recorded_infos)
+        self._sent: NDArray[Any] | None = None
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Take the actions of all slots (N, *act), which must stay as they are until `step_recv` runs the step."""
+        if not self._ready:
+            raise ResetNeeded(self._not_ready)
+        if self._sent is not None:
+            raise RuntimeError("the step before has not been received; call step_recv first")
+        if actions.shape != self.action_space.shape:
+            raise ValueError(f"expected actions of shape {self.action_space.shape}, got {actions.shape}")
+        self._sent = actions
+
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        """Run the step and write the buffers."""
+        if self._sent is None:
+            raise RuntimeError("no step was started; call step_send first")
+        actions, self._sent = self._sent, None
+        self._step(actions)
+        return [0]
+
+    @abstractmethod
+    def _step(self, actions: NDArray[Any]) -> None:
+        """Step all slots whose episode is not over, and write the buffers."""
 
 
 @dataclass(frozen=True, slots=True)

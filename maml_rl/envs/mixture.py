@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from gymnasium import spaces
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
 from maml_rl.envs.batch_of_one import one_slot
-from maml_rl.envs.family import BatchedFamily, with_masks
+from maml_rl.envs.family import BatchedFamily, FamilyOptions, with_masks
 from maml_rl.envs.meta_env import Task, ValueRanges, require_one_each
 from maml_rl.envs.registration import FAMILIES, find_spec
-from maml_rl.envs.task_entries import parse_task
+from maml_rl.envs.task_entries import TaskArrays, for_each_task, parse_task, stack_tasks
 from maml_rl.errors import TaskError
 from maml_rl.seeding import SlotStreams
 from maml_rl.spaces import is_image, write_flat
@@ -40,11 +40,10 @@ class MixtureVectorEnv(BatchedFamily):
         num_envs: number of slots. Each has room for a state of every family.
         families: ids of this package's families; or a mapping of each to its weight.
         arguments: keyword arguments of the families, by id.
-        max_episode_steps: a time limit for all; None for that of each family.
         engine: of the physics.
         num_threads: of the physics.
-        task: `{"family": id}` and the entries of that family's task.
-        autoreset_mode: see `BatchedFamily`.
+        **options: see `BatchedFamily`; `max_episode_steps` None is the time limit of each family, and the task is
+            `{"family": id}` with the entries of that family's task.
 
     Raises:
         ValueError: If fewer than two families are given, one is not of this package, or a weight is not positive.
@@ -59,12 +58,9 @@ class MixtureVectorEnv(BatchedFamily):
         *,
         families: Sequence[str] | Mapping[str, float] = HALF_CHEETAHS,
         arguments: Mapping[str, Mapping[str, Any]] | None = None,
-        max_episode_steps: int | None = None,
         engine: str = "auto",
         num_threads: int = 1,
-        task: Task | None = None,
-        render_mode: str | None = None,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        **options: Unpack[FamilyOptions],
     ) -> None:
         weights = dict(families) if isinstance(families, Mapping) else dict.fromkeys(families, 1.0)
         if isinstance(families, str) or not all(isinstance(name, str) for name in weights):
@@ -76,10 +72,9 @@ class MixtureVectorEnv(BatchedFamily):
                 raise ValueError(f"arguments of {name!r}, which is not among the families {', '.join(weights)}")
         shares = np.array([check_positive(f"the weight of {name}", weight) for name, weight in weights.items()])
         self.shares: NDArray[np.float64] = shares / shares.sum()
-        physics = {"engine": engine, "num_threads": num_threads}
+        physics, limit = {"engine": engine, "num_threads": num_threads}, options.pop("max_episode_steps", None)
         self.families = {
-            name: _make_family(name, num_envs, (arguments or {}).get(name, {}), max_episode_steps, physics)
-            for name in weights
+            name: _make_family(name, num_envs, (arguments or {}).get(name, {}), limit, physics) for name in weights
         }
         members = list(self.families.values())
         self._limits = [each._time_limit for each in members]
@@ -100,9 +95,7 @@ class MixtureVectorEnv(BatchedFamily):
             members[0].single_observation_space if own is None else own.observation_space,
             members[0].single_action_space if own is None else own.action_space,
             {},
-            task=task,
-            render_mode=render_mode,
-            autoreset_mode=autoreset_mode,
+            **options,
         )
         self.max_episode_steps = None if None in longest else max(each for each in longest if each is not None)
 
@@ -148,37 +141,28 @@ class MixtureVectorEnv(BatchedFamily):
         """
         tasks = list(tasks)
         require_one_each(tasks, self.num_envs)
-        own = self._own_entries(tasks)
-        self._number = np.array([list(self.families).index(task["family"]) for task in tasks])
+        numbers, parsed = zip(*for_each_task(tasks, self._parse), strict=True)
+        self._number = np.array(numbers)
         self.tasks, self._has_entry = {"family": np.array([task["family"] for task in tasks], object)}, {}
         for number, family in enumerate(self.families.values()):
             mine = self._number == number
             if not mine.any():
                 continue
             # The other slots have any task of the family, and are never stepped.
-            filler = own[int(np.flatnonzero(mine)[0])]
-            family.reset_task([task if here else filler for task, here in zip(own, mine, strict=True)])
+            filler = parsed[int(mine.argmax())]
+            rows = [task if here else filler for task, here in zip(parsed, mine, strict=True)]
+            family.take_tasks(stack_tasks(rows, family.entries))
             _merge(self.tasks, self._has_entry, family.tasks, mine)
         limits = np.array([np.iinfo(np.int64).max if limit is None else limit for limit in self._limits])
         self._time_limit = limits[self._number]  # type: ignore[assignment]
 
-    def _own_entries(self, tasks: Sequence[Task]) -> list[Task]:
-        """Return the tasks without their families, once all of them are known to be right."""
-        checked: dict[int, Task] = {}
-        for slot, task in enumerate(tasks):
-            if id(task) in checked:
-                continue
-            family = task.get("family") if isinstance(task, Mapping) else None
-            try:
-                if not isinstance(family, str) or family not in self.families:
-                    raise TaskError(
-                        f"the entry 'family' of a task must be one of {', '.join(self.families)}, got {task!r}"
-                    )
-                checked[id(task)] = {name: value for name, value in task.items() if name != "family"}
-                parse_task(checked[id(task)], self.families[family].entries)
-            except TaskError as error:
-                raise TaskError.of_slot(slot, error) from None
-        return [checked[id(task)] for task in tasks]
+    def _parse(self, task: Task) -> tuple[int, TaskArrays]:
+        """Return the number of a task's family, and the entries of the task there."""
+        name = task.get("family") if isinstance(task, Mapping) else None
+        if not isinstance(name, str) or name not in self.families:
+            raise TaskError(f"the entry 'family' of a task must be one of {', '.join(self.families)}, got {task!r}")
+        own = {entry: value for entry, value in task.items() if entry != "family"}
+        return list(self.families).index(name), parse_task(own, self.families[name].entries)
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
         for family, mine in self._parts(mask):

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -15,37 +15,32 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.calls import Attempt, Attempts, CallRules, Retry, carry_out, is_async, pause_visibly
+from maml_rl.envs.calls import Attempt, Attempts, CallRules, Retry, carry_out, is_async, pause_visibly, result_of
 from maml_rl.envs.checking import declared_task_space, find_method, has_method, require_meta_env, seed_draws
 from maml_rl.envs.global_generators import DrawsGloballyError, SlotGenerators
-from maml_rl.envs.infos import collect_infos
 from maml_rl.envs.meta_env import (
     SEED_BITS,
-    InfoKind,
     MetaVectorEnv,
+    OneBatchVectorEnv,
     Seeds,
-    StepBuffers,
     Task,
-    ValueRanges,
-    check_recorded_infos,
     check_value_ranges,
     declared,
     low_seeds,
+    own_drawn,
     own_task,
     read_reset_mask,
     require_one_each,
     slot_seeds,
 )
-from maml_rl.envs.reading import read_reset, read_step
-from maml_rl.errors import ChildEnvError, TaskError, UsersCode, explain
-from maml_rl.spaces import ArrayElements, PackedSpace, flattener_for, packed
+from maml_rl.envs.results import ResultWriter, collect_infos, recorded_infos_of, time_limit
+from maml_rl.errors import ChildEnvError, UsersCode, explain
+from maml_rl.spaces import PackedSpace, packed
 
 logger = logging.getLogger(__name__)
 
-_BEFORE_RESET = "cannot step before a reset, nor after sample_tasks(seed=...), which resets slot 0; call reset first"
 
-
-class SerialVectorEnv(MetaVectorEnv):
+class SerialVectorEnv(OneBatchVectorEnv):
     """Adapter around N environment objects.
 
     Args:
@@ -61,6 +56,7 @@ class SerialVectorEnv(MetaVectorEnv):
     """
 
     divides = True
+    _not_ready = "cannot step before a reset, nor after sample_tasks(seed=...), which resets slot 0; call reset first"
     make_generators: type[SlotGenerators] = SlotGenerators
 
     def __init__(
@@ -81,24 +77,15 @@ class SerialVectorEnv(MetaVectorEnv):
             self.close_extras()
             raise
         first = self.envs[0]
-        self._flattener = flattener_for(first.observation_space)
-        flat = first.observation_space if self._flattener is None else self._flattener.flat_space
-        self._elements = ArrayElements(flat)
-        self.single_observation_space, self.single_action_space = flat, packed(first.action_space)
-        self.observation_space = batch_space(flat, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._writer = ResultWriter(first)
         self.spec, self.render_mode = first.spec, first.render_mode
-        self.max_episode_steps, self.recorded_infos = time_limit(first), _recorded_infos(first)
-        self.task_space, self.value_ranges = declared_task_space(first), _value_ranges(first)
-        self.parts, self.physics_seconds = (slice(0, num_envs),), np.zeros(1)
-        self.buffers = StepBuffers.allocate(flat, num_envs, self.recorded_infos)
+        self.max_episode_steps, self.recorded_infos = time_limit(first), self._writer.recorded_infos
+        self.task_space = declared_task_space(first)
+        self.value_ranges = check_value_ranges(declared(first, "value_ranges", {}))
+        self._set_up(num_envs, self._writer.space, packed(first.action_space))
         self._reset_task = [find_method(env, "reset_task") for env in self.envs]
         # The method that begins the episode of each slot.
         self._begin: list[Callable[[], Any]] = [env.reset for env in self.envs]
-        self._ready = False
-        self._sent: NDArray[Any] | None = None
-        # What the last reset or step returned, unread: a phase reads only the infos that are declared.
-        self._last_infos: dict[int, Any] = {}
 
     def _make_envs(self, make_env: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> None:
         for slot in range(self.num_envs):
@@ -162,15 +149,7 @@ class SerialVectorEnv(MetaVectorEnv):
 
         self._attempts.retries[0] = 0
         tasks: list[Task] = self._carry_out(0, self._attempts.of(0, partial(self._generators.draw_tasks, low, draw)))[1]
-        if len(tasks) != num_tasks:
-            raise TaskError(f"{name}({num_tasks}) of {self.envs[0]} returned {len(tasks)} tasks")
-        for task in tasks:
-            if not isinstance(task, Mapping):
-                raise TaskError(
-                    f"{name} of {self.envs[0]} drew {task!r}; a task is a dict of numbers and arrays, as "
-                    f"{{'task': {task!r}}}"
-                )
-        return [own_task(task) for task in tasks]
+        return own_drawn(tasks, num_tasks, name, self.envs[0])
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Give slot i the task `tasks[i]`; errors of its `reset_task` pass through."""
@@ -188,7 +167,7 @@ class SerialVectorEnv(MetaVectorEnv):
         def mark(pausing: bool) -> None:
             self.current_slots[0] = -1 if pausing else slot
 
-        return carry_out(attempt, partial(pause_visibly, mark=mark))
+        return result_of(carry_out(attempt, partial(pause_visibly, mark=mark)))
 
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
@@ -218,11 +197,12 @@ class SerialVectorEnv(MetaVectorEnv):
         self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
     ) -> None:
         start = perf_counter()
-        self._sent, self._last_infos = None, {}
+        self._sent, self._writer.infos = None, {}
         for slot in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
             self.current_slots[0] = slot
             begin = self._begin_with(slot, seeds[slot], options)
-            self._write_reset(slot, self._carry_out(slot, self._attempts.of(slot, begin))[1])
+            result = self._carry_out(slot, self._attempts.of(slot, begin))[1]
+            self._writer.write_reset(self.buffers, slot, self.envs[slot], result)
         self._ready = True
         self.physics_seconds[0] += perf_counter() - start
 
@@ -233,98 +213,24 @@ class SerialVectorEnv(MetaVectorEnv):
         begin = self._begin[slot] = partial(self._generators.begin, slot, seed, reset)
         return begin
 
-    def _write_reset(self, slot: int, result: Any, *, restarted: bool = False) -> None:
-        """Write the result of a `reset`.
-
-        Args:
-            slot: whose.
-            result: observation and info.
-            restarted: whether the episode had begun before.
-        """
-        buffers, (observation, info) = self.buffers, read_reset(self.envs[slot], result)
-        self._write_observation(slot, observation)
-        buffers.rewards[slot], buffers.terminated[slot], buffers.truncated[slot] = 0.0, False, False
-        buffers.restarted[slot] = restarted
-        for values in buffers.infos.values():
-            values[slot] = np.nan
-        self._keep_info(slot, info)
-
-    def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Take the actions of all slots (N, *act), which must stay as they are until `step_recv` runs the step."""
-        if not self._ready:
-            raise ResetNeeded(_BEFORE_RESET)
-        if self._sent is not None:
-            raise RuntimeError("the step before has not been received; call step_recv first")
-        self._require_all(actions)
-        self._sent = actions
-
-    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers."""
-        if self._sent is None:
-            raise RuntimeError("no step was started; call step_send first")
+    def _step(self, actions: NDArray[Any]) -> None:
         start = perf_counter()
-        actions, self._sent = self._sent, None
-        buffers = self.buffers
+        buffers, writer = self.buffers, self._writer
         buffers.rewards[:], buffers.restarted[:] = 0.0, False
-        self._last_infos = {}
-        for slot in np.flatnonzero(~(buffers.terminated | buffers.truncated)).tolist():
+        writer.infos = {}
+        for slot in np.flatnonzero(~buffers.over).tolist():
             self.current_slots[0] = slot
             step = partial(self._generators.step, slot, partial(self.envs[slot].step, self._action(actions[slot])))
             try:
-                self._write_step(slot, step())
+                writer.write_step(buffers, slot, self.envs[slot], step())
                 continue
             except Retry as retry:
                 anew = self._attempts.of(slot, step, self._begin[slot], retry)
             except DrawsGloballyError:
                 anew = self._attempts.of(slot, self._begin[slot])
-            self._write_reset(slot, self._carry_out(slot, anew)[1], restarted=True)
+            result = self._carry_out(slot, anew)[1]
+            writer.write_reset(buffers, slot, self.envs[slot], result, restarted=True)
         self.physics_seconds[0] += perf_counter() - start
-        return [0]
-
-    def _write_step(self, slot: int, result: Any) -> None:
-        """Write the result of a `step`."""
-        observation, reward, terminated, truncated, info = read_step(self.envs[slot], result)
-        self._write_observation(slot, observation)
-        buffers = self.buffers
-        buffers.rewards[slot] = reward
-        buffers.terminated[slot], buffers.truncated[slot] = terminated, truncated
-        self._write_infos(slot, info, terminated=terminated, truncated=truncated)
-        self._keep_info(slot, info)
-
-    def _write_observation(self, slot: int, observation: Any) -> None:
-        observations = self.buffers.observations
-        try:
-            if self._flattener is None:
-                observations[slot] = self._elements.array(observation)
-            else:
-                self._flattener.write(observation, observations[slot])
-        except ValueError as error:
-            raise ValueError(f"{self.envs[slot]} returned {error}") from error
-
-    def _write_infos(self, slot: int, info: Any, *, terminated: bool, truncated: bool) -> None:
-        """Write the infos that are declared; a phase reads no others."""
-        for name, kind in self.recorded_infos.items():
-            value = info.get(name) if isinstance(info, Mapping) else None
-            if value is None and kind == "episode" and not (terminated or (truncated and not self._cut_short(slot))):
-                self.buffers.infos[name][slot] = np.nan
-                continue
-            number = np.asarray(value)
-            if number.size != 1 or number.dtype.kind not in "biuf":
-                when = "step" if kind == "step" else "episode's end"
-                has = f"the info has {sorted(map(str, info))}" if isinstance(info, Mapping) else f"the info is {info!r}"
-                raise TypeError(
-                    f"{self.envs[slot]} declares {name!r} in recorded_infos, so its info must have that number at "
-                    f"every {when}; got {value!r}, {has}"
-                )
-            self.buffers.infos[name][slot] = number.item()
-
-    def _cut_short(self, slot: int) -> bool:
-        """Return whether the episode of a slot has reached the time limit of a wrapper, which knows no infos."""
-        return any((limit._elapsed_steps or 0) >= limit._max_episode_steps for limit in _time_limits(self.envs[slot]))
-
-    def _keep_info(self, slot: int, info: Any) -> None:
-        """Keep an info, unread, for the public `reset` and `step`; other slots may share the dict."""
-        self._last_infos[slot] = info.copy() if type(info) is dict else info
 
     def _action(self, action: Any) -> Any:
         """Return the policy's output as an element of the action space, clipped where that has bounds.
@@ -341,7 +247,7 @@ class SerialVectorEnv(MetaVectorEnv):
         return np.array(action, space.dtype)
 
     def _infos(self) -> dict[str, Any]:
-        return collect_infos(self._last_infos, self.num_envs)
+        return collect_infos(self._writer.infos, self.num_envs)
 
     def render(self) -> tuple[Any, ...] | None:
         """Return the picture of each environment, or None without a render mode."""
@@ -363,30 +269,10 @@ class SerialVectorEnv(MetaVectorEnv):
                 logger.warning("slot %d, %s: close() raises %s", slot, env, error)
 
 
-def _recorded_infos(env: gymnasium.Env[Any, Any]) -> dict[str, InfoKind]:
-    return check_recorded_infos(declared(env, "recorded_infos", {}))
-
-
-def _value_ranges(env: gymnasium.Env[Any, Any]) -> ValueRanges:
-    return check_value_ranges(declared(env, "value_ranges", {}))
-
-
 def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
     """Return the properties that all slots must have in common."""
     return {
         "observation space": env.observation_space,
         "action space": env.action_space,
-        "recorded infos": _recorded_infos(env),
+        "recorded infos": recorded_infos_of(env),
     }
-
-
-def time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
-    """Return the smallest limit of the `TimeLimit` wrappers around an environment."""
-    return min((limit._max_episode_steps for limit in _time_limits(env)), default=None)
-
-
-def _time_limits(env: gymnasium.Env[Any, Any]) -> Iterator[gymnasium.wrappers.TimeLimit[Any, Any]]:
-    while isinstance(env, gymnasium.Wrapper):
-        if isinstance(env, gymnasium.wrappers.TimeLimit):
-            yield env
-        env = env.env

@@ -1,9 +1,9 @@
 """The format of a family's tasks, and errors of malformed ones."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from maml_rl.errors import TaskError
 
 # By entry, (N, ...) float64; or objects that are text.
 TaskArrays = dict[str, NDArray[Any]]
+Read = TypeVar("Read")
 
 
 def _any_numbers(array: NDArray[np.float64]) -> bool:
@@ -97,19 +98,34 @@ def _numbers(value: Any) -> NDArray[np.float64] | None:
 
 
 def parse_tasks(tasks: Sequence[Task], entries: Mapping[str, TaskEntry], num_envs: int) -> TaskArrays:
-    """Return the tasks of all slots as arrays (N, ...). A dict of several adjacent slots is read once.
+    """Return the tasks of all slots as arrays (N, ...).
 
     Raises:
         TaskError: If there is not one task per slot, or one is malformed; the message names slot and entry.
     """
     require_one_each(tasks, num_envs)
-    parsed: list[TaskArrays] = []
-    rows = []
+    return stack_tasks(for_each_task(tasks, lambda task: parse_task(task, entries)), entries)
+
+
+def for_each_task(tasks: Sequence[Task], read: Callable[[Task], Read]) -> list[Read]:
+    """Return what `read` returns for the task of each slot. A dict of several adjacent slots is read once.
+
+    Raises:
+        TaskError: If `read` does; the message names the slot, too.
+    """
+    results: list[Read] = []
     for slot, task in enumerate(tasks):
-        if not slot or task is not tasks[slot - 1]:
-            try:
-                parsed.append(parse_task(task, entries))
-            except TaskError as error:
-                raise TaskError.of_slot(slot, error) from None
-        rows.append(len(parsed) - 1)
-    return {name: np.stack([arrays[name] for arrays in parsed])[rows] for name in entries}
+        try:
+            results.append(results[-1] if slot and task is tasks[slot - 1] else read(task))
+        except TaskError as error:
+            raise TaskError.of_slot(slot, error) from None
+    return results
+
+
+def stack_tasks(parsed: Sequence[TaskArrays], entries: Iterable[str]) -> TaskArrays:
+    """Return the entries of the tasks of all slots, (N, ...) by name."""
+    # There may be many slots of a task.
+    distinct = {id(arrays): arrays for arrays in parsed}
+    number = {key: index for index, key in enumerate(distinct)}
+    rows = [number[id(arrays)] for arrays in parsed]
+    return {name: np.stack([arrays[name] for arrays in distinct.values()])[rows] for name in entries}

@@ -15,11 +15,21 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.calls import LOOK_SECONDS, CallHangsError, CallRules, SideBySide, is_async, without_wrappers
+from maml_rl.envs.calls import (
+    LOOK_SECONDS,
+    CallHangsError,
+    CallRules,
+    Outcome,
+    SideBySide,
+    is_async,
+    result_of,
+    without_wrappers,
+)
 from maml_rl.envs.checking import seed_draws
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
 from maml_rl.envs.meta_env import SEED_BITS, SlotCounts, Task, declared, require_one_each
-from maml_rl.envs.serial import SerialVectorEnv, time_limit
+from maml_rl.envs.results import time_limit
+from maml_rl.envs.serial import SerialVectorEnv
 
 # Seconds that calls may still take when the slots are closed.
 _CLOSE_SECONDS = 1.0
@@ -47,6 +57,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
     advances_by_slot = True
     divides = False
     make_generators: type[SlotGenerators] = SharedGenerators
+    _not_ready = "cannot step before a reset; call reset first"
 
     def __init__(
         self,
@@ -83,7 +94,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
 
     def slot_counts(self) -> SlotCounts:
         """Return the activity of the slots."""
-        waiting, over = self._calls.outstanding.copy(), self.buffers.terminated | self.buffers.truncated
+        waiting, over = self._calls.outstanding.copy(), self.buffers.over
         over[list(waiting)] = False
         slot, since = self._calls.longest() or (-1, 0.0)
         # A call that pauses begins later than now.
@@ -111,13 +122,13 @@ class ThreadedVectorEnv(SerialVectorEnv):
             self._calls.start(slot, attempt, awaited=iscoroutinefunction(reset_task))
         while self._calls.outstanding:
             for slot, outcome in self._results(inf):
-                self._raise(slot, outcome)
+                self._result(slot, outcome)
 
     def _reset(
         self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
     ) -> None:
         self._settle()
-        self._last_infos = {}
+        self._writer.infos = {}
         slots = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         for slot in slots:
             self._start_reset(slot, seeds[slot], options)
@@ -134,7 +145,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Start a step of a slot; one whose episode is over stays as it is."""
         if not self._ready:
-            raise ResetNeeded("cannot step before a reset; call reset first")
+            raise ResetNeeded(self._not_ready)
         self._require_idle(index)
         buffers = self.buffers
         buffers.rewards[index], buffers.restarted[index] = 0.0, False
@@ -151,7 +162,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         if not self._awaited:
             raise RuntimeError("no step was started; call step_send first")
         wanted = self._awaited if indices is None else set(indices)
-        self._last_infos = {}
+        self._writer.infos = {}
         if timeout is None:
             self._wait_for(wanted - self._unread)
         elif not wanted & self._unread:
@@ -196,7 +207,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         taken = set()
         for slot, outcome in self._results(seconds):
             try:
-                self._write(slot, *self._raise(slot, outcome))
+                self._write(slot, *self._result(slot, outcome))
             except BaseException:
                 self.current_slots[0] = slot
                 raise
@@ -204,27 +215,25 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._unread |= taken & self._awaited
         return taken
 
+    def _result(self, slot: int, outcome: Outcome) -> tuple[bool, Any]:
+        """Return the result of a call, or raise its error."""
+        if isinstance(outcome, BaseException):
+            self.current_slots[0] = slot
+        return result_of(outcome)
+
     def _write(self, slot: int, restarted: bool, result: Any) -> None:
         """Write the result of a call."""
         if restarted or slot in self._resetting:
             self._resetting.discard(slot)
             self._steps[slot] = 0
-            self._write_reset(slot, result, restarted=restarted)
+            self._writer.write_reset(self.buffers, slot, self.envs[slot], result, restarted=restarted)
             return
         self._steps[slot] += 1
-        self._write_step(slot, result)
+        self._writer.write_step(self.buffers, slot, self.envs[slot], result)
         if self._is_async[slot] and self._steps[slot] == self._limits[slot] and not self.buffers.terminated[slot]:
             self.buffers.truncated[slot] = True
 
-    def _raise(self, slot: int, outcome: Any) -> tuple[bool, Any]:
-        """Return the result of a call, or raise its error."""
-        if isinstance(outcome, BaseException):
-            self.current_slots[0] = slot
-            raise outcome
-        result: tuple[bool, Any] = outcome
-        return result
-
-    def _results(self, seconds: float) -> list[tuple[int, Any]]:
+    def _results(self, seconds: float) -> list[tuple[int, Outcome]]:
         """Wait a moment for calls, and report whose has run for longest."""
         if monotonic() >= self._next_mark and (longest := self._calls.longest()) is not None:
             # Only at intervals, because it checks all calls.

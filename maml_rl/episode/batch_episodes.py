@@ -61,24 +61,14 @@ class BatchEpisodes(AppendedEpisodes, EstimatedEpisodes):
     @classmethod
     def view(cls, batch: Any, index: int) -> Self:
         """Return the episodes of one task of `TaskEpisodes`, without a copy; the first `append` copies them."""
-
-        def of_task(array: Tensor | None) -> Tensor | None:
-            return None if array is None else array[index, :steps]
-
         steps = int(batch.lengths[index].max())
+        own = batch._each(lambda stepwise, tensor: tensor[index, :steps] if stepwise else tensor[index])
         task = batch.tasks[index] if batch.tasks else None
-        episodes = cls(len(batch.lengths[index]), batch.gamma, batch.device, task=task)
-        for name in ("lengths", "terminated", "truncated"):
-            setattr(episodes, name, getattr(batch, name)[index])
-        episodes._stored = {
-            name: getattr(batch, name)[index, :steps] for name in ("observations", "actions", "rewards")
-        }
-        episodes._final_observations = batch.final_observations[index]
-        episodes.log_probs, episodes._advantages = of_task(batch.log_probs), of_task(batch._advantages)
-        episodes.memory = None if batch.memory is None else tuple(kept[index, :steps] for kept in batch.memory)
-        episodes.infos = {
-            name: info[index, :steps] if info.dim() == 3 else info[index] for name, info in batch.infos.items()
-        }
+        episodes = cls(len(own["lengths"]), batch.gamma, batch.device, task=task)
+        for name in ("lengths", "terminated", "truncated", "log_probs", "_advantages", "memory", "infos"):
+            setattr(episodes, name, own.get(name))
+        episodes._stored = {name: own[name] for name in ("observations", "actions", "rewards")}
+        episodes._final_observations = own["final_observations"]
         episodes.fast_lr, episodes.rule, episodes.horizon = batch.fast_lr, batch.rule, batch.horizon
         return episodes
 

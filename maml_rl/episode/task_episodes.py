@@ -5,9 +5,8 @@ M tasks, T time steps, B episodes per task. Every entry past the end of an episo
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -23,7 +22,20 @@ __all__ = ["Baseline", "BatchEpisodes", "TaskEpisodes"]
 
 # What the digest covers: the sampled data, not what is derived from them.
 _SAMPLED = ("observations", "actions", "rewards", "lengths", "terminated", "truncated", "final_observations")
-_STEPWISE = ("observations", "actions", "rewards")
+_EPISODEWISE = ("lengths", "terminated", "truncated", "final_observations")
+
+
+class EpisodeDetails(TypedDict, total=False):
+    """What may be known of episodes besides the arrays that all have; see `TaskEpisodes`."""
+
+    infos: Mapping[str, Array] | None
+    log_probs: Array | None
+    memory: Sequence[Array] | None
+    tasks: Sequence[Task]
+    gamma: float | None
+    fast_lr: float | None
+    rule: str | None
+    horizon: int | None
 
 
 class TaskEpisodes(EstimatedEpisodes):
@@ -40,6 +52,11 @@ class TaskEpisodes(EstimatedEpisodes):
         terminated: (M, B) whether the episode ended in a terminal state.
         truncated: (M, B) whether it was cut off, by a time limit or by the sampler's horizon.
         final_observations: (M, B, *observation shape), seen after the last step.
+        longest: length of the longest episode, where that is known; the lengths are then taken as they are, so that
+            nothing waits for a device that has them.
+        **details: of the following attributes, those that are known.
+
+    Attributes:
         infos: numbers from the environments' infos by name, kept as float32: (M, T, B) for those recorded at every
             step, (M, B) for those recorded at the end of an episode.
         log_probs: (M, T, B) log-probabilities recorded while sampling, or None.
@@ -50,10 +67,6 @@ class TaskEpisodes(EstimatedEpisodes):
         rule: name of that adaptation's rule; see `AdaptationRule.name`.
         horizon: length of the longest possible episode, in steps. It determines the chunks of the update, so that they
             are known before anything is sampled; None for the T of the given arrays.
-        longest: length of the longest episode, where that is known; the lengths are then taken as they are, so that
-            nothing waits for a device that has them.
-
-    Attributes:
         mask: (M, T, B) float32, 1 for real steps, 0 for padding.
         first_task: of a `part`, the number of its first task in the whole batch.
         chunks: of a share of a batch, the ranges of tasks that adaptation and update process together; None where the
@@ -73,6 +86,30 @@ class TaskEpisodes(EstimatedEpisodes):
         truncated: Array,
         final_observations: Array,
         *,
+        longest: int | None = None,
+        **details: Unpack[EpisodeDetails],
+    ) -> None:
+        self.lengths = as_tensor(lengths).long()
+        self.terminated, self.truncated = as_tensor(terminated).bool(), as_tensor(truncated).bool()
+        self.final_observations = as_tensor(final_observations)
+        self.rewards = as_tensor(rewards)
+        self.observations, self.actions = as_tensor(observations), as_tensor(actions)
+        if self.rewards.dim() != 3:
+            raise ValueError(f"rewards must have the shape (M, T, B), got {tuple(self.rewards.shape)}")
+        self._take_details(**details)
+        self._check_shapes()
+        if longest is None:
+            _check_lengths(self.lengths, self.rewards.shape[1])
+        steps = int(self.lengths.max()) if longest is None else longest
+        vars(self).update(self._each(lambda stepwise, tensor: _cut(tensor, steps, stepwise)))
+        self.rewards, self.mask = self.rewards.float(), make_mask(self.lengths, steps)
+        self.first_task = 0
+        self.chunks: tuple[slice, ...] | None = None
+        self._advantages: Tensor | None = None
+
+    def _take_details(
+        self,
+        *,
         infos: Mapping[str, Array] | None = None,
         log_probs: Array | None = None,
         memory: Sequence[Array] | None = None,
@@ -81,37 +118,14 @@ class TaskEpisodes(EstimatedEpisodes):
         fast_lr: float | None = None,
         rule: str | None = None,
         horizon: int | None = None,
-        longest: int | None = None,
     ) -> None:
-        self.lengths = as_tensor(lengths).long()
-        self.terminated, self.truncated = as_tensor(terminated).bool(), as_tensor(truncated).bool()
-        self.final_observations = as_tensor(final_observations)
-        self.rewards = as_tensor(rewards)
-        self.observations, self.actions = as_tensor(observations), as_tensor(actions)
         self.log_probs = None if log_probs is None else as_tensor(log_probs)
         self.memory = None if memory is None else tuple(as_tensor(kept) for kept in memory)
         self.infos = {name: as_tensor(array).float() for name, array in (infos or {}).items()}
-        self._check_shapes()
-        if longest is None:
-            _check_lengths(self.lengths, self.rewards.shape[1])
+        self.tasks, self.gamma, self.fast_lr, self.rule = tuple(tasks), gamma, fast_lr, rule
         self.horizon = self.rewards.shape[1] if horizon is None else horizon
-        steps = int(self.lengths.max()) if longest is None else longest
-        self.observations, self.actions = self.observations[:, :steps], self.actions[:, :steps]
-        self.rewards = self.rewards[:, :steps].float()
-        self.log_probs = None if self.log_probs is None else self.log_probs[:, :steps]
-        self.memory = None if self.memory is None else tuple(kept[:, :steps] for kept in self.memory)
-        self.infos = {name: info[:, :steps] if info.dim() == 3 else info for name, info in self.infos.items()}
-        self.mask = make_mask(self.lengths, steps)
-        if tasks and len(tasks) != len(self):
-            raise ValueError(f"expected {len(self)} tasks, one per row of the arrays, got {len(tasks)}")
-        self.tasks, self.first_task = tuple(tasks), 0
-        self.chunks: tuple[slice, ...] | None = None
-        self.gamma, self.fast_lr, self.rule = gamma, fast_lr, rule
-        self._advantages: Tensor | None = None
 
     def _check_shapes(self) -> None:
-        if self.rewards.dim() != 3:
-            raise ValueError(f"rewards must have the shape (M, T, B), got {tuple(self.rewards.shape)}")
         num_tasks, steps, num_episodes = self.rewards.shape
         if num_tasks == 0 or num_episodes == 0:
             raise ValueError(f"expected at least one task and one episode, got {num_tasks} and {num_episodes}")
@@ -129,6 +143,8 @@ class TaskEpisodes(EstimatedEpisodes):
                     f"the info {name!r} must have the shape {(num_tasks, steps, num_episodes)} or "
                     f"{(num_tasks, num_episodes)}, got {tuple(info.shape)}"
                 )
+        if self.tasks and len(self.tasks) != num_tasks:
+            raise ValueError(f"expected {num_tasks} tasks, one per row of the arrays, got {len(self.tasks)}")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -147,66 +163,57 @@ class TaskEpisodes(EstimatedEpisodes):
     def __iter__(self) -> Iterator["BatchEpisodes"]:
         return (self[index] for index in range(len(self)))
 
-    @classmethod
-    def join(cls, parts: Sequence["TaskEpisodes"]) -> "TaskEpisodes":
-        """Join parts of a batch in their order; the arrays are copied, and shorter parts padded."""
-        first, steps = parts[0], max(part.rewards.shape[1] for part in parts)
+    def _each(self, function: Callable[..., Tensor], others: Sequence["TaskEpisodes"] = ()) -> dict[str, Any]:
+        """Return what a function makes of each array, and of the same ones of other batches, by attribute.
 
-        def cat(of_parts: Sequence[Tensor], *, stepwise: bool) -> Tensor:
+        Args:
+            function: its arguments are whether the arrays have an axis of steps, (M, T, B, ...), and the arrays.
+            others: with the same arrays.
+        """
+        batches = (self, *others)
+        made: dict[str, Any] = {
+            name: function(name not in _EPISODEWISE, *(vars(batch)[name] for batch in batches))
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        if self.memory is not None:
+            kept = zip(*(batch.memory or () for batch in batches), strict=True)
+            made["memory"] = tuple(function(True, *tensors) for tensors in kept)
+        made["infos"] = {
+            name: function(info.dim() == 3, *(batch.infos[name] for batch in batches))
+            for name, info in self.infos.items()
+        }
+        return made
+
+    @classmethod
+    def join(cls, batches: Sequence["TaskEpisodes"]) -> "TaskEpisodes":
+        """Join batches in their order; the arrays are copied, and those of shorter episodes padded."""
+        first, *others = batches
+        counts, steps = [len(batch) for batch in batches], max(batch.rewards.shape[1] for batch in batches)
+
+        def cat(stepwise: bool, *tensors: Tensor) -> Tensor:
             if not stepwise:
-                return torch.cat(list(of_parts))
-            counts = [len(part) for part in of_parts]
-            joined = of_parts[0].new_zeros((sum(counts), steps, *of_parts[0].shape[2:]))
-            for rows, part in zip(joined.split(counts), of_parts, strict=True):
-                rows[:, : part.shape[1]] = part
+                return torch.cat(tensors)
+            joined = tensors[0].new_zeros((sum(counts), steps, *tensors[0].shape[2:]))
+            for rows, tensor in zip(joined.split(counts), tensors, strict=True):
+                rows[:, : tensor.shape[1]] = tensor
             return joined
 
-        def known(name: str) -> Tensor | None:
-            found = [getattr(part, name) for part in parts]
-            return None if found[0] is None else cat(found, stepwise=True)
-
-        arrays: dict[str, Any] = {
-            name: cat([getattr(part, name) for part in parts], stepwise=name in _STEPWISE) for name in _SAMPLED
-        }
-        joined = cls(
-            **arrays,
-            infos={
-                name: cat([part.infos[name] for part in parts], stepwise=info.dim() == 3)
-                for name, info in first.infos.items()
-            },
-            log_probs=known("log_probs"),
-            memory=None
-            if first.memory is None
-            else [cat(kept, stepwise=True) for kept in zip(*(part.memory or () for part in parts), strict=True)],
-            tasks=[task for part in parts for task in part.tasks],
-            gamma=first.gamma,
-            fast_lr=first.fast_lr,
-            rule=first.rule,
-            horizon=first.horizon,
-        )
-        joined._advantages = known("_advantages")
+        joined = copy.copy(first)
+        vars(joined).update(first._each(cat, others))
+        joined.tasks = tuple(task for batch in batches for task in batch.tasks)
+        joined.first_task, joined.chunks = 0, None
         return joined
 
     def part(self, tasks: slice) -> "TaskEpisodes":
         """Return the episodes of a range of tasks, cut to the longest of them; observations and actions are views."""
         start, stop, _ = tasks.indices(len(self))
+        steps = int(self.lengths[start:stop].max())
         part = copy.copy(self)
-        for name in ("lengths", "terminated", "truncated", "final_observations"):
-            setattr(part, name, getattr(self, name)[start:stop])
-        steps = int(part.lengths.max())
-
-        def cut(grid: Tensor | None) -> Tensor | None:
-            return None if grid is None else grid[start:stop, :steps]
-
-        for name in (*_STEPWISE, "mask", "log_probs", "_advantages"):
-            setattr(part, name, cut(getattr(self, name)))
+        vars(part).update(self._each(lambda stepwise, tensor: _cut(tensor[start:stop], steps, stepwise)))
         # The memory layout is that of the same tasks alone: it can change the order of a sum, and so its rounding.
         part.rewards = part.rewards.contiguous()
-        part.memory = None if self.memory is None else tuple(kept[start:stop, :steps] for kept in self.memory)
-        part.infos = {
-            name: (info[start:stop, :steps] if info.dim() == 3 else info[start:stop]).contiguous()
-            for name, info in self.infos.items()
-        }
+        part.infos = {name: info.contiguous() for name, info in part.infos.items()}
         part.tasks, part.first_task, part.chunks = self.tasks[start:stop], self.first_task + start, None
         return part
 
@@ -298,9 +305,7 @@ class TaskEpisodes(EstimatedEpisodes):
         They go to a GPU through pinned memory, without waiting for it.
         """
         moved, there = copy.copy(self), torch.device(device)
-        vars(moved).update({name: _moved(x, there) for name, x in vars(self).items() if isinstance(x, Tensor)})
-        moved.memory = None if self.memory is None else tuple(_moved(kept, there) for kept in self.memory)
-        moved.infos = {name: _moved(info, there) for name, info in self.infos.items()}
+        vars(moved).update(self._each(lambda _, tensor: _moved(tensor, there)))
         return moved
 
     def digest(self) -> str:
@@ -330,38 +335,45 @@ class TaskEpisodes(EstimatedEpisodes):
             return batches
         if not batches:
             raise ValueError("expected the episodes of at least one task, got none")
-        common = {}
         for name in ("batch_size", "gamma", "fast_lr", "rule"):
             values = {getattr(batch, name) for batch in batches}
             if len(values) > 1:
                 raise ValueError(f"episodes of different {name} cannot be stacked: {sorted(values, key=str)}")
-            common[name] = values.pop()
         names = {tuple(sorted(batch.infos)) for batch in batches}
         if len(names) > 1:
             raise ValueError(f"episodes of different infos cannot be stacked: {sorted(names)}")
-        common["infos"] = names.pop()
-        sampled = {name: [getattr(batch, name) for batch in batches] for name in _SAMPLED}
-        arrays: dict[str, Any] = {
-            name: _pad(tensors) if name in _STEPWISE else torch.stack(tensors) for name, tensors in sampled.items()
-        }
+        for name in ("log_probs", "memory", "_advantages"):
+            have = sum(getattr(batch, name) is not None for batch in batches)
+            if 0 < have < len(batches):
+                raise ValueError(
+                    f"either all episodes must have {name.strip('_')}, or none; {have} of {len(batches)} have"
+                )
+        episodes = cls.join([cls._of_one(batch) for batch in batches])
         tasks = [batch.task for batch in batches if batch.task is not None]
-        episodes = cls(
-            **arrays,
-            infos={name: _stack_info([batch.infos[name] for batch in batches]) for name in common["infos"]},
-            log_probs=_pad_known("log_probs", [batch.log_probs for batch in batches]),
-            gamma=common["gamma"],
-            fast_lr=common["fast_lr"],
-            rule=common["rule"],
-            tasks=tasks if len(tasks) == len(batches) else (),
-            horizon=max((batch.horizon for batch in batches if batch.horizon is not None), default=None),
-        )
-        memories = [batch.memory for batch in batches]
-        if any(memories):
-            kept = [_pad_known("memory", tensors) for tensors in zip_longest(*(memory or () for memory in memories))]
-            episodes.memory = tuple(tensor for tensor in kept if tensor is not None)
-        known = [batch.advantages if batch.has_advantages else None for batch in batches]
-        episodes.advantages = _pad_known("advantages", known)
+        episodes.tasks = tuple(tasks) if len(tasks) == len(batches) else ()
+        known = [batch.horizon for batch in batches if batch.horizon is not None]
+        episodes.horizon = max(known, default=episodes.rewards.shape[1])
         return episodes
+
+    @classmethod
+    def _of_one(cls, batch: BatchEpisodes) -> "TaskEpisodes":
+        arrays: dict[str, Any] = {name: getattr(batch, name)[None] for name in _SAMPLED}
+        one = cls(
+            **arrays,
+            infos={name: info[None] for name, info in batch.infos.items()},
+            log_probs=None if batch.log_probs is None else batch.log_probs[None],
+            memory=None if batch.memory is None else [kept[None] for kept in batch.memory],
+            gamma=batch.gamma,
+            fast_lr=batch.fast_lr,
+            rule=batch.rule,
+            longest=len(batch),
+        )
+        one._advantages = None if batch._advantages is None else batch._advantages[None]
+        return one
+
+
+def _cut(tensor: Tensor, steps: int, stepwise: bool) -> Tensor:
+    return tensor[:, :steps] if stepwise else tensor
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
@@ -369,26 +381,6 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
-
-
-def _pad(tensors: Sequence[Tensor]) -> Tensor:
-    """Stack (T_m, B, ...) to (M, T, B, ...), zero where T_m is shorter."""
-    first = tensors[0]
-    padded = first.new_zeros((len(tensors), max(len(tensor) for tensor in tensors), *first.shape[1:]))
-    for row, tensor in zip(padded, tensors, strict=True):
-        row[: len(tensor)] = tensor
-    return padded
-
-
-def _stack_info(tensors: Sequence[Tensor]) -> Tensor:
-    return _pad(tensors) if tensors[0].dim() == 2 else torch.stack(tuple(tensors))
-
-
-def _pad_known(name: str, tensors: Sequence[Tensor | None]) -> Tensor | None:
-    known = [tensor for tensor in tensors if tensor is not None]
-    if known and len(known) < len(tensors):
-        raise ValueError(f"either all episodes must have {name}, or none; {len(known)} of {len(tensors)} have")
-    return _pad(known) if known else None
 
 
 def _check_lead(name: str, array: Tensor, lead: tuple[int, ...]) -> None:

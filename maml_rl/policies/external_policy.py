@@ -13,7 +13,7 @@ from torch import Tensor
 from maml_rl.policies.heads import Params
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.policy import Memory
-from maml_rl.spaces import PackedSpace, array_layout, flattener_for, has_text, is_image, packed
+from maml_rl.spaces import PackedSpace, array_layout, array_writer, has_text, is_image, packed
 
 
 class ForeignPolicy(Protocol):
@@ -73,8 +73,7 @@ class ExternalPolicy(MemoryPolicy):
                     f"{type(policy).__name__} has no method {name}; a policy has reset(num_tasks) and "
                     "act(observations, rewards, dones)"
                 )
-        flattener = flattener_for(observation_space)
-        self._seen = observation_space if flattener is None else flattener.flat_space
+        self._seen = array_writer(observation_space).flat_space
         self._policy, self._chosen = policy, packed(action_space)
         # Number of steps of its trial that each task has taken.
         self._asked = np.zeros(0, np.int64)

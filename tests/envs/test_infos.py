@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from maml_rl.envs.infos import collect_infos
+from maml_rl.envs.results import collect_infos
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.threaded import ThreadedVectorEnv
 from tests.envs.third_party import WalkEnv

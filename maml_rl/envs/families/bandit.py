@@ -29,7 +29,6 @@ class _BanditFamily(BatchedFamily):
         k: int,
         pulls: int,
         entry: TaskEntry,
-        max_episode_steps: int | None,
         **options: Unpack[FamilyOptions],
     ) -> None:
         self.k, self.pulls = k, check_count("pulls", pulls)
@@ -39,7 +38,6 @@ class _BanditFamily(BatchedFamily):
             spaces.Box(0.0, 1.0, (1,), np.float32),
             spaces.Discrete(k),
             {"mean": entry},
-            max_episode_steps=max_episode_steps,
             **options,
         )
         self.task_space = TaskSpace({"mean": (TaskParameter.between(0.0, 1.0), (k,))})
@@ -81,7 +79,6 @@ class BernoulliBanditVectorEnv(_BanditFamily):
         num_envs: number of slots.
         k: number of arms.
         pulls: in an episode, which terminates with the last of them; with one pull, episodes are single decisions.
-        max_episode_steps: steps after which an episode is truncated; it terminates with its last pull anyway.
         **options: see `BatchedFamily`; the task is `{"mean": (k,)}`, probabilities.
     """
 
@@ -94,12 +91,11 @@ class BernoulliBanditVectorEnv(_BanditFamily):
         *,
         k: int = 10,
         pulls: int = 1,
-        max_episode_steps: int | None = None,
         **options: Unpack[FamilyOptions],
     ) -> None:
         check_count("k", k)
         entry = TaskEntry((k,), "probabilities in [0, 1]", _are_probabilities)
-        super().__init__(num_envs, k, pulls, entry, max_episode_steps, **options)
+        super().__init__(num_envs, k, pulls, entry, **options)
 
     def _pull(
         self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
@@ -116,7 +112,6 @@ class GaussianBanditVectorEnv(_BanditFamily):
         k: number of arms.
         pulls: in an episode, which terminates with the last of them; with one pull, episodes are single decisions.
         std: standard deviation of every arm.
-        max_episode_steps: steps after which an episode is truncated; it terminates with its last pull anyway.
         **options: see `BatchedFamily`; the task is `{"mean": (k,)}`.
     """
 
@@ -129,14 +124,13 @@ class GaussianBanditVectorEnv(_BanditFamily):
         k: int = 10,
         pulls: int = 1,
         std: float = 1.0,
-        max_episode_steps: int | None = None,
         **options: Unpack[FamilyOptions],
     ) -> None:
         check_count("k", k)
         if check_number("std", std) < 0.0:
             raise ValueError(f"std must not be negative, got {std}")
         self.std = float(std)
-        super().__init__(num_envs, k, pulls, TaskEntry((k,)), max_episode_steps, **options)
+        super().__init__(num_envs, k, pulls, TaskEntry((k,)), **options)
 
     def _pull(
         self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams

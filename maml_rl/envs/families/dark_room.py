@@ -35,7 +35,6 @@ class DarkFamily(BatchedFamily):
         num_envs: number of slots.
         names: entries of a task, each a cell (row, column).
         size: cells along each side.
-        max_episode_steps: steps after which an episode is truncated.
         **options: see `BatchedFamily`; the task is a cell for each name.
 
     Raises:
@@ -50,7 +49,6 @@ class DarkFamily(BatchedFamily):
         num_envs: int,
         names: Mapping[str, tuple[int, int, int]],
         size: int,
-        max_episode_steps: int | None,
         **options: Unpack[FamilyOptions],
     ) -> None:
         self.size, self._colors = check_count("size", size, 2), dict(names)
@@ -60,7 +58,6 @@ class DarkFamily(BatchedFamily):
             spaces.Box(0.0, 1.0, (size * size,), np.float32),
             spaces.Discrete(len(_MOVES)),
             dict.fromkeys(names, entry),
-            max_episode_steps=max_episode_steps,
             **options,
         )
         self.task_space = TaskSpace(dict.fromkeys(names, (TaskParameter.choice(*range(size)), (2,))))
@@ -111,17 +108,15 @@ class DarkRoomVectorEnv(DarkFamily):
     Args:
         num_envs: number of slots.
         size: cells along each side.
-        max_episode_steps: steps after which an episode is truncated.
         **options: see `DarkFamily`; the task is `{"goal": (row, column)}`.
     """
 
     value_ranges = AT_MOST_1
     task_description = "goal (2,): row and column of the cell that pays, all equally likely"
+    default_steps = 20
 
-    def __init__(
-        self, num_envs: int = 1, *, size: int = 9, max_episode_steps: int | None = 20, **options: Unpack[FamilyOptions]
-    ) -> None:
-        super().__init__(num_envs, {"goal": (200, 60, 50)}, size, max_episode_steps, **options)
+    def __init__(self, num_envs: int = 1, *, size: int = 9, **options: Unpack[FamilyOptions]) -> None:
+        super().__init__(num_envs, {"goal": (200, 60, 50)}, size, **options)
 
     def goals_at(self, observations: NDArray[Any]) -> list[Task]:
         """Return the tasks with goals at cells, which are one-hot (K, size * size)."""
@@ -156,19 +151,16 @@ class DarkKeyDoorVectorEnv(DarkFamily):
     Args:
         num_envs: number of slots.
         size: cells along each side.
-        max_episode_steps: steps after which an episode is truncated.
         **options: see `DarkFamily`; the task is `{"key": (row, column), "door": (row, column)}`.
     """
 
     # Key and door may be in one cell.
     value_ranges: ValueRanges = {"reward": (0.0, 2.0)}  # noqa: RUF012 - read-only by its type
     task_description = "key (2,), door (2,): row and column of their cells, all equally likely"
+    default_steps = 50
 
-    def __init__(
-        self, num_envs: int = 1, *, size: int = 9, max_episode_steps: int | None = 50, **options: Unpack[FamilyOptions]
-    ) -> None:
-        colors = {"key": (220, 170, 40), "door": (200, 60, 50)}
-        super().__init__(num_envs, colors, size, max_episode_steps, **options)
+    def __init__(self, num_envs: int = 1, *, size: int = 9, **options: Unpack[FamilyOptions]) -> None:
+        super().__init__(num_envs, {"key": (220, 170, 40), "door": (200, 60, 50)}, size, **options)
         self._has_key, self._opened = np.zeros((2, num_envs), np.bool_)
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:

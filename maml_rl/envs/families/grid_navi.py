@@ -82,7 +82,6 @@ class GridNaviVectorEnv(BatchedFamily):
         num_envs: number of slots.
         width: cells along x.
         height: cells along y.
-        max_episode_steps: steps after which an episode is truncated.
         **options: see `BatchedFamily`; the task is `{"goal": (x, y)}`.
 
     Raises:
@@ -93,16 +92,9 @@ class GridNaviVectorEnv(BatchedFamily):
     recorded_infos: RecordedInfos = {"success": "episode"}  # noqa: RUF012
     value_ranges: ValueRanges = {"reward": (ELSEWHERE, ON_GOAL)}  # noqa: RUF012 - read-only by its type
     task_description = "goal (2,): x and y of the cell that pays, all equally likely but those within 2 of the start"
+    default_steps = 15
 
-    def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        width: int = 5,
-        height: int = 5,
-        max_episode_steps: int | None = 15,
-        **options: Unpack[FamilyOptions],
-    ) -> None:
+    def __init__(self, num_envs: int = 1, *, width: int = 5, height: int = 5, **options: Unpack[FamilyOptions]) -> None:
         self.width, self.height = check_count("width", width), check_count("height", height)
         self._goals = possible_goals(width, height)
         self._last, self._moves = np.array([width - 1, height - 1]), MOVES
@@ -112,7 +104,6 @@ class GridNaviVectorEnv(BatchedFamily):
             spaces.Box(np.zeros(2, np.float32), self._last.astype(np.float32)),
             spaces.Discrete(len(MOVES)),
             {"goal": TaskEntry((2,), requirement, IsCell((width, height)))},
-            max_episode_steps=max_episode_steps,
             **options,
         )
         self.task_space = CellTaskSpace("goal", self._goals, height)

@@ -27,6 +27,13 @@ _PIXELS, _RADIUS = 32, 2.5
 START_COLOR, GOAL_COLOR, PATH_COLOR = (110, 110, 110), (200, 60, 50), (40, 90, 180)
 
 
+class NavigationOptions(FamilyOptions, total=False):
+    """Keyword arguments that all navigation families take; see `Navigation2DVectorEnv`."""
+
+    low: float
+    high: float
+
+
 class Navigation2DVectorEnv(BatchedFamily):
     """A point that starts at the origin; the reward is minus its distance to the goal after the move.
 
@@ -38,7 +45,6 @@ class Navigation2DVectorEnv(BatchedFamily):
         high: highest.
         normalization_scale: actions are in [-scale, scale], mapped linearly onto moves of [-0.1, 0.1]; None for
             actions that are the moves themselves. Finn et al. trained with a scale of 1.
-        max_episode_steps: steps after which an episode is truncated.
         **options: see `BatchedFamily`; the task is `{"goal": (2,)}`.
 
     Raises:
@@ -48,6 +54,7 @@ class Navigation2DVectorEnv(BatchedFamily):
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
     value_ranges = NEVER_POSITIVE
     task_description = "goal (2,): where to go, each coordinate uniform in [-0.5, 0.5]"
+    default_steps = 100
 
     def __init__(
         self,
@@ -56,7 +63,6 @@ class Navigation2DVectorEnv(BatchedFamily):
         low: float = -0.5,
         high: float = 0.5,
         normalization_scale: float | None = None,
-        max_episode_steps: int | None = 100,
         **options: Unpack[FamilyOptions],
     ) -> None:
         self.low, self.high = check_interval(low, high)
@@ -67,7 +73,6 @@ class Navigation2DVectorEnv(BatchedFamily):
             self._make_observation_space(),
             spaces.Box(-scale, scale, (2,), np.float32),
             {"goal": TaskEntry((2,))},
-            max_episode_steps=max_episode_steps,
             **options,
         )
         self.task_space = TaskSpace({"goal": (TaskParameter.between(self.low, self.high), (2,))})
@@ -144,7 +149,9 @@ class PixelNavigationVectorEnv(Navigation2DVectorEnv):
         ValueError: If a number is out of range or low is not below high.
     """
 
-    def __init__(self, num_envs: int = 1, *, normalization_scale: float | None = 1.0, **options: Any) -> None:
+    def __init__(
+        self, num_envs: int = 1, *, normalization_scale: float | None = 1.0, **options: Unpack[NavigationOptions]
+    ) -> None:
         super().__init__(num_envs, normalization_scale=normalization_scale, **options)
         self._upward, self._pixels = np.array([1.0, -1.0]), np.arange(_PIXELS, dtype=np.float32)
 

@@ -26,6 +26,12 @@ from maml_rl.seeding import SlotStreams
 Floats = NDArray[np.float64]
 
 
+class PointOptions(FamilyOptions, total=False):
+    """Keyword arguments that every family of points takes; see `PointFamily`."""
+
+    normalization_scale: float | None
+
+
 class PointFamily(BatchedFamily):
     """A point that moves by its action; the observation is its position, the task a goal that it does not see.
 
@@ -35,7 +41,6 @@ class PointFamily(BatchedFamily):
     Args:
         num_envs: number of slots.
         task: one entry (2,), `{"goal": (2,)}` where the class has no other.
-        max_episode_steps: steps after which an episode is truncated.
         normalization_scale: actions are in [-scale, scale], mapped linearly onto the moves; None for actions that are
             the moves themselves.
         **options: see `BatchedFamily`; pictures are "rgb_array".
@@ -46,6 +51,7 @@ class PointFamily(BatchedFamily):
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
     recorded_infos: RecordedInfos = {"success": "episode"}  # noqa: RUF012
+    default_steps = 20
     entry: ClassVar[str] = "goal"
     radius: ClassVar[float] = 0.2
     # Along each axis: of one step, of the start on both sides of 0, and of a picture.
@@ -54,12 +60,7 @@ class PointFamily(BatchedFamily):
     reach: ClassVar[float] = 1.5
 
     def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        max_episode_steps: int | None = 20,
-        normalization_scale: float | None = None,
-        **options: Unpack[FamilyOptions],
+        self, num_envs: int = 1, *, normalization_scale: float | None = None, **options: Unpack[FamilyOptions]
     ) -> None:
         scale = self.largest_move
         if normalization_scale is not None:
@@ -70,7 +71,6 @@ class PointFamily(BatchedFamily):
             spaces.Box(-np.inf, np.inf, (2,), np.float32),
             spaces.Box(-scale, scale, (2,), np.float32),
             {self.entry: TaskEntry((2,))},
-            max_episode_steps=max_episode_steps,
             **options,
         )
         self._position = np.zeros((num_envs, 2))
@@ -202,14 +202,13 @@ class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
         start: "anywhere", uniform in [-1.5, 1.5] x [-0.5, 1.5] (Ni et al. 2022); or "origin" (PEARL, VariBAD).
         reward: "indicator", 1 within 0.2 of the goal, else 0 (Ni et al. 2022); "nearness", 1 - distance there, else 0
             (PEARL, VariBAD); or "distance", minus the distance everywhere (PEARL in training).
-        max_episode_steps: steps after which an episode is truncated.
         **options: see `PointFamily`.
 
     Raises:
         ValueError: If there is no such start or reward.
     """
 
-    reach = 2.0
+    default_steps, reach = 60, 2.0
 
     def __init__(
         self,
@@ -217,8 +216,7 @@ class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
         *,
         start: _SemiCircleStart = "anywhere",
         reward: _SemiCircleReward = "indicator",
-        max_episode_steps: int | None = 60,
-        **options: Any,
+        **options: Unpack[PointOptions],
     ) -> None:
         for name, given, known in (("start", start, _SemiCircleStart), ("reward", reward, _SemiCircleReward)):
             if given not in get_args(known):
@@ -227,7 +225,7 @@ class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
         if reward == "distance":
             self.recorded_infos = {**self.recorded_infos, "sparse_reward": "step"}
             self.value_ranges = {**NEVER_POSITIVE, "sparse_reward": (0.0, 1.0)}
-        super().__init__(num_envs, max_episode_steps=max_episode_steps, **options)
+        super().__init__(num_envs, **options)
         # Of the rectangle of starts.
         self._sides, self._corner = np.array([3.0, 2.0]), np.array([1.5, 0.5])
 
@@ -262,20 +260,19 @@ class WindVectorEnv(PointFamily):
 
     Args:
         num_envs: number of slots.
-        max_episode_steps: steps after which an episode is truncated.
         **options: see `PointFamily`; the task is `{"wind": (2,)}`.
     """
 
     value_ranges = AT_MOST_1
     task_description = "wind (2,): what is added to every move, each coordinate uniform in [-0.08, 0.08]"
     task_space = TaskSpace({"wind": (TaskParameter.between(-0.08, 0.08), (2,))})
-    entry = "wind"
+    default_steps, entry = 75, "wind"
     radius = 0.03
     # Its goal is always the same.
     goals_at, rewards_between = BatchedFamily.goals_at, BatchedFamily.rewards_between
 
-    def __init__(self, num_envs: int = 1, *, max_episode_steps: int | None = 75, **options: Any) -> None:
-        super().__init__(num_envs, max_episode_steps=max_episode_steps, **options)
+    def __init__(self, num_envs: int = 1, **options: Unpack[PointOptions]) -> None:
+        super().__init__(num_envs, **options)
         self._target = _TARGET
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
@@ -314,7 +311,7 @@ class PointCornerVectorEnv(PointFamily):
     task_space = TaskSpace({"goal": (TaskParameter.choice(-2.0, 2.0), (2,))})
     largest_move, farthest_start, reach = 0.2, 0.2, 2.5
 
-    def __init__(self, num_envs: int = 1, *, sparse: bool = False, **options: Any) -> None:
+    def __init__(self, num_envs: int = 1, *, sparse: bool = False, **options: Unpack[PointOptions]) -> None:
         self.sparse = sparse
         self.value_ranges = {} if sparse else NEVER_POSITIVE
         super().__init__(num_envs, **options)

@@ -33,11 +33,11 @@ class TabularMDPVectorEnv(BatchedFamily):
         num_envs: number of slots.
         num_states: S.
         num_actions: A.
-        max_episode_steps: steps after which an episode is truncated.
         **options: see `BatchedFamily`; the task is `{"transitions": (S, A, S), "rewards_mean": (S, A)}`.
     """
 
     task_description = "transitions (S, A, S): Dirichlet(1) for each state and action; rewards_mean (S, A): N(1, 1)"
+    default_steps = 10
 
     def __init__(
         self,
@@ -45,7 +45,6 @@ class TabularMDPVectorEnv(BatchedFamily):
         *,
         num_states: int = 10,
         num_actions: int = 5,
-        max_episode_steps: int | None = 10,
         **options: Unpack[FamilyOptions],
     ) -> None:
         check_count("num_envs", num_envs)
@@ -67,7 +66,6 @@ class TabularMDPVectorEnv(BatchedFamily):
             spaces.Box(0.0, 1.0, (num_states,), np.float32),
             spaces.Discrete(num_actions),
             entries,
-            max_episode_steps=max_episode_steps,
             **options,
         )
         self._states = np.zeros(num_envs, np.int64)

@@ -9,21 +9,19 @@ https://arxiv.org/abs/2505.11289
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from maml_rl.envs.batch_of_one import one_slot
-from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.family import BatchedFamily, FamilyOptions
 from maml_rl.envs.meta_env import RecordedInfos, Task, ValueRanges
 from maml_rl.envs.metaworld.arm import Arm, State
 from maml_rl.envs.metaworld.environments import Floats, Split, benchmark_environments
-from maml_rl.envs.task_entries import TaskEntry, parse_tasks
+from maml_rl.envs.task_entries import TaskArrays, TaskEntry
 from maml_rl.errors import TaskError
 from maml_rl.seeding import SlotStreams, check_seed
 
@@ -51,11 +49,9 @@ class MetaWorldVectorEnv(BatchedFamily):
         benchmark_seed: of the goals, which are those of `metaworld.ML1(environment, seed=benchmark_seed)`, or of
             `metaworld.ML10(seed=benchmark_seed)` and so on: 50 of each environment for training, and the first 40 of
             its test goals for tests. Only an evaluation draws test tasks.
-        task: `{"rand_vec": (3,) or (6,)}`, the positions of goal and object; where the benchmark has several
-            environments also `"env_name"`, and `rand_vec` always has 6 numbers, padded with zeros.
-        max_episode_steps: steps after which an episode is truncated; None for never.
-        render_mode: None or "rgb_array".
-        autoreset_mode: see `BatchedFamily`.
+        **options: see `BatchedFamily`; the task is `{"rand_vec": (3,) or (6,)}`, the positions of goal and object;
+            where the benchmark has several environments also `"env_name"`, and `rand_vec` always has 6 numbers, padded
+            with zeros.
 
     Raises:
         gymnasium.error.DependencyNotInstalled: If Meta-World is not installed, or MuJoCo is not of its version.
@@ -65,20 +61,13 @@ class MetaWorldVectorEnv(BatchedFamily):
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 80}  # noqa: RUF012
     recorded_infos: RecordedInfos = {"success": "episode"}  # noqa: RUF012 - read-only by its type
     value_ranges: ValueRanges = {"reward": (0.0, 10.0)}  # noqa: RUF012 - read-only by its type
+    default_steps = 500
     task_description = (
         "rand_vec (3,) or (6,): where goal and object are; ML10, ML25, ML45 also env_name. Needs the extra metaworld"
     )
 
     def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        benchmark: str,
-        benchmark_seed: int = 0,
-        task: Task | None = None,
-        max_episode_steps: int | None = 500,
-        render_mode: str | None = None,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        self, num_envs: int = 1, *, benchmark: str, benchmark_seed: int = 0, **options: Unpack[FamilyOptions]
     ) -> None:
         self._environments, self._benchmark_seed = benchmark_environments(benchmark), check_seed(benchmark_seed)
         choices = tuple(dict.fromkeys(name for names in self._environments.values() for name in names))
@@ -96,10 +85,7 @@ class MetaWorldVectorEnv(BatchedFamily):
             spaces.Box(-np.inf, np.inf, (_OBSERVATION_SIZE,), np.float32),
             spaces.Box(-1.0, 1.0, (4,), np.float32),
             entries,
-            task=task,
-            max_episode_steps=max_episode_steps,
-            render_mode=render_mode,
-            autoreset_mode=autoreset_mode,
+            **options,
         )
         self._arms = [None] * num_envs
         # Slots whose arm is neither at the start state of their task nor in an episode that began there.
@@ -156,20 +142,14 @@ class MetaWorldVectorEnv(BatchedFamily):
             self._release(arm)
         return drawn[names.index(name)][0]
 
-    def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`; a slot whose task changes continues from the start state of the new one.
+    def take_tasks(self, tasks: TaskArrays) -> None:
+        """Give every slot its task; one whose task changes continues from the start state of the new one.
 
         Raises:
-            TaskError: If the number of tasks is not that of slots, or a task is malformed or out of range; the message
-                names slot and entry.
+            TaskError: If a task is out of range; the message names slot and entry.
         """
-        parsed = parse_tasks(tasks, self.entries, self.num_envs)
-        keys = [
-            (str(name), vector.tobytes())
-            for name, vector in zip(
-                parsed.get("env_name", self._environments["train"] * self.num_envs), parsed["rand_vec"], strict=True
-            )
-        ]
+        names = tasks.get("env_name", self._environments["train"] * self.num_envs)
+        keys = [(str(name), vector.tobytes()) for name, vector in zip(names, tasks["rand_vec"], strict=True)]
         for slot, key in enumerate(keys):
             if key not in keys[:slot]:
                 try:
@@ -177,7 +157,7 @@ class MetaWorldVectorEnv(BatchedFamily):
                 except TaskError as error:
                     raise TaskError.of_slot(slot, error) from None
         before = getattr(self, "_keys", None)
-        self.tasks, self._keys = parsed, keys
+        self.tasks, self._keys = tasks, keys
         if before is not None:
             self._moved |= [key != old for key, old in zip(keys, before, strict=True)]
 

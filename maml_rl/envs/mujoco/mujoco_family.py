@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from maml_rl.arguments import check_positive
 from maml_rl.arrays import copied, namespace
 from maml_rl.envs.family import BatchedFamily, FamilyOptions
-from maml_rl.envs.mujoco.physics import Engine, Floats, Mask, make_physics
+from maml_rl.envs.mujoco.physics import Floats, Mask, PhysicsOptions, make_physics
 from maml_rl.envs.mujoco.rendering import Renderer
 from maml_rl.envs.mujoco.warp_physics import WarpLimits
 from maml_rl.envs.task_entries import TaskEntry
@@ -25,16 +25,14 @@ if TYPE_CHECKING:
     import torch
 
 
-class MujocoOptions(FamilyOptions, total=False):
+class _Options(FamilyOptions, PhysicsOptions, total=False):
+    """Keyword arguments of `MujocoFamily` that are for its base or its physics."""
+
+
+class MujocoOptions(_Options, total=False):
     """Keyword arguments that every MuJoCo family takes; see `MujocoFamily`."""
 
-    max_episode_steps: int | None
     normalization_scale: float
-    engine: Engine
-    num_threads: int
-    device: str | None
-    max_contacts: int | None
-    max_constraints: int | None
 
 
 class MujocoFamily(BatchedFamily):
@@ -49,7 +47,6 @@ class MujocoFamily(BatchedFamily):
         model: the compiled model; its position is that of its first body.
         observation_size: length of an observation.
         entries: the format of its tasks.
-        max_episode_steps: steps after which an episode is truncated; None for never.
         normalization_scale: actions are Box(-scale, scale), mapped linearly onto the actuators' range and clipped.
         engine: "mjbatch", "mujoco", or "auto", one of these; they give the same bits on one version of MuJoCo. Or
             "warp", thousands of slots on a GPU; see `WarpPhysics`.
@@ -72,6 +69,7 @@ class MujocoFamily(BatchedFamily):
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
     single_on_device = True
+    default_steps = 200
 
     substeps: ClassVar[int] = 5
     # Noise of start states: in positions, and in velocities, where it is normal or uniform.
@@ -87,28 +85,23 @@ class MujocoFamily(BatchedFamily):
         observation_size: int,
         entries: Mapping[str, TaskEntry],
         *,
-        max_episode_steps: int | None = 200,
         normalization_scale: float = 1.0,
-        engine: Engine = "auto",
-        num_threads: int = 1,
-        device: str | None = None,
-        max_contacts: int | None = None,
-        max_constraints: int | None = None,
-        **options: Unpack[FamilyOptions],
+        **options: Unpack[_Options],
     ) -> None:
+        others: dict[str, Any] = {**options}
+        physics = {name: others.pop(name) for name in options if name in PhysicsOptions.__annotations__}
         scale = check_positive("normalization_scale", normalization_scale)
         super().__init__(
             num_envs,
             spaces.Box(-np.inf, np.inf, (observation_size,), np.float32),
             spaces.Box(-scale, scale, (model.nu,), np.float32),
             entries,
-            max_episode_steps=max_episode_steps,
-            **options,
+            **others,
         )
         self.model = model
         self.dt: float = model.opt.timestep * self.substeps
-        limits = WarpLimits(device, max_contacts, max_constraints)
-        self.physics = make_physics(model, num_envs, engine, num_threads, limits)
+        engine, num_threads = physics.pop("engine", "auto"), physics.pop("num_threads", 1)
+        self.physics = make_physics(model, num_envs, engine, num_threads, WarpLimits(**physics))
         self._bind_fields()
         self._lowest, self._highest = model.actuator_ctrlrange.T.copy()
         self._center, self._gain = (self._lowest + self._highest) / 2.0, (self._highest - self._lowest) / (2.0 * scale)
@@ -144,11 +137,10 @@ class MujocoFamily(BatchedFamily):
         other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return other
 
-    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers."""
+    def _step(self, actions: NDArray[Any]) -> None:
         # A diverged simulation is visible in its observation and reward; NumPy's warnings would add nothing.
         with np.errstate(over="ignore", invalid="ignore"):
-            return super().step_recv(timeout, indices)
+            super()._step(actions)
 
     def controls(self, actions: NDArray[Any]) -> Floats:
         """Return the controls for `actions` (..., nu): rescaled to the actuators' range, and clipped to it."""

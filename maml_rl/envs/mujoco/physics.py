@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, TypedDict, get_args
 
 import mujoco
 import numpy as np
@@ -37,6 +37,16 @@ _DERIVED_CONSTANTS = (
 )
 _DERIVED_STATISTICS = ("meaninertia", "meanmass")
 _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+
+
+class PhysicsOptions(TypedDict, total=False):
+    """Keyword arguments for the physics of a family; see `make_physics` and `WarpLimits`."""
+
+    engine: Engine
+    num_threads: int
+    device: str | None
+    max_contacts: int | None
+    max_constraints: int | None
 
 
 class Physics(Protocol):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from maml_rl.envs.reading import read_reset, read_step
+from maml_rl.envs.results import read_reset, read_step
 from maml_rl.envs.serial import SerialVectorEnv
 from tests.envs.third_party import WalkEnv
 
