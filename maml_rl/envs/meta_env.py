@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
@@ -435,6 +435,50 @@ class OneBatchVectorEnv(MetaVectorEnv):
     @abstractmethod
     def _step(self, actions: NDArray[Any]) -> None:
         """Step all slots whose episode is not over, and write the buffers."""
+
+
+class _OfTheWrapped:
+    """An attribute or a method that a wrapper has from the environment inside."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, wrapper: Any, owner: type) -> Any:
+        return self if wrapper is None else getattr(wrapper.env, self._name)
+
+    def __set__(self, wrapper: Any, value: Any) -> None:
+        setattr(wrapper.env, self._name, value)
+
+
+class MetaVectorWrapper(MetaVectorEnv, VectorWrapper[Any, Any, Any, Any, Any]):
+    """Slots that another vector environment steps; a subclass overrides what it changes.
+
+    Args:
+        env: steps its slots in this process.
+    """
+
+    env: MetaVectorEnv
+
+    metadata: Any = _OfTheWrapped()
+    buffers: Any = _OfTheWrapped()
+    parts: Any = _OfTheWrapped()
+    advances_by_slot: Any = _OfTheWrapped()
+    divides: Any = _OfTheWrapped()
+    max_episode_steps: Any = _OfTheWrapped()
+    recorded_infos: Any = _OfTheWrapped()
+    task_space: Any = _OfTheWrapped()
+    value_ranges: Any = _OfTheWrapped()
+    physics_seconds: Any = _OfTheWrapped()
+    retries: Any = _OfTheWrapped()
+    waiting_seconds: Any = _OfTheWrapped()
+    slot_counts: Any = _OfTheWrapped()
+    sample_tasks: Any = _OfTheWrapped()
+    reset_task: Any = _OfTheWrapped()
+    reset_buffers: Any = _OfTheWrapped()
+    reset_send: Any = _OfTheWrapped()
+    step_send: Any = _OfTheWrapped()
+    step_recv: Any = _OfTheWrapped()
+    _infos: Any = _OfTheWrapped()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, StepBuffers, Task
+from maml_rl.envs.meta_env import MetaVectorEnv, MetaVectorWrapper, Seeds, StepBuffers
 from maml_rl.spaces import PackedSpace, is_image, write_flat
 
 
-class ObservingVectorEnv(MetaVectorEnv):
+class ObservingVectorEnv(MetaVectorWrapper):
     """Slots whose observations are vectors: the environment's own, flattened, then further numbers.
 
     A Discrete observation becomes a one-hot vector. An image, and what has text or images in it, becomes the first part
@@ -29,12 +29,7 @@ class ObservingVectorEnv(MetaVectorEnv):
     """
 
     def __init__(self, env: MetaVectorEnv, low: NDArray[Any], high: NDArray[Any], dtype: "np.dtype[Any]") -> None:
-        self.env = env
-        self.num_envs, self.parts, self.max_episode_steps = env.num_envs, env.parts, env.max_episode_steps
-        self.recorded_infos, self.task_space = env.recorded_infos, env.task_space
-        self.value_ranges = env.value_ranges
-        self.advances_by_slot, self.divides = env.advances_by_slot, env.divides
-        self.metadata, self.spec, self.render_mode = env.metadata, env.spec, env.render_mode
+        super().__init__(env)
         space = env.single_observation_space
         flat = spaces.utils.flatten_space(space)
         assert isinstance(flat, spaces.Box)
@@ -43,7 +38,7 @@ class ObservingVectorEnv(MetaVectorEnv):
         if self._packs:
             further = spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
             own = space.own if isinstance(space, PackedSpace) else space
-            self.single_observation_space: spaces.Box = PackedSpace(spaces.Tuple((own, further)))
+            self.single_observation_space = PackedSpace(spaces.Tuple((own, further)))
         else:
             # A policy observes a vector, without the spaces that its numbers came from.
             self.single_observation_space = spaces.Box(
@@ -51,9 +46,7 @@ class ObservingVectorEnv(MetaVectorEnv):
                 np.concatenate([flat.high, high]).astype(dtype),
                 dtype=dtype.type,
             )
-        self.single_action_space = env.single_action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = env.action_space
         self.buffers = StepBuffers.allocate(self.single_observation_space, self.num_envs, env.recorded_infos)
 
     @abstractmethod
@@ -71,37 +64,6 @@ class ObservingVectorEnv(MetaVectorEnv):
         # The environment writes its observations into an array of its own, and all else directly into these buffers.
         own = self.env.buffers.observations
         self.env.buffers = replace(buffers, observations=own)
-
-    @property
-    def physics_seconds(self) -> NDArray[np.float64]:
-        """The environment's."""
-        return self.env.physics_seconds
-
-    @physics_seconds.setter
-    def physics_seconds(self, seconds: NDArray[np.float64]) -> None:
-        self.env.physics_seconds = seconds
-
-    @property
-    def retries(self) -> int:
-        """The environment's."""
-        return self.env.retries
-
-    @property
-    def waiting_seconds(self) -> float:
-        """The environment's."""
-        return self.env.waiting_seconds
-
-    def slot_counts(self) -> SlotCounts | None:
-        """Return the activity of the environment's slots."""
-        return self.env.slot_counts()
-
-    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
-        """Draw the environment's tasks."""
-        return self.env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
-
-    def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`."""
-        self.env.reset_task(tasks)
 
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
@@ -121,14 +83,6 @@ class ObservingVectorEnv(MetaVectorEnv):
         make: Callable[[MetaVectorEnv], MetaVectorEnv] = type(self)
         return make(self.env.first_slots(num))
 
-    def reset_send(self, index: int, seed: int) -> None:
-        """Start the reset of a slot."""
-        self.env.reset_send(index, seed)
-
-    def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Start a step."""
-        self.env.step_send(index, actions)
-
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         """Run the step and write the buffers."""
         received = self.env.step_recv(timeout, indices)
@@ -140,14 +94,3 @@ class ObservingVectorEnv(MetaVectorEnv):
         write_flat(self.env.single_observation_space, self.env.buffers.observations, out[:, :size])
         numbers = self._further()
         out[:, size:] = np.ascontiguousarray(numbers, self._dtype).view(np.uint8) if self._packs else numbers
-
-    def _infos(self) -> dict[str, Any]:
-        return self.env._infos()
-
-    def render(self) -> tuple[Any, ...] | None:
-        """Return the environment's pictures."""
-        return self.env.render()
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close the environment."""
-        self.env.close()

@@ -97,7 +97,7 @@ class TaskEpisodes(EstimatedEpisodes):
         if self.rewards.dim() != 3:
             raise ValueError(f"rewards must have the shape (M, T, B), got {tuple(self.rewards.shape)}")
         self._take_details(**details)
-        self._check_shapes()
+        _check_shapes(self)
         if longest is None:
             _check_lengths(self.lengths, self.rewards.shape[1])
         steps = int(self.lengths.max()) if longest is None else longest
@@ -124,27 +124,6 @@ class TaskEpisodes(EstimatedEpisodes):
         self.infos = {name: as_tensor(array).float() for name, array in (infos or {}).items()}
         self.tasks, self.gamma, self.fast_lr, self.rule = tuple(tasks), gamma, fast_lr, rule
         self.horizon = self.rewards.shape[1] if horizon is None else horizon
-
-    def _check_shapes(self) -> None:
-        num_tasks, steps, num_episodes = self.rewards.shape
-        if num_tasks == 0 or num_episodes == 0:
-            raise ValueError(f"expected at least one task and one episode, got {num_tasks} and {num_episodes}")
-        for name in ("observations", "actions", "log_probs"):
-            if getattr(self, name) is not None:
-                _check_lead(name, getattr(self, name), (num_tasks, steps, num_episodes))
-        for kept in self.memory or ():
-            _check_lead("memory", kept, (num_tasks, steps, num_episodes))
-        for name in ("lengths", "terminated", "truncated", "final_observations"):
-            _check_lead(name, getattr(self, name), (num_tasks, num_episodes))
-        for name, info in self.infos.items():
-            lead = (num_tasks, steps, num_episodes) if info.dim() == 3 else (num_tasks, num_episodes)
-            if tuple(info.shape) != lead:
-                raise ValueError(
-                    f"the info {name!r} must have the shape {(num_tasks, steps, num_episodes)} or "
-                    f"{(num_tasks, num_episodes)}, got {tuple(info.shape)}"
-                )
-        if self.tasks and len(self.tasks) != num_tasks:
-            raise ValueError(f"expected {num_tasks} tasks, one per row of the arrays, got {len(self.tasks)}")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -239,16 +218,12 @@ class TaskEpisodes(EstimatedEpisodes):
     @property
     def terminations(self) -> Tensor:
         """(M, T, B) bool, whether a step led to a terminal state: `terminated` for every step."""
-        return self._at_last_step(self.terminated)
+        return _at_last_step(self, self.terminated)
 
     @property
     def truncations(self) -> Tensor:
         """(M, T, B) bool, whether the episode was truncated after a step: `truncated` for every step."""
-        return self._at_last_step(self.truncated)
-
-    def _at_last_step(self, flags: Tensor) -> Tensor:
-        stepwise = torch.zeros_like(self.rewards, dtype=torch.bool)
-        return stepwise.scatter_(1, _last_steps(self.lengths).unsqueeze(1), flags.unsqueeze(1))
+        return _at_last_step(self, self.truncated)
 
     def episode_returns(self) -> Tensor:
         """Return the undiscounted sum of rewards of each episode, (M, B)."""
@@ -348,28 +323,28 @@ class TaskEpisodes(EstimatedEpisodes):
                 raise ValueError(
                     f"either all episodes must have {name.strip('_')}, or none; {have} of {len(batches)} have"
                 )
-        episodes = cls.join([cls._of_one(batch) for batch in batches])
+        episodes = cls.join([_of_one_task(batch) for batch in batches])
         tasks = [batch.task for batch in batches if batch.task is not None]
         episodes.tasks = tuple(tasks) if len(tasks) == len(batches) else ()
         known = [batch.horizon for batch in batches if batch.horizon is not None]
         episodes.horizon = max(known, default=episodes.rewards.shape[1])
         return episodes
 
-    @classmethod
-    def _of_one(cls, batch: BatchEpisodes) -> "TaskEpisodes":
-        arrays: dict[str, Any] = {name: getattr(batch, name)[None] for name in _SAMPLED}
-        one = cls(
-            **arrays,
-            infos={name: info[None] for name, info in batch.infos.items()},
-            log_probs=None if batch.log_probs is None else batch.log_probs[None],
-            memory=None if batch.memory is None else [kept[None] for kept in batch.memory],
-            gamma=batch.gamma,
-            fast_lr=batch.fast_lr,
-            rule=batch.rule,
-            longest=len(batch),
-        )
-        one._advantages = None if batch._advantages is None else batch._advantages[None]
-        return one
+
+def _of_one_task(batch: BatchEpisodes) -> TaskEpisodes:
+    arrays: dict[str, Any] = {name: getattr(batch, name)[None] for name in _SAMPLED}
+    one = TaskEpisodes(
+        **arrays,
+        infos={name: info[None] for name, info in batch.infos.items()},
+        log_probs=None if batch.log_probs is None else batch.log_probs[None],
+        memory=None if batch.memory is None else [kept[None] for kept in batch.memory],
+        gamma=batch.gamma,
+        fast_lr=batch.fast_lr,
+        rule=batch.rule,
+        longest=len(batch),
+    )
+    one._advantages = None if batch._advantages is None else batch._advantages[None]
+    return one
 
 
 def _cut(tensor: Tensor, steps: int, stepwise: bool) -> Tensor:
@@ -381,6 +356,26 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def _check_shapes(episodes: TaskEpisodes) -> None:
+    num_tasks, steps, num_episodes = episodes.rewards.shape
+    if num_tasks == 0 or num_episodes == 0:
+        raise ValueError(f"expected at least one task and one episode, got {num_tasks} and {num_episodes}")
+    for name, array in vars(episodes).items():
+        if isinstance(array, Tensor):
+            _check_lead(name, array, (num_tasks, *(() if name in _EPISODEWISE else (steps,)), num_episodes))
+    for kept in episodes.memory or ():
+        _check_lead("memory", kept, (num_tasks, steps, num_episodes))
+    for name, info in episodes.infos.items():
+        lead = (num_tasks, steps, num_episodes) if info.dim() == 3 else (num_tasks, num_episodes)
+        if tuple(info.shape) != lead:
+            raise ValueError(
+                f"the info {name!r} must have the shape {(num_tasks, steps, num_episodes)} or "
+                f"{(num_tasks, num_episodes)}, got {tuple(info.shape)}"
+            )
+    if episodes.tasks and len(episodes.tasks) != num_tasks:
+        raise ValueError(f"expected {num_tasks} tasks, one per row of the arrays, got {len(episodes.tasks)}")
 
 
 def _check_lead(name: str, array: Tensor, lead: tuple[int, ...]) -> None:
@@ -397,3 +392,9 @@ def _check_lengths(lengths: Tensor, steps: int) -> None:
 
 def _last_steps(lengths: Tensor) -> Tensor:
     return (lengths - 1).clamp(min=0)
+
+
+def _at_last_step(episodes: TaskEpisodes, flags: Tensor) -> Tensor:
+    """Return flags (M, B) as flags of the last steps, (M, T, B)."""
+    stepwise = torch.zeros_like(episodes.rewards, dtype=torch.bool)
+    return stepwise.scatter_(1, _last_steps(episodes.lengths).unsqueeze(1), flags.unsqueeze(1))

@@ -11,7 +11,8 @@ import pytest
 from text_env import GuessingEnv
 
 from maml_rl.cli import main as cli
-from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.envs.meta_env import StepBuffers
+from maml_rl.envs.results import ResultWriter
 from maml_rl.samplers.plain_loop import compare_with_loop
 from tests.envs.third_party import CellEnv, DictEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv
 
@@ -127,24 +128,24 @@ def test_tasks_that_no_seed_determines_are_found() -> None:
 @pytest.mark.parametrize(
     ("what", "change"),
     [
-        ("reward", lambda env: env.buffers.rewards.__setitem__(2, 0.125)),
-        ("observation", lambda env: env.buffers.observations.__setitem__((2, 1), 0.25)),
-        ("flag terminated", lambda env: env.buffers.terminated.__setitem__(2, True)),
-        ("end of the episode", lambda env: env.buffers.truncated.__setitem__(2, True)),
-        ("info 'place'", lambda env: env.buffers.infos["place"].__setitem__(2, 7.0)),
+        ("reward", lambda buffers: buffers.rewards.__setitem__(2, 0.125)),
+        ("observation", lambda buffers: buffers.observations.__setitem__((2, 1), 0.25)),
+        ("flag terminated", lambda buffers: buffers.terminated.__setitem__(2, True)),
+        ("end of the episode", lambda buffers: buffers.truncated.__setitem__(2, True)),
+        ("info 'place'", lambda buffers: buffers.infos["place"].__setitem__(2, 7.0)),
     ],
 )
 def test_value_that_the_sampler_would_record_wrongly_is_found(
     what: str, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = SerialVectorEnv._write_step
+    own = ResultWriter.write_step
 
-    def wrong(self: SerialVectorEnv, slot: int, result: Any) -> None:
-        own(self, slot, result)
+    def wrong(self: ResultWriter, buffers: StepBuffers, slot: int, env: Any, result: Any) -> None:
+        own(self, buffers, slot, env, result)
         if slot == 2:
-            change(self)
+            change(buffers)
 
-    monkeypatch.setattr(SerialVectorEnv, "_write_step", wrong)
+    monkeypatch.setattr(ResultWriter, "write_step", wrong)
     with pytest.raises(AssertionError, match=rf"the {what} of slot 2 \(task 1, episode 0, step [01]\) is"):
         compared(InfoEnv)
 
