@@ -100,7 +100,6 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
             ) from None
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`."""
         require_one_each(tasks, self.num_envs)
         self.env.reset_task([own_task(task) for task in tasks])  # type: ignore[attr-defined]
 
@@ -120,7 +119,6 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         return self.buffers.observations.copy(), self._infos()
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        """Reset all slots, slot i with the low 32 bits of `seeds[i]`."""
         self._reset(low_seeds(seeds))
 
     def _reset(self, seeds: list[int] | None) -> None:

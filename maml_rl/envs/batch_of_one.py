@@ -49,7 +49,6 @@ class BatchOfOne(MetaEnv):
         self.task_space, self.value_ranges = self._family.task_space, self._family.value_ranges
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:
-        """Draw tasks of the family from `np_random`."""
         return self._family.draw_tasks(self.np_random, num_tasks)
 
     def sample_test_tasks(self, num_tasks: int) -> list[Task]:
@@ -57,11 +56,6 @@ class BatchOfOne(MetaEnv):
         return self._family.draw_test_tasks(self.np_random, num_tasks)
 
     def reset_task(self, task: Task) -> None:
-        """Become the member of the family that `task` describes, from the next step on and over resets.
-
-        Raises:
-            TaskError: If an entry is missing, unknown, or malformed; the message names it.
-        """
         self._family.reset_task([task])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -26,7 +26,7 @@ Stepping = Literal["auto", "serial", "threads"]
 
 # Interval at which a wait for calls checks for those that take too long.
 LOOK_SECONDS = 0.1
-# A pause is waited for in parts, so that the supervisor recognizes it.
+# A pause is waited for in steps, so that the supervisor recognizes it.
 _PAUSE_SECONDS = 0.3
 
 

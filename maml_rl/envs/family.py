@@ -272,7 +272,6 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
         self.metadata = {**self.metadata, "autoreset_mode": known}
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
-        """Draw tasks from `np_random`."""
         if num_tasks < 0:
             raise ValueError(f"num_tasks must not be negative, got {num_tasks}")
         if seed is not None:
@@ -281,11 +280,6 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
         return draw(self.np_random, num_tasks)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`, from the next step on and over resets.
-
-        Raises:
-            TaskError: If there is not one task per slot, or one is malformed; the message names slot and entry.
-        """
         self.take_tasks(parse_tasks(tasks, self.entries, self.num_envs))
 
     def reset(
@@ -318,7 +312,6 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
         return self.buffers.observations.copy(), self._infos()
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        """Reset all slots, slot i with `seeds[i]`, and write the buffers."""
         self._streams = SlotStreams(seeds)
         self._reset(None)
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -33,38 +33,36 @@ EnvMaker = str | Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedTask:
-    """Can be used wherever `env` can: the same slots, whose observations include their tasks.
+class Observed:
+    """Can be used wherever `env` can: the same slots, which show more.
 
     Attributes:
-        env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`.
+        env: a registered id, "module:id", a callable that makes a `gymnasium.Env`, or another `Observed`.
     """
 
     env: EnvMaker
+    wrapper: ClassVar[Any]
 
     def __call__(self, **env_kwargs: Any) -> MetaVectorEnv:
         """Make one slot."""
         return make_vector_env(self, env_kwargs)
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedLastStep:
-    """Can be used wherever `env` can: the same slots, which show the last step; see `LastStepParts`.
+class ObservedTask(Observed):
+    """Slots whose observations include their tasks; see `Observed`."""
 
-    Attributes:
-        env: a registered id, "module:id", a callable that makes a `gymnasium.Env`, or an `ObservedTask`.
-    """
+    wrapper = TaskObservationVectorEnv
 
-    env: EnvMaker
 
-    def __call__(self, **env_kwargs: Any) -> MetaVectorEnv:
-        """Make one slot."""
-        return make_vector_env(self, env_kwargs)
+class ObservedLastStep(Observed):
+    """Slots that show the last step; see `LastStepParts`, and `Observed`."""
+
+    wrapper = LastStepVectorEnv
 
 
 def observed_env(env: EnvMaker) -> EnvMaker:
     """Return the environment inside of `ObservedTask` and `ObservedLastStep`."""
-    while isinstance(env, ObservedTask | ObservedLastStep):
+    while isinstance(env, Observed):
         env = env.env
     return env
 
@@ -186,9 +184,8 @@ def make_vector_env(
             stay as they are until they are reset.
         TypeError: If the environment is not a task family, or does not take an argument.
     """
-    if isinstance(env, ObservedTask | ObservedLastStep):
-        observing = TaskObservationVectorEnv if isinstance(env, ObservedTask) else LastStepVectorEnv
-        return observing(
+    if isinstance(env, Observed):
+        shown: MetaVectorEnv = env.wrapper(
             make_vector_env(
                 env.env,
                 env_kwargs,
@@ -199,6 +196,7 @@ def make_vector_env(
                 rules=rules,
             )
         )
+        return shown
     kwargs = dict(env_kwargs or {})
     if "autoreset_mode" in kwargs:
         raise ValueError("the sampler resets the slots itself; leave autoreset_mode out of the environment's arguments")

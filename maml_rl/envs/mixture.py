@@ -71,7 +71,7 @@ class MixtureVectorEnv(BatchedFamily):
             if name not in weights:
                 raise ValueError(f"arguments of {name!r}, which is not among the families {', '.join(weights)}")
         shares = np.array([check_positive(f"the weight of {name}", weight) for name, weight in weights.items()])
-        self.shares: NDArray[np.float64] = shares / shares.sum()
+        self.weights: NDArray[np.float64] = shares / shares.sum()
         physics, limit = {"engine": engine, "num_threads": num_threads}, options.pop("max_episode_steps", None)
         self.families = {
             name: _make_family(name, num_envs, (arguments or {}).get(name, {}), limit, physics) for name in weights
@@ -111,15 +111,13 @@ class MixtureVectorEnv(BatchedFamily):
             each.physics_seconds = seconds
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw tasks of every family, as many as its weight says, in random order."""
         return self._draw(random, num_tasks, evaluation=False)
 
     def draw_test_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw tasks for evaluations, from the test tasks of families that have some."""
         return self._draw(random, num_tasks, evaluation=True)
 
     def _draw(self, random: np.random.Generator, num_tasks: int, *, evaluation: bool) -> list[Task]:
-        expected = self.shares * num_tasks
+        expected = self.weights * num_tasks
         counts = np.floor(expected).astype(np.int64)
         left = num_tasks - counts.sum()
         if left:

@@ -115,7 +115,6 @@ class SerialVectorEnv(OneBatchVectorEnv):
         return env
 
     def first_slots(self, num: int) -> MetaVectorEnv:
-        """Return the first slots as a vector environment of their own."""
         part = copy.copy(self)
         part.num_envs, part.parts, part.buffers = num, (slice(0, num),), self.buffers.part(slice(num))
         part.envs, part._reset_task, part._begin = self.envs[:num], self._reset_task[:num], self._begin[:num]
@@ -127,7 +126,6 @@ class SerialVectorEnv(OneBatchVectorEnv):
 
     @property
     def retries(self) -> int:
-        """How often an episode was restarted so far, because its environment raised `Retry`."""
         return self._attempts.total
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
@@ -152,7 +150,6 @@ class SerialVectorEnv(OneBatchVectorEnv):
         return own_drawn(tasks, num_tasks, name, self.envs[0])
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`; errors of its `reset_task` pass through."""
         require_one_each(tasks, self.num_envs)
         for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
             self.current_slots[0] = slot
@@ -190,7 +187,6 @@ class SerialVectorEnv(OneBatchVectorEnv):
         return self.buffers.observations.copy(), self._infos()
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        """Reset all slots, slot i with the low 32 bits of `seeds[i]`."""
         self._reset(low_seeds(seeds), None, None)
 
     def _reset(

@@ -211,13 +211,11 @@ class PolarTaskSpace(TaskSpace):
         self._entry = entry
 
     def to_tasks(self, values: Mapping[str, Floats]) -> list[Task]:
-        """Return the tasks that are made from angles and distances (n,)."""
         angle, distance = values["angle"], values["distance"]
         places = np.stack((distance * np.cos(angle), distance * np.sin(angle)), axis=1)
         return [{self._entry: place.copy()} for place in places]
 
     def values_of(self, task: Task) -> dict[str, float]:
-        """Return angle and distance of a task."""
         x, y = map(float, task[self._entry])
         return {"angle": float(np.arctan2(y, x) % (2.0 * np.pi)), "distance": float(np.hypot(x, y))}
 

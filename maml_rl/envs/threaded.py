@@ -89,11 +89,9 @@ class ThreadedVectorEnv(SerialVectorEnv):
 
     @property
     def waiting_seconds(self) -> float:
-        """Seconds for which no slot was ready so far."""
         return self._waited
 
     def slot_counts(self) -> SlotCounts:
-        """Return the activity of the slots."""
         waiting, over = self._calls.outstanding.copy(), self.buffers.over
         over[list(waiting)] = False
         slot, since = self._calls.longest() or (-1, 0.0)
@@ -103,7 +101,6 @@ class ThreadedVectorEnv(SerialVectorEnv):
         return SlotCounts(len(waiting), self.num_envs - len(waiting) - done, done, slot, seconds)
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
-        """Draw tasks from the generator of slot 0."""
         self._settle()
         if seed is not None and self._is_async[0]:
             self._start_reset(0, int(seed), None)
@@ -136,7 +133,6 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._ready = True
 
     def reset_send(self, index: int, seed: int) -> None:
-        """Start the reset of a slot."""
         self._require_idle(index)
         self._start_reset(index, seed, None)
         self._awaited.add(index)
@@ -158,7 +154,6 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._calls.start(index, attempt, awaited=self._is_async[index])
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Wait for resets and steps, and write the buffers."""
         if not self._awaited:
             raise RuntimeError("no step was started; call step_send first")
         wanted = self._awaited if indices is None else set(indices)

@@ -69,8 +69,8 @@ class TaskEpisodes(EstimatedEpisodes):
             are known before anything is sampled; None for the T of the given arrays.
         mask: (M, T, B) float32, 1 for real steps, 0 for padding.
         first_task: of a `part`, the number of its first task in the whole batch.
-        chunks: of a share of a batch, the ranges of tasks that adaptation and update process together; None where the
-            chunks are cut from the batch itself.
+        chunks: of the tasks of one host, the ranges of tasks that adaptation and update process together; None where
+            the chunks are cut from the batch itself.
 
     Raises:
         ValueError: If the shapes do not fit each other.

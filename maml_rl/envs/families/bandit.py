@@ -43,7 +43,6 @@ class _BanditFamily(BatchedFamily):
         self.task_space = TaskSpace({"mean": (TaskParameter.between(0.0, 1.0), (k,))})
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw the means of the arms from U[0, 1]."""
         return [{"mean": mean} for mean in random.uniform(size=(num_tasks, self.k))]
 
     @abstractmethod
@@ -76,7 +75,6 @@ class BernoulliBanditVectorEnv(_BanditFamily):
     """Arms whose reward is 1 with probability `mean`, else 0.
 
     Args:
-        num_envs: number of slots.
         k: number of arms.
         pulls: in an episode, which terminates with the last of them; with one pull, episodes are single decisions.
         **options: see `BatchedFamily`; the task is `{"mean": (k,)}`, probabilities.
@@ -108,7 +106,6 @@ class GaussianBanditVectorEnv(_BanditFamily):
     """Arms whose rewards are Normal(mean, std).
 
     Args:
-        num_envs: number of slots.
         k: number of arms.
         pulls: in an episode, which terminates with the last of them; with one pull, episodes are single decisions.
         std: standard deviation of every arm.

@@ -32,13 +32,9 @@ class DarkFamily(BatchedFamily):
     Actions are to stay, and to go up, down, left or right; a move into a wall leaves the agent where it is.
 
     Args:
-        num_envs: number of slots.
         names: entries of a task, each a cell (row, column).
         size: cells along each side.
         **options: see `BatchedFamily`; the task is a cell for each name.
-
-    Raises:
-        ValueError: If a number is not positive or the task is malformed.
     """
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
@@ -64,7 +60,6 @@ class DarkFamily(BatchedFamily):
         self._cells, self._moves = np.zeros((num_envs, 2), np.int64), _MOVES
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw cells, all equally likely."""
         shape = (num_tasks, len(self._colors), 2)
         cells = random.integers(self.size, size=shape).astype(np.float64)
         return [dict(zip(self._colors, of_task, strict=True)) for of_task in cells]
@@ -106,7 +101,6 @@ class DarkRoomVectorEnv(DarkFamily):
     The info `success`, which is recorded at the end of an episode, says whether the agent is then at the goal.
 
     Args:
-        num_envs: number of slots.
         size: cells along each side.
         **options: see `DarkFamily`; the task is `{"goal": (row, column)}`.
     """
@@ -119,11 +113,9 @@ class DarkRoomVectorEnv(DarkFamily):
         super().__init__(num_envs, {"goal": (200, 60, 50)}, size, **options)
 
     def goals_at(self, observations: NDArray[Any]) -> list[Task]:
-        """Return the tasks with goals at cells, which are one-hot (K, size * size)."""
         return [{"goal": cell} for cell in self._cells_of(observations).astype(np.float64)]
 
     def rewards_between(self, before: NDArray[Any], after: NDArray[Any]) -> Floats:
-        """Return the rewards (N,) of moves between cells, one-hot (N, size * size)."""
         self._cells = self._cells_of(after)
         return self._arrive()[0]
 
@@ -149,7 +141,6 @@ class DarkKeyDoorVectorEnv(DarkFamily):
     The info `success`, which is recorded at the end of an episode, says whether the door has been opened.
 
     Args:
-        num_envs: number of slots.
         size: cells along each side.
         **options: see `DarkFamily`; the task is `{"key": (row, column), "door": (row, column)}`.
     """

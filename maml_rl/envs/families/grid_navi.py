@@ -61,12 +61,10 @@ class CellTaskSpace(TaskSpace):
         self._entry, self._height = entry, height
 
     def to_tasks(self, values: Mapping[str, Floats]) -> list[Task]:
-        """Return the tasks that are made from numbers of cells (n,)."""
         cells = np.stack(np.divmod(values["cell"], self._height), axis=1)
         return [{self._entry: cell.copy()} for cell in cells]
 
     def values_of(self, task: Task) -> dict[str, float]:
-        """Return the number of a task's cell."""
         x, y = map(float, task[self._entry])
         return {"cell": x * self._height + y}
 
@@ -79,13 +77,12 @@ class GridNaviVectorEnv(BatchedFamily):
     agent is then at the goal.
 
     Args:
-        num_envs: number of slots.
         width: cells along x.
         height: cells along y.
         **options: see `BatchedFamily`; the task is `{"goal": (x, y)}`.
 
     Raises:
-        ValueError: If a number is not positive, the grid has no room for a goal, or the task is malformed.
+        ValueError: If the grid has no room for a goal.
     """
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
@@ -110,7 +107,6 @@ class GridNaviVectorEnv(BatchedFamily):
         self._cells = np.zeros((num_envs, 2), np.int64)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw goals, all equally likely."""
         chosen = self._goals[random.integers(len(self._goals), size=num_tasks)]
         return [{"goal": goal} for goal in chosen.astype(np.float64)]
 
@@ -132,11 +128,9 @@ class GridNaviVectorEnv(BatchedFamily):
         return there, self.xp.where(there, ON_GOAL, ELSEWHERE)
 
     def goals_at(self, observations: NDArray[Any]) -> list[Task]:
-        """Return the tasks with goals at cells (K, 2)."""
         return [{"goal": cell} for cell in observations.astype(np.float64)]
 
     def rewards_between(self, before: NDArray[Any], after: NDArray[Any]) -> Floats:
-        """Return the rewards (N,) of moves between cells (N, 2)."""
         self._cells = after.astype(np.int64)
         return self._arrive()[1]
 

@@ -40,15 +40,11 @@ class Navigation2DVectorEnv(BatchedFamily):
     The episode terminates when both coordinates are within 0.01 of the goal.
 
     Args:
-        num_envs: number of slots.
         low: lowest coordinate of a sampled goal.
         high: highest.
         normalization_scale: actions are in [-scale, scale], mapped linearly onto moves of [-0.1, 0.1]; None for
             actions that are the moves themselves. Finn et al. trained with a scale of 1.
         **options: see `BatchedFamily`; the task is `{"goal": (2,)}`.
-
-    Raises:
-        ValueError: If a number is out of range or low is not below high.
     """
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
@@ -85,7 +81,6 @@ class Navigation2DVectorEnv(BatchedFamily):
         return spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw goals from the square."""
         return [{"goal": goal} for goal in random.uniform(self.low, self.high, (num_tasks, 2))]
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
@@ -139,14 +134,6 @@ class PixelNavigationVectorEnv(Navigation2DVectorEnv):
     The picture is 32 x 32 pixels of gray, one byte each. It shows the room [-1, 1] x [-1, 1], y upward, whose walls
     stop the point. The point is a spot of light that fades to black within 2.5 pixels along each axis, so that its
     position is visible to a fraction of a pixel.
-
-    Args:
-        num_envs: number of slots.
-        normalization_scale: see `Navigation2DVectorEnv`.
-        **options: see `Navigation2DVectorEnv`.
-
-    Raises:
-        ValueError: If a number is out of range or low is not below high.
     """
 
     def __init__(

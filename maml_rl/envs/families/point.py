@@ -39,14 +39,10 @@ class PointFamily(BatchedFamily):
     the goal.
 
     Args:
-        num_envs: number of slots.
         task: one entry (2,), `{"goal": (2,)}` where the class has no other.
         normalization_scale: actions are in [-scale, scale], mapped linearly onto the moves; None for actions that are
             the moves themselves.
         **options: see `BatchedFamily`; pictures are "rgb_array".
-
-    Raises:
-        ValueError: If a number is out of range or the task is malformed.
     """
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
@@ -130,11 +126,9 @@ class PointFamily(BatchedFamily):
         out[:] = self._position
 
     def goals_at(self, observations: NDArray[Any]) -> list[Task]:
-        """Return the tasks with goals at positions (K, 2)."""
         return [{"goal": position} for position in observations.astype(np.float64)]
 
     def rewards_between(self, before: NDArray[Any], after: NDArray[Any]) -> Floats:
-        """Return the rewards (N,) of moves between positions (N, 2)."""
         self._position = after.astype(np.float64)
         return self._rewards(before.astype(np.float64))
 
@@ -160,7 +154,6 @@ class PointGoalVectorEnv(PointFamily):
     farthest_start = 1.0
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw goals from the square."""
         return [{"goal": goal} for goal in random.uniform(-1.0, 1.0, (num_tasks, 2))]
 
     def _rewards(self, before: Floats) -> Floats:
@@ -178,7 +171,6 @@ class SparsePointGoalVectorEnv(PointFamily):
     task_space = PolarTaskSpace("goal", TaskParameter.between(0.0, np.pi), TaskParameter.choice(1.0))
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw goals from the half-circle."""
         angles = random.uniform(0.0, np.pi, num_tasks)
         return [{"goal": goal} for goal in np.stack((np.cos(angles), np.sin(angles)), axis=1)]
 
@@ -198,7 +190,6 @@ class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
     every step, as the info `sparse_reward`: for learners that train on one reward and adapt by the other.
 
     Args:
-        num_envs: number of slots.
         start: "anywhere", uniform in [-1.5, 1.5] x [-0.5, 1.5] (Ni et al. 2022); or "origin" (PEARL, VariBAD).
         reward: "indicator", 1 within 0.2 of the goal, else 0 (Ni et al. 2022); "nearness", 1 - distance there, else 0
             (PEARL, VariBAD); or "distance", minus the distance everywhere (PEARL in training).
@@ -259,7 +250,6 @@ class WindVectorEnv(PointFamily):
     effect of the moves shows the wind.
 
     Args:
-        num_envs: number of slots.
         **options: see `PointFamily`; the task is `{"wind": (2,)}`.
     """
 
@@ -276,7 +266,6 @@ class WindVectorEnv(PointFamily):
         self._target = _TARGET
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw winds from the square."""
         return [{"wind": wind} for wind in random.uniform(-0.08, 0.08, (num_tasks, 2))]
 
     @property
@@ -302,7 +291,6 @@ class PointCornerVectorEnv(PointFamily):
     norm) from the origin and closer to its goal than to any other corner; elsewhere it is 0.
 
     Args:
-        num_envs: number of slots.
         sparse: whether rewards are sparse.
         **options: see `PointFamily`.
     """
@@ -318,7 +306,6 @@ class PointCornerVectorEnv(PointFamily):
         self._corners = _CORNERS
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw corners, each with probability 1/4."""
         return [{"goal": _CORNERS[corner].copy()} for corner in random.integers(len(_CORNERS), size=num_tasks)]
 
     def _rewards(self, before: Floats) -> Floats:

@@ -30,7 +30,6 @@ class TabularMDPVectorEnv(BatchedFamily):
     The reward of action a in state s is Normal(rewards_mean[s, a], 1).
 
     Args:
-        num_envs: number of slots.
         num_states: S.
         num_actions: A.
         **options: see `BatchedFamily`; the task is `{"transitions": (S, A, S), "rewards_mean": (S, A)}`.
@@ -71,7 +70,6 @@ class TabularMDPVectorEnv(BatchedFamily):
         self._states = np.zeros(num_envs, np.int64)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw transition tables and mean rewards."""
         shape = (self.num_states, self.num_actions)
         transitions = random.dirichlet(np.ones(self.num_states), (num_tasks, *shape))
         rewards_mean = random.normal(1.0, 1.0, (num_tasks, *shape))

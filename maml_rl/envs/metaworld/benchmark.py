@@ -101,7 +101,6 @@ class MetaWorldVectorEnv(BatchedFamily):
         return self._draw("train", random, num_tasks)
 
     def draw_test_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw test tasks in the same way."""
         return self._draw("test", random, num_tasks)
 
     def _draw(self, split: Split, random: np.random.Generator, num_tasks: int) -> list[Task]:
@@ -115,7 +114,6 @@ class MetaWorldVectorEnv(BatchedFamily):
         ]
 
     def sample_default_task(self) -> Task:
-        """Return the first training task."""
         return self._task("train", self._environments["train"][0], 0)
 
     def _task(self, split: Split, name: str, number: int) -> Task:

@@ -37,7 +37,6 @@ class AntFamily(MujocoFamily):
     clipped forces. An episode terminates when the torso's height leaves [0.2, 1.0] m or the state is not finite.
 
     Args:
-        num_envs: number of slots.
         entries: the format of its tasks.
         **options: see `MujocoFamily`.
     """
@@ -144,7 +143,6 @@ class AntPosVectorEnv(AntFamily):
     """Reach the position of the task: the reward is 4 minus the L1 distance to it, and the terms common to all ants.
 
     Args:
-        num_envs: number of slots.
         low: lowest coordinate of a sampled position, in m.
         high: highest.
         **options: see `MujocoFamily`; the task is `{"position": (2,)}`.
@@ -164,7 +162,6 @@ class AntPosVectorEnv(AntFamily):
         self.task_space = TaskSpace({"position": (TaskParameter.between(self.low, self.high), (2,))})
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw positions from the square."""
         return [{"position": position} for position in random.uniform(self.low, self.high, (num_tasks, 2))]
 
     def _task_reward(self, velocity: Floats) -> Floats:
@@ -178,7 +175,6 @@ class AntDir2DVectorEnv(AngleTasks, AntFamily):
     It is v · (cos angle, sin angle) + 1 - 0.5 |a|^2, less 0.0005 times the sum of the squares of the clipped forces.
 
     Args:
-        num_envs: number of slots.
         **options: see `MujocoFamily`; the task is `{"angle": radians}`.
 
     Source: Rakelly et al. 2019, https://arxiv.org/abs/1903.08254
@@ -199,7 +195,6 @@ class AntGoalVectorEnv(AntFamily):
     An episode never terminates: with negative rewards, ending it early would be rewarding.
 
     Args:
-        num_envs: number of slots.
         radius: goals are drawn from the disk of this radius, in m.
         **options: see `MujocoFamily`; the task is `{"goal": (2,)}`.
 
@@ -222,7 +217,6 @@ class AntGoalVectorEnv(AntFamily):
         self.task_space = PolarTaskSpace("goal", TaskParameter.between(0.0, 2.0 * np.pi), distance)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw goals from the disk."""
         angles = random.uniform(0.0, 2.0 * np.pi, num_tasks)
         distances = self.radius * np.sqrt(random.uniform(size=num_tasks))
         return [{"goal": goal} for goal in np.stack((distances * np.cos(angles), distances * np.sin(angles)), axis=1)]

@@ -60,7 +60,6 @@ class Finn2017HalfCheetahFamily(RllabBody, HalfCheetahFamily):
 
     @staticmethod
     def body_model() -> mujoco.MjModel:
-        """Return the model."""
         return load_model("half_cheetah.xml", center_of_mass_velocity=True)
 
     def _move(self, controls: Floats, active: Mask | None) -> Floats:
@@ -81,7 +80,6 @@ class Finn2017AntFamily(RllabBody, AntFamily):
 
     @staticmethod
     def body_model() -> mujoco.MjModel:
-        """Return the model."""
         return _ant_model()
 
     def _positions_at_start(self) -> Floats:

@@ -25,7 +25,6 @@ class HalfCheetahFamily(ForwardFamily):
     `control_cost` |a|^2.
 
     Args:
-        num_envs: number of slots.
         entries: the format of its tasks.
         **options: see `MujocoFamily`.
     """

@@ -33,7 +33,6 @@ class HumanoidDirVectorEnv(AngleTasks):
     substeps, 0.015 s; contact forces are those at the start of the last substep.
 
     Args:
-        num_envs: number of slots.
         **options: see `MujocoFamily`; the task is `{"angle": radians}`.
     """
 

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
-from maml_rl.arrays import copied, namespace
+from maml_rl.arrays import as_floats, copied, namespace
 from maml_rl.envs.family import BatchedFamily, FamilyOptions
 from maml_rl.envs.mujoco.physics import Floats, Mask, PhysicsOptions, make_physics
 from maml_rl.envs.mujoco.rendering import Renderer
@@ -43,7 +43,6 @@ class MujocoFamily(BatchedFamily):
     body positions, rotations and forces are those that the last substep computed: up to one substep behind the joints.
 
     Args:
-        num_envs: number of slots.
         model: the compiled model; its position is that of its first body.
         observation_size: length of an observation.
         entries: the format of its tasks.
@@ -185,7 +184,10 @@ class MujocoFamily(BatchedFamily):
 
 
 class ForwardFamily(MujocoFamily):
-    """Base of bodies with a reward for their forward velocity v: v, or that of the task, minus `control_cost` |a|^2."""
+    """Base of bodies with a reward for their forward velocity v: v, or that of the task, minus `control_cost` |a|^2.
+
+    A body that can fall has 1 more while it is healthy, and its episode terminates when it is not.
+    """
 
     control_cost: ClassVar[float]
 
@@ -208,7 +210,15 @@ class ForwardFamily(MujocoFamily):
         forward = self._forward_reward(velocity)
         control = -self.control_cost * sum_of_squares(controls)
         self._reward_terms = {"reward_forward": forward, "reward_ctrl": control, "x_velocity": velocity}
-        return forward + control, False
+        healthy = self._is_healthy()
+        if healthy is None:
+            return forward + control, False
+        survive = self._reward_terms["reward_survive"] = as_floats(healthy)
+        return forward + survive + control, ~healthy
+
+    def _is_healthy(self) -> Mask | None:
+        """Return which slots (N,) are in a healthy state; None for bodies that cannot fall."""
+        return None
 
 
 def sum_of_squares(rows: Floats) -> Floats:

@@ -8,6 +8,7 @@ state of every simulation, warm start included, and load it into one `MjData` pe
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol, TypedDict, get_args
@@ -144,13 +145,18 @@ def make_physics(
     return PlainPhysics(model, num_sims, num_threads)
 
 
-class _Simulations:
+class _Simulations(ABC):
     """Base of both engines: keeps their arguments, for copying and pickling."""
 
+    # Of all simulations: the integration states, and the parts of these that are written one by one.
     _states: Floats
+    _qpos: Floats
+    _qvel: Floats
+    _controls: Floats
 
     def __init__(self, model: mujoco.MjModel, num_sims: int, num_threads: int) -> None:
         self._model, self._num_sims, self._num_threads = model, num_sims, num_threads
+        self._initial_state = _initial_state(model)
         self._bound: dict[str, NDArray[Any]] = {}
         self._fields: dict[str, Floats] = {}
 
@@ -160,8 +166,30 @@ class _Simulations:
             self._bound[field] = self._bind(field)
         return self._bound[field]
 
+    @abstractmethod
     def _bind(self, field: str) -> NDArray[Any]:
-        raise NotImplementedError
+        """Return a new live array over a field."""
+
+    @abstractmethod
+    def _run(self, num_substeps: int, mask: Mask | None) -> None:
+        """Step simulations, or, with zero substeps, only compute the quantities derived from their states."""
+
+    def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
+        """Put simulations into states, with nothing left of what came before."""
+        where = slice(None) if mask is None else mask
+        # Not mjbatch's reset: it resets elements that were assigned the value that they already had.
+        self._states[where] = self._initial_state
+        self._qpos[where], self._qvel[where] = qpos, qvel
+        self._run(0, mask)
+
+    def step(self, controls: Floats, num_substeps: int, mask: Mask | None = None) -> None:
+        """Step the simulations."""
+        np.copyto(self._controls, controls, where=True if mask is None else mask[:, None])
+        self._run(num_substeps, mask)
+
+    def forward(self, mask: Mask | None = None) -> None:
+        """Compute derived quantities."""
+        self._run(0, mask)
 
     def set_model(self, fields: Mapping[str, Floats]) -> None:
         """Give every simulation a model of its own."""
@@ -172,8 +200,9 @@ class _Simulations:
             self._fields = {name: values.copy() for name, values in fields.items()}
             self._derive_constants()
 
+    @abstractmethod
     def _derive_constants(self) -> None:
-        raise NotImplementedError
+        """Give the models `self._fields`, and derive their constants."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -207,7 +236,6 @@ class BatchPhysics(_Simulations):
 
         super().__init__(model, num_sims, num_threads)
         self._batch = Batch(model, num_sims, num_threads)
-        self._initial_state = _initial_state(model)
         self._states = self._batch.bind("state")
         self._qpos, self._qvel, self._controls = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
 
@@ -215,22 +243,11 @@ class BatchPhysics(_Simulations):
         array: NDArray[Any] = self._batch.bind(field)
         return array
 
-    def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
-        """Put simulations into states, with nothing left of what came before."""
-        where = slice(None) if mask is None else mask
-        # Not Batch.reset: it resets elements that were assigned the value that they already had.
-        self._states[where] = self._initial_state
-        self._qpos[where], self._qvel[where] = qpos, qvel
-        self._batch.forward(mask)
-
-    def step(self, controls: Floats, num_substeps: int, mask: Mask | None = None) -> None:
-        """Step the simulations."""
-        np.copyto(self._controls, controls, where=True if mask is None else mask[:, None])
-        self._batch.step(mask, num_substeps)
-
-    def forward(self, mask: Mask | None = None) -> None:
-        """Compute derived quantities."""
-        self._batch.forward(mask)
+    def _run(self, num_substeps: int, mask: Mask | None) -> None:
+        if num_substeps:
+            self._batch.step(mask, num_substeps)
+        else:
+            self._batch.forward(mask)
 
     def _derive_constants(self) -> None:
         for name, values in self._fields.items():
@@ -258,7 +275,6 @@ class PlainPhysics(_Simulations):
         self._stats: dict[str, Floats] = {}
         self._pool: ThreadPoolExecutor | None
         self._pool = ThreadPoolExecutor(len(self._datas)) if len(self._datas) > 1 else None
-        self._initial_state = _initial_state(model)
         self._states = np.tile(self._initial_state, (num_sims, 1))
         self._qpos = self._component(mujoco.mjtState.mjSTATE_QPOS)
         self._qvel = self._component(mujoco.mjtState.mjSTATE_QVEL)
@@ -272,22 +288,6 @@ class PlainPhysics(_Simulations):
         value = getattr(self._datas[0], field)
         self._derived[field] = np.zeros((self._num_sims, *value.shape), value.dtype)
         return self._derived[field]
-
-    def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
-        """Put simulations into states, with nothing left of what came before."""
-        where = slice(None) if mask is None else mask
-        self._states[where] = self._initial_state
-        self._qpos[where], self._qvel[where] = qpos, qvel
-        self._run(0, mask)
-
-    def step(self, controls: Floats, num_substeps: int, mask: Mask | None = None) -> None:
-        """Step the simulations."""
-        np.copyto(self._controls, controls, where=True if mask is None else mask[:, None])
-        self._run(num_substeps, mask)
-
-    def forward(self, mask: Mask | None = None) -> None:
-        """Compute derived quantities."""
-        self._run(0, mask)
 
     def close(self) -> None:
         """End the threads."""
@@ -326,7 +326,6 @@ class PlainPhysics(_Simulations):
             run.result()
 
     def _run_sims(self, thread: int, sims: list[int], num_substeps: int) -> None:
-        """Step some simulations, or, with zero substeps, only compute the quantities derived from their states."""
         model, data, states = self._models[thread], self._datas[thread], self._states
         constants = [(array, getattr(model, name)) for name, array in self._constants.items()]
         derived = [(array, getattr(data, field)) for field, array in self._derived.items()]

@@ -27,7 +27,6 @@ class RandomParameters(MujocoFamily):
     updated.
 
     Args:
-        num_envs: number of slots.
         log_scale_limit: the exponents are drawn from U(-limit, limit).
         **options: see `MujocoFamily`; a task has factors by the names of the model's fields: `body_mass` (bodies,),
             `body_inertia` (bodies, 3), `geom_friction` (geoms, 3), `dof_damping` (nv,), the world being body 0.
@@ -61,7 +60,6 @@ class RandomParameters(MujocoFamily):
         self._tasks_changed()
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw factors for every parameter."""
         limit = self.log_scale_limit
         return [
             {

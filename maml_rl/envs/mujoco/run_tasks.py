@@ -21,7 +21,6 @@ class VelocityTasks(MujocoFamily):
     """Keep the velocity of the task: the body's reward for a velocity v is -|v - velocity|.
 
     Args:
-        num_envs: number of slots.
         low: lowest velocity of a sampled task, in m/s.
         high: highest.
         **options: see `MujocoFamily`; the task is `{"velocity": number}`.
@@ -41,7 +40,6 @@ class VelocityTasks(MujocoFamily):
         self.task_space = TaskSpace.of_numbers(velocity=TaskParameter.between(self.low, self.high))
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw velocities from the range."""
         return [{"velocity": velocity} for velocity in random.uniform(self.low, self.high, num_tasks).tolist()]
 
     def _forward_reward(self, velocity: Floats) -> Floats:
@@ -56,7 +54,6 @@ class AngleTasks(MujocoFamily):
     task_space = TaskSpace.of_numbers(angle=TaskParameter.between(0.0, 2.0 * np.pi))
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw angles."""
         return [{"angle": angle} for angle in random.uniform(0.0, 2.0 * np.pi, num_tasks).tolist()]
 
     def _tasks_changed(self) -> None:
@@ -73,7 +70,6 @@ class DirectionTasks(MujocoFamily):
     """Run in the direction of the task, forward or backward: the body's reward for a velocity v is direction * v.
 
     Args:
-        num_envs: number of slots.
         **options: see `MujocoFamily`; the task is `{"direction": -1 or 1}`.
     """
 
@@ -85,7 +81,6 @@ class DirectionTasks(MujocoFamily):
         super().__init__(num_envs, entries, **options)  # type: ignore[call-arg]
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw directions."""
         return [{"direction": direction} for direction in (2.0 * random.integers(2, size=num_tasks) - 1.0).tolist()]
 
     def _forward_reward(self, velocity: Floats) -> Floats:

@@ -24,7 +24,6 @@ class SwimmerFamily(ForwardFamily):
     reward is that of the task minus 0.0001 |a|^2.
 
     Args:
-        num_envs: number of slots.
         entries: the format of its tasks.
         **options: see `MujocoFamily`.
     """

@@ -7,15 +7,13 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.arrays import as_floats
 from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.mujoco.models import load_model
-from maml_rl.envs.mujoco.mujoco_family import ForwardFamily, MujocoOptions, sum_of_squares
-from maml_rl.envs.mujoco.physics import Floats, Mask
+from maml_rl.envs.mujoco.mujoco_family import ForwardFamily, MujocoOptions
+from maml_rl.envs.mujoco.physics import Mask
 from maml_rl.envs.mujoco.random_parameters import RandomParameters
 from maml_rl.envs.mujoco.run_tasks import DirectionTasks, VelocityTasks
 from maml_rl.envs.task_entries import TaskEntry
-from maml_rl.seeding import SlotStreams
 
 _FASTEST_SHOWN = 10.0
 
@@ -29,7 +27,6 @@ class PlanarWalkerFamily(ForwardFamily):
     episode terminates when the state is not healthy. A step is four substeps.
 
     Args:
-        num_envs: number of slots.
         entries: the format of its tasks.
         **options: see `MujocoFamily`.
     """
@@ -51,26 +48,9 @@ class PlanarWalkerFamily(ForwardFamily):
         """Return the model."""
         return load_model(cls.model_file)
 
-    def _step_slots(
-        self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
-    ) -> tuple[Floats, NDArray[np.bool_]]:
-        controls = self.controls(actions)
-        velocity = self._move(controls, active)
-        forward = self._forward_reward(velocity)
-        control = -self.control_cost * sum_of_squares(controls)
-        healthy = self._is_healthy()
-        survive = as_floats(healthy)
-        self._reward_terms = {
-            "reward_forward": forward,
-            "reward_survive": survive,
-            "reward_ctrl": control,
-            "x_velocity": velocity,
-        }
-        return forward + survive + control, ~healthy
-
-    def _is_healthy(self) -> NDArray[np.bool_]:
+    def _is_healthy(self) -> Mask:
         xp, height, angle = self.xp, self._qpos[:, 1], self._qpos[:, 2]
-        healthy: NDArray[np.bool_] = (height > self.lowest) & (height < self.highest) & (xp.abs(angle) < self.steepest)
+        healthy: Mask = (height > self.lowest) & (height < self.highest) & (xp.abs(angle) < self.steepest)
         if self.largest < np.inf:
             # Comparisons with NaN are false.
             healthy &= (xp.abs(self._qpos[:, 2:]) < self.largest).all(axis=1)

@@ -73,6 +73,78 @@ class _Group:
     graphs: dict[int, Any] = field(default_factory=dict)
 
 
+class _WarpDevice:
+    """Warp on one device: its streams, which are torch's, and its messages.
+
+    Args:
+        name: as torch has it; None for the CPU.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        import torch
+        import warp
+
+        self._wp, self._torch = warp, torch
+        # Without a GPU Warp would warn that there is none.
+        with self._quietly(warp.LOG_ERROR):
+            warp.init()
+        self.device = torch.device(name or "cpu")
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.is_cuda, self.place = self.device.type == "cuda", warp.device_from_torch(self.device)
+        self._streams: dict[int, Any] = {}
+
+    def tensor(self, array: Any) -> Tensor:
+        """Return an array or a tensor as a tensor here."""
+        if isinstance(array, np.ndarray):
+            return self._torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return array.to(self.device)  # type: ignore[no-any-return]
+
+    def stream(self) -> Any:
+        """Return torch's current stream as one of Warp."""
+        stream = self._torch.cuda.current_stream(self.device)
+        if stream.cuda_stream not in self._streams:
+            self._streams[stream.cuda_stream] = self._wp.stream_from_torch(stream)
+        return self._streams[stream.cuda_stream]
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Launch on the device, on torch's current stream."""
+        with self._wp.ScopedDevice(self.place):
+            if not self.is_cuda:
+                yield
+                return
+            with self._wp.ScopedStream(self.stream(), sync_enter=False):
+                yield
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Tell once in a process that kernels are compiled, which may take long."""
+        if str(self.device) in _ready:
+            with self._quietly():
+                yield
+            return
+        logger.info(
+            "MuJoCo Warp compiles its kernels for %s, which takes up to a minute once; they are kept in %s",
+            self.device,
+            self._wp.config.kernel_cache_dir,
+        )
+        started = time.perf_counter()
+        with self._quietly():
+            yield
+        _ready.add(str(self.device))
+        logger.info("the kernels are ready after %.0f s", time.perf_counter() - started)
+
+    @contextmanager
+    def _quietly(self, level: int | None = None) -> Iterator[None]:
+        """Let Warp print messages of a level alone, by default warnings."""
+        before, self._wp.config.log_level = self._wp.config.log_level, level or self._wp.LOG_WARNING
+        try:
+            yield
+        finally:
+            self._wp.config.log_level = before
+
+
 class WarpPhysics:
     """`Physics` on MuJoCo Warp, in float32.
 
@@ -102,14 +174,8 @@ class WarpPhysics:
 
         self._mjw, self._wp, self._torch = mujoco_warp, warp, torch
         self._arguments = model, num_sims, limits
-        # Without a GPU Warp would warn that there is none.
-        with self._quietly(warp.LOG_ERROR):
-            warp.init()
-        self.device = torch.device(limits.device or "cpu")
-        if self.device.type == "cuda" and self.device.index is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())
-        self._on_cuda, self._as_numpy = self.device.type == "cuda", limits.device is None
-        self._place = warp.device_from_torch(self.device)
+        self._warp = _WarpDevice(limits.device)
+        self.device, self._on_cuda, self._as_numpy = self._warp.device, self._warp.is_cuda, limits.device is None
         # MuJoCo Warp never resets a simulation by itself.
         self._host = copy.copy(model)
         self._host.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
@@ -122,10 +188,9 @@ class WarpPhysics:
             contacts if limits.max_contacts is None else check_count("max_contacts", limits.max_contacts),
             rows if limits.max_constraints is None else check_count("max_constraints", limits.max_constraints),
         )
-        self._streams: dict[int, Any] = {}
         count = _groups_for(num_sims) if limits.groups is None else check_count("groups", limits.groups)
         bounds = np.linspace(0, num_sims, min(count, num_sims) + 1).astype(int).tolist()
-        with self._here():
+        with self._warp.here():
             self._groups = [
                 _Group(
                     slice(start, stop),
@@ -133,7 +198,7 @@ class WarpPhysics:
                     mujoco_warp.make_data(
                         self._host, nworld=stop - start, nconmax=self._sizes[0], njmax=self._sizes[1]
                     ),
-                    warp.Stream(self._place) if self._on_cuda else None,
+                    warp.Stream(self._warp.place) if self._on_cuda else None,
                 )
                 for start, stop in pairwise(bounds)
             ]
@@ -167,9 +232,10 @@ class WarpPhysics:
 
     def set_state(self, qpos: Any, qvel: Any, mask: Any = None) -> None:
         """Put simulations into states, with nothing left of what came before."""
-        kept = self._keep(None if mask is None else ~self._tensor(mask))
-        where = slice(None) if mask is None else self._tensor(mask)
-        self._qpos[where], self._qvel[where] = (self._tensor(values).to(self._qpos.dtype) for values in (qpos, qvel))
+        kept = self._keep(None if mask is None else ~self._warp.tensor(mask))
+        where = slice(None) if mask is None else self._warp.tensor(mask)
+        for target, values in ((self._qpos, qpos), (self._qvel, qvel)):
+            target[where] = self._warp.tensor(values).to(target.dtype)
         for tensor in (self._controls, self._warmstart, self._overflow):
             tensor[where] = 0
         self.launch(lambda: self._run(0))
@@ -178,8 +244,8 @@ class WarpPhysics:
 
     def set_model(self, fields: Mapping[str, Any]) -> None:
         """Give every simulation a model of its own."""
-        given = {name: self._tensor(values) for name, values in fields.items()}
-        with self._here(), self._compiling():
+        given = {name: self._warp.tensor(values) for name, values in fields.items()}
+        with self._warp.here(), self._warp.compiling():
             for group in self._groups:
                 if given.keys() != self._fields.keys():
                     group.model = self._put_model(given, group.rows.stop - group.rows.start)
@@ -192,9 +258,9 @@ class WarpPhysics:
 
     def step(self, controls: Any, num_substeps: int, mask: Any = None) -> None:
         """Step the simulations."""
-        active = None if mask is None else self._tensor(mask)
+        active = None if mask is None else self._warp.tensor(mask)
         kept = self._keep(None if active is None else ~active)
-        controls = self._tensor(controls)
+        controls = self._warp.tensor(controls)
         if active is None:
             self._controls.copy_(controls)
         else:
@@ -204,7 +270,7 @@ class WarpPhysics:
 
     def forward(self, mask: Any = None) -> None:
         """Compute derived quantities."""
-        kept = self._keep(None if mask is None else ~self._tensor(mask))
+        kept = self._keep(None if mask is None else ~self._warp.tensor(mask))
         warmstart = self._warmstart.clone()
         self.launch(lambda: self._run(0))
         self._warmstart.copy_(warmstart)
@@ -263,11 +329,6 @@ class WarpPhysics:
 
         return types
 
-    def _tensor(self, array: Any) -> Tensor:
-        if isinstance(array, np.ndarray):
-            return self._torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
-        return array.to(self.device)  # type: ignore[no-any-return]
-
     def _put_model(self, own: Mapping[str, Tensor], num_sims: int) -> Any:
         """Return the model on the device, with room for a value of each field in which simulations differ."""
         sizes = dict.fromkeys((*own, *_DERIVED), num_sims) if own else {}
@@ -303,22 +364,22 @@ class WarpPhysics:
         if self._on_cuda and not self._torch.cuda.is_current_stream_capturing():
             self._launch_graphs(num_substeps)
             return
-        with self._here(), self._compiling():
+        with self._warp.here(), self._warp.compiling():
             if self._on_cuda:
                 # Whoever captures this stream gets it all.
-                self._wp.capture_begin(stream=self._stream(), external=True)
+                self._wp.capture_begin(stream=self._warp.stream(), external=True)
             try:
                 for group in self._groups:
                     self._substeps(group, num_substeps)
             finally:
                 if self._on_cuda:
-                    self._wp.capture_end(stream=self._stream())
+                    self._wp.capture_end(stream=self._warp.stream())
 
     def _launch_graphs(self, num_substeps: int) -> None:
         missing = [group for group in self._groups if num_substeps not in group.graphs]
         if missing:
             self._capture(missing, num_substeps)
-        stream = self._stream()
+        stream = self._warp.stream()
         if len(self._groups) == 1:
             self._wp.capture_launch(self._groups[0].graphs[num_substeps], stream=stream)
             return
@@ -332,18 +393,18 @@ class WarpPhysics:
         """Record the graphs of substeps; the state stays as it is."""
         live = [self._qpos, self._qvel, self._warmstart, self._overflow, *self._bound.values()]
         before = [tensor.clone() for tensor in live]
-        with self._here(), self._compiling():
+        with self._warp.here(), self._warp.compiling():
             for group in groups:
                 # Kernels are compiled and loaded by their first launch.
                 self._substeps(group, num_substeps)
-            self._wp.synchronize_device(self._place)
+            self._wp.synchronize_device(self._warp.place)
             for group in groups:
                 # Not torch's stream, which may be the default one, that cannot be captured.
                 with self._wp.ScopedStream(group.stream, sync_enter=False):
-                    with self._wp.ScopedCapture(device=self._place, stream=group.stream) as capture:
+                    with self._wp.ScopedCapture(device=self._warp.place, stream=group.stream) as capture:
                         self._substeps(group, num_substeps)
                     group.graphs[num_substeps] = capture.graph
-            self._wp.synchronize_device(self._place)
+            self._wp.synchronize_device(self._warp.place)
         for tensor, values in zip(live, before, strict=True):
             tensor.copy_(values)
 
@@ -362,50 +423,6 @@ class WarpPhysics:
             self._mjw.rungekutta4(model, data)
             for array, values in zip(of_start, kept, strict=True):
                 self._wp.copy(array, values)
-
-    def _stream(self) -> Any:
-        """Return torch's current stream as one of Warp."""
-        stream = self._torch.cuda.current_stream(self.device)
-        if stream.cuda_stream not in self._streams:
-            self._streams[stream.cuda_stream] = self._wp.stream_from_torch(stream)
-        return self._streams[stream.cuda_stream]
-
-    @contextmanager
-    def _here(self) -> Iterator[None]:
-        """Launch on the device, on torch's current stream."""
-        with self._wp.ScopedDevice(self._place):
-            if not self._on_cuda:
-                yield
-                return
-            with self._wp.ScopedStream(self._stream(), sync_enter=False):
-                yield
-
-    @contextmanager
-    def _compiling(self) -> Iterator[None]:
-        """Tell once in a process that kernels are compiled, which may take long."""
-        if str(self.device) in _ready:
-            with self._quietly():
-                yield
-            return
-        logger.info(
-            "MuJoCo Warp compiles its kernels for %s, which takes up to a minute once; they are kept in %s",
-            self.device,
-            self._wp.config.kernel_cache_dir,
-        )
-        started = time.perf_counter()
-        with self._quietly():
-            yield
-        _ready.add(str(self.device))
-        logger.info("the kernels are ready after %.0f s", time.perf_counter() - started)
-
-    @contextmanager
-    def _quietly(self, level: int | None = None) -> Iterator[None]:
-        """Let Warp print messages of a level alone, by default warnings."""
-        before, self._wp.config.log_level = self._wp.config.log_level, level or self._wp.LOG_WARNING
-        try:
-            yield
-        finally:
-            self._wp.config.log_level = before
 
 
 def _groups_for(num_sims: int) -> int:
