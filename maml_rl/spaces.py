@@ -6,9 +6,9 @@ among the parts, they are an array of bytes; see `PackedSpace`.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 from gymnasium import spaces
@@ -140,30 +140,47 @@ def _limits(space: Space) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One array of an observation.
+    """One part of an element of several.
 
     Attributes:
         path: keys and indices that lead to it.
         space: of it.
-        place: its entries in the vector.
-        elements: of the space.
+        place: its entries in the vector, or its bytes in the row.
+        elements: of the space; None for texts.
     """
 
     path: tuple[Any, ...]
-    space: spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    space: Space
     place: slice
-    elements: ArrayElements
+    elements: ArrayElements | None
 
-    def write(self, observation: Any, vector: NDArray[Any]) -> None:
-        """Write the part of an observation into the vector of the whole."""
-        array = self.elements.array(_value_at(observation, self.path), self.path)
-        out = vector[self.place]
+    @classmethod
+    def all_of(cls, space: Space, size_of: Callable[[Space], int]) -> tuple[Self, ...]:
+        """Return the parts of a space one after the other, each of the size that a function says."""
+        parts, start = [], 0
+        for path, part in _leaves(space, ()):
+            size = size_of(part)
+            elements = None if isinstance(part, spaces.Text) else ArrayElements(part)
+            parts.append(cls(path, part, slice(start, start + size), elements))
+            start += size
+        return tuple(parts)
+
+    def write(self, element: Any, out: NDArray[Any]) -> None:
+        """Write the part of an element into the vector or row of the whole."""
+        raise NotImplementedError
+
+    def _where(self) -> str:
+        return f" at {_name(self.path)}" if self.path else ""
+
+
+class _FlatPart(_Part):
+    def write(self, element: Any, out: NDArray[Any]) -> None:
+        assert self.elements is not None
+        array, vector = self.elements.array(_value_at(element, self.path), self.path), out[self.place]
         if isinstance(self.space, spaces.Box | spaces.MultiBinary):
-            out[:] = array.ravel()
-            return
-        counts = np.array(category_counts(self.space))
-        out[:] = 0
-        out[counts.cumsum() - counts + (array - self.space.start).ravel()] = 1
+            vector[:] = array.ravel()
+        else:
+            write_flat(self.space, array[None], vector[None])
 
 
 class ObservationFlattener:
@@ -180,14 +197,11 @@ class ObservationFlattener:
     """
 
     def __init__(self, space: Space) -> None:
-        self._parts, start = [], 0
         for path, part in _leaves(space, ()):
             if not isinstance(part, _ARRAYS):
                 where = f" at {_name(path)}" if path else ""
                 raise TypeError(f"unsupported space {part}{where}: expected {_PARTS}")
-            size = spaces.flatdim(part)
-            self._parts.append(_Part(path, part, slice(start, start + size), ArrayElements(part)))
-            start += size
+        self._parts = _FlatPart.all_of(space, spaces.flatdim)
         if not self._parts:
             raise TypeError(f"unsupported space {space}: it has no parts")
         flat = spaces.flatten_space(space)
@@ -222,38 +236,24 @@ def write_flat(space: Space, values: NDArray[Any], out: NDArray[Any]) -> None:
     out[np.arange(len(values))[:, None], chosen + counts.cumsum() - counts] = 1
 
 
-@dataclass(frozen=True, slots=True)
-class PackedField:
-    """One part of an element of a `PackedSpace`.
+class PackedField(_Part):
+    """One part of an element of a `PackedSpace`: `path`, `space`, and `place`, its bytes in the row."""
 
-    Attributes:
-        path: keys and indices that lead to it.
-        space: of it.
-        place: its bytes in the row.
-        elements: of the space; None for texts.
-    """
-
-    path: tuple[Any, ...]
-    space: Space
-    place: slice
-    elements: ArrayElements | None
-
-    def write(self, value: Any, row: NDArray[Any]) -> None:
-        """Write the part of an element `value` into the row of the whole."""
-        value, out = _value_at(value, self.path), row[self.place]
+    def write(self, element: Any, out: NDArray[Any]) -> None:
+        value, row = _value_at(element, self.path), out[self.place]
         if self.elements is None:
             assert isinstance(self.space, spaces.Text)
             if fault := _text_fault(self.space, value):
                 raise ValueError(f"{fault}{self._where()}")
             encoded = value.encode()
-            out[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-            out[len(encoded) :] = 0
+            row[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+            row[len(encoded) :] = 0
             return
         array = np.ascontiguousarray(self.elements.array(value, self.path, "an array"), self.space.dtype)
         # Nobody sees the numbers among the bytes later.
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"numbers that are not finite{self._where()}: {array}")
-        out[:] = array.reshape(-1).view(np.uint8)
+        row[:] = array.reshape(-1).view(np.uint8)
 
     def read(self, rows: NDArray[np.uint8], where: NDArray[np.bool_] | None) -> NDArray[Any]:
         """Return the part of each of `rows` (N, D), (N, ...), the caller's own."""
@@ -266,9 +266,6 @@ class PackedField:
         for number in range(len(rows)) if where is None else np.flatnonzero(where).tolist():
             texts[number] = own[number].tobytes().rstrip(b"\0").decode()
         return texts
-
-    def _where(self) -> str:
-        return f" at {_name(self.path)}" if self.path else ""
 
 
 class PackedSpace(spaces.Box):
@@ -283,21 +280,15 @@ class PackedSpace(spaces.Box):
 
     Attributes:
         own: the same.
-        fields: each part of it: `path`, `space`, and `place`, its bytes in the row.
+        fields: the parts of it.
 
     Raises:
         TypeError: If a part is not supported.
     """
 
     def __init__(self, own: Space) -> None:
-        fields, start = [], 0
-        for path, part in _leaves(own, ()):
-            is_text = isinstance(part, spaces.Text)
-            size = _text_bytes(part) if isinstance(part, spaces.Text) else _array_bytes(part)
-            fields.append(PackedField(path, part, slice(start, start + size), None if is_text else ArrayElements(part)))
-            start += size
-        self.own, self.fields = own, tuple(fields)
-        super().__init__(0, 255, (start,), np.uint8)
+        self.own, self.fields = own, PackedField.all_of(own, _num_bytes)
+        super().__init__(0, 255, (self.fields[-1].place.stop if self.fields else 0,), np.uint8)
 
     def __repr__(self) -> str:
         return f"PackedSpace({_shown(self.own)})"
@@ -347,13 +338,11 @@ def _gather(space: Space, path: tuple[Any, ...], parts: dict[tuple[Any, ...], An
     return parts[path]
 
 
-def _array_bytes(space: Space) -> int:
-    shape, dtype = array_layout(space)
-    return math.prod(shape) * dtype.itemsize
-
-
-def _text_bytes(space: spaces.Text) -> int:
-    """Return how many bytes the longest text of a space takes."""
+def _num_bytes(space: Space) -> int:
+    """Return how many bytes an array, or the longest text, of a space takes."""
+    if not isinstance(space, spaces.Text):
+        shape, dtype = array_layout(space)
+        return math.prod(shape) * dtype.itemsize
     if "\0" in space.character_set:
         raise TypeError(f"unsupported space {_shown(space)}: its charset has the character 0; leave it out")
     return space.max_length * max(len(character.encode()) for character in space.character_set)

@@ -15,21 +15,13 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.calls import (
-    LOOK_SECONDS,
-    CallHangsError,
-    CallRules,
-    Outcome,
-    SideBySide,
-    is_async,
-    result_of,
-    without_wrappers,
-)
+from maml_rl.envs.calls import CallRules, Outcome, is_async, result_of, without_wrappers
 from maml_rl.envs.checking import seed_draws
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
 from maml_rl.envs.meta_env import SEED_BITS, SlotCounts, Task, declared, require_one_each
 from maml_rl.envs.results import time_limit
 from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.envs.side_by_side import LOOK_SECONDS, CallHangsError, SideBySide
 
 # Seconds that calls may still take when the slots are closed.
 _CLOSE_SECONDS = 1.0

@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from maml_rl.envs.calls import CallHangsError
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.side_by_side import CallHangsError
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError, TaskError, explain
 from maml_rl.samplers.describing import describe_task, shorten
 

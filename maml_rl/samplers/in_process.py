@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs.calls import CallHangsError
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task
+from maml_rl.envs.side_by_side import CallHangsError
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, MamlRLError, UsersCode
 from maml_rl.machine import usable_cores
 from maml_rl.samplers.describing import describe_env
