@@ -35,7 +35,7 @@ def _is_empty(path: Path) -> bool:
 
 def new_folder(path: Path) -> AbstractContextManager[Path]:
     """Make a folder `path`, `path`-2, ... that no other process gets; remove it if nothing was written to it."""
-    return _reserved(path, Path.mkdir, number=True)
+    return _reserved(path, lambda folder: folder.mkdir(), number=True)
 
 
 def new_file(path: Path, *, number: bool) -> AbstractContextManager[Path]:
