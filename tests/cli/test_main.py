@@ -372,7 +372,7 @@ def test_configs_show_what_was_measured_of_them(capsys: pytest.CaptureFixture[st
     assert exit_code("configs", "maml/2d-navigation") == 0
     shown = " ".join(capsys.readouterr().out.split())
     entry = measured["maml/2d-navigation"]
-    assert f"{entry['env-steps'] / 1e6:.2g} M steps, {entry['minutes']:.2g} minutes on two cores" in shown
+    assert f"{entry['env-steps'] / 1e6:.2g} M steps, {60.0 * entry['minutes']:.0f} s on two cores" in shown
     assert f"return {entry['first']} before adaptation and {entry['last']} at its end" in shown
 
 
