@@ -31,7 +31,7 @@ PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
 PHILOX_ROUNDS = 10
 _MULTIPLIERS = tuple(map(np.uint64, PHILOX_MULTIPLIERS))
-# Blocks of this many counters keep the intermediate arrays inside the second-level cache.
+# With this many counters at once, the intermediate arrays stay in the second-level cache.
 _CHUNK = 16_384
 # Held by the thread that has seeded torch's global generators.
 _global_generators = threading.RLock()
@@ -213,8 +213,8 @@ def philox(key: tuple[ArrayLike, ArrayLike], counter: tuple[ArrayLike, ...]) -> 
     size = words[0].size
     result = np.empty((size, 4), dtype=np.uint32)
     for start in range(0, size, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        _philox_chunk([word[part] for word in words], result[part])
+        chunk = slice(start, start + _CHUNK)
+        _philox_chunk([word[chunk] for word in words], result[chunk])
     return result
 
 
@@ -297,7 +297,7 @@ class PhaseStreams(NamedTuple):
     ) -> NDArray[np.float32]:
         """Return the noise of some episodes at some steps, (len(steps), M, len(episodes), size) float32.
 
-        An entry depends only on the key, the step and its place in `size`: any split into blocks gives the same noise.
+        An entry depends only on the key, the step and its place in `size`, not on which steps are drawn together.
 
         Args:
             kind: "normal" for N(0, 1), "uniform" for U[0, 1).
@@ -353,10 +353,10 @@ class SlotStreams:
     def __init__(self, seeds: ArrayLike) -> None:
         self._seeds: NDArray[np.uint64] = np.array(seeds, dtype=np.uint64).reshape(-1)
         self._drawn: NDArray[np.uint64] = np.zeros_like(self._seeds)
-        # Numbers (N, blocks, 2) that were drawn ahead, from the place `_first` of each slot on, and how many blocks of
+        # Pairs of numbers (N, pairs, 2) that were drawn ahead, from the place `_first` of each slot on, and how many of
         # them are used: a call for few numbers costs as much as one for many.
         self._ahead: NDArray[np.float64] = np.empty((len(self._seeds), 0, 2))
-        self._first, self._used, self._next_blocks = self._drawn.copy(), 0, 1
+        self._first, self._used, self._next_pairs = self._drawn.copy(), 0, 1
 
     def reseed(self, seeds: ArrayLike, mask: NDArray[np.bool_] | None = None) -> None:
         """Restart the streams of the masked slots (all by default) from `seeds` (one per masked slot)."""
@@ -364,7 +364,7 @@ class SlotStreams:
         self._seeds[where] = np.asarray(seeds, dtype=np.uint64)
         self._drawn[where] = 0
         # A slot that draws only when it is reset never draws ahead.
-        self._ahead, self._used, self._next_blocks = self._ahead[:, :0], 0, 1
+        self._ahead, self._used, self._next_pairs = self._ahead[:, :0], 0, 1
 
     def uniform(self, size: int, mask: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Draw `size` numbers from U[0, 1) for every masked slot; (N or masked, size) float64."""
@@ -381,22 +381,22 @@ class SlotStreams:
     def _doubles(self, size: int, mask: NDArray[np.bool_] | None) -> NDArray[np.float64]:
         """Return an even number, at least `size`, of 53-bit uniforms per masked slot."""
         where = slice(None) if mask is None else mask
-        blocks, drawn = -(-size // 2), self._drawn[where]
-        if self._used + blocks > self._ahead.shape[1] or (drawn - self._first[where] != self._used).any():
+        pairs, drawn = -(-size // 2), self._drawn[where]
+        if self._used + pairs > self._ahead.shape[1] or (drawn - self._first[where] != self._used).any():
             most = max(1, _NUMBERS_AHEAD // (2 * max(1, len(self._seeds))))
-            self._ahead = self._compute(max(blocks, min(self._next_blocks, most)))
+            self._ahead = self._compute(max(pairs, min(self._next_pairs, most)))
             self._first, self._used = self._drawn.copy(), 0
-            self._next_blocks *= 2
-        numbers = self._ahead[where, self._used : self._used + blocks].reshape(len(drawn), blocks * 2)
-        self._drawn[where] = drawn + np.uint64(blocks)
-        self._used += blocks
+            self._next_pairs *= 2
+        numbers = self._ahead[where, self._used : self._used + pairs].reshape(len(drawn), pairs * 2)
+        self._drawn[where] = drawn + np.uint64(pairs)
+        self._used += pairs
         return numbers
 
-    def _compute(self, blocks: int) -> NDArray[np.float64]:
-        """Return the next uniforms of every slot, (N, blocks, 2)."""
-        index = np.add(self._drawn[:, None], np.arange(blocks), dtype=np.uint64, casting="unsafe")
+    def _compute(self, pairs: int) -> NDArray[np.float64]:
+        """Return the next uniforms of every slot, (N, pairs, 2)."""
+        index = np.add(self._drawn[:, None], np.arange(pairs), dtype=np.uint64, casting="unsafe")
         low, high = (self._seeds & _LOW)[:, None], (self._seeds >> _SHIFT)[:, None]
         words = philox((low, high), (index & _LOW, index >> _SHIFT, 0, 0)).astype(np.uint64)
         # As in any 53-bit uniform: 27 bits of one word above 26 of another.
         first = (words[:, 0::2] >> np.uint64(5)) << np.uint64(26) | (words[:, 1::2] >> np.uint64(6))
-        return (first.astype(np.float64) * 2.0**-53).reshape(len(self._seeds), blocks, 2)
+        return (first.astype(np.float64) * 2.0**-53).reshape(len(self._seeds), pairs, 2)

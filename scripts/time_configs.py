@@ -62,8 +62,8 @@ def what_it_takes(config: Config, *, whole: bool) -> dict[str, Any]:
     # The cost of learners that take gradient steps on each task is proportional to the number of tasks.
     if not whole and make_experiment(config).metalearner.rule is not None:
         tasks = min(tasks, max(tasks // PARTS, FEWEST))
-    tried = config.override({"evaluate-every": None, "meta-batch-size": tasks})
-    found = estimate(tried, num_workers=WORKERS, clock=time_of_cores)
+    tried = config.override({"evaluate-every": None, "meta-batch-size": tasks, "num-workers": WORKERS})
+    found = estimate(tried, clock=time_of_cores)
     ratio = config.meta_batch_size / tasks
     if ratio > 1.0 and ratio * found.seconds < QUICK:
         return what_it_takes(config, whole=True)

@@ -379,11 +379,13 @@ def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False
     later += [training[1:] for name in chosen for _, training in lines[name][1:]]
     x = Span.of([0.0], *(xs for curves in lines.values() for xs, _ in curves), margin=0.0)
     y = Span.of(*later)
+    if family.threshold is not None:
+        y = Span(min(y.low, family.threshold), max(y.high, family.threshold))
     panels = []
     for place, name in enumerate(chosen):
         plot = Plot(
             x,
-            y if family.threshold is None else y.reaching(family.threshold),
+            y,
             f"{family.title}: {name}",
             x_label="minutes of sampling and updates" if minutes else "environment steps",
             y_label="return after one step",

@@ -121,7 +121,7 @@ def _trained(options: argparse.Namespace) -> list[Path]:
     estimates: dict[str, Estimate] = {}
     for entry, (_, config) in configs.items():
         if any(run.resolve() not in complete for run in folders[entry]):
-            estimates[entry] = estimate(config, num_workers=options.num_workers)
+            estimates[entry] = estimate(config)
     shortest = [*complete.values(), *(found.total_env_steps for found in estimates.values())]
     budget = min(shortest, default=0.0)
     if options.env_steps is not None:
@@ -151,7 +151,8 @@ def _rate(run: Path, complete: dict[Path, float]) -> float:
 def _config(entry: str, options: argparse.Namespace) -> tuple[Path, Config]:
     """Return a config and its file, with the settings for all."""
     path = Path(entry) if Path(entry).is_file() else find_config(entry)
-    return path, overridden(load_config(path), key_values(options.set, "--set"))
+    settings = {"num-workers": options.num_workers, **key_values(options.set, "--set")}
+    return path, overridden(load_config(path), settings)
 
 
 def _train(config: Config, run: Path, budget: float, rate: float, options: argparse.Namespace) -> None:
@@ -164,7 +165,7 @@ def _train(config: Config, run: Path, budget: float, rate: float, options: argpa
         config = config.override({"num-batches": max(1, math.ceil(budget / rate - 1e-6))})
         with TrainingProgress(config.num_batches, str(run)) as progress:
             begun = (run / "config.json").is_file()
-            train(config, run, num_workers=options.num_workers, resume=begun, on_iteration=progress)
+            train(config, run, resume=begun, on_iteration=progress)
         last = read_metrics(run / "metrics.jsonl")[-1]
         if last["env_steps"] >= 0.99 * budget:
             return

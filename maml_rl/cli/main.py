@@ -4,9 +4,9 @@ import re
 import sys
 from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from maml_rl import __version__
 from maml_rl.arguments import suggest
@@ -38,14 +38,8 @@ from maml_rl.cli.tune import run_tune
 _MOST_CAUSES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One of the commands.
-
-    Attributes:
-        purpose: in a line.
-        run: takes the arguments after the command's name, and that name in full; returns the exit code.
-    """
+class Command(NamedTuple):
+    """What a command is for, and what runs it: with the arguments after its name, and that name in full."""
 
     purpose: str
     run: Callable[[Sequence[str], str], int]
@@ -255,10 +249,7 @@ COMMANDS = {
         "list the configs that come with the package",
         partial(_run_list, list_configs, "List the configs that maml-rl train takes by name."),
     ),
-    "benchmarks": Command(
-        "list the benchmarks for comparing policies",
-        run_benchmarks,
-    ),
+    "benchmarks": Command("list the benchmarks for comparing policies", run_benchmarks),
     "zoo": Command("list the trained policies that come with the package", run_zoo),
     "check-env": Command("check that your environment is a task family", run_check_env),
     "help": Command("show the options of a command: maml-rl help train", run_help),

@@ -85,10 +85,11 @@ def run_tune(
             raise ConfigError("this needs Optuna; run pip install 'maml-rl[search]'")
         from maml_rl.experiment.search import changed, search
 
+        workers = {} if options.num_workers is None else {"num-workers": options.num_workers}
         fixed = {key: parse_value(text, f"--set {key}") for key, text in key_values(options.set, "--set").items()}
         with ending_in_order():
             search(
-                changed(find(options.config), {**fixed, "seed": options.seed}),
+                changed(find(options.config), {**fixed, **workers, "seed": options.seed}),
                 key_values(options.search, "--search"),
                 options.csv,
                 name=options.config,
@@ -96,7 +97,6 @@ def run_tune(
                 env_steps=options.env_steps,
                 runs=options.runs,
                 minutes=options.minutes,
-                num_workers=options.num_workers,
                 on_trial=lambda text: print(text, flush=True),
             )
 

@@ -50,17 +50,8 @@ def share_without_signal(hosts: Hosts) -> dict[str, float]:
 
 
 def digest_of(hosts: Hosts) -> str:
-    """Return one SHA-256 for the episodes of all phases."""
-    return _combined(hosts.map(_digests))
-
-
-def combined_digest(phases: Sequence[TaskEpisodes]) -> str:
-    """Return one SHA-256 for the episodes of several phases, computed from those of each task and phase."""
-    return _combined([_digests(phases, {})])
-
-
-def _combined(of_chunks: Sequence[Sequence[Sequence[str]]]) -> str:
-    """Combine the digests of each task, by chunk and phase, in the order of phases."""
+    """Return one SHA-256 for the episodes of all phases, from those of each task, phase by phase."""
+    of_chunks = hosts.map(_digests)
     in_order = [digest for of_phase in zip(*of_chunks, strict=True) for of_chunk in of_phase for digest in of_chunk]
     return hashlib.sha256("".join(in_order).encode()).hexdigest()
 

@@ -341,7 +341,7 @@ def _is_importable(learner: MetaLearner) -> bool:
     """Return whether other processes can load a learner, with its policy."""
     try:
         pickle.dumps(learner)
-    # A part of it may raise anything.
+    # Pickling a user's object may raise anything.
     except Exception:
         return False
     return not find_unimportable(learner)

@@ -57,17 +57,12 @@ class Estimate:
 
 
 def estimate(
-    config: Config,
-    *,
-    num_workers: int | None = None,
-    device: torch.device | str = "cpu",
-    clock: Callable[[], float] = perf_counter,
+    config: Config, *, device: torch.device | str = "cpu", clock: Callable[[], float] = perf_counter
 ) -> Estimate:
     """Train for three iterations in a temporary folder, time the last two, and return what the whole run will take.
 
     Args:
         config: of the run.
-        num_workers: instead of the config's; see `MultiTaskSampler`.
         device: where the policy and the update run.
         clock: returns seconds.
 
@@ -87,7 +82,7 @@ def estimate(
     # One evaluation is among the timed iterations.
     tried = config if every is None else config.override({"evaluate-every": _UNTIMED + _TIMED})
     with tempfile.TemporaryDirectory() as folder:
-        train(tried, Path(folder) / "run", num_workers=num_workers, device=device, on_iteration=look, stop=stop)
+        train(tried, Path(folder) / "run", device=device, on_iteration=look, stop=stop)
     timed = rows[_UNTIMED:] or rows
     began = ends[len(rows) - len(timed)]
     evaluating = sum(row.get("time/evaluation_s", 0.0) for row in rows)
@@ -103,7 +98,7 @@ def estimate(
         config.num_batches,
         len(timed),
         own,
-        None if 0 in (num_workers, config.placement.num_workers) else of_worker,
+        of_worker if config.placement.workers else None,
     )
 
 

@@ -151,7 +151,6 @@ def evaluate_trials(
     max_episode_steps: int | None = None,
     repetitions: int = 1,
     seed: int = 0,
-    num_workers: int = 0,
     **settings: Any,
 ) -> Evaluation:
     """Measure a policy of any other package, such as one that calls a language model, in trials of several episodes.
@@ -168,8 +167,8 @@ def evaluate_trials(
         max_episode_steps: of an episode; None for the environment's own.
         repetitions: trials of each task.
         seed: of tasks and episodes.
-        num_workers: processes, each of which has a copy of the policy and its share of the tasks; 0 for none.
-        **settings: further arguments of `MultiTaskSampler`, such as `stepping`.
+        **settings: further arguments of `MultiTaskSampler`, such as `stepping`. Without `num_workers` all is in this
+            process; each worker has a copy of the policy.
 
     Returns:
         Returns of every episode of the trials.
@@ -189,12 +188,11 @@ def evaluate_trials(
         batch_size=num_episodes,
         policy=policy,
         seed=seed,
-        num_workers=num_workers,
         slots_per_task=1,
         max_episode_steps=max_episode_steps,
         observe_last=True,
         evaluation=True,
-        **settings,
+        **{"num_workers": 0, **settings},
     ) as sampler:
         described = sampler.env
         given = sampler.sample_tasks(tasks) if isinstance(tasks, int) else list(tasks)

@@ -144,10 +144,6 @@ class Evaluation:
             lines.append("  ".join([f"{step if self.columns == 'step' else step + 1:>14}", *cells]))
         return "\n".join(lines)
 
-    def scope(self) -> str:
-        """Return the quantity that the intervals are for."""
-        return interval_scope([self])
-
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file, whole or not at all, that `numpy.load` reads without unpickling anything.
 

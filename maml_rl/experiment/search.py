@@ -48,7 +48,6 @@ def search(
     env_steps: float,
     runs: Path,
     minutes: float = math.inf,
-    num_workers: int | None = None,
     on_trial: Callable[[str], object] = lambda text: None,
 ) -> None:
     """Run the trials that a CSV file lacks, and write them.
@@ -62,7 +61,6 @@ def search(
         env_steps: environment steps of a whole trial.
         runs: folder of the runs.
         minutes: after which no trial begins.
-        num_workers: see `train`.
         on_trial: receives a sentence about each trial, and one about the best.
 
     Raises:
@@ -104,7 +102,7 @@ def search(
         values = {key: parse_value(x, key) if isinstance(x, str) else x for key, x in trial.params.items()}
         folder, state = runs / str(trial.number), optuna.trial.TrialState.PRUNED
         try:
-            value, steps = train_trial(changed(config, values), folder, env_steps, num_workers, ends)
+            value, steps = train_trial(changed(config, values), folder, env_steps, ends)
         except NonFiniteError:
             value, steps, state = None, 0, optuna.trial.TrialState.FAIL
         trial.set_user_attr("env_steps", steps)
@@ -154,7 +152,7 @@ def own_values(config: Config, space: Mapping[str, "BaseDistribution"]) -> dict[
 
 
 def train_trial(
-    config: Config, folder: Path, env_steps: float, num_workers: int | None, ends: Callable[[int, float], bool]
+    config: Config, folder: Path, env_steps: float, ends: Callable[[int, float], bool]
 ) -> tuple[float | None, int]:
     """Train one trial up to a number of environment steps.
 
@@ -162,7 +160,6 @@ def train_trial(
         config: of the trial.
         folder: of its run, which is replaced.
         env_steps: environment steps of a complete trial.
-        num_workers: see `train`.
         ends: receives the number of each rung and the return at it; returns whether the trial ends.
 
     Returns:
@@ -182,7 +179,7 @@ def train_trial(
             if ends(len(values), values[-1]) or len(values) == _PARTS:
                 stop.set()
 
-    train(config, folder, num_workers=num_workers, overwrite=True, on_iteration=look, stop=stop)
+    train(config, folder, overwrite=True, on_iteration=look, stop=stop)
     steps = returns[-1][0]
     if not stop.is_set():
         raise config.error(f"a trial ends after {steps:,} of {env_steps:,.0f} environment steps", "num-batches")

@@ -37,7 +37,7 @@ def element(name: str, /, *children: Content, **attributes: str | float | bool |
 
 
 def join(contents: Iterable[Content]) -> Markup:
-    """Return one piece of markup for several."""
+    """Return the markup of several contents, one after the other."""
     return Markup("".join(_content(content) for content in contents))
 
 

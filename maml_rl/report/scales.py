@@ -36,10 +36,6 @@ class Span:
         room = 0.5 * max(abs(low), 1.0) if single else margin * (high - low)
         return cls(low - room, high + room)
 
-    def reaching(self, *values: float) -> "Span":
-        """Return the smallest span that holds this one and some values."""
-        return Span(min(self.low, *values), max(self.high, *values))
-
     def ticks(self, most: int, *, whole: bool = False) -> list[float]:
         """Return round numbers in the span, at least two and about `most` at the most.
 

@@ -31,8 +31,8 @@ def test_value_of_a_trial_is_that_of_its_last_ninth_and_it_may_end_early(tmp_pat
         rungs.append((rung, value))
         return rung == ended
 
-    config = config_of(**TINY, num_batches=100, checkpoint_every=100)
-    value, steps = tune.train_trial(config, tmp_path / "run", 18.0 * STEPS, 0, ends)
+    config = config_of(**TINY, num_workers=0, num_batches=100, checkpoint_every=100)
+    value, steps = tune.train_trial(config, tmp_path / "run", 18.0 * STEPS, ends)
     metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
     returns = [row["return/step_1"] for row in metrics]
     number = 9 if ended is None else ended
@@ -48,10 +48,9 @@ def test_value_of_a_trial_is_that_of_its_last_ninth_and_it_may_end_early(tmp_pat
 def test_trial_that_is_too_short_for_its_budget_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'num-batches' in .*: a trial ends after 32 of 144 environment steps"):
         tune.train_trial(
-            config_of(**TINY, num_batches=2),
+            config_of(**TINY, num_workers=0, num_batches=2),
             tmp_path / "run",
             9.0 * STEPS,
-            0,
             lambda rung, value: False,
         )
 
@@ -144,7 +143,7 @@ def search(path: Path, trials: int, space: tuple[str, ...] = SPACE, *further: st
         return list(csv.DictReader(file))
 
 
-def judge(config: Config, folder: Path, env_steps: float, num_workers: Any, ends: Any) -> tuple[float | None, int]:
+def judge(config: Config, folder: Path, env_steps: float, ends: Any) -> tuple[float | None, int]:
     """A fake training, whose best result is at a step size of 0.1 with tanh."""
     value = -((np.log10(config.fast_lr) + 1.0) ** 2) - (config.nonlinearity == "relu")
     for rung in range(1, 10):

@@ -56,7 +56,7 @@ def test_printed_config_trains_the_same_run_and_names_every_source(
 def test_estimate_has_the_steps_and_evaluations_of_the_run(every: int | None, tmp_path: Path) -> None:
     # Episodes of tabular MDPs always have the same length.
     config = config_of(env_name="TabularMDP-v0", num_batches=7, evaluate_every=every)
-    found = estimate(config, num_workers=0)
+    found = estimate(config.override({"num-workers": 0}))
     train(config, tmp_path / "run", num_workers=0)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert found.total_env_steps == rows[-1]["env_steps"]
@@ -66,7 +66,7 @@ def test_estimate_has_the_steps_and_evaluations_of_the_run(every: int | None, tm
 
 def test_estimated_time_is_that_of_the_timed_iterations(tmp_path: Path) -> None:
     ticks = iter([0.0, 100.0, 103.0, 107.0])
-    found = estimate(config_of(num_batches=60), num_workers=0, clock=lambda: next(ticks))
+    found = estimate(config_of(num_batches=60, num_workers=0), clock=lambda: next(ticks))
     # 100 s for the first iteration, of which 3.5 are those of any other.
     assert found.seconds == 3.5
     assert found.minutes == pytest.approx((96.5 + 60 * 3.5) / 60.0)

@@ -146,7 +146,7 @@ def test_interval_of_one_adaptation_to_fixed_tasks_is_unknown_with_the_remedy() 
     assert np.isnan(once.intervals()[:, 1:]).all()
     assert np.isfinite(once.intervals()[:, 0]).all()
     assert once.table().count("unknown") == 4
-    assert "--repetitions" in once.scope()
+    assert "--repetitions" in interval_scope([once])
 
 
 @pytest.mark.parametrize("statistic", [mean, interquartile_mean])
