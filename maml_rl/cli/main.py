@@ -179,36 +179,32 @@ def run_benchmarks(arguments: Sequence[str], prog: str) -> int:
 
 def run_zoo(arguments: Sequence[str], prog: str) -> int:
     """List the trained policies that come with the package, or add one, and return the exit code."""
-    if list(arguments[:1]) == ["add"]:
-        return _run_zoo_add(arguments[1:], f"{prog} add")
-    purpose = f"List the trained policies that come with the package. {prog} add RUN --name NAME adds one."
-    return _run_list(list_zoo, purpose, arguments, prog)
-
-
-def _run_zoo_add(arguments: Sequence[str], prog: str) -> int:
-    parser = Parser(prog=prog, description="Evaluate the policy of a run on new tasks, and add it to the zoo.")
+    if list(arguments[:1]) != ["add"]:
+        purpose = f"List the trained policies that come with the package. {prog} add RUN --name NAME adds one."
+        return _run_list(list_zoo, purpose, arguments, prog)
+    parser = Parser(prog=f"{prog} add", description="Evaluate the policy of a run on new tasks, and add it to the zoo.")
     parser.add_argument("run", type=file_path, metavar="RUN", help="folder of the run")
     parser.add_argument("--name", type=utf8, required=True, help="name of the policy in the zoo")
     parser.add_argument("--checkpoint", default="last", help="of the run: 'last' (default), 'best', or a number")
     parser.add_argument("--tasks", type=positive, default=40, help="new tasks to evaluate it on (default: 40)")
     parser.add_argument("--overwrite", action="store_true", help="replace the policy of this name")
     add_num_workers(parser)
-    return run_command(parser, arguments, _zoo_add)
 
+    def add(options: Namespace) -> None:
+        from maml_rl.experiment.zoo import add_to_zoo
 
-def _zoo_add(options: Namespace) -> None:
-    from maml_rl.experiment.zoo import add_to_zoo
+        with ending_in_order():
+            folder = add_to_zoo(
+                options.run,
+                options.name,
+                options.checkpoint,
+                num_tasks=options.tasks,
+                overwrite=options.overwrite,
+                num_workers=options.num_workers,
+            )
+        print(f"added {folder}; maml-rl test zoo:{options.name} tests it")
 
-    with ending_in_order():
-        folder = add_to_zoo(
-            options.run,
-            options.name,
-            options.checkpoint,
-            num_tasks=options.tasks,
-            overwrite=options.overwrite,
-            num_workers=options.num_workers,
-        )
-    print(f"added {folder}; maml-rl test zoo:{options.name} tests it")
+    return run_command(parser, arguments[1:], add)
 
 
 def run_help(arguments: Sequence[str], prog: str) -> int:

@@ -60,6 +60,8 @@ SECTION = "algorithm-settings"
 # Id of the environment that mixes families.
 MIXTURE = "Mixture-v0"
 TASKS = "tasks"
+# What the section of tasks has besides the settings of its distribution.
+_NAME = (TASKS, "distribution")
 _PLACEMENT = "placement"
 # Settings of what acts, which a policy of the user's own has instead.
 OF_POLICIES = ("hidden-sizes", "memory", "conv-layers", "image-scale", "nonlinearity", "output-scale")
@@ -242,36 +244,21 @@ class Config(SettingsModel):
             raise config.error("two time limits; keep the key 'max-episode-steps'", "env-kwargs", "max_episode_steps")
         return config
 
-    def check_algorithm_settings(
-        self, model: type[AnySettings], explain_unknown: Callable[[str], str] = lambda key: ""
+    def check_section(
+        self, section: str, model: type[AnySettings], explain_unknown: Callable[[str], str] = lambda key: ""
     ) -> AnySettings:
-        """Check the section `algorithm-settings` by the algorithm's own model.
+        """Check the section `algorithm-settings`, or `tasks` without the distribution's name, by a model of its own.
 
         Args:
-            model: of the settings.
+            section: its key.
+            model: of its settings.
             explain_unknown: returns a message about a key that the model does not have, if there is one.
 
         Raises:
             ConfigError: As `from_mapping`.
         """
-        return self._check_section(SECTION, self.algorithm_settings, model, explain_unknown)
-
-    def check_task_settings(self, model: type[AnySettings]) -> AnySettings:
-        """Check the section `tasks`, except the name of the distribution, by the distribution's own model.
-
-        Raises:
-            ConfigError: As `from_mapping`.
-        """
-        settings = {key: value for key, value in (self.tasks or {}).items() if key != "distribution"}
-        return self._check_section(TASKS, settings, model)
-
-    def _check_section(
-        self,
-        section: str,
-        settings: dict[str, Any],
-        model: type[AnySettings],
-        explain_unknown: Callable[[str], str] = lambda key: "",
-    ) -> AnySettings:
+        values = (self.tasks or {}) if section == TASKS else self.algorithm_settings
+        settings = {key: value for key, value in values.items() if (section, key) != _NAME}
         lines = {path[1:]: line for path, line in self._source.lines.items() if path[:1] == (section,)}
         origins = {path[1:]: origin for path, origin in self._source.origins.items() if path[:1] == (section,)}
         if whole := origins.get(()):
@@ -285,16 +272,12 @@ class Config(SettingsModel):
                 _explain(error.errors(include_url=False), mapping, model, explain_unknown=explain_unknown)
             ) from None
 
-    def with_algorithm_settings(self, settings: SettingsModel) -> Self:
-        """Return this config with every setting of its algorithm written out."""
+    def with_section(self, section: str, settings: SettingsModel) -> Self:
+        """Return this config with every setting of one of these sections written out."""
         values = settings.model_dump(mode="json", by_alias=True)
+        if section == TASKS:
+            return self.model_copy(update={"tasks": {"distribution": (self.tasks or {})["distribution"], **values}})
         return self.model_copy(update={"algorithm_settings": values})
-
-    def with_task_settings(self, settings: SettingsModel) -> Self:
-        """Return this config with every setting of its task distribution written out."""
-        values = settings.model_dump(mode="json", by_alias=True)
-        name = (self.tasks or {})["distribution"]
-        return self.model_copy(update={"tasks": {"distribution": name, **values}})
 
     def without(self, unused: AbstractMapping[str, str]) -> Self:
         """Return this config without the settings that nothing uses: they have their defaults, and are not recorded.

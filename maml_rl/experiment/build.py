@@ -20,7 +20,7 @@ from maml_rl.arguments import suggest
 from maml_rl.baseline import make_baseline
 from maml_rl.checksums import check_sum
 from maml_rl.config.catalog import find_run
-from maml_rl.config.config import SECTION, Config
+from maml_rl.config.config import SECTION, TASKS, Config
 from maml_rl.config.placement import WAYS_OF_COLLECTING, Placement, Update
 from maml_rl.config.settings import SettingsModel
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
@@ -454,7 +454,7 @@ def _make_task_distribution(
         found = find_task_distribution(name)
     except ValueError as error:
         raise config.error(str(error), "tasks", "distribution") from error
-    settings = config.check_task_settings(found.Settings)
+    settings = config.check_section(TASKS, found.Settings)
     settings = found.complete(settings, config.seed)
     family = FamilyTasks(
         config.env_name,
@@ -468,7 +468,7 @@ def _make_task_distribution(
         distribution.admit(family, lambda tasks: try_tasks(tasks, env, "the distribution"))
         if samples:
             distribution.check_batch(config.meta_batch_size)
-    return distribution, config.with_task_settings(settings)
+    return distribution, config.with_section(TASKS, settings)
 
 
 def _check_policy_memory(

@@ -4,7 +4,7 @@ from typing import Any
 
 from maml_rl.arguments import suggest
 from maml_rl.config import Config, SettingsModel
-from maml_rl.config.config import OF_LEARNERS, OF_POLICIES
+from maml_rl.config.config import OF_LEARNERS, OF_POLICIES, SECTION
 from maml_rl.errors import UsersCode, explain
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.named_modules import import_named
@@ -76,8 +76,8 @@ def algorithm_of(config: Config) -> tuple[type[MetaLearner], SettingsModel, Conf
         owners = [name for name in algorithms() if key in _keys(find_metalearner(name))]
         return f"; it is a setting of {', '.join(owners)}, and the algorithm is {config.algorithm}" if owners else ""
 
-    settings = learner.complete(config.check_algorithm_settings(learner.Settings, explain_unknown), config)
-    return learner, settings, config.with_algorithm_settings(settings).without(_unused(learner, config))
+    settings = learner.complete(config.check_section(SECTION, learner.Settings, explain_unknown), config)
+    return learner, settings, config.with_section(SECTION, settings).without(_unused(learner, config))
 
 
 def _unused(learner: type[MetaLearner], config: Config) -> dict[str, str]:

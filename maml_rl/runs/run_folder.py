@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from maml_rl.checksums import SUMS, check_sum, sum_line
-from maml_rl.config.config import RECORDED, TASKS, Config, load_config
+from maml_rl.config.config import RECORDED, SECTION, TASKS, Config, load_config
 from maml_rl.config.placement import PLACEMENT_KEYS
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.foreign_files import parse_json, read_regular
@@ -268,8 +268,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def _resume(self) -> None:
         before = load_config(self.path / CONFIG)
         if before.algorithm == self._config.algorithm:
-            settings = self._learner.complete(before.check_algorithm_settings(self._learner.Settings), before)
-            before = before.with_algorithm_settings(settings)
+            settings = self._learner.complete(before.check_section(SECTION, self._learner.Settings), before)
+            before = before.with_section(SECTION, settings)
         changed = [key for key in self._config.differences(before) if key not in _MAY_CHANGE]
         if changed:
             raise ConfigError(

@@ -9,6 +9,7 @@ import pytest
 
 import maml_rl.experience.replay as module
 from maml_rl.config import Config
+from maml_rl.config.config import SECTION
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import CheckpointError
@@ -28,7 +29,7 @@ class Learner(MAMLTRPO):
 
 def config_of() -> Config:
     config = Config.from_mapping(parse_mapping('{"env-name": "2DNavigation-v0", "checkpoint-every": 2}', "x.yaml"))
-    return config.with_algorithm_settings(config.check_algorithm_settings(MAMLTRPO.Settings))
+    return config.with_section(SECTION, config.check_section(SECTION, MAMLTRPO.Settings))
 
 
 def append(learner: Learner, iteration: int) -> None:

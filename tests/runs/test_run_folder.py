@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from maml_rl.config import Config, load_config
+from maml_rl.config.config import SECTION
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.metalearners import MAMLTRPO
@@ -21,7 +22,7 @@ from maml_rl.runs.run_folder import RunFolder, load_system
 def config_of(**values: Any) -> Config:
     settings = {key.replace("_", "-"): value for key, value in values.items()}
     config = Config.from_mapping(parse_mapping(json.dumps({"env-name": "2DNavigation-v0", **settings}), "x.yaml"))
-    return config.with_algorithm_settings(config.check_algorithm_settings(MAMLTRPO.Settings))
+    return config.with_section(SECTION, config.check_section(SECTION, MAMLTRPO.Settings))
 
 
 def learner_of(size: int = 4, seed: int = 0) -> MAMLTRPO:
