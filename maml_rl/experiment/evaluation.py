@@ -253,7 +253,7 @@ def difference_interval(
     ]
     estimate = pooled(scores[0], mean) - pooled(scores[1], mean)
     everyone = [*evaluations, *others]
-    if _fixed(everyone) or not _share_tasks(everyone):
+    if _fixed(everyone) or not share_tasks(everyone):
         (_, low, high), (_, other_low, other_high) = (pooled_intervals(group, info=info)[-1] for group in groups)
         ends = [pooled(each, mean)[0] for each in scores]
         bounds = [ends[0] - low, high - ends[0]], [other_high - ends[1], ends[1] - other_low]
@@ -298,7 +298,7 @@ def profile_intervals(evaluations: Sequence[Evaluation], thresholds: NDArray[np.
     The return of the last step counts, or of the last episode of a trial.
     """
     scores = [evaluation.task_returns()[:, -1] for evaluation in evaluations]
-    drawn = not _fixed(evaluations) and _share_tasks(evaluations)
+    drawn = not _fixed(evaluations) and share_tasks(evaluations)
     return performance_profile(scores, thresholds, drawn_tasks=drawn)
 
 
@@ -329,7 +329,8 @@ def _two_values(evaluations: Sequence[Evaluation], info: str | None) -> tuple[fl
     return (float(values[0]), float(values[1])) if len(values) == 2 and many else None
 
 
-def _share_tasks(evaluations: Sequence[Evaluation]) -> bool:
+def share_tasks(evaluations: Sequence[Evaluation]) -> bool:
+    """Return whether all evaluations are of the same tasks."""
     return all(same_tasks(each.tasks, evaluations[0].tasks) for each in evaluations[1:])
 
 
@@ -341,7 +342,7 @@ def _task_sources(
     Nothing where policies are measured on fixed tasks, or each on others.
     """
     if not _fixed(evaluations):
-        return [[without_each_row(scores, statistic)]] if _share_tasks(evaluations) else []
+        return [[without_each_row(scores, statistic)]] if share_tasks(evaluations) else []
     if len(evaluations) > 1:
         return []
     repeated = evaluations[0].repetition_returns(info)
@@ -369,7 +370,7 @@ def _unless_unknown(
         evaluations: that they are computed from.
         points: whether an interval may have no width.
     """
-    if _fixed(evaluations) or not _share_tasks(evaluations):
+    if _fixed(evaluations) or not share_tasks(evaluations):
         return found
     width = found[:, 2] - found[:, 1]
     equal = width <= 1e-12 * np.abs(found[:, 0]) if not points else np.zeros(len(found), np.bool_)
@@ -400,7 +401,7 @@ def interval_cautions(evaluations: Sequence[Evaluation]) -> list[str]:
                 f"{rows.size} adaptations are few: if their returns are skewed, the intervals cover the truth in fewer "
                 "cases; use more repetitions"
             )
-    elif not fixed and _share_tasks(evaluations):
+    elif not fixed and share_tasks(evaluations):
         rows, noun = np.mean([evaluation.task_returns()[:, -1] for evaluation in evaluations], axis=0), "tasks"
         if len(rows) < ENOUGH_TASKS:
             return [f"{len(rows)} tasks are too few for an interval of the returns; use {ENOUGH_TASKS} or more"]

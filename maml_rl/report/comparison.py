@@ -21,7 +21,7 @@ from maml_rl.experiment.evaluation import (
     interval_scope,
     pooled_intervals,
     profile_intervals,
-    same_tasks,
+    share_tasks,
 )
 from maml_rl.experiment.statistics import ENOUGH_TASKS, interquartile_mean, mean
 from maml_rl.report.curves import group_css
@@ -103,9 +103,8 @@ def _lead(best: GroupResult, other: GroupResult, *, tried: bool) -> list[Markup 
         found = difference_interval(best.evaluations, other.evaluations)
         counts = [len(result.evaluations) for result in (best, other)]
         everyone = [*best.evaluations, *other.evaluations]
-        shared = all(same_tasks(each.tasks, everyone[0].tasks) for each in everyone)
-        numbers_of_tasks = sorted({len(each.tasks) for each in everyone})
-        where = f"{' or '.join(map(str, numbers_of_tasks))} new tasks{', different ones for each run' * (not shared)}"
+        numbers_of_tasks = " or ".join(map(str, sorted({len(each.tasks) for each in everyone})))
+        where = f"{numbers_of_tasks} new tasks{', different ones for each run' * (not share_tasks(everyone))}"
     else:
         recorded = difference_at_common_steps(*groups)
         if recorded is None:
@@ -275,15 +274,13 @@ def difference_table(results: Sequence[GroupResult]) -> Markup | None:
     known = [result for result in results if result.evaluations]
     if len(known) < 2 or not _trained_alike(known):
         return None
-    names = [result.group.name for result in known]
-    place = next((index for index, result in enumerate(known) if result.group.config.method == "pretrain"), 0)
-    base = known[place]
+    base = next((result for result in known if result.group.config.method == "pretrain"), known[0])
     everyone = [evaluation for result in known for evaluation in result.evaluations]
     infos = sorted(set.intersection(*(set(evaluation.infos) for evaluation in everyone)))
-    shared = all(same_tasks(evaluation.tasks, everyone[0].tasks) for evaluation in everyone)
+    shared = share_tasks(everyone)
     heads = ["experiment", "runs", "return", *([_CHANCE] if shared else []), *(f"mean {name}" for name in infos)]
     rows = []
-    for name, result in zip(names, known, strict=True):
+    for result in known:
         if result is base:
             continue
         found = [
@@ -294,8 +291,8 @@ def difference_table(results: Sequence[GroupResult]) -> Markup | None:
             found.insert(1, readable_share(improvement_interval(result.evaluations, base.evaluations)))
         cells = [element("td", value, element("small", f" {bounds}")) for value, bounds in found]
         counts = f"{len(result.evaluations)} and {len(base.evaluations)}"
-        rows.append(row(named(group_css(result.group), name), element("td", counts), cells))
-    title = f"Difference to {names[place]}"
+        rows.append(row(named(group_css(result.group), result.group.name), element("td", counts), cells))
+    title = f"Difference to {base.group.name}"
     how = "task by task" if shared else "on different tasks"
     note = (
         f"After adaptation, {how}. In brackets are 95 % intervals. Two experiments differ if the interval of the "
@@ -349,19 +346,18 @@ def performance_profiles(results: Sequence[GroupResult]) -> Markup | None:
 
 def _lines(results: Sequence[GroupResult]) -> list[Line]:
     """Return (class, name, evaluations) of every policy that was evaluated."""
-    known = [(index, result) for index, result in enumerate(results) if result.evaluations]
+    known = [result for result in results if result.evaluations]
     several = len(results) > 1
-    names = [result.group.name for result in results]
     lines: list[Line] = [
         (
             group_css(result.group) if several else "run",
-            names[index] if several else f"this policy, {METHODS[result.group.config.method]}",
+            result.group.name if several else f"this policy, {METHODS[result.group.config.method]}",
             result.evaluations,
         )
-        for index, result in known
+        for result in known
     ]
     # One of each is enough: untrained policies do not depend on the training.
-    untrained = next((result.untrained for _, result in known if result.untrained is not None), None)
+    untrained = next((result.untrained for result in known if result.untrained is not None), None)
     if untrained is not None:
         lines.append(("untrained", "random initialization", [untrained]))
     return lines
@@ -377,11 +373,10 @@ def _entries(lines: Sequence[Line]) -> list[tuple[str, str]]:
 def _sources(results: Sequence[GroupResult]) -> list[tuple[str, str, NDArray[np.float32]]]:
     """Return (class, name, returns by episode) of the learners whose histories were learned from."""
     several = len(results) > 1
-    names = [result.group.name for result in results]
     found = []
-    for name, result in zip(names, results, strict=True):
+    for result in results:
         if result.sampled is not None and (curve := result.sampled.source_returns) is not None:
-            whose = f"what {name} was learned from" if several else "what was learned from"
+            whose = f"what {result.group.name} was learned from" if several else "what was learned from"
             found.append((group_css(result.group) if several else "run", f"{whose} (dashed)", curve))
     return found
 
@@ -394,7 +389,7 @@ def _which_tasks(lines: Sequence[Line]) -> str:
     how = f"with {' or '.join(map(str, episodes))} new episodes before each step"
     if _counted(lines) == "episode of the trial":
         how = "one trial of each"
-    if _same(lines):
+    if share_tasks(evaluations):
         return f"On {'the same ' if len(evaluations) > 1 else ''}{len(first.tasks)} tasks {origin}, {how}."
     counts = sorted({len(evaluation.tasks) for evaluation in evaluations})
     return f"On {' or '.join(map(str, counts))} new tasks, different ones for each run, {how}."
@@ -402,8 +397,3 @@ def _which_tasks(lines: Sequence[Line]) -> str:
 
 def _trained_alike(results: Sequence[GroupResult]) -> bool:
     return len(results) < 2 or equal_steps([result.group for result in results])
-
-
-def _same(lines: Sequence[Line]) -> bool:
-    first, *others = (evaluation for _, _, evaluations in lines for evaluation in evaluations)
-    return all(same_tasks(evaluation.tasks, first.tasks) for evaluation in others)
