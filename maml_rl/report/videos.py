@@ -5,6 +5,7 @@ import io
 import logging
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -70,7 +71,8 @@ def _reason(error: BaseException) -> MamlRLError:
 
 
 def _videos(sampled: SampledEvaluation, count: int, on_video: Callable[[], object]) -> tuple[Markup | None, list[str]]:
-    if not _has_pictures(sampled.config):
+    # Paths of navigation show more.
+    if sampled.config.env_name == NAVIGATION or not _draws(sampled.config):
         return None, []
     last = len(sampled.phases) - 1
     cards = []
@@ -126,7 +128,9 @@ def replay(sampled: SampledEvaluation, phase: int, task: int, episode: int | Non
     episode = sampled.median_episode(phase, task) if episode is None else episode
     episodes = sampled.phases[phase]
     actions = episodes.actions[task, : episodes.lengths[task, episode], episode].cpu().numpy()
-    env = _make_env(sampled.config)
+    config = sampled.config
+    kwargs = {**config.env_kwargs, "render_mode": "rgb_array"}
+    env = make_vector_env(config.env_name, kwargs, 1, max_episode_steps=config.max_episode_steps)
     try:
         env.reset_task([sampled.evaluation.tasks[task]])
         env.reset_buffers([sampled.episode_seed(phase, task, episode)])
@@ -144,7 +148,7 @@ def replay(sampled: SampledEvaluation, phase: int, task: int, episode: int | Non
     expected = float(episodes.episode_returns()[task, episode])
     if not np.isclose(total, expected, rtol=1e-3, atol=1e-3):
         raise MamlRLError(
-            f"{sampled.config.env_name} does not repeat an episode that is stepped again (return {total:.3f} instead "
+            f"{config.env_name} does not repeat an episode that is stepped again (return {total:.3f} instead "
             f"of {expected:.3f}); it must draw only from its own np_random"
         )
     return np.stack(frames), fps
@@ -153,37 +157,21 @@ def replay(sampled: SampledEvaluation, phase: int, task: int, episode: int | Non
 def side_by_side(left: Frames, right: Frames) -> Frames:
     """Put two films (T, height, width, 3) beside each other; the shorter one waits on its last picture."""
     count = max(len(left), len(right))
-    return np.concatenate([_prolonged(left, count), _prolonged(right, count)], axis=2)
-
-
-def _prolonged(frames: Frames, count: int) -> Frames:
-    last = (frames[-1:] * _OVER).astype(np.uint8)
-    return np.concatenate([frames, np.repeat(last, count - len(frames), axis=0)])
-
-
-def _has_pictures(config: Config) -> bool:
-    # Paths of navigation show more.
-    return config.env_name != NAVIGATION and _draws(config)
+    prolonged = [
+        np.concatenate([film, np.repeat((film[-1:] * _OVER).astype(np.uint8), count - len(film), axis=0)])
+        for film in (left, right)
+    ]
+    return np.concatenate(prolonged, axis=2)
 
 
 def _draws(config: Config) -> bool:
-    env = make_vector_env(config.env_name, config.env_kwargs, 1)
-    env.close()
-    return "rgb_array" in _metadata(env).get("render_modes", ())
+    with closing(make_vector_env(config.env_name, config.env_kwargs, 1)) as env:
+        return "rgb_array" in _metadata(env).get("render_modes", ())
 
 
 def _metadata(env: MetaVectorEnv) -> dict[str, Any]:
     """Return the metadata of a family, or of the first environment of a third party."""
     return env.envs[0].metadata if isinstance(env, SerialVectorEnv) else env.metadata
-
-
-def _make_env(config: Config) -> MetaVectorEnv:
-    return make_vector_env(
-        config.env_name,
-        {**config.env_kwargs, "render_mode": "rgb_array"},
-        1,
-        max_episode_steps=config.max_episode_steps,
-    )
 
 
 def _draw(env: MetaVectorEnv) -> Frames:
@@ -238,19 +226,14 @@ def encode_h264(frames: Frames, fps: int) -> bytes:
     import imageio_ffmpeg
 
     height, width = frames.shape[1:3]
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
-    command += ["-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]
     # Browsers play only 4:2:0, which needs even numbers of pixels.
-    command += [
-        "-vf",
-        f"scale={min(_WIDTH, width) // 2 * 2}:-2:flags=lanczos",
-        "-c:v",
-        "libx264",
-        "-pix_fmt",
-        "yuv420p",
-    ]
-    command += ["-crf", "26", "-preset", "medium", "-threads", "1", "-map_metadata", "-1", "-fflags", "+bitexact"]
-    command += ["-movflags", "frag_keyframe+empty_moov+default_base_moof", "-f", "mp4", "-"]
+    options = (
+        f"-loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps} -i - "
+        f"-vf scale={min(_WIDTH, width) // 2 * 2}:-2:flags=lanczos -c:v libx264 -pix_fmt yuv420p -crf 26 "
+        "-preset medium -threads 1 -map_metadata -1 -fflags +bitexact "
+        "-movflags frag_keyframe+empty_moov+default_base_moof -f mp4 -"
+    )
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options.split()]
     result = subprocess.run(command, input=frames.tobytes(), capture_output=True, check=False, timeout=300)
     if result.returncode:
         raise subprocess.SubprocessError(f"ffmpeg failed: {result.stderr.decode(errors='replace').strip()}")
