@@ -112,7 +112,7 @@ class NamedStreams:
     """Random generators by name, all at one place: that of a key, whose entries `task` and `episode` are theirs.
 
     The place is known from the key alone, so there is no state to keep in a checkpoint. Asked again at the same place,
-    a name gives the generator that it gave before, which goes on from where it is: nothing is drawn twice.
+    a name gives the generator that it gave before, which continues: nothing is drawn twice.
 
     Args:
         key: the place to begin at.

@@ -156,7 +156,7 @@ def _config(entry: str, options: argparse.Namespace) -> tuple[Path, Config]:
 
 
 def _train(config: Config, run: Path, budget: float, rate: float, options: argparse.Namespace) -> None:
-    """Train a run, or go on with it, up to some environment steps."""
+    """Train a run, or continue it, up to some environment steps."""
     from maml_rl.cli.progress import TrainingProgress
     from maml_rl.experiment.train import train
     from maml_rl.runs.metrics import read_metrics

@@ -97,7 +97,7 @@ def parse_mapping(data: str | bytes, origin: str) -> Mapping:
         try:
             node = loader.get_single_node()
             if not isinstance(node, yaml.MappingNode):
-                raise ConfigError(f"{origin} holds no mapping; a config is a list of lines `key: value`")
+                raise ConfigError(f"{origin} is not a mapping; a config is a list of lines `key: value`")
             lines: dict[KeyPath, int] = {}
             _walk(node, (), lines, origin)
             return Mapping(origin, loader.construct_document(node), lines)

@@ -535,7 +535,7 @@ def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:
     if config.policy is None:
         return None
     module, _, name = config.policy.partition(":")
-    message = f"{config.policy} makes no policy for {config.env_name}"
+    message = f"{config.policy} does not make a policy for {config.env_name}"
     with UsersCode(lambda error: config.error(f"{message}: {explain(error)}", "policy")):
         make = getattr(import_named(module), name)
         spaces = env.single_observation_space, env.single_action_space

@@ -81,7 +81,7 @@ class Prefetcher(Generic[Item]):
         try:
             for _ in range(self._count):
                 with self._changed:
-                    # Only when there is room: what an item needs is there once the one `ahead` places before is taken.
+                    # Only when there is room: what an item needs exists once the one `ahead` places before is taken.
                     self._changed.wait_for(lambda: self._stopped or len(self._items) < self._ahead)
                     if self._stopped:
                         raise RuntimeError("nothing is made any more, because the block is over")

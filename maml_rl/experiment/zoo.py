@@ -126,7 +126,7 @@ def _check_name(name: str, *, overwrite: bool) -> None:
             relation = "below" if len(parts) > other.count("/") + 1 else "above"
             raise ConfigError(f"{name!r} is {relation} the policy {other!r} of the zoo; choose another --name")
     if name not in zoo() and ((ZOO / name).exists() or (ZOO / name).is_symlink()):
-        raise ConfigError(f"{ZOO / name} is there and holds no policy; move it, or choose another --name")
+        raise ConfigError(f"{ZOO / name} exists and is not a policy; move it, or choose another --name")
 
 
 def returns_digest(evaluation: Evaluation) -> str:

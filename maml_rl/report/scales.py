@@ -37,7 +37,7 @@ class Span:
         return cls(low - room, high + room)
 
     def ticks(self, most: int, *, whole: bool = False) -> list[float]:
-        """Return round numbers in the span, at least two and about `most` at the most.
+        """Return round numbers in the span, at least two, and at most about `most`.
 
         Args:
             most: about how many.

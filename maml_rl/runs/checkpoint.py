@@ -426,7 +426,7 @@ def _parse_state(data: bytes, folder: Path) -> Checkpoint:
         if labeled is not None and int(labeled[1]) != content["iteration"]:
             raise ValueError(f"it is of iteration {content['iteration']}, and its folder is {folder.name}")
     except ValueError as error:
-        raise CheckpointError(f"{folder / STATE} holds no checkpoint's state: {error}") from error
+        raise CheckpointError(f"{folder / STATE} is not the state of a checkpoint: {error}") from error
     learner, evaluated = content.get("learner", {}), content.get("evaluated", False)
     return Checkpoint(content["iteration"], {}, content["score"], content["state"], learner, evaluated)
 

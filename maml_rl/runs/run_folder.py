@@ -361,7 +361,7 @@ def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
             "or choose another --output-folder"
         )
     if not is_free:
-        raise ConfigError(f"{path} is not empty and holds no run; choose another --output-folder")
+        raise ConfigError(f"{path} is not empty and is not a run folder; choose another --output-folder")
     _check_links(path)
     check_creatable(path, "--output-folder")
 
@@ -405,7 +405,7 @@ def _check_links(path: Path) -> None:
             )
     for folder in (path / name for name in _FOLDERS):
         if (folder.is_symlink() or folder.exists()) and not folder.is_dir():
-            kind = f"a link to {os.readlink(folder)}, where there is none" if folder.is_symlink() else "none"
+            kind = f"a link to {os.readlink(folder)}, where there is none" if folder.is_symlink() else "not one"
             raise ConfigError(f"{folder} must be a folder, and is {kind}; make it, or remove this")
         above = folder.resolve().parent
         if folder.is_symlink() and above != path.resolve() and (above / CONFIG).is_file():

@@ -326,8 +326,8 @@ FILE_CASES: list[Case] = [
             ("new/\udcff/x", ["--output-folder", "expected text in UTF-8"]),
             ("null\0byte", ["--output-folder", "expected text in UTF-8"]),
             ("", ["--output-folder", "an empty text"]),
-            (".", ["not empty and holds no run"]),
-            ("full", ["not empty and holds no run"]),
+            (".", ["not empty and is not a run folder"]),
+            ("full", ["not empty and is not a run folder"]),
             ("run", ["holds another run", "--resume", "--overwrite"]),
         )
     ],

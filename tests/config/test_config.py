@@ -103,7 +103,7 @@ def test_missing_env_name_is_refused_with_a_remedy() -> None:
 
 @pytest.mark.parametrize("text", ["", "just text", "- a\n- b\n", "3", "null"])
 def test_file_without_a_mapping_is_refused(text: str) -> None:
-    assert "holds no mapping" in message_of(text)
+    assert "is not a mapping" in message_of(text)
 
 
 @pytest.mark.slow

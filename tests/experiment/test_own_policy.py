@@ -65,5 +65,7 @@ def test_own_policy_is_initialized_from_the_seed_without_the_global_random_state
 def test_own_policy_that_cannot_be_made_is_refused_in_one_line(policy: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         make_experiment(config_of(policy=policy))
-    assert str(caught.value).startswith(f"'policy' in x.yaml, line 1: {policy} makes no policy for 2DNavigation-v0: ")
+    assert str(caught.value).startswith(
+        f"'policy' in x.yaml, line 1: {policy} does not make a policy for 2DNavigation-v0: "
+    )
     assert "\n" not in str(caught.value)

@@ -242,7 +242,7 @@ def test_taken_or_invalid_name_is_refused_in_one_line_and_nothing_changes(
 def test_folder_of_the_zoo_that_holds_no_policy_is_not_replaced(own_zoo: Path, run: Path) -> None:
     (own_zoo / "notes").mkdir(parents=True)
     (own_zoo / "notes" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="notes is there and holds no policy"):
+    with pytest.raises(ConfigError, match="notes exists and is not a policy"):
         add_to_zoo(run, "notes", overwrite=True)
     assert (own_zoo / "notes" / "thesis.tex").is_file()
 

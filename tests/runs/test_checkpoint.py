@@ -409,7 +409,7 @@ def test_every_forged_state_is_one_line(tmp_path: Path) -> None:
     forged += [{**state, "unknown": 1}, {**state, "iteration": 4}, "[" * 100_000]
     for content in forged:
         forge(path, content)
-        with pytest.raises(CheckpointError, match="holds no checkpoint's state") as caught:
+        with pytest.raises(CheckpointError, match="is not the state of a checkpoint") as caught:
             load_checkpoint(path)
         assert str(caught.value).isprintable(), content
         assert len(str(caught.value)) < 500, content

@@ -87,7 +87,7 @@ def test_overwrite_removes_everything_of_the_earlier_run(tmp_path: Path) -> None
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_folder_that_holds_something_else_is_never_written_to(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+    with pytest.raises(ConfigError, match="is not empty and is not a run folder"):
         RunFolder(tmp_path, config_of(), learner_of(), overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

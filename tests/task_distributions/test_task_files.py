@@ -127,7 +127,7 @@ GOOD = {"env-name": "2DNavigation-v0", "tasks": [{"goal": [0.1, 0.2]}, {"goal": 
         (json.dumps(GOOD)[:-3], ["cannot be read as JSON"]),
         (json.dumps(GOOD).replace("0.2", "NaN"), ["numbers must be finite, got NaN"]),
         (json.dumps(GOOD).replace("0.2", "1e999"), ["numbers must be finite, got 1e999"]),
-        (json.dumps(GOOD).replace('"tasks"', '"env-name"'), ["'env-name' is there twice"]),
+        (json.dumps(GOOD).replace('"tasks"', '"env-name"'), ["'env-name' is given twice"]),
         (json.dumps([GOOD]), ["is not a file of tasks", '"tasks"']),
         (json.dumps({"tasks": GOOD["tasks"]}), ["is not a file of tasks"]),
         (json.dumps({**GOOD, "seed": 1}), ["is not a file of tasks"]),
