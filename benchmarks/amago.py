@@ -28,15 +28,15 @@ from maml_rl.seeding import SlotStreams
 # Of one step along each axis, as of PointGoal-v0.
 _MOVE = 0.1
 _ID, _SCALES = "benchmarks.amago:ScaledPointGoal-v0", (0.01, 1.0, 100.0)
-# The last reward is observed on a logarithmic scale, on which small differences of small ones are visible, too: as
-# asinh(reward / unit), moved and divided to be near zero.
-_UNIT, _MIDDLE, _SPREAD = 1e-3, -7.0, 2.0
+# The last reward is observed as asinh(reward / unit), on which small differences of small ones are visible, too.
+_UNIT = 1e-3
 
 
 class ScaledPointGoalVectorEnv(BatchedFamily):
     """PointGoal-v0 whose rewards are multiplied by a number of the task, which is not observed.
 
-    The observation is the position, and the last reward of the episode on a logarithmic scale; actions are in [-1, 1].
+    The observation is the position, the last reward of the episode on a logarithmic scale, and its change in the last
+    step, which is the same on all scales; actions are in [-1, 1].
 
     Args:
         num_envs: number of slots.
@@ -56,10 +56,10 @@ class ScaledPointGoalVectorEnv(BatchedFamily):
         **options: Any,
     ) -> None:
         self._scales = tuple(scales)
-        self._position, self._reward = np.zeros((num_envs, 2)), np.zeros(num_envs)
+        self._position, self._rewards = np.zeros((num_envs, 2)), np.zeros((num_envs, 2))
         super().__init__(
             num_envs,
-            spaces.Box(-np.inf, np.inf, (3,), np.float32),
+            spaces.Box(-np.inf, np.inf, (4,), np.float32),
             spaces.Box(-1.0, 1.0, (2,), np.float32),
             {"goal": TaskEntry((2,)), "scale": TaskEntry()},
             max_episode_steps=max_episode_steps,
@@ -75,19 +75,21 @@ class ScaledPointGoalVectorEnv(BatchedFamily):
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
         where = slice(None) if mask is None else mask
         self._position[where] = 2.0 * streams.uniform(2, mask) - 1.0
-        self._reward[where] = 0.0
+        self._rewards[where] = 0.0
 
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[NDArray[np.float64], bool]:
         self._position += _MOVE * np.clip(actions.astype(np.float64), -1.0, 1.0)
         rewards = -self.tasks["scale"] * np.linalg.norm(self._position - self.tasks["goal"], axis=1)
-        self._reward = rewards if active is None else np.where(active, rewards, self._reward)
+        shown = np.arcsinh(rewards / _UNIT)
+        before = np.where(self._rewards[:, 0] == 0.0, shown, self._rewards[:, 0])
+        stepped = np.stack((shown, shown - before), 1)
+        self._rewards = stepped if active is None else np.where(active[:, None], stepped, self._rewards)
         return rewards, False
 
     def _write_observations(self, out: NDArray[Any]) -> None:
-        out[:, :2] = self._position
-        out[:, 2] = (np.arcsinh(self._reward / _UNIT) - _MIDDLE) / _SPREAD
+        out[:, :2], out[:, 2:] = self._position, self._rewards
 
 
 ScaledPointGoalEnv = one_slot(ScaledPointGoalVectorEnv)
@@ -104,8 +106,7 @@ if "ScaledPointGoal-v0" not in gymnasium.registry:
 def returns_of(run: Path, tasks: Sequence[Task] | int, *, trained: bool = True) -> tuple[NDArray[Any], Sequence[Task]]:
     """Return the returns (N, episodes) of a run's last checkpoint, or of its untrained policy, and the N tasks."""
     experiment = load(run) if trained else make_experiment(load_config(run / CONFIG), num_workers=0)
-    drawn = {"tasks": None, "meta_batch_size": tasks} if isinstance(tasks, int) else {"tasks": tasks}
-    evaluation = evaluate(experiment, **drawn)
+    evaluation = evaluate(experiment, tasks=tasks)
     return evaluation.repetition_returns()[:, 0], evaluation.tasks
 
 

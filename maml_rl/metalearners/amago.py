@@ -267,6 +267,10 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
         weight_decay: Annotated[float, Field(ge=0, description="decay of the weights, as AdamW has it")] = 1e-4
         max_grad_norm: Annotated[Positive, Field(description="maximum norm of a gradient")] = 1.0
         batch_size: NumTrials = 32
+        normalize_observations: Annotated[
+            bool,
+            Field(description="normalize unbounded observations and the last reward, by moments that follow by tau"),
+        ] = False
         hindsight_share: Annotated[
             Fraction, Field(description="share of an update's trials whose goal is taken to be where they came to")
         ] = 0.0
@@ -289,7 +293,10 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
         is_bounded = isinstance(space, spaces.Box) and space.is_bounded()
         # Noise as large as the range, so that the first actions are anywhere in it.
         init_std = float((space.high - space.low).mean() / 2.0) if is_bounded else 1.0
-        policy: Policy = settings.make_policy(env, config, value="none", init_std=init_std)
+        normalize = settings.normalize_observations
+        policy: Policy = settings.make_policy(
+            env, config, value="none", init_std=init_std, normalize_observations=normalize
+        )
         return policy
 
     @classmethod
@@ -316,7 +323,16 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
             self.hindsight.relabel(trials, self.hindsight.goals(trials, relabeled, self.generator("hindsight")))
         trials = trials.to(self.device)
         seen, terminal = trials.with_end()
+        self._follow(seen[:-1][trials.mask > 0])
         return self.improve(seen, trials.actions, trials.rewards, terminal, trials.mask)
+
+    def _follow(self, observations: Tensor) -> None:
+        """Move the moments that normalize observations by `tau` toward those of `observations` (n, size)."""
+        mean, std = self.policy.observation_mean, self.policy.observation_std
+        if mean is not None and std is not None:
+            tau, difference = self.settings.tau, observations.mean(0) - mean
+            variance = observations.var(0, correction=0) + difference.square()
+            self.policy.normalize_by(mean + tau * difference, std.square().lerp(variance, tau))
 
 
 class OfflineAMAGO(FilteredActorCritic, HistoryLearner):

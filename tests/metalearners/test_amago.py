@@ -276,3 +276,25 @@ def test_end_of_trials_is_that_of_whole_trials() -> None:
     assert seen.squeeze(-1)[:3, 1].tolist() == [1.0, 3.0, 13.0]
     # The end of the first trial's first episode is not the end of the trial.
     assert terminal.tolist() == [[0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+
+
+def test_normalizing_moments_follow_the_observations_and_leave_bounded_ones() -> None:
+    bounds = np.array([np.inf, np.inf, 1.0, np.inf, 1.0])
+    policy = GRUPolicy(
+        spaces.Box(-bounds, bounds, dtype=np.float64),
+        ACTIONS["discrete"],
+        HIDDEN,
+        value="none",
+        normalize_observations=True,
+    ).double()
+    settings = AMAGO.Settings.model_validate({"tau": 0.25, "normalize-observations": True})
+    learner = AMAGO(policy, None, settings=settings, collection=Collection(gamma=GAMMA))
+    seen = 50.0 + 20.0 * torch.randn(400, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    learner._follow(seen)
+    is_normalized = torch.tensor([True, True, False, True, False])
+    mean, std = policy.observation_mean, policy.observation_std
+    torch.testing.assert_close(mean, torch.where(is_normalized, 0.25 * seen.mean(0), 0.0))
+    for _ in range(100):
+        learner._follow(seen)
+    torch.testing.assert_close(mean, torch.where(is_normalized, seen.mean(0), 0.0))
+    torch.testing.assert_close(std, torch.where(is_normalized, seen.std(0, correction=0), 1.0))
