@@ -357,7 +357,7 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
         buffers = self.buffers
         over = buffers.over
         np.logical_not(over, out=self._acted)
-        active = self._acted if over.any() else None
+        active = self._acted if np.count_nonzero(over) else None
         if active is not None:
             # Actions of a frozen slot, even NaN or an arm that does not exist, must not reach the family's arithmetic.
             actions = np.where(active.reshape(-1, *(1,) * (actions.ndim - 1)), actions, np.zeros_like(actions))

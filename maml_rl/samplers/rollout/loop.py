@@ -204,12 +204,12 @@ class _Loop:
             stepped = [index for index in replied if not self._resetting[index]]
             for slots, _ in self._slots_of(stepped):
                 recorder.write_outcome(slots, buffers)
-            if stepped and buffers.restarted.any():
+            if stepped and np.count_nonzero(buffers.restarted):
                 answered = np.concatenate([np.arange(parts[index].start, parts[index].stop) for index in stepped])
                 self._actor.begin_anew(answered[buffers.restarted[answered]] + self._own_slots.start)
             if self._by_slot:
                 self._resetting[replied] = False
-            over = {index for index in replied if not recorder.running(parts[index]).any()}
+            over = {index for index in replied if not np.count_nonzero(recorder.running(parts[index]))}
         if over and self._by_slot:
             self._waves[list(over)] += 1
             following = sorted(slot for slot in over if self._waves[slot] < self._num_waves)
@@ -256,7 +256,7 @@ class _Loop:
 
     def _noise_of(self, slots: SlotIndex) -> NDArray[np.float32]:
         waves, steps = self._waves[slots], self._recorder.steps(slots)
-        if (waves == waves[0]).all():
+        if not self._by_slot or (waves == waves[0]).all():
             return self._noise_at(int(waves[0])).rows(slots, steps)
         assert not isinstance(slots, slice)
         rows = np.empty((len(slots), self._phase.policy.noise_size), np.float32)

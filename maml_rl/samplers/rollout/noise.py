@@ -43,7 +43,7 @@ class EpisodeNoise:
         if self._middle is not None:
             return self._middle[slots]
         first = int(steps[0])
-        if (steps == first).all():
+        if not np.count_nonzero(steps != first):
             return self._at(first)[slots]
         rows = np.zeros((len(steps), self._policy.noise_size), np.float32)
         # Episodes that are over may have all their steps behind them.
