@@ -4,7 +4,8 @@
 
 HalfCheetahDir, 40 tasks x 20 episodes x 100 steps, on 1, 2, 4, ... of the cores of this machine, the most first. From
 two cores on, updates are in threads and in workers. Each row is printed, and written, as soon as it is known. With few
-cores the counts say what happens with more: slots of the busiest worker, bytes sent, seconds under Python's lock.
+cores the counts say what happens with more: slots of the busiest worker, bytes sent, seconds under Python's lock, and
+the CPU time of the main process, for which all wait, with `--workers` on any number of cores.
 `--environments` measures on all cores how speed and memory grow with the number of environments.
 """
 
@@ -113,6 +114,11 @@ def _measure_cores(
         for name, samples in rows.items():
             if name.startswith("stage "):
                 _add(report, options, STAGES, f"{on_cores}, {name.removeprefix('stage ')}", samples, "s")
+        if cores == options.cores[0]:
+            for name, (value, unit) in host.call("main_process", options.workers).items():
+                _add(
+                    report, options, COUNTS, f"{options.workers} workers, main process, {name}", Samples([value]), unit
+                )
         sent, size = host.call("messages")
         _add(report, options, COUNTS, f"{on_cores}, messages to workers in a phase", Samples([sent]), "messages")
         _add(report, options, COUNTS, f"{on_cores}, sent to workers in a phase", Samples([size]), "bytes")
@@ -194,12 +200,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     powers = [2**power for power in range(most.bit_length()) if 2**power < most]
     parser.add_argument("--cores", nargs="*", type=int, default=[most, *reversed(powers)], help="numbers of cores")
     parser.add_argument(
+        "--workers", type=int, default=16, help="worker processes with which the main process's costs are counted"
+    )
+    parser.add_argument(
         "--minutes", type=float, help="take about so long: as many rounds as fit, at least one after the warm-up"
     )
     parser.add_argument("--environments", nargs="*", type=int, default=[], help="numbers of environments, on all cores")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.repeats, options.warmup = 1, 0
+        options.repeats, options.warmup, options.workers = 1, 0, 2
     for cores in options.cores:
         if not 1 <= cores <= most:
             parser.error(f"--cores must be from 1 to {most}, those of this machine, got {cores}")

@@ -2,6 +2,9 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.measuring import Measurements
@@ -27,8 +30,6 @@ class Scaled:
             usable = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(0, usable[:: len(usable) // cores][:cores])
         # torch counts the cores when it is imported.
-        from dataclasses import replace
-
         from benchmarks.systems.own_sampler import OwnSampler, SamplerAndReplay
         from maml_rl.config import Config
         from maml_rl.config.yaml_source import Mapping
@@ -48,7 +49,7 @@ class Scaled:
             "seed": workload.seed,
         }
         self._timer = StageTimer()
-        experiment = make_experiment(Config.from_mapping(Mapping("the workload", values)))
+        self._experiment = experiment = make_experiment(Config.from_mapping(Mapping("the workload", values)))
         self._learner: Any = experiment.metalearner
         self._samplers: dict[tuple[str, str, str], Any] = {}
         # One worker computes what one thread does.
@@ -82,22 +83,29 @@ class Scaled:
 
     def messages(self) -> tuple[int, int]:
         """Return how many messages a phase sends to worker processes, and how many bytes these have."""
-        from maml_rl.samplers.processes.channel import Channel
-
-        counts, send = [0, 0], Channel.send_some
-
-        def counting(channel: Channel, message: bytes | memoryview) -> int:
-            sent = send(channel, message)
-            counts[0] += 1
-            counts[1] += sent
-            return sent
-
-        Channel.send_some = counting  # type: ignore[method-assign, assignment]
-        try:
+        with _counted_messages() as sizes:
             self._pair.sample()
-        finally:
-            Channel.send_some = send  # type: ignore[method-assign]
-        return counts[0], counts[1]
+        return len(sizes), sum(sizes)
+
+    def main_process(self, workers: int) -> dict[str, tuple[float, str]]:
+        """Return what an iteration costs the main process with so many workers that compute the update: value, unit."""
+        config = self._experiment.config.override({"num-workers": workers, "update": "workers"})
+        with replace(self._experiment, config=config).make_sampler() as sampler:
+            for _ in range(2):  # The first time workers get the policy, and import what they need.
+                self._learner.policy.load_state_dict(self._initial)
+                sampler.seek(0)
+                with _counted_messages() as sizes:
+                    times = [time.process_time()]
+                    batch = self._learner.collect(sampler, self._tasks)
+                    times.append(time.process_time())
+                    self._learner.learn(batch, 0)
+                    times.append(time.process_time())
+        return {
+            "CPU time of sampling, inner steps in workers": (times[1] - times[0], "s"),
+            "CPU time of an update in workers": (times[2] - times[1], "s"),
+            "messages in an iteration": (len(sizes), "messages"),
+            "sent in an iteration": (sum(sizes), "bytes"),
+        }
 
     def under_the_lock(self) -> tuple[float, float]:
         """Return the seconds of an update on one core, and those outside of torch's operations, under Python's lock."""
@@ -119,3 +127,26 @@ class Scaled:
         if self._threads is not None:
             self._threads.close()
         self._pair.close()
+
+
+@contextmanager
+def _counted_messages() -> Iterator[list[int]]:
+    """Yield the sizes in bytes of the messages that this process sends to workers in the `with` block."""
+    from maml_rl.samplers.processes.channel import Channel
+
+    sizes, send = list[int](), Channel.send_some
+
+    def counting(channel: Channel, message: bytes | memoryview) -> int:
+        sent = send(channel, message)
+        # The rest of a message that the socket did not take at once comes as another view.
+        if isinstance(message, memoryview):
+            sizes[-1] += sent
+        else:
+            sizes.append(sent)
+        return sent
+
+    Channel.send_some = counting  # type: ignore[method-assign, assignment]
+    try:
+        yield sizes
+    finally:
+        Channel.send_some = send  # type: ignore[method-assign]

@@ -119,6 +119,9 @@ def test_scaling_measures_cores_environments_and_counts(files):
         assert sampled + update == pytest.approx(whole)
     counts = {row["name"]: row["median"] for row in tables[scaling.COUNTS]}
     assert counts["1 core, messages to workers in a phase"] == 1.0
+    # Two phases in both workers, adaptation, a gradient and an evaluation.
+    assert counts["2 workers, main process, messages in an iteration"] >= 2 * 2 + 1 + 2
+    assert counts["2 workers, main process, CPU time of an update in workers"] > 0.0
     assert counts["of these under Python's lock"] < counts["update on one core, profiled"]
     assert {"physics", "inference", "assembly"} <= {row["name"].split(", ")[1] for row in tables[scaling.STAGES]}
     assert [row["name"] for row in tables[scaling.MEMORY]] == ["4 environments", "40 environments"]
