@@ -1,5 +1,6 @@
 """AMAGO: losses, gradients and a step against plain torch code; scale of rewards; what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,20 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maml_rl.config import load_config
+from maml_rl.config import Config, load_config
+from maml_rl.config.yaml_source import Mapping
+from maml_rl.envs import make_vector_env
 from maml_rl.errors import ConfigError
 from maml_rl.experience.replay import Steps
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.train import train
 from maml_rl.metalearners import Collection
 from maml_rl.metalearners.amago import AMAGO
 from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.policies import GRUPolicy, MultiCategorical, NormalMLPPolicy  # noqa: F401
 from maml_rl.policies.two_hot import TwoHot, symexp, symlog
+from maml_rl.runs.metrics import read_metrics
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
 
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (5,), np.float64)
@@ -248,14 +255,60 @@ def test_binary_filter_does_not_depend_on_the_scale_of_advantages(scale: float) 
     assert (expected == 0).any()
 
 
+OF_A_RUN = {
+    "hidden-size": 8,
+    "num-bins": 9,
+    "critic-layers": [6],
+    "batch-size": 4,
+    "num-updates": 2,
+    "warmup-trials": 1,
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("env_name", "settings", "shape"),
+    [
+        # Padded to 81 numbers, and as many that say which are real.
+        (["DarkRoom-v0", "GridNavi-v0"], {"cell": "gru", "sequence-length": 7}, (162,)),
+        (["HalfCheetahVel-v5", "HopperVel-v5"], {"cell": "gru"}, (40,)),
+        ("PixelNavigation-v0", {"context": 8}, None),
+    ],
+    ids=["discrete", "box", "images"],
+)
+def test_mixtures_of_padded_spaces_and_images_train_and_are_tested(
+    env_name: Any, settings: dict[str, Any], shape: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    values = {
+        "env-name": env_name,
+        "algorithm": "amago",
+        "observe-last": True,
+        "algorithm-settings": OF_A_RUN | settings,
+    }
+    values |= {"max-episode-steps": 5, "fast-batch-size": 2, "meta-batch-size": 4, "num-batches": 2, "gamma": 0.9}
+    config = Config.from_mapping(Mapping("the test", values))
+    digests = []
+    for workers in (0, 2) if "DarkRoom-v0" in env_name else (0,):
+        train(config, tmp_path / str(workers), num_workers=workers)
+        digests.append([row["digest"] for row in read_metrics(tmp_path / str(workers) / "metrics.jsonl")])
+    assert digests == digests[:1] * len(digests)
+    experiment = make_experiment(config, num_workers=0)
+    experiment.restore("last", tmp_path / "0")
+    found = evaluate(experiment, 4)
+    assert found.returns.shape == (4, 2, 1)
+    assert np.isfinite(found.returns).all()
+    if shape is not None:
+        (own,) = make_vector_env(config.env_name, config.env_kwargs).single_observation_space.shape
+        assert own == shape[0]
+        assert [len(part.tasks) for name, part in found.parts().items()] == [2, 2]
+
+
 def test_policy_without_a_memory_is_refused() -> None:
     with pytest.raises(TypeError, match="amago trains a GRUPolicy or TransformerPolicy"):
         AMAGO(NormalMLPPolicy(3, 1), None)
 
 
 def test_trial_without_its_rewards_is_refused(tmp_path: Any) -> None:
-    from maml_rl.experiment.build import make_experiment
-
     (tmp_path / "hidden.yaml").write_text("env-name: PointGoal-v0\nalgorithm: amago\n")
     with pytest.raises(ConfigError, match="observe-last: true"):
         make_experiment(load_config(tmp_path / "hidden.yaml"))

@@ -201,8 +201,13 @@ def test_rl2_updates_the_convolutions_and_acting_agrees_with_unrolling(memory: s
         {"algorithm": "maml-trpo", "method": "oracle"},
         {"algorithm": "maml-trpo", "memory": "gru"},
         {"algorithm": "rl2", "observe-last": True, "algorithm-settings": {"hidden-size": 8}},
+        {
+            "algorithm": "amago",
+            "observe-last": True,
+            "algorithm-settings": {"hidden-size": 8, "warmup-trials": 1, "num-updates": 1, "batch-size": 2},
+        },
     ],
-    ids=["maml", "oracle", "memory", "rl2"],
+    ids=["maml", "oracle", "memory", "rl2", "amago"],
 )
 def test_training_uses_conv_layers_and_its_policy_is_loaded_from_the_checkpoint(
     settings: dict[str, Any], tmp_path: Path
