@@ -39,7 +39,8 @@ TRAINED = {
     "max-episode-steps": 100,
     "meta-batch-size": 20,
     "fast-batch-size": 10,
-    "num-batches": 150,
+    "num-batches": 200,
+    "algorithm-settings": {"max-kl": 0.03},
 }
 TASKS, EPISODES = 200, 5
 
