@@ -48,7 +48,7 @@ def play(vector_env: MetaVectorEnv, num_tasks: int = NUM_SLOTS) -> NDArray[Any]:
 
 def play_until_through(vector_env: ParallelVectorEnv) -> NDArray[Any]:
     """Play, again after every loss of a child, as `MultiTaskSampler` does."""
-    vector_env.start_phase()
+    vector_env.pool.start_phase()
     while True:
         try:
             return play(vector_env)

@@ -70,7 +70,7 @@ class ProcessBackend(VectorEnvBackend):
     def start_phase(self) -> None:
         """Count lost children from zero."""
         if self._env is not None:
-            self._env.start_phase()
+            self._env.pool.start_phase()
         if self._phases is not None:
             self._phases.start_phase()
 
@@ -83,7 +83,7 @@ class ProcessBackend(VectorEnvBackend):
         """Kill all children without logging."""
         env = self._env
         if env is not None:
-            env.kill()
+            env.pool.kill()
 
     def _make(self, num_tasks: int) -> MetaVectorEnv:
         workers_act, per_task = self._workers_act, self._slots_per_task
@@ -119,7 +119,10 @@ class ProcessBackend(VectorEnvBackend):
         episodes, seconds_of = phases.sample(phase, timer, units)
         if env.divides:
             self._uneven = _are_uneven(seconds_of, env.parts)
-        return episodes
+        if episodes.lengths.max() < phase.horizon:
+            with timer.stage("assembly"):
+                episodes = episodes.copy()
+        return TaskEpisodes(**episodes.by_name(), tasks=phase.tasks)
 
 
 def _are_uneven(seconds_of: Sequence[tuple[slice, float]], parts: Sequence[slice]) -> bool:

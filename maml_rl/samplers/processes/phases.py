@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.env_recipe import require_picklable_tasks
@@ -46,8 +44,15 @@ class WorkerPhases:
         self._done.clear()
 
     def sample(
-        self, phase: Phase, timer: StageTimer = NULL_TIMER, units: Sequence[slice] | None = None
-    ) -> tuple[TaskEpisodes, list[tuple[slice, float]]]:
+        self,
+        phase: Phase,
+        timer: StageTimer = NULL_TIMER,
+        units: Sequence[slice] | None = None,
+        *,
+        number: int = 0,
+        num_phases: int = 1,
+        copies: bool = True,
+    ) -> tuple[EpisodeArrays, list[tuple[slice, float]]]:
         """Have workers sample a phase, and wait for it.
 
         A worker hangs if it takes longer than `step_timeout` for one call of one slot. After a `ChildLost` the units
@@ -58,10 +63,13 @@ class WorkerPhases:
             timer: gets the seconds of the stages.
             units: ranges of slots, none longer than any worker's, which workers take when they are idle; None if each
                 samples its own slots.
+            number: which of the phases in the shared memory it is.
+            num_phases: for how many there is room.
+            copies: return a copy, which is made while workers run, as they write the next phase into their memory.
 
         Returns:
-            Episodes (M, T, B, ...), the caller's own, T cut to the longest episode; and the units, each with the
-            seconds that its environments took.
+            The episodes, (M, T, B, ...), in the shared memory or copied; and the units, each with the seconds that its
+            environments took.
 
         Raises:
             TypeError: If the policy or a task cannot be pickled.
@@ -71,33 +79,67 @@ class WorkerPhases:
             ChildEnvError: If an environment raised, or the memory cannot be allocated.
             ChildEnvTimeout: If a worker hangs.
         """
-        episodes: list[EpisodeArrays] = []
-        seconds_of = self.fill(phase, timer, units, episodes=episodes)
-        (own,) = episodes
-        if own.lengths.max() < phase.horizon:
-            with timer.stage("assembly"):
-                own = own.copy()
-        return TaskEpisodes(**own.by_name(), tasks=phase.tasks), seconds_of
+        env, pool, timed = self.env, self.env.pool, timer is not NULL_TIMER
+        shared, alike = self._write_parameters(phase, num_phases)
+        timer.observe(WORKERS_PER_INFERENCE, 1)
+        shared.stage_seconds[:] = 0.0
+        episodes = shared.episodes[number].empty_like() if copies else shared.episodes[number]
+        ranges, without, generation = units or env.parts, phase.without_policy(), pool.generation
+        version = int(shared.version[0])
+        commands = [
+            RunPhase(generation, version, unit.start // phase.per_task, without.unit(unit), alike, timed, number)
+            for unit in ranges
+        ]
+        try:
+            messages = [encode(each) for each in commands]
+        except Exception:
+            require_picklable_tasks(phase.slot_tasks)
+            raise
+        # For each busy worker its unit, and its seconds before that.
+        having: dict[int, tuple[slice, float]] = {}
+        seconds_of: list[tuple[slice, float]] = []
 
-    def fill(
-        self,
-        phase: Phase,
-        timer: StageTimer = NULL_TIMER,
-        units: Sequence[slice] | None = None,
-        *,
-        number: int = 0,
-        num_phases: int = 1,
-        episodes: list[EpisodeArrays] | None = None,
-    ) -> list[tuple[slice, float]]:
-        """Have workers sample a phase into the shared memory; see `sample`.
+        def give(index: int, which: int) -> None:
+            having[index] = ranges[which], float(env.physics_seconds[index])
+            pool.send(index, commands[which], pool.step_timeout, messages[which])
 
-        Args:
-            phase: see `sample`, as for the others.
-            timer: gets the seconds of the stages.
-            units: ranges of slots.
-            number: which of the phases in the memory it is.
-            num_phases: for how many there is room.
-            episodes: gets a copy of the episodes, which is made while workers run; None for no copy.
+        def take_episodes(unit: slice) -> None:
+            if copies:
+                for block in phase.blocks(unit):
+                    episodes.block(*block).fill(shared.episodes[number].block(*block))
+
+        with timer.stage("waiting"):
+            waiting = deque(which for which, unit in enumerate(ranges) if unit.start not in self._done)
+            done = [unit for unit in ranges if unit.start in self._done]
+            if units is None:
+                while waiting:
+                    give(waiting[0], waiting.popleft())
+            for index in range(min(env.num_workers, len(waiting))):
+                give(index, waiting.popleft())
+            for unit in done:
+                take_episodes(unit)
+            while having:
+                for index in pool.wait(list(having), timeout=0.0):
+                    pool.take(index)
+                    unit, before = having.pop(index)
+                    self._done.add(unit.start)
+                    seconds_of.append((unit, float(env.physics_seconds[index]) - before))
+                    if waiting:
+                        give(index, waiting.popleft())
+                    take_episodes(unit)
+            self._done.clear()
+        if timed:
+            # Workers run in parallel: the parent has waited for the busiest.
+            of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
+            for stage, seconds in zip(WORKER_STAGES, of_busiest.tolist(), strict=True):
+                timer.move("waiting", stage, seconds)
+        return episodes, seconds_of
+
+    def _write_parameters(self, phase: Phase, num_phases: int) -> tuple[SharedPhase, bool]:
+        """Write the parameters of a phase into the shared memory, and give workers its policy.
+
+        Returns:
+            The memory, and whether only the parameters of the first task are there, which are those of all.
         """
         num_tasks, constants = len(phase.tasks), dict(phase.policy.named_buffers())
         # The policy's own parameters are sent once, in the place of those of the first task.
@@ -116,23 +158,7 @@ class WorkerPhases:
                 target = arrays[name][:1] if alike and tensors is of_phase else arrays[name]
                 target[...] = tensor.detach().cpu().numpy()
         shared.version[0] += 1
-        timer.observe(WORKERS_PER_INFERENCE, 1)
-        timed = timer is not NULL_TIMER
-        shared.stage_seconds[:] = 0.0
-        copied = None if episodes is None else shared.episodes[number].empty_like()
-        with timer.stage("waiting"):
-            command = partial(
-                RunPhase, self.env.pool.generation, int(shared.version[0]), alike=alike, timed=timed, number=number
-            )
-            seconds_of = self._run(phase, command, units, shared.episodes[number], copied)
-        if timed:
-            # Workers run in parallel: the parent has waited for the busiest.
-            of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
-            for stage, seconds in zip(WORKER_STAGES, of_busiest.tolist(), strict=True):
-                timer.move("waiting", stage, seconds)
-        if episodes is not None and copied is not None:
-            episodes.append(copied)
-        return seconds_of
+        return shared, alike
 
     def _load(self, policy: Policy, plan: PhasePlan) -> SharedPhase:
         """Return the memory for phases of `policy`, the same as long as policy and plan are the same.
@@ -165,65 +191,6 @@ class WorkerPhases:
             pool.ask(without, seconds, [LoadPolicy(pool.generation, **load) for _ in without])
             for index in without:
                 pool.worker(index).policy = load
-
-    def _run(
-        self,
-        phase: Phase,
-        command: Callable[[int, Phase], RunPhase],
-        units: Sequence[slice] | None,
-        shared: EpisodeArrays,
-        copied: EpisodeArrays | None,
-    ) -> list[tuple[slice, float]]:
-        """Have workers sample units until all are done; see `sample`.
-
-        Args:
-            phase: as there.
-            command: makes the command of a unit, from the number of its first task and its phase.
-            units: as there.
-            shared: the memory of the workers.
-            copied: gets the episodes of each unit when it is done, as workers write the next phase into their memory.
-        """
-        env, pool = self.env, self.env.pool
-        ranges, without = units or env.parts, phase.without_policy()
-        commands = [command(unit.start // phase.per_task, without.unit(unit)) for unit in ranges]
-        try:
-            messages = [encode(each) for each in commands]
-        except Exception:
-            require_picklable_tasks(phase.slot_tasks)
-            raise
-        # For each busy worker the number of its unit, and its seconds before that.
-        having: dict[int, tuple[int, float]] = {}
-        found: list[tuple[slice, float]] = []
-
-        def give(index: int, number: int) -> None:
-            having[index] = number, float(env.physics_seconds[index])
-            pool.send(index, commands[number], pool.step_timeout, messages[number])
-
-        def take_episodes(unit: slice) -> None:
-            if copied is not None:
-                for block in phase.blocks(unit):
-                    copied.block(*block).fill(shared.block(*block))
-
-        waiting = deque(number for number, unit in enumerate(ranges) if unit.start not in self._done)
-        done = [unit for unit in ranges if unit.start in self._done]
-        if units is None:
-            while waiting:
-                give(waiting[0], waiting.popleft())
-        for index in range(min(env.num_workers, len(waiting))):
-            give(index, waiting.popleft())
-        for unit in done:
-            take_episodes(unit)
-        while having:
-            for index in pool.wait(list(having), timeout=0.0):
-                pool.take(index)
-                number, before = having.pop(index)
-                self._done.add(ranges[number].start)
-                found.append((ranges[number], float(env.physics_seconds[index]) - before))
-                if waiting:
-                    give(index, waiting.popleft())
-                take_episodes(ranges[number])
-        self._done.clear()
-        return found
 
 
 def _layout(tensors: Mapping[str, Tensor], num_tasks: int | None = None) -> Layout:

@@ -77,7 +77,7 @@ class Startup:
             ChildEnvError: If a worker dies too often, or cannot make its environment.
             ChildEnvTimeout: If making an environment takes too long.
         """
-        while missing := pool.missing():
+        while missing := [index for index, worker in enumerate(pool.workers) if worker is None or not worker.ready]:
             pool.check_restarts()
             try:
                 self._start(pool, missing)

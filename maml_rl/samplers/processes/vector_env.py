@@ -262,12 +262,9 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         replied = self.pool.wait(indices, inf if timeout is None else timeout)
         for index in replied:
             self.pool.take(index)
-            self.pool.worker(index).count_step()
+            worker = self.pool.worker(index)
+            worker.steps = (worker.steps or 0) + 1
         return replied
-
-    def start_phase(self) -> None:
-        """Count the deaths of workers from zero."""
-        self.pool.start_phase()
 
     def recover(self) -> None:
         """Replace the workers that have died and drop unfinished work; then the phase can be repeated.
@@ -287,10 +284,6 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
     def pids(self) -> list[int]:
         """Process ids of the workers that are running."""
         return [worker.process.pid for worker in self.pool.living()]
-
-    def kill(self) -> None:
-        """Kill all workers without logging; waits raise `ChildLost`. Any thread may call this."""
-        self.pool.kill()
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all workers: ask, then terminate, then kill."""

@@ -6,6 +6,7 @@ import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -75,15 +76,15 @@ class WorkerHosts:
         self._batch, params = batch, None
         for number in range(batch.num_phases):
             streams = phase.streams._replace(phase=phase.streams.phase + number)
-            self._fill(replace(phase, params=params, streams=streams), timer, number, batch.num_phases)
+            own = replace(phase, params=params, streams=streams)
+            self._until_done(
+                partial(self._phases.sample, own, timer, number=number, num_phases=batch.num_phases, copies=False)
+            )
             if number + 1 < batch.num_phases:
                 with timer.stage("inner"):
                     replies = sorted(self.carry_out(replace(request, sampled=number + 1), batch))
                     of_blocks = [each for _, each in replies]
                     params = {name: torch.cat([block[name] for block in of_blocks]) for name in of_blocks[0]}
-
-    def _fill(self, phase: Phase, timer: StageTimer, number: int, num_phases: int) -> None:
-        self._until_done(lambda: self._phases.fill(phase, timer, number=number, num_phases=num_phases))
 
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
         """Have workers carry out a request; see `Carrier`.
@@ -92,7 +93,7 @@ class WorkerHosts:
             RuntimeError: If another phase has taken the memory of the episodes.
         """
         self._check(batch)
-        self._env.start_phase()
+        self._env.pool.start_phase()
         replies: dict[int, Any] = {}
         self._until_done(lambda: self._ask(request, replies))
         if request.asked is not None:

@@ -15,10 +15,9 @@ from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
 from maml_rl.samplers.describing import describe_stack
 from maml_rl.samplers.failures import Failed, error_of
 from maml_rl.samplers.processes.channel import encode
-from maml_rl.samplers.processes.commands import Close, Command, Reply, ResetTask, RunPhase
+from maml_rl.samplers.processes.commands import Close, Command, Reply
 from maml_rl.samplers.processes.shared_buffers import SharedProgress
 from maml_rl.samplers.processes.worker import Worker, describe_exit, wait_for_ends
-from maml_rl.samplers.worker_progress import IN_RESET, IN_RESET_TASK
 
 if TYPE_CHECKING:
     from maml_rl.samplers.processes.launcher import Launcher
@@ -76,10 +75,6 @@ class WorkerPool:
 
     # Starting and sending.
 
-    def missing(self) -> list[int]:
-        """Return the workers that must be started before work can begin."""
-        return [index for index, worker in enumerate(self.workers) if worker is None or not worker.ready]
-
     def launch(self, index: int) -> None:
         """Start worker `index`, instead of one that did not get ready."""
         unready = self.workers[index]
@@ -87,9 +82,7 @@ class WorkerPool:
             unready.process.kill()
             unready.process.wait(_KILL_SECONDS)
             self._release(unready)
-        # A dead worker has left its slot number there.
-        self._progress.current_slots[index] = -1
-        worker = Worker(index, self._parts[index], self._launcher.launch())
+        worker = Worker(index, self._parts[index], self._launcher.launch(), self._progress)
         self.workers[index] = worker
         self._poll.register(worker.channel, select.POLLIN)
         self._poll.register(*worker.process.sentinel)
@@ -125,36 +118,11 @@ class WorkerPool:
             ChildEnvTimeout: If it does not even read the command.
         """
         worker = self.worker(index)
-        if message is None:
-            message = encode(command)
-        worker.command, worker.reply, worker.seconds = command, None, seconds
-        worker.deadline, worker.mark = monotonic() + seconds, self._mark(worker)
-        if isinstance(command, ResetTask | RunPhase):
-            worker.given = command
-        if isinstance(command, RunPhase):
-            # Its episodes will be over: before its next step it has to be reset.
-            worker.steps, self._progress.steps[index] = None, IN_RESET_TASK
-        sent = self._transmit(worker, message)
-        while sent < len(message):
-            self._wait_for_room(worker)
-            sent += self._transmit(worker, memoryview(message)[sent:])
-
-    def _transmit(self, worker: Worker, message: bytes | memoryview) -> int:
         try:
-            return worker.channel.send_some(message)
-        except OSError:
-            self._reap(worker)
-        self._raise_faults()
-        return 0
-
-    def _wait_for_room(self, worker: Worker) -> None:
-        poll = select.poll()
-        poll.register(worker.channel, select.POLLOUT)
-        poll.register(*worker.process.sentinel)
-        if not poll.poll(max(0.0, worker.deadline - monotonic()) * 1000):
+            worker.send(command, seconds, message or encode(command))
+        except TimeoutError:
             self._raise_hung([worker])
-        if worker.process.wait(0):
-            # A helper process of the environment may still hold the other end of the channel.
+        except OSError:
             self._reap(worker)
             self._raise_faults()
 
@@ -230,29 +198,13 @@ class WorkerPool:
         """
         overdue = []
         for worker in self.living():
-            self._look_at(worker)
-            if worker.mark != (mark := self._mark(worker)):
-                worker.mark, worker.deadline = mark, now + worker.seconds
-            elif worker.command is not None and (now >= worker.deadline + self.grace or self._is_stopped(worker, now)):
+            worker.read_steps()
+            if worker.moved_on(now) or worker.command is None:
+                continue
+            if now >= worker.deadline + self.grace or worker.is_stopped(now, self.step_timeout):
                 overdue.append(worker)
         if overdue:
             self._raise_hung(overdue)
-
-    def _is_stopped(self, worker: Worker, now: float) -> bool:
-        """Return whether a worker that may take longer, as at its start, is stopped after `step_timeout`."""
-        if now < worker.deadline - worker.seconds + self.step_timeout or worker.process.state() != "stopped":
-            return False
-        worker.seconds = min(worker.seconds, self.step_timeout)
-        return True
-
-    def _mark(self, worker: Worker) -> tuple[int, float]:
-        return int(self._progress.current_slots[worker.index]), float(self._progress.heartbeats[worker.index])
-
-    def _look_at(self, worker: Worker) -> None:
-        """Record the number of steps of a worker that samples a whole phase."""
-        if isinstance(worker.command, RunPhase):
-            steps = int(self._progress.steps[worker.index])
-            worker.steps = None if steps == IN_RESET else steps
 
     def _receive(self, seconds: float) -> list[int]:
         """Wait for replies and deaths, record all of them, and return the workers that have finished their command."""
@@ -275,12 +227,11 @@ class WorkerPool:
     def _note_reply(self, worker: Worker, reply: Reply) -> None:
         if worker.command is None or reply.generation != worker.command.generation:
             return
-        if isinstance(reply, Failed) and reply.generation == self.generation:
-            self._look_at(worker)
+        is_current = reply.generation == self.generation
+        if is_current and isinstance(reply, Failed):
+            worker.read_steps()
             self._failed.append((f"{worker}, {worker.doing},", reply))
-        worker.command = None
-        if reply.generation == self.generation:
-            worker.reply = reply
+        worker.command, worker.reply = None, reply if is_current else None
 
     # Faults.
 
@@ -310,7 +261,7 @@ class WorkerPool:
         if not worker.process.wait(1.0):
             worker.process.kill()
             worker.process.wait(_KILL_SECONDS)
-        self._look_at(worker)
+        worker.read_steps()
         stack = worker.process.read_stack()
         code = self._release(worker)
         text = f"{worker} of {self._env_name} {describe_exit(code)} {worker.doing}{worker.describe_work()}"
@@ -341,10 +292,9 @@ class WorkerPool:
             stack, state = worker.process.read_stack(), worker.process.state()
             worker.process.kill()
             shown = describe_stack(stack) if stack else f"It showed no stack; it was {state or 'in an unknown state'}."
-            work = worker.describe_work(int(self._progress.current_slots[worker.index]))
             texts.append(
-                f"{worker} of {self._env_name} hangs {worker.doing}{work}, for more than {worker.seconds:g} s; it was "
-                f"killed. {shown}"
+                f"{worker} of {self._env_name} hangs {worker.doing}{worker.describe_work(worker.current_slot)}, for "
+                f"more than {worker.seconds:g} s; it was killed. {shown}"
             )
         self.stop(_GRACE_SECONDS)
         raise ChildEnvTimeout(

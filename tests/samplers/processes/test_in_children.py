@@ -20,6 +20,7 @@ from script_runs import Run
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import make_vector_env
 from maml_rl.envs.meta_env import RecordedInfos
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, NonFiniteError
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy
 from maml_rl.samplers.phase import Phase, slots_together, split_slots, units_of
@@ -86,7 +87,8 @@ def whole_phase(policy: Any, number: int = 0, params: Any = None, horizon: int =
 
 
 def phase(slots: WorkerPhases, policy: Any, number: int = 0, params: Any = None, horizon: int = 5) -> Any:
-    return slots.sample(whole_phase(policy, number, params, horizon))[0]
+    sampled = whole_phase(policy, number, params, horizon)
+    return TaskEpisodes(**slots.sample(sampled)[0].copy().by_name(), tasks=sampled.tasks)
 
 
 def test_the_parent_itself_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None:
