@@ -413,7 +413,7 @@ def model(options: argparse.Namespace, report: Report) -> None:
         messages = []
         small = Workload("2DNavigation-v0", many, 1, 1, seed=options.seed, num_workers=2, adapted=False)
         with contextlib.closing(own_sampler(small)) as actors:
-            backend: Any = actors.sampler._backend
+            backend: Any = actors.sampler._workers.backend
             for _ in range(options.repeats + 1):
                 seconds = []
                 for units in (few, many):

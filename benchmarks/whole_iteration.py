@@ -136,7 +136,7 @@ def iterate(experiment: Experiment, sampler: Any) -> dict[str, float]:
 @contextlib.contextmanager
 def counting(sampler: Any) -> Iterator[Counted]:
     """Count the replies of a sampler's actors."""
-    counted, carrier = Counted(), sampler._backend
+    counted, carrier = Counted(), sampler._workers.backend
     carry_out: Callable[..., Any] = carrier.carry_out
 
     def carry_and_count(request: Any, batch: Any) -> Iterator[Any]:

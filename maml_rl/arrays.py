@@ -53,7 +53,7 @@ def write_one_hot(rows: Any, numbers: Any) -> None:
         rows[np.arange(len(rows)), numbers] = 1
     else:
         # By an index, the 1 would be copied to the device, for which a graph cannot be recorded.
-        rows.scatter_(1, numbers.unsqueeze(1), 1)
+        rows.scatter_(1, numbers.long().unsqueeze(1), 1)
 
 
 def put(array: np.ndarray[Any, Any], device: torch.device, *, single: bool) -> torch.Tensor:

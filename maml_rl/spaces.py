@@ -14,6 +14,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from maml_rl.arrays import write_one_hot
+
 Space = spaces.Space[Any]
 
 # The types that arrays may have: those that torch computes with.
@@ -225,15 +227,24 @@ def category_counts(space: Space) -> list[int]:
     return [int(count) for count in space.nvec.ravel()] if isinstance(space, spaces.MultiDiscrete) else []
 
 
-def write_flat(space: Space, values: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write elements (N, ...) of a space as vectors (N, D), with one-hot vectors for discrete parts."""
-    counts = np.array(category_counts(space), np.int64)
-    if not len(counts):
+def write_flat(space: Space, values: Any, out: Any) -> None:
+    """Write elements (N, ...) of a space as vectors (N, D), with one-hot vectors for discrete parts.
+
+    Args:
+        space: of the elements.
+        values: an array or a tensor; where a discrete entry is less than the space allows, it counts as its least.
+        out: likewise; gets the vectors.
+    """
+    counts = category_counts(space)
+    if not counts:
         out[:] = values.reshape(out.shape)
         return
-    out[:] = 0
-    chosen = (values - getattr(space, "start", 0)).reshape(len(values), len(counts))
-    out[np.arange(len(values))[:, None], chosen + counts.cumsum() - counts] = 1
+    entries, stop = values.reshape(len(values), len(counts)), 0
+    starts = np.resize(getattr(space, "start", 0), len(counts)).tolist()
+    for column, (count, start) in enumerate(zip(counts, starts, strict=True)):
+        numbers = entries[:, column]
+        write_one_hot(out[:, stop : stop + count], (numbers - start).clip(0) if start else numbers)
+        stop += count
 
 
 class PackedField(_Part):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from inspect import signature
 from math import inf
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BeforeValidator, Field, JsonValue
 
@@ -11,7 +11,15 @@ from maml_rl.arguments import suggest
 from maml_rl.config.settings import MOST, Count, Positive, SettingsModel, finite, none_is_empty
 from maml_rl.machine import usable_cores
 
+if TYPE_CHECKING:
+    import torch
+
+Backend = Literal["auto", "in-process", "processes", "ray", "device"]
+Engine = Literal["auto", "mjbatch", "mujoco", "warp"]
 Update = Literal["auto", "driver", "workers"]
+Inference = Literal["auto", "central", "worker"]
+Stepping = Literal["auto", "serial", "threads"]
+StartMethod = Literal["forkserver", "spawn", "fork"]
 # How Ray lays a placement group out over nodes.
 Layout = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 # Ray counts in ten-thousandths.
@@ -26,14 +34,14 @@ class Placement(SettingsModel):
     """
 
     backend: Annotated[
-        Literal["auto", "in-process", "processes", "ray", "device"],
+        Backend,
         Field(
             description="where environments are; auto: on the GPU that is given as device, if all can be there, else in"
             " child processes, or in this one if there are no workers"
         ),
     ] = "auto"
     engine: Annotated[
-        Literal["auto", "mjbatch", "mujoco", "warp"],
+        Engine,
         Field(description="what computes MuJoCo's physics; warp: on the device, with the extra gpu; auto: the fastest"),
     ] = "auto"
     num_workers: Annotated[
@@ -89,7 +97,7 @@ class Placement(SettingsModel):
         ),
     ] = "auto"
     inference: Annotated[
-        Literal["auto", "central", "worker"],
+        Inference,
         Field(description="where the policy acts: main process (central), each worker (worker), the faster one (auto)"),
     ] = "auto"
     num_groups: Annotated[Count, Field(description="groups of workers that take turns")] = 1
@@ -97,7 +105,7 @@ class Placement(SettingsModel):
         Annotated[float, Field(ge=0)] | None, Field(description="seconds to wait for slow workers; null: wait for all")
     ] = None
     stepping: Annotated[
-        Literal["auto", "serial", "threads"],
+        Stepping,
         Field(
             description="how a worker steps slots: one by one (serial), at once (threads), the family's default (auto)"
         ),
@@ -125,17 +133,20 @@ class Placement(SettingsModel):
         ),
     ] = "cpu"
     start_method: Annotated[
-        Literal["forkserver", "spawn", "fork"] | None,
+        StartMethod | None,
         Field(exclude=True, description="how child processes start; None: in one of the ways that suit threads"),
     ] = None
 
     @classmethod
-    def of_call(cls, function: Callable[..., Any], given: Self | None, options: Mapping[str, Any]) -> Self:
+    def of_call(
+        cls, function: Callable[..., Any], given: Self | None, num_workers: int | None, options: Mapping[str, Any]
+    ) -> Self:
         """Return the placement that a call describes: as a whole, by loose keyword arguments, or by both.
 
         Args:
             function: that was called.
             given: the argument `placement`.
+            num_workers: the argument of this name; None for that of `placement`.
             options: further arguments, which replace its fields.
 
         Raises:
@@ -146,7 +157,9 @@ class Placement(SettingsModel):
             if name not in cls.model_fields:
                 known = [*list(signature(function).parameters)[:-1], *cls.model_fields]
                 raise TypeError(f"a {function.__name__} has no argument {name!r}{suggest(name, known)}")
-        return cls(**options) if given is None else given.replace(**options)
+        if given is None:
+            return cls(num_workers=num_workers, **options)
+        return given.replace(**options, **({} if num_workers is None else {"num_workers": num_workers}))
 
     def for_evaluation(self, **changes: Any) -> Self:
         """Return this placement with the default way of collecting: the others are for training only."""
@@ -266,6 +279,33 @@ class Placement(SettingsModel):
             raise ValueError("recv_timeout and num_groups exclude each other: a group is waited for as a whole")
         elif self.recv_timeout is not None and self.workers == 0:
             raise ValueError("recv_timeout needs workers to wait for, but num_workers is 0; raise it")
+
+
+class PlacementOptions(TypedDict, total=False):
+    """The fields of `Placement` as keyword arguments, except `num_workers`, which is an argument by itself."""
+
+    backend: Backend
+    engine: Engine
+    ray_address: str | None
+    strict: bool
+    ray_start_timeout: float
+    ray_head_timeout: float
+    ray_num_cpus: float
+    ray_resources: dict[str, float]
+    ray_placement_group: Layout | None
+    ray_runtime_env: dict[str, Any]
+    ray_log_to_driver: bool
+    update: Update
+    inference: Inference
+    num_groups: int
+    recv_timeout: float | None
+    stepping: Stepping
+    stepping_threads: int | None
+    step_timeout: float
+    max_retries: int
+    max_restarts: int
+    device: "str | torch.device"
+    start_method: StartMethod | None
 
 
 PLACEMENT_KEYS = tuple(Placement.fields_by_key())

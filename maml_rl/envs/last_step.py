@@ -5,7 +5,7 @@ Source: Duan et al. 2016, section 2.2, https://arxiv.org/abs/1611.02779
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.arrays import namespace
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, Task, read_reset_mask
 from maml_rl.envs.observing import ObservingVectorEnv
 from maml_rl.spaces import has_text, write_flat
@@ -89,6 +90,10 @@ class LastStepVectorEnv(ObservingVectorEnv):
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Begin a trial of the task `tasks[i]` in slot i."""
         super().reset_task(tasks)
+        self.begin_trial({})
+
+    def begin_trial(self, tasks: Mapping[str, Any]) -> None:
+        """Show zeros."""
         self._last[:] = 0.0
         self._begun[:] = False
 
@@ -96,18 +101,23 @@ class LastStepVectorEnv(ObservingVectorEnv):
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
         """Begin another episode of the trial."""
-        mask = read_reset_mask(options, self.num_envs)
-        self._end_episodes(self._begun if mask is None else self._begun & mask)
+        self.begin_episodes(read_reset_mask(options, self.num_envs))
+        self._keep_start()
         return super().reset(seed=seed, options=options)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         """Begin another episode of the trial."""
-        self._end_episodes(self._begun)
+        self.begin_episodes()
+        self._keep_start()
         super().reset_buffers(seeds)
 
-    def _end_episodes(self, slots: NDArray[np.bool_]) -> None:
-        # The sampler may have truncated an episode without the environment's knowledge.
-        self._last[slots, -1] = 1.0
+    def begin_episodes(self, slots: Any = None) -> None:
+        """Show that an episode has ended, except at the start of a trial."""
+        # The sampler may have truncated it without the environment's knowledge.
+        ended = self._begun if slots is None else self._begun & slots
+        self._last[:, -1] = namespace(self._last).where(ended, 1.0, self._last[:, -1])
+
+    def _keep_start(self) -> None:
         self._at_start = self._last.copy(), self._begun.copy()
 
     def reset_send(self, index: int, seed: int) -> None:
@@ -122,7 +132,9 @@ class LastStepVectorEnv(ObservingVectorEnv):
         """Start a step."""
         part = self.parts[index]
         over = self.buffers.terminated[part] | self.buffers.truncated[part]
-        self._sent[index] = np.array(actions), ~over
+        # What was sent to a slot whose episode is over may be no action.
+        acted = np.where(over.reshape(-1, *(1,) * (np.ndim(actions) - 1)), 0, actions) if over.any() else actions
+        self._sent[index] = np.array(acted), ~over
         super().step_send(index, actions)
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
@@ -130,25 +142,25 @@ class LastStepVectorEnv(ObservingVectorEnv):
         received = self.env.step_recv(timeout, indices)
         for index in received:
             if index in self._sent:
-                self._show(self.parts[index], *self._sent.pop(index))
+                part, (actions, stepped) = self.parts[index], self._sent.pop(index)
+                over = self.buffers.terminated[part] | self.buffers.truncated[part]
+                self.take_step(part, actions, self.buffers.rewards[part], over, None if stepped.all() else stepped)
         restarted = self.buffers.restarted
         if restarted.any():
             self._last[restarted], self._begun[restarted] = (kept[restarted] for kept in self._at_start)
         self._observe()
         return received
 
-    def _show(self, part: slice, actions: NDArray[Any], stepped: NDArray[np.bool_]) -> None:
-        """Record the outcome of a step in the slots of a part whose episode was not over."""
-        everywhere = bool(stepped.all())
-        which = slice(None) if everywhere else stepped
-        outcome = self._last[part] if everywhere else np.empty((int(stepped.sum()), self._last.shape[1]), np.float32)
+    def take_step(self, slots: slice, actions: Any, rewards: Any, over: Any, stepped: Any = None) -> None:
+        """Show the outcome of a step from now on."""
+        before, xp = self._last[slots], namespace(self._last)
+        last = before if stepped is None else xp.empty_like(before)
         if not self._has_text:
-            write_flat(self.single_action_space, actions[which], outcome[:, :-2])
-        outcome[:, -2] = self.buffers.rewards[part][which]
-        outcome[:, -1] = (self.buffers.terminated[part] | self.buffers.truncated[part])[which]
-        if not everywhere:
-            self._last[part][stepped] = outcome
-        self._begun[part] |= stepped
+            write_flat(self.single_action_space, actions, last[:, :-2])
+        last[:, -2], last[:, -1] = rewards, over
+        if stepped is not None:
+            before[:] = xp.where(stepped[:, None], last, before)
+        self._begun[slots] |= True if stepped is None else stepped
 
-    def _further(self) -> NDArray[Any]:
+    def _further(self) -> Any:
         return self._last

@@ -1,17 +1,21 @@
 """The base of slots with extended observations: a vector of the environment's observation and other numbers."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.arrays import put
 from maml_rl.envs.meta_env import MetaVectorEnv, MetaVectorWrapper, Seeds, StepBuffers
 from maml_rl.spaces import PackedSpace, is_image, write_flat
+
+if TYPE_CHECKING:
+    import torch
 
 
 class ObservingVectorEnv(MetaVectorWrapper):
@@ -50,8 +54,39 @@ class ObservingVectorEnv(MetaVectorWrapper):
         self.buffers = StepBuffers.allocate(self.single_observation_space, self.num_envs, env.recorded_infos)
 
     @abstractmethod
-    def _further(self) -> NDArray[Any]:
+    def _further(self) -> Any:
         """Return the further numbers of all slots, (N, numbers)."""
+
+    def move_to(self, device: "torch.device") -> None:
+        """Make the further numbers a tensor on a device; from then on only the methods that take tensors work."""
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                setattr(self, name, put(value, device, single=False))
+
+    def begin_trial(self, tasks: Mapping[str, Any]) -> None:
+        """Begin a trial in every slot, of tasks (N, ...) by entry, arrays or tensors."""
+
+    def begin_episodes(self, slots: Any = None) -> None:
+        """Begin another episode in slots, (N,) bool; None for all."""
+
+    def take_step(self, slots: slice, actions: Any, rewards: Any, over: Any, stepped: Any = None) -> None:
+        """Take the outcome of a step, as arrays or tensors.
+
+        Args:
+            slots: n of them.
+            actions: (n, *act), zeros where a slot has not stepped.
+            rewards: (n,).
+            over: (n,) whether the episode is over.
+            stepped: (n,) which of them have stepped; None for all.
+        """
+
+    def write(self, own: Any, observations: Any) -> None:
+        """Write observations (N, *obs), of which the environment's `own` are the first numbers, arrays or tensors."""
+        size, numbers = self._own_size, self._further()
+        write_flat(self.env.single_observation_space, own, observations[:, :size])
+        if self._packs:
+            numbers = np.ascontiguousarray(numbers, self._dtype).view(np.uint8)
+        observations[:, size:] = numbers
 
     @property
     def buffers(self) -> StepBuffers:
@@ -90,7 +125,4 @@ class ObservingVectorEnv(MetaVectorWrapper):
         return received
 
     def _observe(self) -> None:
-        out, size = self.buffers.observations, self._own_size
-        write_flat(self.env.single_observation_space, self.env.buffers.observations, out[:, :size])
-        numbers = self._further()
-        out[:, size:] = np.ascontiguousarray(numbers, self._dtype).view(np.uint8) if self._packs else numbers
+        self.write(self.env.buffers.observations, self.buffers.observations)

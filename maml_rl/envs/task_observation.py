@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from maml_rl.arrays import namespace
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.observing import ObservingVectorEnv
 from maml_rl.errors import TaskError
@@ -52,7 +53,12 @@ class TaskObservationVectorEnv(ObservingVectorEnv):
             rows.append(rows[-1] if slot and task is tasks[slot - 1] else _flatten(task, self._layout))
         self._shown = np.array(rows)
 
-    def _further(self) -> NDArray[Any]:
+    def begin_trial(self, tasks: Mapping[str, Any]) -> None:
+        """Show tasks (N, ...) by entry."""
+        numbers = [tasks[name].reshape(self.num_envs, -1) for name in sorted(tasks)]
+        self._shown[:] = namespace(self._shown).concatenate(numbers, 1)
+
+    def _further(self) -> Any:
         return self._shown
 
 

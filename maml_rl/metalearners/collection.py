@@ -80,15 +80,18 @@ class Sampler(Protocol):
     def sample_on_hosts(
         self,
         tasks: Sequence[Task],
-        num_steps: int = ...,
-        rule: AdaptationRule | None = ...,
+        num_steps: int,
+        rule: AdaptationRule,
         *,
         for_update: bool = ...,
-        trials_per_chunk: int | None = ...,
-        deterministic: bool = ...,
         **options: Unpack[Estimation],
     ) -> Hosts | None:
-        """Do the same, or without a rule sample trials, on hosts that keep the episodes, if there are any."""
+        """Do the same on hosts that keep the episodes, if there are any."""
+
+    def trials_on_hosts(
+        self, tasks: Sequence[Task], *, trials_per_chunk: int | None = ..., deterministic: bool = ...
+    ) -> Hosts | None:
+        """Sample a trial of every task on hosts that keep the episodes, if there are any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

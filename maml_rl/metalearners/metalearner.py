@@ -241,7 +241,7 @@ class MetaLearner(ABC):
         """Sample the batch of one update, in the place where the update runs."""
         if self.whole_trials:
             size = self.trials_per_chunk
-            hosts = None if size is None else sampler.sample_on_hosts(tasks, trials_per_chunk=size)
+            hosts = None if size is None else sampler.trials_on_hosts(tasks, trials_per_chunk=size)
             return Batch.on(hosts) or Batch([sampler.rollout_trials(tasks)])
         how = self.collection
         if self.rule is not None and self.updates_on_hosts:
@@ -310,7 +310,7 @@ class MetaLearner(ABC):
         hosts = None
         if self.whole_trials:
             # A trial adapts while it is sampled. Nothing is computed with it, so chunks may have any size.
-            hosts = sampler.sample_on_hosts(tasks, deterministic=deterministic)
+            hosts = sampler.trials_on_hosts(tasks, deterministic=deterministic)
         elif rule is not None and self.updates_on_hosts:
             hosts = sampler.sample_on_hosts(tasks, num_steps, rule, for_update=False, **self.collection.estimation)
         if batch := Batch.on(hosts):

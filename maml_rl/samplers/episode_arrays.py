@@ -109,7 +109,7 @@ class EpisodeArrays:
         """Return the arrays by their names."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def block(self, tasks: slice, episodes: slice = slice(None)) -> EpisodeArrays:
+    def view(self, tasks: slice, episodes: slice = slice(None)) -> EpisodeArrays:
         """Return the views of a range of tasks, and of a range of their episodes."""
         return self._each(lambda array, stepwise: array[tasks, :, episodes] if stepwise else array[tasks, episodes])
 

@@ -133,7 +133,7 @@ class HostedBatch:
             slice(self.chunks[index].start - tasks.start, self.chunks[index].stop - tasks.start)
             for index in self.blocks[block]
         )
-        part = self.phase.part(tasks)
+        part = self.phase.of_tasks(tasks)
 
         def finish(episodes: TaskEpisodes, params: Mapping[str, Tensor] | None) -> TaskEpisodes:
             episodes.horizon, episodes.chunks, episodes.first_task = part.horizon, chunks, tasks.start

@@ -2,405 +2,33 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
 
-import gymnasium
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.arguments import check_count
 from maml_rl.compat.pending_samples import SamplesInTwoCalls
-from maml_rl.config.placement import Placement
 from maml_rl.derivatives import Hosts
-from maml_rl.envs.checking import DrawsBySeed
-from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
-from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
-from maml_rl.envs.registration import FAMILIES
+from maml_rl.envs.meta_env import Task
 from maml_rl.episode.advantages import TaskwiseBaseline
-from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
-from maml_rl.errors import ChildLost, ConfigError, TaskError
-from maml_rl.policies import Memory, Policy, as_policy
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.policies import Memory
 from maml_rl.policies.policy import check_parameters
-from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.env_recipe import Recipe, maker_of
-from maml_rl.samplers.hosting import HostedBatch, RemoteHosts
+from maml_rl.samplers.backend import RolloutBackend
+from maml_rl.samplers.hosting import Carrier, HostedBatch, RemoteHosts
 from maml_rl.samplers.inner_loop import InnerPhases
-from maml_rl.samplers.make_backend import choose, make_backend
-from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.policy_copies import PolicyAt
-from maml_rl.samplers.rollout.carried_memory import try_memory
-from maml_rl.samplers.rollout.recomputing import log_probs_of, memory_after, memory_of
-from maml_rl.seeding import NamedStreams, PhaseStreams, Purpose, StreamKey, check_seed, generator
-from maml_rl.spaces import require_numbers
-from maml_rl.task_distributions import FamilyTasks, TaskDistribution
-from maml_rl.task_distributions.task_distribution import TaskSplit
-from maml_rl.task_distributions.task_files import try_tasks
-
-Result = TypeVar("Result")
+from maml_rl.samplers.phase_sampler import PhaseSampler, check_tasks
+from maml_rl.samplers.rollout.recomputing import memory_after
 
 
-class InterruptedSamplingError(RuntimeError):
-    """Another thread has called `interrupt`."""
+class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
+    """Samples tasks of one family, and episodes of a policy in them before and after it is adapted to each task.
 
-
-class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampler"]):
-    """Samples tasks of one family, and episodes of a policy in them, in this process or in workers.
-
-    Randomness is keyed by (seed, iteration, phase, task, episode): the episodes are bit-identical for any number of
-    workers, any start method, and after any worker has been replaced. `sample_tasks` begins an iteration, and every
-    `rollout` in it is a phase.
-
-    Args:
-        env_name: registered id, "module:id", or a callable that makes a `gymnasium.Env`.
-        env_kwargs: keyword arguments of the environment.
-        batch_size: B, episodes per task and phase.
-        policy: acts in the environments: a policy, or any module that `as_policy` takes.
-        baseline: estimates values for the advantages; only `sample` needs it.
-        env: a callable instead of `env_name`. Scripts of pytorch-maml-rl pass an environment of the same id beside it,
-            which is only compared with it: workers make their own.
-        seed: integer in [0, 2**32); None draws one from the operating system (see the attribute `seed`).
-        num_workers: worker processes; 0 steps in this process; None takes the number of usable cores, or of all CPUs of
-            a Ray cluster.
-        slots_per_task: environments per task, a divisor of B; None for B, or for what the family has by default. With
-            fewer than B the episodes run in waves.
-        max_episode_steps: horizon T; None for the environment's own.
-        observe_last: show the policy the last step, too: observations become vectors of the
-            observation, the last action, the last reward, and whether the last step ended an episode; see
-            `envs.LastStepParts`.
-        reset_memory_each_episode: reset the policy's memory at the start of every episode, not only of every phase.
-        record_log_probs: record the log-probability of every action, for learners whose parameters change meanwhile.
-        record_memory: keep with the episodes the policy's memory before every action, tensors (M, T, B, *memory
-            of one slot). The policy acts a second time for it, in this process.
-        evaluation: draw tasks and episodes from the evaluation's streams, which training never touches.
-        task_split: for a family or a task distribution that keeps test tasks apart: "training" or "test" tasks, or
-            "validation", which are drawn like those of training, for evaluations that choose something. None for "test"
-            in an evaluation, else "training".
-        task_distribution: what `sample_tasks` draws from; None for the family's own distribution. Your code passes the
-            returns of its tasks to a curriculum, with the method `update`.
-        timer: gets the seconds of every stage.
-        placement: where and how the slots are stepped and the policy acts.
-        **options: the fields of `Placement` one by one: `backend`, `device`, `inference`, `step_timeout`,
-            `max_restarts` and others; they replace those of `placement`.
-
-    Raises:
-        ValueError: If a number is out of range, or two arguments exclude or contradict each other.
-        TypeError: If an environment object is given where an id or a callable is expected, or environment or
-            policy cannot be sent to the workers.
-        ConfigError: If there is no Ray, or its cluster cannot be reached or is too small.
+    `rollout` samples one phase. On top of it `sample` and `adapt` adapt the policy by gradient steps as MAML does, and
+    `rollout_trials` lets a policy with a memory adapt within a trial. See `PhaseSampler` for the arguments.
     """
-
-    def __init__(
-        self,
-        env_name: EnvMaker | None,
-        env_kwargs: Mapping[str, Any] | None = None,
-        batch_size: int = 20,
-        policy: nn.Module | None = None,
-        baseline: Baseline | None = None,
-        env: Callable[..., gymnasium.Env] | gymnasium.Env | None = None,
-        seed: int | None = None,
-        num_workers: int | None = None,
-        *,
-        slots_per_task: int | None = None,
-        max_episode_steps: int | None = None,
-        observe_last: bool = False,
-        reset_memory_each_episode: bool = False,
-        record_log_probs: bool = False,
-        record_memory: bool = False,
-        evaluation: bool = False,
-        task_split: TaskSplit | None = None,
-        task_distribution: TaskDistribution | None = None,
-        timer: StageTimer = NULL_TIMER,
-        placement: Placement | None = None,
-        **options: Any,
-    ) -> None:
-        if num_workers is not None or placement is None:
-            options["num_workers"] = num_workers
-        self.placement = Placement.of_call(MultiTaskSampler, placement, options)
-        if policy is None:
-            raise TypeError(
-                "a MultiTaskSampler needs a policy; make one with get_policy_for_env(MultiTaskSampler.spaces(...))"
-            )
-        policy = as_policy(policy)
-        if record_memory and not policy.has_memory:
-            raise ValueError(
-                f"record_memory keeps what a policy remembers, and {type(policy).__name__} has no memory; leave it "
-                "out, or use a policy with initial_memory"
-            )
-        self.batch_size = check_count("batch_size", batch_size)
-        maker = maker_of(env_name, env)
-        shown = ObservedLastStep(maker) if observe_last and maker is not None else maker
-        self._recipe = Recipe.of(shown, env_kwargs, max_episode_steps)
-        require_tasks(self._recipe.env)
-        if slots_per_task is None:
-            slots_per_task = self._recipe.slots_per_task
-        self.slots_per_task = batch_size if slots_per_task is None else check_count("slots_per_task", slots_per_task)
-        if batch_size % self.slots_per_task:
-            raise ValueError(f"slots_per_task must divide batch_size, got {slots_per_task} and {batch_size}")
-        self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
-        self._recipe = self._recipe.placed(self.placement)
-        self.placement = choose(self.placement, self._recipe, policy)
-        self._backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
-        self.policy, self.baseline = policy, baseline
-        self._acting_policy = PolicyAt(self.placement.device)
-        self._streams: NamedStreams | None = None
-        self._draws = DrawsBySeed()
-        self.iteration, self.phase = -1, 0
-        self._reset_memory = reset_memory_each_episode
-        self._memory_tried: Policy | None = None
-        self.record_log_probs, self.record_memory = record_log_probs, record_memory
-        self.evaluation, self.timer = evaluation, timer
-        self.task_split: TaskSplit = task_split or ("test" if evaluation else "training")
-        self.task_distribution = task_distribution
-        self._has_drawn = False
-        self._closed = self._interrupted = False
-
-    @staticmethod
-    def spaces(
-        env_name: EnvMaker, env_kwargs: Mapping[str, Any] | None = None, *, observe_last: bool = False
-    ) -> EnvDescription:
-        """Return the spaces of one environment before there is a sampler, such as for `get_policy_for_env`.
-
-        Args:
-            env_name: see the class.
-            env_kwargs: see the class.
-            observe_last: see the class.
-
-        Returns:
-            Its `observation_space` and `action_space`, as a sampler with these arguments has them.
-        """
-        shown = ObservedLastStep(env_name) if observe_last else env_name
-        env = Recipe.of(shown, env_kwargs, None).make(1)
-        try:
-            return EnvDescription.of(env)
-        finally:
-            env.close()
-
-    def __repr__(self) -> str:
-        horizon = self._recipe.max_episode_steps
-        limit = "" if horizon is None else f", T={horizon}"
-        state = "closed" if self._closed else f"iteration {self.iteration}, phase {self.phase}"
-        name = env_id(self._recipe.env) or "of one's own"
-        return f"MultiTaskSampler({name}, B={self.batch_size}{limit}, seed {self.seed}, {state})"
-
-    def prepare(self, num_tasks: int) -> None:
-        """Start workers for phases of `num_tasks` tasks now, not in the first phase; do nothing if they are running."""
-        self.check_threads(num_tasks)
-        self._replay(lambda: self._backend.prepare(check_count("num_tasks", num_tasks)))
-
-    def sample_tasks(self, num_tasks: int) -> list[Task]:
-        """Begin the next iteration and draw its tasks.
-
-        Args:
-            num_tasks: M, at least 1.
-
-        Returns:
-            M tasks; the same for the same seed and iteration.
-
-        Raises:
-            ValueError: If the task distribution does not fit the family, or cannot draw so many tasks.
-            TaskError: If it draws what are no tasks of the family.
-        """
-        iteration = self.iteration + 1
-        key = StreamKey(self.seed, Purpose.EVALUATION_TASKS if self.evaluation else Purpose.TASKS, iteration)
-        if self.task_distribution is None:
-            tasks = self.draw_tasks(num_tasks, key)
-        else:
-            tasks = self._draw_from(self.task_distribution, check_count("num_tasks", num_tasks), key)
-        self.seek(iteration)
-        return tasks
-
-    def _draw_from(self, distribution: TaskDistribution, num_tasks: int, key: StreamKey) -> list[Task]:
-        self.prepare(num_tasks)
-        family = FamilyTasks(
-            env_id(self._recipe.env) or "the family",
-            self.env.task_space,
-            self._draw_seeded,
-            self.seed,
-            lambda count, seed: self._replay(lambda: self._backend.sample_tasks(count, seed, True)),
-        )
-        distribution.admit(family, lambda tasks: self._try(tasks, "the distribution"))
-        if self.task_split == "training":
-            distribution.check_batch(num_tasks)
-        draw = {
-            "training": distribution.sample,
-            "validation": distribution.sample_validation,
-            "test": distribution.sample_test,
-        }[self.task_split]
-        tasks = draw(family, num_tasks, generator(key))
-        if len(tasks) != num_tasks:
-            raise TaskError(f"{type(distribution).__name__} was asked for {num_tasks} tasks and drew {len(tasks)}")
-        if not self._has_drawn:
-            self._try(tasks, f"the first draw of {type(distribution).__name__}")
-            self._has_drawn = True
-        return tasks
-
-    def _try(self, tasks: Sequence[Task], origin: str) -> None:
-        """Refuse what are no tasks, in an environment of this process if there may be one; else the phase does it.
-
-        Raises:
-            TaskError: If one is none of the family; the message names it.
-        """
-        if not all(isinstance(task, Mapping) for task in tasks):
-            raise TaskError(f"{origin} has {tasks!r:.80}; a task is a dict from names to values")
-        here = self.placement.backend == "in-process" or (
-            self._recipe.spec is not None and self._recipe.spec.id in FAMILIES
-        )
-        if not (tasks and here):
-            return
-        env = self._recipe.make(1)
-        try:
-            try_tasks(tasks, env, origin)
-        except ConfigError as error:
-            raise TaskError(str(error)) from error
-        finally:
-            env.close()
-
-    def draw_tasks(self, num_tasks: int, key: StreamKey) -> list[Task]:
-        """Draw tasks from the random stream `key`, without beginning an iteration."""
-        check_count("num_tasks", num_tasks)
-        seed = int(generator(key).integers(2**63))
-        return self._draw_seeded(num_tasks, seed)
-
-    def _draw_seeded(self, num_tasks: int, seed: int) -> list[Task]:
-        def draw(count: int, seed: int) -> list[Task]:
-            return self._replay(lambda: self._backend.sample_tasks(count, seed, self.task_split == "test"))
-
-        tasks = draw(num_tasks, seed)
-        self._draws.check(seed, tasks, draw)
-        return tasks
-
-    def seek(self, iteration: int) -> None:
-        """Continue as if `iteration` had just begun: the next `rollout` is its phase 0.
-
-        A resumed run seeks to the last finished iteration, and its next `sample_tasks` continues from there.
-        """
-        self.iteration, self.phase = iteration, 0
-
-    def generator(self, purpose: str) -> np.random.Generator:
-        """Return the random stream for draws of your own code before the next phase, such as the latents of tasks.
-
-        It is keyed by (seed, iteration, phase, purpose), and separate from all draws of the sampler.
-
-        Args:
-            purpose: any name; different names never share a stream.
-        """
-        which = Purpose.EVALUATION_SAMPLING_DRAWS if self.evaluation else Purpose.SAMPLING_DRAWS
-        key = StreamKey(self.seed, which, max(self.iteration, 0), self.phase)
-        self._streams = self._streams or NamedStreams(key)
-        self._streams.move_to(key)
-        return self._streams.numpy(purpose)
-
-    def rollout(
-        self,
-        tasks: Sequence[Task],
-        params: Mapping[str, Tensor] | None = None,
-        *,
-        num_episodes: int | None = None,
-        deterministic: bool = False,
-        streams: PhaseStreams | None = None,
-    ) -> TaskEpisodes:
-        """Sample B episodes of every task under fixed parameters: one phase.
-
-        Args:
-            tasks: M tasks.
-            params: parameters by name, (M, ...) per task or as the policy's own; None for the policy's own.
-            num_episodes: B; None for the sampler's `batch_size`. The first episodes of a task are the same for any
-                number of them.
-            deterministic: make the policy take its most probable actions instead of drawing them; a policy with its
-                own `act` gets noise in the middle of its range. Environments draw as usual.
-            streams: the random streams; None for those of the next phase of the iteration.
-
-        Returns:
-            Episodes (M, T, B, ...).
-
-        Raises:
-            ValueError: If `num_episodes` is not a multiple of the slots of a task.
-            ChildEnvError: If an environment raised, or a worker died more than `max_restarts` times.
-            ChildEnvTimeout: If an environment hangs.
-            NonFiniteError: If an observation, an action or a reward is NaN or infinite.
-            TaskError: If a task is malformed.
-        """
-        self.check_threads(check_count("the number of tasks", len(_check_tasks(tasks))))
-        if params is not None:
-            params = check_parameters(self.policy, params)
-        per_task = self.batch_size if num_episodes is None else check_count("num_episodes", num_episodes)
-        if per_task % self.slots_per_task:
-            raise ValueError(
-                f"num_episodes must be a multiple of slots_per_task, which is {self.slots_per_task}, got {per_task}; "
-                f"make the sampler with slots_per_task={math.gcd(per_task, self.slots_per_task)}"
-            )
-        if not self.policy.stateless and (deterministic or per_task > self.slots_per_task):
-            raise ValueError(
-                f"{type(self.policy).__name__} keeps something itself, so that it cannot sample "
-                f"{'deterministically' if deterministic else f'more than {self.slots_per_task} episodes of a task'}; "
-                "have it remember through initial_memory and act, or declare `stateless = True`"
-            )
-        is_next = streams is None
-        keyed = streams or PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
-
-        def one_phase() -> tuple[Phase, TaskEpisodes]:
-            phase = self._describe_phase(tasks, params, keyed, per_task, deterministic)
-            sampled = self._backend.run(phase, self.timer)
-            sampled.horizon = phase.horizon
-            return phase, sampled
-
-        phase, episodes = self._named_tasks(one_phase)
-        if self.record_log_probs:
-            with self.timer.stage("inference"):
-                kept = None if self._reset_memory else self.slots_per_task
-                episodes.log_probs = log_probs_of(self.policy, params, episodes, kept)
-        if self.record_memory:
-            with self.timer.stage("inference"):
-                episodes.memory = memory_of(phase, episodes, self.placement.device)
-        if is_next:
-            self.phase += 1
-        return episodes
-
-    def _describe_phase(
-        self,
-        tasks: Sequence[Task],
-        params: Mapping[str, Tensor] | None,
-        streams: PhaseStreams,
-        per_task: int,
-        deterministic: bool = False,
-    ) -> Phase:
-        """Prepare the workers for a phase, and return the phase."""
-        self._backend.prepare(len(tasks))
-        slot = self._backend.describe()
-        if not self.policy.reads_text:
-            require_numbers(type(self.policy).__name__, slot.observation_space, slot.action_space)
-        self.policy.check_spaces(slot.observation_space, slot.action_space)
-        if self._memory_tried is not self.policy:
-            try_memory(self.policy, slot.observation_space)
-            self._memory_tried = self.policy
-        return Phase(
-            tuple(tasks),
-            self._acting_policy(self.policy),
-            params,
-            streams,
-            per_task,
-            self._horizon(),
-            self._reset_memory,
-            deterministic,
-            self.slots_per_task,
-        )
-
-    def _named_tasks(self, work: Callable[[], Result]) -> Result:
-        """Do `work`, and name in an error the task that is malformed."""
-        try:
-            return self._replay(work)
-        except TaskError as error:
-            if not error.in_slots:
-                raise
-            # The caller never chose slots.
-            found = [f"task {slot // self.slots_per_task}: {what}" for slot, what in error.in_slots]
-            raise TaskError("; ".join(found)) from error
 
     def rollout_trials(
         self,
@@ -463,7 +91,7 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
             ValueError: If the sampler does not have one slot for each task.
             Exception: As `rollout`.
         """
-        streams = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
+        streams = self._next_streams()
         episodes = self.rollout_trials(tasks, params, num_episodes=num_episodes, deterministic=deterministic)
         with self.timer.stage("inference"):
             params = None if params is None else check_parameters(self.policy, params)
@@ -560,57 +188,86 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
     def sample_on_hosts(
         self,
         tasks: Sequence[Task],
-        num_steps: int = 0,
-        rule: AdaptationRule | None = None,
+        num_steps: int,
+        rule: AdaptationRule,
         *,
         gamma: float = 0.95,
         gae_lambda: float = 1.0,
         bootstrap: bool = True,
         for_update: bool = True,
-        trials_per_chunk: int | None = None,
-        deterministic: bool = False,
     ) -> Hosts | None:
-        """Do what `sample` does, or without a rule `rollout_trials`, in workers that keep the episodes and compute.
+        """Do what `sample` does, on hosts: workers that keep the episodes and compute on them.
 
         Args:
             tasks: M tasks.
             num_steps: see `sample`, as for the others.
-            rule: how a task's parameters come from its episodes; None for trials.
+            rule: how a task's parameters come from its episodes.
             gamma: discount in [0, 1].
             gae_lambda: in [0, 1].
             bootstrap: continue truncated episodes with the value of their final observation.
             for_update: give the episodes after the last step advantages, too.
-            trials_per_chunk: how many trials make a chunk, at most; None for a chunk for each worker, where nothing is
-                computed chunk by chunk.
-            deterministic: of trials: take the most probable actions instead of drawing them.
 
         Returns:
-            An object with the episodes before each inner step and after the last, or with the trials. The next call
-            replaces them. None if the workers cannot keep them: where there is no Ray cluster, with `update="driver"`,
-            for a policy with a memory that takes inner steps, or for a baseline that is not fitted to each task. With
-            "auto" also if not every worker would get a share, and sampling would take longer.
+            An object with the episodes before each inner step and after the last. The next call replaces them. None if
+            no worker can keep them: where there is no Ray cluster, with `update="driver"`, for a policy with a memory,
+            or for a baseline that is not fitted to each task. With "auto" also if some workers would have no tasks, and
+            sampling would take longer.
 
         Raises:
             Exception: As `rollout`.
         """
-        num_tasks = check_count("the number of tasks", len(_check_tasks(tasks)))
+        carrier = self._carrier(tasks)
+        if carrier is None or not isinstance(self.baseline, TaskwiseBaseline) or self.policy.has_memory:
+            return None
+        rule.step_sizes(num_steps)
+        inner = self._inner_phases(num_steps, rule, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
+        return self._on_hosts(carrier, tasks, inner, for_update=for_update)
+
+    def trials_on_hosts(
+        self, tasks: Sequence[Task], *, trials_per_chunk: int | None = None, deterministic: bool = False
+    ) -> Hosts | None:
+        """Do what `rollout_trials` does, on hosts; see `sample_on_hosts`.
+
+        Args:
+            tasks: M tasks.
+            trials_per_chunk: how many trials make a chunk, at most; None for a chunk for each worker, where nothing is
+                computed chunk by chunk.
+            deterministic: see `rollout`.
+
+        Returns:
+            An object with the trials, or None.
+
+        Raises:
+            ValueError: If the sampler does not have one slot for each task.
+            Exception: As `rollout`.
+        """
+        carrier = self._carrier(tasks)
+        if carrier is None:
+            return None
+        self._check_trials()
+        return self._on_hosts(carrier, tasks, None, trials_per_chunk=trials_per_chunk, deterministic=deterministic)
+
+    def _carrier(self, tasks: Sequence[Task]) -> Carrier | None:
+        """Return what brings requests to workers that keep the episodes of tasks; None if there are none."""
+        num_tasks = check_count("the number of tasks", len(check_tasks(tasks)))
         if self.placement.update == "driver" or next(self.policy.parameters()).device.type != "cpu":
             return None
         self.prepare(num_tasks)
-        carrier = self._backend.carrier
-        if carrier is None:
-            return None
-        inner = None
-        if rule is None:
-            self._check_trials()
-        elif not isinstance(self.baseline, TaskwiseBaseline) or self.policy.has_memory:
-            return None
-        else:
-            rule.step_sizes(num_steps)
-            inner = self._inner_phases(num_steps, rule, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
-        keyed = PhaseStreams(self.seed, max(self.iteration, 0), self.phase, self.evaluation)
+        return self._workers.backend.carrier
 
-        def all_phases() -> RemoteHosts | None:
+    def _on_hosts(
+        self,
+        carrier: Carrier,
+        tasks: Sequence[Task],
+        inner: InnerPhases | None,
+        *,
+        for_update: bool = False,
+        trials_per_chunk: int | None = None,
+        deterministic: bool = False,
+    ) -> Hosts | None:
+        keyed, num_tasks = self._next_streams(), len(tasks)
+
+        def all_phases(_: RolloutBackend) -> RemoteHosts | None:
             phase = self._describe_phase(tasks, None, keyed, self.batch_size, deterministic)
             batch = HostedBatch.of(
                 phase,
@@ -621,116 +278,10 @@ class MultiTaskSampler(SamplesInTwoCalls, AbstractContextManager["MultiTaskSampl
             )
             is_computed = inner is not None or trials_per_chunk is not None
             too_few = is_computed and len(batch.blocks) < min(num_tasks, carrier.num_hosts)
-            return (
-                None if too_few and self.placement.update == "auto" else RemoteHosts(carrier, batch, phase, self.timer)
-            )
+            if too_few and self.placement.update == "auto":
+                return None
+            return RemoteHosts(carrier, batch, phase, self.timer)
 
-        hosts = self._named_tasks(all_phases)
+        hosts = self._workers.do(all_phases)
         self.phase += 0 if hosts is None else hosts.num_phases
         return hosts
-
-    def interrupt(self, *, now: bool) -> None:
-        """Make the thread that samples end with an error, and any later attempt, too; any thread may call this.
-
-        Args:
-            now: kill the workers; otherwise the phase is finished first.
-        """
-        self._interrupted = True
-        if now:
-            self._backend.kill()
-
-    def close(self) -> None:
-        """End all workers; nothing can be sampled afterwards. Safe to call twice."""
-        self._closed = True
-        self._backend.close()
-
-    def __exit__(self, *error: object) -> None:
-        """Close, however the `with` block ended."""
-        self.close()
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers on this machine that are running."""
-        return self._backend.pids
-
-    @property
-    def retries(self) -> int:
-        """How often episodes were restarted so far, because their environment raised `Retry`."""
-        return self._backend.retries
-
-    @property
-    def waiting_seconds(self) -> float:
-        """Seconds for which no slot was ready, where they wait concurrently; of the worker that has waited longest."""
-        return self._backend.waiting_seconds
-
-    @property
-    def slot_counts(self) -> SlotCounts | None:
-        """Current activity of slots that wait concurrently, for any thread; None where they do not, and on Ray."""
-        return self._backend.slot_counts
-
-    @property
-    def env(self) -> EnvDescription:
-        """The `observation_space` and `action_space` of one environment, as in pytorch-maml-rl; not an environment."""
-        return self._replay(self._backend.describe)
-
-    @property
-    def single_observation_space(self) -> gymnasium.Space[Any]:
-        """Observation space of one environment."""
-        return self.env.observation_space
-
-    @property
-    def single_action_space(self) -> gymnasium.Space[Any]:
-        """Action space of one environment."""
-        return self.env.action_space
-
-    def check_threads(self, num_tasks: int) -> None:
-        """Refuse more threads than slots. An evaluation may have fewer tasks than training, for which the threads are.
-
-        Raises:
-            ValueError: If there are more.
-        """
-        threads, num_slots = self.placement.stepping_threads, num_tasks * self.slots_per_task
-        if threads is not None and threads > num_slots and not self.evaluation:
-            raise ValueError(
-                f"stepping_threads={threads} is more than the {num_slots} slots of a phase of {num_tasks} tasks; leave "
-                "it out for one thread for each slot, or lower it"
-            )
-
-    def _horizon(self) -> int:
-        horizon = self._recipe.max_episode_steps or self._backend.describe().max_episode_steps
-        if horizon is None:
-            raise ValueError(f"the environment {self._recipe.env} has no time limit; pass max_episode_steps")
-        return horizon
-
-    def _replay(self, work: Callable[[], Result]) -> Result:
-        """Do `work`, again after every loss of a worker: keyed streams give the same result.
-
-        Raises:
-            RuntimeError: If the sampler is closed.
-            InterruptedSamplingError: If another thread has called `interrupt`.
-        """
-        if self._closed:
-            raise RuntimeError("this sampler or evaluator is closed; make a new one")
-        self._backend.start_phase()
-        while not self._interrupted:
-            try:
-                return work()
-            except ChildLost:
-                if not self._interrupted:
-                    self._backend.recover()
-        raise InterruptedSamplingError("sampling was interrupted by another thread")
-
-
-def _check_tasks(tasks: Any) -> Sequence[Task]:
-    """Return tasks.
-
-    Raises:
-        TypeError: If they are not a sequence of dicts; the message names the expected type.
-    """
-    if isinstance(tasks, Mapping | str) or not isinstance(tasks, Sequence):
-        hint = "; pass [task] for one task" if isinstance(tasks, Mapping) else ""
-        raise TypeError(f"tasks must be a list of tasks, got a {type(tasks).__name__}{hint}")
-    for index, task in enumerate(tasks):
-        if not isinstance(task, Mapping):
-            raise TypeError(f"task {index} is {task!r}; a task is a dict of numbers and arrays, as sample_tasks draws")
-    return tasks

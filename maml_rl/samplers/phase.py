@@ -77,9 +77,9 @@ class Phase:
         """The task of each of these slots."""
         return [self.tasks[slot // self.per_task] for slot in range(self.own_slots.start, self.own_slots.stop)]
 
-    def blocks(self, slots: slice | None = None) -> Iterator[tuple[slice, slice]]:
+    def ranges(self, slots: slice | None = None) -> Iterator[tuple[slice, slice]]:
         """Yield ranges of tasks, each with a range of their episodes: together those in `slots`; None for its own."""
-        for tasks, places in blocks_of_slots(slots or self.own_slots, self.per_task):
+        for tasks, places in task_ranges(slots or self.own_slots, self.per_task):
             if places == slice(0, self.per_task):
                 yield tasks, slice(0, self.episodes_per_task)
                 continue
@@ -87,12 +87,12 @@ class Phase:
                 yield tasks, slice(first + places.start, first + places.stop)
 
     def unit(self, slots: slice) -> Phase:
-        """Return the phase of some of the slots, and of the tasks that they have, whole or in part."""
+        """Return the phase of some of the slots, and of the tasks that they have, even if not all slots of these."""
         first, last = slots.start // self.per_task, -(-slots.stop // self.per_task)
         offset = first * self.per_task
-        return replace(self.part(slice(first, last)), slots=slice(slots.start - offset, slots.stop - offset))
+        return replace(self.of_tasks(slice(first, last)), slots=slice(slots.start - offset, slots.stop - offset))
 
-    def part(self, tasks: slice) -> Phase:
+    def of_tasks(self, tasks: slice) -> Phase:
         """Return the phase of a range of the tasks. Its episodes are those of the whole phase there, bit for bit."""
         start, stop, _ = tasks.indices(len(self.tasks))
         params = self.params
@@ -113,7 +113,7 @@ class Phase:
         return replace(self, policy=policy, params=params)
 
 
-def blocks_of_slots(slots: slice, per_task: int) -> list[tuple[slice, slice]]:
+def task_ranges(slots: slice, per_task: int) -> list[tuple[slice, slice]]:
     """Return ranges of tasks, each with a range of the slots of each: together, in their order, a range of slots.
 
     Args:
@@ -152,9 +152,9 @@ def split_slots(num_slots: int, num_workers: int, together: int = 1) -> tuple[sl
     """
     if together < 1 or num_slots % together:
         raise ValueError(f"the slots that stay together must divide all, got {together} and {num_slots}")
-    pieces = num_slots // together
-    num_workers = min(num_workers, pieces)
-    bounds = [pieces * index // num_workers * together for index in range(num_workers + 1)]
+    count = num_slots // together
+    num_workers = min(num_workers, count)
+    bounds = [count * index // num_workers * together for index in range(num_workers + 1)]
     return tuple(slice(start, stop) for start, stop in pairwise(bounds))
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -13,20 +12,21 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from maml_rl.arguments import check_count
-from maml_rl.config.placement import Placement
+from maml_rl.config.placement import Placement, PlacementOptions
 from maml_rl.derivatives import ParameterLayout
 from maml_rl.envs.make_env import EnvMaker
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.multi_task_sampler import MultiTaskSampler
+from maml_rl.samplers.closing import ClosesAtExit
+from maml_rl.samplers.phase_sampler import PhaseSampler
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed
 
 _log = logging.getLogger("maml_rl")
 
 
-class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
+class PopulationEvaluator(ClosesAtExit):
     """Evaluates populations for evolution strategies and other methods that only need returns.
 
     A rollout treats the members of a population like the tasks of a batch: each acts under its own parameters, all
@@ -85,14 +85,14 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         common_noise: bool = False,
         timer: StageTimer = NULL_TIMER,
         placement: Placement | None = None,
-        **options: Any,
+        **options: Unpack[PlacementOptions],
     ) -> None:
         check_count("episodes", episodes)
         policy = as_policy(policy)
         self._layout, own = ParameterLayout(policy), next(policy.parameters())
         backend = options.get("backend", "auto" if placement is None else placement.backend)
         options.setdefault("device", "cpu" if backend == "ray" else own.device)
-        self._sampler = MultiTaskSampler(
+        self._sampler = PhaseSampler(
             env,
             env_kwargs,
             episodes,
@@ -207,13 +207,9 @@ class PopulationEvaluator(AbstractContextManager["PopulationEvaluator"]):
         """End all workers; nothing can be evaluated afterwards. Safe to call twice."""
         self._sampler.close()
 
-    def __exit__(self, *error: object) -> None:
-        """Close, however the `with` block ended."""
-        self.close()
-
     def _draw_tasks(self, num_tasks: int, generation: int, number: int) -> list[Task]:
         key = StreamKey(self._seed, Purpose.POPULATION_TASKS, generation, number)
-        return self._sampler.draw_tasks(num_tasks, key)
+        return self._sampler.task_source.draw(num_tasks, key)
 
     def _as_rows(self, weights: ArrayLike | Sequence[ArrayLike]) -> torch.Tensor:
         """Return weights as a tensor (P, D) of the policy's type."""

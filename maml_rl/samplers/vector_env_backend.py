@@ -12,7 +12,7 @@ from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.loop import CentralInference, sample_phase
+from maml_rl.samplers.rollout.loop import CentralInference, Slots, sample_phase
 
 
 class VectorEnvBackend(RolloutBackend):
@@ -64,7 +64,7 @@ class VectorEnvBackend(RolloutBackend):
         """Sample a phase; the policy acts in this process."""
         env = self._slots_for(len(phase.tasks))
         arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env), *phase.sizes))
-        sample_phase(env, phase, arrays, timer, self._inference)
+        sample_phase(self._slots_of(env, phase), phase, arrays, timer, self._inference)
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
     def close(self) -> None:
@@ -81,6 +81,10 @@ class VectorEnvBackend(RolloutBackend):
         if self._env is None:
             self._env = self._make(num_tasks)
         return self._env
+
+    def _slots_of(self, env: MetaVectorEnv, phase: Phase) -> Slots:
+        """Return the slots for the loop of a phase."""
+        return env
 
     @abstractmethod
     def _make(self, num_tasks: int) -> MetaVectorEnv:

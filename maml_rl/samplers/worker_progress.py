@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple
 from time import monotonic
 from typing import Any, Self
@@ -15,6 +16,7 @@ from maml_rl.samplers.episode_arrays import Layout
 
 # Instead of a number of steps.
 IN_RESET, IN_RESET_TASK = -1, -2
+_UNGUARDED = nullcontext()
 
 
 class Progress:
@@ -60,6 +62,13 @@ class Progress:
         return cls({name: np.zeros(shape, dtype) for name, (shape, dtype) in cls.layout(1).items()})
 
 
+def describe_steps(steps: int | None) -> str:
+    """Return what a worker does in a phase, in words; None for a reset, too."""
+    if steps == IN_RESET_TASK:
+        return "in reset_task"
+    return "in reset" if steps is None or steps == IN_RESET else f"in step {steps}"
+
+
 class PhaseAbandonedError(Exception):
     """The parent has abandoned the phase."""
 
@@ -71,13 +80,17 @@ class ReportingEnv:
         env: the environment itself.
         progress: where to report it.
         index: which worker.
+        guard: is entered around every call of the environment.
 
     Attributes:
         env: the environment itself.
     """
 
-    def __init__(self, env: MetaVectorEnv, progress: Progress, index: int) -> None:
-        self.env, self._index = env, index
+    def __init__(
+        self, env: MetaVectorEnv, progress: Progress, index: int, guard: AbstractContextManager[None] = _UNGUARDED
+    ) -> None:
+        self.env, self._index, self._guard = env, index, guard
+        self._generation = 0
         self._generations, self._heartbeats, self._progress = progress.generation, progress.heartbeats, progress.steps
         self._slots, self._counts = progress.current_slots, progress.slot_counts
         self.num_envs, self.parts, self.buffers = env.num_envs, env.parts, env.buffers
@@ -93,12 +106,14 @@ class ReportingEnv:
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Report that slots get their tasks, and give them."""
         self._report(IN_RESET_TASK)
-        self.env.reset_task(tasks)
+        with self._guard:
+            self.env.reset_task(tasks)
 
     def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
         """Report a reset, and carry it out."""
         self._report(IN_RESET)
-        self.env.reset_buffers(seeds)
+        with self._guard:
+            self.env.reset_buffers(seeds)
         self._steps = [0] * len(self.parts)
         self._progress[self._index] = 0
 
@@ -106,27 +121,31 @@ class ReportingEnv:
         """Report the reset of a slot, and start it."""
         self._report(IN_RESET)
         self._steps[index] = IN_RESET
-        self.env.reset_send(index, seed)
+        with self._guard:
+            self.env.reset_send(index, seed)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Report a step, and start it."""
         self._report(self._steps[index])
-        self.env.step_send(index, actions)
+        with self._guard:
+            self.env.step_send(index, actions)
         self._steps[index] += 1
 
     def step_recv(self, timeout: float | None, indices: Sequence[int] | None) -> list[int]:
         """Wait for the step."""
         if not self.advances_by_slot:
-            return self.env.step_recv(timeout, indices)
+            with self._guard:
+                return self.env.step_recv(timeout, indices)
         self._report(int(self._progress[self._index]))
-        try:
-            received = self.env.step_recv(timeout, indices)
-        except BaseException:
-            slot = int(self._slots[self._index])
-            if slot >= 0:
-                # Its last step was counted when it was sent.
-                self._progress[self._index] = self._steps[slot] - 1 if self._steps[slot] > 0 else IN_RESET
-            raise
+        with self._guard:
+            try:
+                received = self.env.step_recv(timeout, indices)
+            except BaseException:
+                slot = int(self._slots[self._index])
+                if slot >= 0:
+                    # Its last step was counted when it was sent.
+                    self._progress[self._index] = self._steps[slot] - 1 if self._steps[slot] > 0 else IN_RESET
+                raise
         if (counts := self.env.slot_counts()) is not None:
             self._counts[self._index] = astuple(counts)
         for slot in received:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from maml_rl.config.config import Config
-from maml_rl.config.placement import PLACEMENT_KEYS, WAYS_OF_COLLECTING, Placement
+from maml_rl.config.placement import PLACEMENT_KEYS, WAYS_OF_COLLECTING, Placement, PlacementOptions
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.experiment import build
@@ -49,6 +49,10 @@ def test_sampler_takes_a_placement_as_a_whole_and_its_fields_one_by_one() -> Non
     sampler = make_sampler(placement=whole, max_retries=9)
     assert sampler.placement == Placement(num_workers=0, step_timeout=7.0, max_retries=9)
     assert make_sampler(step_timeout=7.0).placement == Placement(num_workers=0, step_timeout=7.0)
+
+
+def test_keyword_arguments_for_a_placement_are_its_fields() -> None:
+    assert PlacementOptions.__optional_keys__ | {"num_workers"} == Placement.model_fields.keys()
 
 
 @pytest.mark.parametrize("function", [MultiTaskSampler, ParallelVectorEnv])

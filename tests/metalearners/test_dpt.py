@@ -42,7 +42,7 @@ def test_prediction_is_the_posterior_of_the_best_arm() -> None:
 @pytest.mark.parametrize(("acts", "deterministic"), [("sampled", False), ("likeliest", True)])
 def test_tests_draw_actions_or_take_the_most_probable_one(acts: str, deterministic: bool) -> None:
     learner = make_experiment(bandit_config("dpt", acts=acts)).metalearner
-    sampler = Mock(**{"sample_on_hosts.return_value": None})
+    sampler = Mock(**{"trials_on_hosts.return_value": None})
     learner.test(sampler, [{}])
     sampler.rollout_trials.assert_called_once_with([{}], deterministic=deterministic)
 

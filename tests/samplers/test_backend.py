@@ -65,7 +65,7 @@ def test_part_of_a_phase_has_the_same_episodes_as_in_the_whole_phase(name: str) 
 def test_part_of_a_part_counts_tasks_from_the_first_of_all() -> None:
     tasks = tuple({"goal": [number, 0.0]} for number in range(6))
     phase = Phase(tasks, NormalMLPPolicy(2, 2, (4,)), None, PhaseStreams(0, 0, 0), 2, 4)
-    part = phase.part(slice(2, 6)).part(slice(1, 3))
+    part = phase.of_tasks(slice(2, 6)).of_tasks(slice(1, 3))
     assert part.tasks == tasks[3:5]
     assert part.streams.first_task == 3
 

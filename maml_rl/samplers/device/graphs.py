@@ -22,7 +22,7 @@ class Graphs:
     """
 
     def __init__(self, work: Callable[[], None], physics: Any, pool: Any) -> None:
-        self._parts: list[Callable[[], object]] = []
+        self._launches: list[Callable[[], object]] = []
         self._pool = pool
         torch.cuda.synchronize()
         graph = self._begin()
@@ -30,7 +30,7 @@ class Graphs:
         def between(launch: Callable[[], None]) -> None:
             nonlocal graph
             self._end(graph)
-            self._parts.append(launch)
+            self._launches.append(launch)
             graph = self._begin()
 
         launched_by = None if physics is None else physics.launch
@@ -55,12 +55,12 @@ class Graphs:
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
         with warnings.catch_warnings():
-            # There may be nothing to do between two pieces of work of the physics.
+            # There may be nothing to do between two launches of the physics.
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             graph.capture_end()
-        self._parts.append(graph.replay)
+        self._launches.append(graph.replay)
 
     def __call__(self) -> None:
         """Launch the work on the current stream."""
-        for part in self._parts:
-            part()
+        for launch in self._launches:
+            launch()

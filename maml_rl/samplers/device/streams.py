@@ -72,21 +72,21 @@ class PhaseNoise:
         steps, tasks, slots, size = self._shape
         if not size:
             return
-        blocks = -(-size // 4)
+        counters = -(-size // 4)
         (seed, purpose_and_phase), iteration = streams.action_key(tasks, episodes)
         numbers = torch.arange(tasks, device=self._device) + streams.first_task
         if streams.common:
             numbers.zero_()
         numbers = numbers[:, None, None]
         columns = torch.arange(episodes.start, episodes.stop, device=self._device)[:, None]
-        at_once = max(1, _AT_ONCE // max(1, tasks * slots * blocks))
+        at_once = max(1, _AT_ONCE // max(1, tasks * slots * counters))
         for start in range(0, steps, at_once):
             stop = min(start + at_once, steps)
-            index = torch.arange(start * blocks, stop * blocks, device=self._device)
-            counter = (index.reshape(stop - start, 1, 1, blocks), iteration, numbers, columns)
+            index = torch.arange(start * counters, stop * counters, device=self._device)
+            counter = (index.reshape(stop - start, 1, 1, counters), iteration, numbers, columns)
             words = torch.stack(philox((seed, purpose_and_phase), counter), -1)
             drawn = _normal32(words) if self._kind == "normal" else _uniform32(words)
-            self.rows[start:stop] = drawn.reshape(stop - start, tasks * slots, blocks * 4)[..., :size]
+            self.rows[start:stop] = drawn.reshape(stop - start, tasks * slots, counters * 4)[..., :size]
 
 
 def _uniform32(words: Tensor) -> Tensor:
@@ -131,10 +131,10 @@ class DeviceSlotStreams:
         return pairs.reshape(numbers.shape)[:, :size]
 
     def _doubles(self, size: int) -> Tensor:
-        blocks = -(-size // 2)
-        index = self._drawn + torch.arange(blocks, device=self._drawn.device)
+        counters = -(-size // 2)
+        index = self._drawn + torch.arange(counters, device=self._drawn.device)
         seeds, zeros = self._seeds[:, None], torch.zeros_like(index)
         words = torch.stack(philox((seeds & _LOW, _high(seeds)), (index & _LOW, _high(index), zeros, zeros)), -1)
-        self._drawn += blocks
+        self._drawn += counters
         first = (words[..., 0::2] >> 5) << 26 | (words[..., 1::2] >> 6)
-        return (first.double() * 2.0**-53).reshape(len(self._seeds), blocks * 2)
+        return (first.double() * 2.0**-53).reshape(len(self._seeds), counters * 2)

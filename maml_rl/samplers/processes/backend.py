@@ -18,8 +18,8 @@ from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.samplers.processes.worker_hosts import WorkerHosts
 from maml_rl.samplers.vector_env_backend import VectorEnvBackend
 
-# Units are faster where the busiest worker's environments take this much longer than an even share.
-_UNEVEN_SECONDS, _UNEVEN_SHARE = 0.2, 0.2
+# Units are faster where the busiest worker's environments take this much longer than the mean.
+_UNEVEN_SECONDS, _UNEVEN_FRACTION = 0.2, 0.2
 
 
 class ProcessBackend(VectorEnvBackend):
@@ -126,17 +126,17 @@ class ProcessBackend(VectorEnvBackend):
 
 
 def _are_uneven(seconds_of: Sequence[tuple[slice, float]], parts: Sequence[slice]) -> bool:
-    """Return whether the busiest worker would take much longer than an even share, if each had its own slots.
+    """Return whether the busiest worker would take much longer than the mean, if each had its own slots.
 
     Args:
         seconds_of: units, each with its seconds.
         parts: slots of each worker.
     """
 
-    def share(unit: slice, part: slice) -> float:
+    def fraction(unit: slice, part: slice) -> float:
         common = min(unit.stop, part.stop) - max(unit.start, part.start)
         return float(max(0, common) / (unit.stop - unit.start))
 
-    loads = [sum(seconds * share(unit, part) for unit, seconds in seconds_of) for part in parts]
-    even = sum(loads) / len(loads)
-    return max(loads) - even > max(_UNEVEN_SECONDS, _UNEVEN_SHARE * even)
+    loads = [sum(seconds * fraction(unit, part) for unit, seconds in seconds_of) for part in parts]
+    mean = sum(loads) / len(loads)
+    return max(loads) - mean > max(_UNEVEN_SECONDS, _UNEVEN_FRACTION * mean)

@@ -13,7 +13,7 @@ from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.samplers.failures import Failed
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.processes.shared_phase import PhasePlan
-from maml_rl.samplers.worker_progress import IN_RESET_TASK
+from maml_rl.samplers.worker_progress import describe_steps
 
 if TYPE_CHECKING:
     # It imports torch, which workers that do not act do not need.
@@ -210,16 +210,12 @@ def describe_command(command: Command | None, steps: int | None) -> str:
             return "while making the environment"
         case AttachBuffers() | ResetTask():
             return "in reset_task"
-        case RunPhase() if steps == IN_RESET_TASK:
-            return "in reset_task"
         case ResetBuffers():
             return "in reset"
         case LoadPolicy():
             return "while loading the policy"
-        case RunPhase() if steps is None:
-            return "in reset"
         case Step() | RunPhase():
-            return f"in step {steps}"
+            return describe_steps(steps)
         case SampleTasks():
             return "in sample_tasks"
         case Work():

@@ -53,8 +53,6 @@ class PhaseRunner:
         self._host: EpisodeHost | None = None
         self._objects: dict[int, bytes] = {}
         self._first_phase = 0
-        # By the number of slots: a unit takes fewer than all.
-        self._envs: dict[int, ReportingEnv] = {}
 
     def run(self, command: RunPhase, env: MetaVectorEnv) -> None:
         """Sample the unit into the shared episodes, or stop if the parent has abandoned it.
@@ -77,9 +75,7 @@ class PhaseRunner:
         with torch.no_grad():
             for name, constant in self._policy.named_buffers():
                 constant.copy_(torch.from_numpy(self._shared.constants[name]))
-        if env.num_envs not in self._envs:
-            self._envs[env.num_envs] = ReportingEnv(env, self._progress, self._index)
-        slots = self._envs[env.num_envs]
+        slots = ReportingEnv(env, self._progress, self._index)
         slots.begin(command.generation)
         timer = StageTimer() if command.timed else NULL_TIMER
         tasks = slice(command.first_task, command.first_task + len(command.phase.tasks))
@@ -92,7 +88,7 @@ class PhaseRunner:
             sample_phase(
                 slots,
                 command.phase.with_policy(self._policy, params),
-                self._shared.episodes[command.number].block(tasks),
+                self._shared.episodes[command.number].view(tasks),
                 timer,
             )
         except PhaseAbandonedError:
@@ -122,7 +118,7 @@ class PhaseRunner:
     def _read(self, phase: Phase) -> TaskEpisodes:
         """Return the episodes of some tasks, without a copy."""
         first, number = phase.streams.first_task, phase.streams.phase - self._first_phase
-        arrays = self._shared.episodes[number].block(slice(first, first + len(phase.tasks)))
+        arrays = self._shared.episodes[number].view(slice(first, first + len(phase.tasks)))
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
     def _beat(self) -> None:

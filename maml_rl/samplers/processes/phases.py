@@ -105,8 +105,8 @@ class WorkerPhases:
 
         def take_episodes(unit: slice) -> None:
             if copies:
-                for block in phase.blocks(unit):
-                    episodes.block(*block).fill(shared.episodes[number].block(*block))
+                for of_tasks in phase.ranges(unit):
+                    episodes.view(*of_tasks).fill(shared.episodes[number].view(*of_tasks))
 
         with timer.stage("waiting"):
             waiting = deque(which for which, unit in enumerate(ranges) if unit.start not in self._done)

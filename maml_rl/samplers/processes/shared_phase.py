@@ -70,15 +70,15 @@ class SharedPhase:
             "version": ((1,), np.dtype(np.int64)),
             "stage_seconds": ((num_workers, len(WORKER_STAGES)), np.dtype(np.float64)),
         }
-        groups = {"parameter": plan.parameters, "constant": plan.constants}
-        groups |= {f"episodes of phase {phase}": episodes for phase in phases}
-        for group, of_group in groups.items():
-            layout |= {f"{group} {name}": entry for name, entry in of_group.items()}
+        kinds = {"parameter": plan.parameters, "constant": plan.constants}
+        kinds |= {f"episodes of phase {phase}": episodes for phase in phases}
+        for kind, of_kind in kinds.items():
+            layout |= {f"{kind} {name}": entry for name, entry in of_kind.items()}
         arrays, _ = map_arrays(
             file, start, layout, f"episodes of {len(phases)} x {sizes[0]} x {sizes[1]} x {sizes[2]} steps"
         )
         self.version, self.stage_seconds = arrays["version"], arrays["stage_seconds"]
         self.parameters, self.constants, *by_name = (
-            {name: arrays[f"{group} {name}"] for name in of_group} for group, of_group in groups.items()
+            {name: arrays[f"{kind} {name}"] for name in of_kind} for kind, of_kind in kinds.items()
         )
         self.episodes = [EpisodeArrays.of(each) for each in by_name]

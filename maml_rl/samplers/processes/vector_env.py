@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from math import inf
-from typing import Any
+from typing import Any, Unpack
 
 import gymnasium
 import numpy as np
@@ -16,10 +15,11 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.config.placement import Placement
+from maml_rl.config.placement import Placement, PlacementOptions
 from maml_rl.envs.make_env import env_id
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task, require_one_each, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost
+from maml_rl.samplers.closing import ClosesAtExit
 from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.env_recipe import Recipe, require_picklable_tasks
 from maml_rl.samplers.phase import split_slots
@@ -41,7 +41,7 @@ _CLOSE_SECONDS = 2.0
 _GRACE_SECONDS = 0.5
 
 
-class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv"]):
+class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
     """N slots of a family, stepped by W workers, which are child processes.
 
     Environments are made in the workers, from an id or a callable. Observations, actions and rewards are in shared
@@ -89,11 +89,11 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         granularity: int = 1,
         preload: Sequence[str] = (),
         placement: Placement | None = None,
-        **options: Any,
+        **options: Unpack[PlacementOptions],
     ) -> None:
-        if num_workers is not None or placement is None:
-            options["num_workers"] = 1 if num_workers is None else num_workers
-        placement = Placement.of_call(ParallelVectorEnv, placement, options)
+        if placement is None and num_workers is None:
+            num_workers = 1
+        placement = Placement.of_call(ParallelVectorEnv, placement, num_workers, options)
         num_envs, num_workers = check_count("num_envs", num_envs), check_count("num_workers", placement.workers)
         if os.name != "posix":
             raise ChildEnvError("child processes need Linux or macOS; sample in this process with num_workers=0")
@@ -289,10 +289,6 @@ class ParallelVectorEnv(MetaVectorEnv, AbstractContextManager["ParallelVectorEnv
         """End all workers: ask, then terminate, then kill."""
         self.pool.stop(_CLOSE_SECONDS)
         self._finalizer()
-
-    def __exit__(self, *error: object) -> None:
-        """Close, however the `with` block ended."""
-        self.close()
 
     def settle(self) -> None:
         """Start the workers that are missing, and wait until all are idle."""

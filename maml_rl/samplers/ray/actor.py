@@ -279,7 +279,7 @@ class RolloutActor:
         unit = data.phase.unit(slots).with_policy(self._policy, own)
         timer = StageTimer() if data.timed else NULL_TIMER
         arrays = self._sample(unit, slots.start, timer)
-        blocks = [arrays.block(*block) for block in unit.blocks()]
+        blocks = [arrays.view(*block) for block in unit.ranges()]
         horizon = unit.horizon
         sampled = [block if block.lengths.max() == horizon else block.copy() for block in blocks]
         return Sampled(sampled, timer.take(), *self._take_counts())

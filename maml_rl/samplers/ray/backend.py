@@ -114,8 +114,8 @@ class RayBackend(RolloutBackend):
             self._retries += reply.retries
             waiting += reply.waiting_seconds
             with timer.stage("assembly"):
-                for block, sampled in zip(phase.blocks(unit.part), reply.result, strict=True):
-                    arrays.block(*block).fill(sampled)
+                for block, sampled in zip(phase.ranges(unit.part), reply.result, strict=True):
+                    arrays.view(*block).fill(sampled)
         # Actors wait in parallel.
         self._waiting_seconds += waiting / max(1, len(self._pool))
         self._choose_units(monotonic() - started)

@@ -19,8 +19,8 @@ class Actor:
     It carries the policy's memory of every slot, which changes only where a step is taken.
 
     The pass always takes whole tasks, (tasks, S, ...) against stacked parameters (tasks, ...): a task's rows are
-    multiplied in the same shape and order whichever tasks are in the batch, which makes groups of workers bit-identical
-    to all at once.
+    multiplied in the same shape and order whichever tasks are in the batch, which makes the actions for some
+    workers bit-identical to those for all at once.
 
     Args:
         policy: whose `act` is called.
@@ -177,9 +177,9 @@ class Actor:
             faults: dict[int, NonFiniteError] = {}
             for number, task in enumerate(range(tasks.start, tasks.stop)):
                 row = slice(number, number + 1)
-                parts = observations[row], noise[row], tuple(tensor[row] for tensor in memory)
+                given = observations[row], noise[row], tuple(tensor[row] for tensor in memory)
                 try:
-                    self._actor_of(slice(task, task + 1))(*parts, *(tensor[row] for tensor in acting))
+                    self._actor_of(slice(task, task + 1))(*given, *(tensor[row] for tensor in acting))
                 except NonFiniteError as error:
                     faults[self._first_task + task] = error
             if not faults:
@@ -223,8 +223,8 @@ class Actor:
                 kept.append(whole)
                 continue
             # Another tensor than before: the policy may have returned its argument.
-            part = torch.where(steps.reshape(*steps.shape, *(1,) * (old.dim() - 2)), new, old)
-            kept.append(torch.cat((whole[: tasks.start], part, whole[tasks.stop :])))
+            own = torch.where(steps.reshape(*steps.shape, *(1,) * (old.dim() - 2)), new, old)
+            kept.append(torch.cat((whole[: tasks.start], own, whole[tasks.stop :])))
         self._memory = tuple(kept)
 
     def _actor_of(self, tasks: slice) -> Callable[..., tuple[Tensor, Memory]]:

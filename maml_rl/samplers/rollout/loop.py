@@ -21,7 +21,7 @@ from maml_rl.samplers.rollout.actor import Actor
 from maml_rl.samplers.rollout.noise import EpisodeNoise
 from maml_rl.samplers.rollout.recorder import EpisodeRecorder, SlotIndex
 
-# Quantity that a timer averages: the number of workers, or other parts, per forward pass.
+# Quantity that a timer averages: the number of workers, or other parts, for which one forward pass acts.
 WORKERS_PER_INFERENCE = "workers_per_inference"
 
 
@@ -68,8 +68,8 @@ class CentralInference:
 
 WAIT_FOR_ALL = CentralInference()
 
-# Blocks of noise that are kept, where slots step together and where every slot is at a step of its own.
-_BLOCKS_KEPT = 2, 16
+# Spans of noise that are kept, where slots step together and where every slot is at a step of its own.
+_SPANS_KEPT = 2, 16
 
 
 def sample_phase(
@@ -268,7 +268,7 @@ class _Loop:
     def _noise_at(self, wave: int) -> EpisodeNoise:
         if wave not in self._noise:
             self._noise = {number: noise for number, noise in self._noise.items() if number >= self._waves.min()}
-            self._noise[wave] = EpisodeNoise(self._phase, wave, _BLOCKS_KEPT[self._by_slot])
+            self._noise[wave] = EpisodeNoise(self._phase, wave, _SPANS_KEPT[self._by_slot])
         return self._noise[wave]
 
     def _observe_at(self, step: int) -> None:

@@ -4,35 +4,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.policies.distributions import middle_of
-from maml_rl.samplers.phase import Phase, blocks_of_slots
+from maml_rl.samplers.phase import Phase, task_ranges
 from maml_rl.samplers.rollout.recorder import SlotIndex
 
 # Noise is drawn for as many steps at once as fill this many numbers: enough to amortize the call, little enough to
 # stay in the cache.
-_NUMBERS_PER_BLOCK = 65_536
+_NUMBERS_PER_SPAN = 65_536
 
 
 class EpisodeNoise:
-    """The action noise of one wave of a phase, the episodes of the same number in all slots, in blocks of steps.
+    """The action noise of one wave of a phase, the episodes of the same number in all slots, in spans of steps.
 
     Args:
         phase: of the slots.
         wave: number of the episodes in their slots.
-        blocks_kept: how many blocks of steps are kept, as slots may be some steps apart; others are drawn again.
+        spans_kept: how many spans of steps are kept, as slots may be some steps apart; others are drawn again.
     """
 
-    def __init__(self, phase: Phase, wave: int, blocks_kept: int = 2) -> None:
-        self._blocks_kept = blocks_kept
+    def __init__(self, phase: Phase, wave: int, spans_kept: int = 2) -> None:
+        self._spans_kept = spans_kept
         self._policy, self._streams, self._horizon = phase.policy, phase.streams, phase.horizon
         slots, per_task = phase.own_slots, phase.per_task
         first = wave * per_task
         self._episodes = [
-            (tasks, range(first + places.start, first + places.stop))
-            for tasks, places in blocks_of_slots(slots, per_task)
+            (tasks, range(first + places.start, first + places.stop)) for tasks, places in task_ranges(slots, per_task)
         ]
         self._num_slots = slots.stop - slots.start
-        self._steps_per_block = max(1, _NUMBERS_PER_BLOCK // max(1, self._num_slots * phase.policy.noise_size))
-        self._blocks: dict[int, NDArray[np.float32]] = {}
+        self._steps_per_span = max(1, _NUMBERS_PER_SPAN // max(1, self._num_slots * phase.policy.noise_size))
+        self._spans: dict[int, NDArray[np.float32]] = {}
         self._middle: NDArray[np.float32] | None = None
         if phase.deterministic:
             shape = self._num_slots, phase.policy.noise_size
@@ -53,17 +52,17 @@ class EpisodeNoise:
 
     def _at(self, step: int) -> NDArray[np.float32]:
         """Return the noise of one step, one row for each slot."""
-        block, offset = divmod(step, self._steps_per_block)
-        if block not in self._blocks:
-            while len(self._blocks) >= self._blocks_kept:
-                del self._blocks[min(self._blocks)]
-            start = block * self._steps_per_block
-            self._blocks[block] = self._draw(range(start, min(start + self._steps_per_block, self._horizon)))
-        rows: NDArray[np.float32] = self._blocks[block][offset]
+        span, offset = divmod(step, self._steps_per_span)
+        if span not in self._spans:
+            while len(self._spans) >= self._spans_kept:
+                del self._spans[min(self._spans)]
+            start = span * self._steps_per_span
+            self._spans[span] = self._draw(range(start, min(start + self._steps_per_span, self._horizon)))
+        rows: NDArray[np.float32] = self._spans[span][offset]
         return rows
 
     def _draw(self, steps: range) -> NDArray[np.float32]:
-        """Return the noise of a block of steps, (len(steps), slots, noise_size)."""
+        """Return the noise of a span of steps, (len(steps), slots, noise_size)."""
         drawn = []
         for tasks, episodes in self._episodes:
             streams = self._streams._replace(first_task=self._streams.first_task + tasks.start)

@@ -109,19 +109,19 @@ def log_probs_of(
             of_phase, is_stacked = phase_parameters(policy, len(episodes), params)
             per_task = trials.mask.shape[1] // len(episodes)
             columns = torch.arange(trials.mask.shape[1]).split(per_task if is_stacked else _TRIALS_PER_PASS)
-            parts = []
-            for index, part in enumerate(columns):
+            of_columns = []
+            for index, chosen in enumerate(columns):
                 own = {name: (value[index] if is_stacked else value).to(device) for name, value in of_phase.items()}
-                unrolled = policy.unroll(trials.observations[:, part].to(device), params=own)
-                log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, part].to(device))
-                parts.append(log_probs.float().to(episodes.device))
-        return trials.as_episodes(torch.cat(parts, 1), episodes)
+                unrolled = policy.unroll(trials.observations[:, chosen].to(device), params=own)
+                log_probs = policy.distributions.log_prob(unrolled.distribution, trials.actions[:, chosen].to(device))
+                of_columns.append(log_probs.float().to(episodes.device))
+        return trials.as_episodes(torch.cat(of_columns, 1), episodes)
     log_probs = torch.zeros_like(episodes.rewards)
     with torch.no_grad(), intra_op_threads(1):
         stacked = policy.stack_parameters(len(episodes), params)
         for tasks in chunks_of([episodes], ParameterLayout(policy).width, device):
             of_chunk = {name: value[tasks].to(device) for name, value in stacked.items()}
-            part = episodes.part(tasks)
-            found = policy.log_prob(part.observations.to(device), part.actions.to(device), of_chunk)
-            log_probs[tasks, : found.shape[1]] = found.float().to(episodes.device) * part.mask
+            chunk = episodes.part(tasks)
+            found = policy.log_prob(chunk.observations.to(device), chunk.actions.to(device), of_chunk)
+            log_probs[tasks, : found.shape[1]] = found.float().to(episodes.device) * chunk.mask
     return log_probs

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from maml_rl.envs.meta_env import StepBuffers
 from maml_rl.errors import NonFiniteError
 from maml_rl.samplers.episode_arrays import EpisodeArrays
-from maml_rl.samplers.phase import Phase, blocks_of_slots
+from maml_rl.samplers.phase import Phase, task_ranges
 
 # Slots: a range, or their numbers in any order.
 SlotIndex = slice | NDArray[np.intp]
@@ -31,7 +31,7 @@ class EpisodeRecorder:
         numbers = np.arange(self._first_slot, phase.own_slots.stop)
         self._task_of, self._place_of = numbers // self._per_task, numbers % self._per_task
         # By range of slots, which are whole tasks or not: where their entries are.
-        self._blocks: dict[tuple[int, int], list[tuple[slice, slice, slice, tuple[int, int]]]] = {}
+        self._ranges: dict[tuple[int, int], list[tuple[slice, slice, slice, tuple[int, int]]]] = {}
         self._observations, self._actions, self._rewards = arrays.observations, arrays.actions, arrays.rewards
         self._lengths, self._terminated, self._truncated = arrays.lengths, arrays.terminated, arrays.truncated
         self._final_observations = arrays.final_observations
@@ -141,7 +141,7 @@ class EpisodeRecorder:
 
     def finish(self) -> None:
         """Fill the padding with zeros."""
-        for tasks, episodes in self._phase.blocks():
+        for tasks, episodes in self._phase.ranges():
             padding = np.arange(self.horizon)[None, :, None] >= self._lengths[tasks, None, episodes]
             if padding.any():
                 for array in (self._observations, self._actions, self._rewards, *self._step_infos.values()):
@@ -152,19 +152,19 @@ class EpisodeRecorder:
         steps = self._steps[slots]
         if not isinstance(slots, slice) or np.count_nonzero(steps != steps[0]):
             return [((self._task_of[slots], steps, self._episode_of[slots]), slice(None), (len(steps),))]
-        # At one step those of a task are a block, and so are those of whole tasks, which is several times as fast.
+        # At one step those of a task, and those of whole tasks, are one range, which is several times as fast.
         key, step, first = (slots.start, slots.stop), int(steps[0]), self._first_episode
-        if key not in self._blocks:
-            self._blocks[key] = self._blocks_of(slots)
+        if key not in self._ranges:
+            self._ranges[key] = self._ranges_of(slots)
         return [
             ((tasks, step, slice(first + places.start, first + places.stop)), rows, grid)
-            for tasks, places, rows, grid in self._blocks[key]
+            for tasks, places, rows, grid in self._ranges[key]
         ]
 
-    def _blocks_of(self, slots: slice) -> list[tuple[slice, slice, slice, tuple[int, int]]]:
+    def _ranges_of(self, slots: slice) -> list[tuple[slice, slice, slice, tuple[int, int]]]:
         found, start = [], 0
         numbers = slice(slots.start + self._first_slot, slots.stop + self._first_slot)
-        for tasks, places in blocks_of_slots(numbers, self._per_task):
+        for tasks, places in task_ranges(numbers, self._per_task):
             grid = tasks.stop - tasks.start, places.stop - places.start
             found.append((tasks, places, slice(start, start := start + grid[0] * grid[1]), grid))
         return found
