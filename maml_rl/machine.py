@@ -62,15 +62,9 @@ def _memory_of_groups() -> list[tuple[int, int]]:
 
 
 def refuse_if_too_large(num_bytes: int, what: str, remedy: str) -> None:
-    """Refuse work that needs more memory than this machine has in total.
+    """Refuse work that needs at least so many bytes, more than this machine has in total, by a ConfigError.
 
-    Args:
-        num_bytes: needed at least.
-        what: the work, for the message.
-        remedy: what to do instead.
-
-    Raises:
-        ConfigError: If there is less.
+    Its message says what the work is, and the remedy.
     """
     total = total_memory()
     if total is not None and num_bytes > total:

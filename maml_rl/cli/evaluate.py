@@ -216,11 +216,7 @@ def _test(options: argparse.Namespace) -> None:
 
 
 def _benchmark(options: argparse.Namespace) -> "Benchmark | None":
-    """Return the benchmark that --benchmark names; refuse options that the benchmark decides.
-
-    Raises:
-        ConfigError: If there is none of this name, or an option contradicts it.
-    """
+    """Return the benchmark that --benchmark names; refuse options that the benchmark decides."""
     if options.policy_name is not None and options.submit is None:
         raise ConfigError("--policy-name is what a table calls the policy; give --submit, too")
     if options.policy_name is not None and not options.policy_name.strip():
@@ -251,11 +247,7 @@ def _command(options: argparse.Namespace, policy: str) -> str:
 
 
 def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
-    """Before any work, refuse output files that cannot or must not be written; choose names for those not given.
-
-    Raises:
-        ConfigError: If one is there and is not to be replaced, is read by the same command, or cannot be written.
-    """
+    """Before any work, refuse output files that cannot or must not be written; choose names for those not given."""
     named = {"--output": options.output, "--save-tasks": options.save_tasks, "--submit": options.submit}
     if options.output is None:
         # Reports take evaluation.npz of a run for its tests.

@@ -86,11 +86,7 @@ def readable_minutes(minutes: float) -> str:
 
 
 def _matching(entries: Mapping[str, _Entry], text: str, noun: str) -> dict[str, _Entry]:
-    """Return the entries whose names have a text in them.
-
-    Raises:
-        ConfigError: If none has.
-    """
+    """Return the entries whose names have a text in them."""
     found = {name: entry for name, entry in entries.items() if text.lower() in name.lower()}
     if not found:
         raise ConfigError(f"no {noun} has {text!r} in its name{suggest(text, list(entries))}")

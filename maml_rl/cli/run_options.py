@@ -102,11 +102,7 @@ def _parsed(value: Any, option: str) -> Any:
 
 
 def mapping_option(text: str, option: str, example: str) -> dict[str, Any]:
-    """Read an option that is a mapping in YAML, as the example is.
-
-    Raises:
-        ConfigError: If it is something else.
-    """
+    """Read an option that must be a mapping in YAML, as the example is."""
     values = parse_value(text, option)
     if not isinstance(values, dict):
         raise ConfigError(f"{option} must be a mapping as {example!r}, got {text!r}")
@@ -114,11 +110,7 @@ def mapping_option(text: str, option: str, example: str) -> dict[str, Any]:
 
 
 def key_values(entries: Sequence[str], option: str) -> dict[str, str]:
-    """Read the entries KEY=VALUE of an option.
-
-    Raises:
-        ConfigError: If one is something else.
-    """
+    """Read the entries of an option, which must be KEY=VALUE."""
     pairs = [entry.partition("=") for entry in entries]
     for entry, (_, equals, value) in zip(entries, pairs, strict=True):
         if not equals or not value:

@@ -103,11 +103,7 @@ TRACKERS: dict[str, Callable[[Config, Path], Tracker]] = {
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that are not installed, before anything is trained.
-
-    Raises:
-        ConfigError: If one is not.
-    """
+    """Refuse trackers that are not installed, before anything is trained."""
     for name in names:
         if find_spec(name) is None:
             raise ConfigError(f"--track {name} needs {name}; run pip install 'maml-rl[{name}]'")

@@ -25,11 +25,7 @@ _SEED = 7000
 
 
 def config_of(name: str) -> Config:
-    """Return the config with a name, or in a YAML file.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """Return the config with a name, or in a YAML file."""
     path = Path(name)
     return load_config(path if path.is_file() else find_config(name))
 

@@ -247,15 +247,12 @@ class Config(SettingsModel):
     def check_section(
         self, section: str, model: type[AnySettings], explain_unknown: Callable[[str], str] = lambda key: ""
     ) -> AnySettings:
-        """Check the section `algorithm-settings`, or `tasks` without the distribution's name, by a model of its own.
+        """Check the section `algorithm-settings`, or `tasks` without the distribution's name, as `from_mapping` does.
 
         Args:
             section: its key.
             model: of its settings.
             explain_unknown: returns a message about a key that the model does not have, if there is one.
-
-        Raises:
-            ConfigError: As `from_mapping`.
         """
         values = (self.tasks or {}) if section == TASKS else self.algorithm_settings
         settings = {key: value for key, value in values.items() if (section, key) != _NAME}

@@ -87,11 +87,7 @@ def read_mapping(path: str | Path) -> Mapping:
 
 
 def parse_mapping(data: str | bytes, origin: str) -> Mapping:
-    """Read a YAML document, as `read_mapping` does; `origin` names it in errors.
-
-    Raises:
-        ConfigError: As `read_mapping`.
-    """
+    """Read a YAML document, as `read_mapping` does; `origin` names it in errors."""
     try:
         loader = _Loader(data)
         try:

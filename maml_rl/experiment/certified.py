@@ -190,14 +190,10 @@ def measure(
     num_episodes: int | None = None,
     seed: int = 0,
 ) -> Evaluation:
-    """Measure a policy of any other package on a benchmark.
-
-    It runs one trial of every task, all in parallel, in this process. The policy manages its own state from episode to
-    episode of a trial: `reset` marks the start of trials.
+    """Measure a policy of any other package on a benchmark: one trial of every task, all in parallel, in this process.
 
     Args:
-        policy: has `reset(num_tasks)` and `act(observations, rewards, dones)`, see `ForeignPolicy`; or a `Policy` that
-            observes the last step, as the classical ones do.
+        policy: as `evaluate_trials` takes it.
         benchmark: its name.
         num_episodes: of a trial, of which the last counts; None for as many as the benchmark allows.
         seed: of the episodes.
@@ -339,11 +335,7 @@ class Submission(SettingsModel):
 
 
 def check_entrant(policy: Mapping[str, Any]) -> None:
-    """Refuse what identifies a policy if a submission must not hold it.
-
-    Raises:
-        ConfigError: In one line, which names the entry.
-    """
+    """Refuse what identifies a policy if a submission must not hold it."""
     try:
         checked(Entrant, dict(policy))
     except ValueError as error:

@@ -284,11 +284,7 @@ def _failed(learner: str, iteration: int, error: BaseException) -> MamlRLError:
 
 
 def _refuse_too_large(experiment: Experiment, learner: str, env: EnvDescription, num_tasks: int) -> None:
-    """Refuse episodes, and learners, that do not fit into the memory of this machine.
-
-    Raises:
-        ConfigError: In one line.
-    """
+    """Refuse episodes, and learners, that do not fit into the memory of this machine."""
     experiment.refuse_too_large_batches(num_tasks, 0)
     # PPO keeps a gradient and two averages of each parameter.
     each = 4 * sum(param.nbytes for param in experiment.policy.parameters())
@@ -404,11 +400,7 @@ def _make_learners(
 
 
 def _make_classical(learner: str, env: EnvDescription, horizon: int, settings: SettingsModel | None) -> Policy:
-    """Return the policy of a classical algorithm.
-
-    Raises:
-        ValueError: If the actions are not Discrete, or the states are not what the algorithm has beliefs about.
-    """
+    """Return the policy of a classical algorithm."""
     if not isinstance(env.action_space, spaces.Discrete):
         raise ValueError(f"it chooses among Discrete actions, and they are {env.action_space}; use ppo")
     num_states, num_actions = spaces.flatdim(env.observation_space), int(env.action_space.n)

@@ -58,10 +58,6 @@ def interquartile_mean(values: Values, weights: Values) -> Values:
     """Return the mean of the middle half: robust to outliers as the median is, with more of the values in it.
 
     A value at the edge of the middle half counts with the share of its weight that is inside.
-
-    Args:
-        values: (..., n).
-        weights: (n,), which sum to 1.
     """
     order = np.argsort(values, axis=-1)
     ends = np.cumsum(weights[order], axis=-1)
@@ -72,15 +68,7 @@ def interquartile_mean(values: Values, weights: Values) -> Values:
 
 
 def pooled(groups: Sequence[Values], statistic: Statistic) -> Values:
-    """Return a statistic of several groups of scores, which weigh alike.
-
-    Args:
-        groups: (n, K) each: n scores in each of K columns.
-        statistic: of one column.
-
-    Returns:
-        (K,) statistic of every column.
-    """
+    """Return a statistic (K,) of each column of several groups of scores (n, K), which weigh alike."""
     weights = [np.full(len(group), 1.0 / (len(group) * len(groups))) for group in groups]
     return statistic(np.concatenate(groups).T, np.concatenate(weights))
 
@@ -210,25 +198,18 @@ def share_reach(share: Values, strata: Sequence[Values], count: int) -> Values:
 
 
 def jackknife_intervals(estimate: Values, *sources: Sequence[Values]) -> Values:
-    """Return a statistic and the bounds of its 95 % interval by the jackknife.
+    """Return a statistic (K,) and the bounds of its 95 % interval by the jackknife, (K, 3).
 
-    Args:
-        estimate: (K,) statistic of everything.
-        sources: random choices, such as policies and tasks; each as `jackknife_reach` takes it.
-
-    Returns:
-        (K, 3) statistic, lower and upper bound; the bounds are NaN where a stratum has a single unit.
+    Each source, such as policies or tasks, is as `jackknife_reach` takes it; the bounds are NaN where one of its strata
+    has a single unit.
     """
     return interval(estimate, *(jackknife_reach(strata) for strata in sources))
 
 
 def interval(estimate: Values, *reaches: Values) -> Values:
-    """Return a statistic and the bounds of its interval, (K, 3).
+    """Return a statistic (K,) and the bounds of its interval, (K, 3).
 
-    Args:
-        estimate: (K,) statistic.
-        reaches: (2, K) each, how far one source of chance alone makes the interval reach below and above; NaN where
-            that is unknown.
+    Each reach (2, K) is how far one source of chance alone makes the interval reach below and above; NaN if unknown.
     """
     below, above = np.sqrt(np.square(reaches).sum(axis=0))
     return np.stack([estimate, estimate - below, estimate + above], axis=1)

@@ -152,11 +152,7 @@ def train(
 
 
 def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> int | list[Task] | None:
-    """Return the tasks of the evaluations, or the number to draw; None where there are no evaluations.
-
-    Raises:
-        ConfigError: If the tasks cannot be read, are of another family, or need more memory than there is.
-    """
+    """Return the tasks of the evaluations, or the number to draw; None where there are no evaluations."""
     config, kept = experiment.config, folder / EVALUATION_TASKS
     num_steps = config.test_steps if experiment.metalearner.takes_steps else 0
     if config.evaluate_every is None:

@@ -111,11 +111,7 @@ def add_to_zoo(
 
 
 def _check_name(name: str, *, overwrite: bool) -> None:
-    """Refuse invalid names, and those under which other files would be lost.
-
-    Raises:
-        ConfigError: With the reason and the remedy.
-    """
+    """Refuse invalid names, and those under which other files would be lost."""
     parts = name.split("/")
     if not _NAME.fullmatch(name) or ".." in name or _HELD & set(parts):
         raise ConfigError(f"{name!r} is not a name for the zoo; take letters, digits, '-' and '.', and at most one '/'")

@@ -50,12 +50,7 @@ _LATEX = str.maketrans(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A group of runs, and their policies at the common steps on the common tasks.
-
-    Attributes:
-        group: of at least one run.
-        evaluations: of each run.
-    """
+    """A group of runs, and the evaluation of each at the common steps on the common tasks."""
 
     group: RunGroup
     evaluations: list[Evaluation]
@@ -72,11 +67,7 @@ class Measured:
 
 
 def refuse_different_problems(configs: Sequence[Config]) -> None:
-    """Refuse configs whose tasks differ.
-
-    Raises:
-        ConfigError: If they do.
-    """
+    """Refuse configs whose tasks differ."""
     for name in _THE_PROBLEM:
         values = list(dict.fromkeys(readable_value(getattr(config, name)) for config in configs))
         if len(values) > 1:
@@ -85,11 +76,7 @@ def refuse_different_problems(configs: Sequence[Config]) -> None:
 
 
 def check_comparable(groups: Sequence[RunGroup]) -> list[str]:
-    """Refuse groups of different problems, and return sentences about the other settings that differ.
-
-    Raises:
-        ConfigError: If there are fewer than two groups, or they have different tasks.
-    """
+    """Refuse groups of different problems, and return sentences about the other settings that differ."""
     if len(groups) < 2:
         raise ConfigError("these runs are all of one experiment; give those of two or more")
     refuse_different_problems([group.config for group in groups])
@@ -150,11 +137,7 @@ def _draw_tasks(experiment: Experiment, count: int) -> list[Any]:
 
 
 def _checkpoint_near(run: Run, limit: float) -> int | str:
-    """Return the iterations of a run's last checkpoint up to some environment steps, if it is near them.
-
-    Raises:
-        ConfigError: If none is.
-    """
+    """Return the iterations of a run's last checkpoint up to some environment steps, if it is near them."""
     if not np.isfinite(limit) or not limit or run.env_steps <= limit / _NEAR:
         return "last"
     steps = {row["iteration"] + 1: row["env_steps"] for row in run.metrics}
@@ -250,11 +233,7 @@ def _percent(interval: NDArray[np.float64]) -> str:
 
 
 def check_figure(path: Path) -> None:
-    """Refuse a figure that could not be written, before anything is trained.
-
-    Raises:
-        ConfigError: If its format is not supported, or matplotlib is not installed.
-    """
+    """Refuse a figure that could not be written, before anything is trained."""
     if path.suffix.lower() not in _ENDINGS:
         raise ConfigError(f"--figure {path} must end with {', '.join(_ENDINGS)}")
     try:

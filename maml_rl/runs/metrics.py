@@ -45,7 +45,8 @@ class MetricsLog:
             iteration appears twice.
 
     Raises:
-        CheckpointError: If the file is there but lacks one of the finished iterations.
+        CheckpointError: If the file exists but lacks one of the finished iterations; or later, if it cannot be written,
+            say because the disk is full.
     """
 
     def __init__(self, path: Path, finished: int = 0) -> None:
@@ -55,20 +56,12 @@ class MetricsLog:
         self._file = path.open("ab" if finished else "wb", buffering=0)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Append one line, and pass it to the operating system.
-
-        Raises:
-            CheckpointError: If it cannot be written, say because the disk is full.
-        """
+        """Append one line, and pass it to the operating system."""
         with _naming(self._path):
             write_all(self._file.fileno(), _line(metrics))
 
     def sync(self) -> None:
-        """Wait until the disk has every line.
-
-        Raises:
-            CheckpointError: If it does not take them.
-        """
+        """Wait until the disk has every line."""
         with _naming(self._path):
             os.fsync(self._file.fileno())
 
@@ -85,6 +78,9 @@ class EventLog:
     Args:
         folder: where the events go.
         finished: number of finished iterations; TensorBoard hides what an interrupted run wrote beyond them.
+
+    Raises:
+        CheckpointError: By its methods, if earlier events could not be written.
     """
 
     def __init__(self, folder: Path, finished: int = 0) -> None:
@@ -106,11 +102,7 @@ class EventLog:
         self._writer = SummaryWriter(str(folder), purge_step=finished if has_begun else None, flush_secs=1)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Add every number of an iteration.
-
-        Raises:
-            CheckpointError: If the events before could not be written, say because the disk is full.
-        """
+        """Add every number of an iteration."""
         if self._writer is None:
             return
         with _naming(self._folder):
@@ -119,11 +111,7 @@ class EventLog:
                     self._writer.add_scalar(key if "/" in key else f"train/{key}", value, metrics["iteration"])
 
     def close(self) -> None:
-        """Write the rest, and close the file.
-
-        Raises:
-            CheckpointError: As `write`.
-        """
+        """Write the rest, and close the file."""
         if self._writer is not None:
             with _naming(self._folder):
                 self._writer.close()

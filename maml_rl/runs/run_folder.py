@@ -180,11 +180,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     ) -> None:
         """Copy the state after the finished iterations, so that `save` can write it in the middle of the next one.
 
-        Args:
-            score: the number by which the best checkpoint is chosen.
-            evaluated: whether the score is that of an evaluation.
-            task_state: state of the task distribution after these iterations.
-            earlier: tensors of earlier iterations, which do not change any more; see `Checkpoint`.
+        `Checkpoint` and `task_state` say what the arguments are; the tensors of earlier iterations are not copied.
         """
         self.task_state = task_state
         self._kept = replace(copy.deepcopy(self._checkpoint(score, evaluated)), earlier=dict(earlier))
@@ -196,7 +192,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
         Raises:
             CheckpointError: If it cannot be written.
-            NonFiniteError: If it is nothing to continue from; see `check_finite`.
+            NonFiniteError: As `check_finite`.
         """
         if self._kept is None or self._kept.iteration == self._saved:
             return
@@ -289,11 +285,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self._saved = self.iteration
 
     def _load_experience(self, checkpoint: Checkpoint) -> None:
-        """Give the learner the experience that a checkpoint names.
-
-        Raises:
-            CheckpointError: If the checkpoint is not that of a run, or its experience is missing or damaged.
-        """
+        """Give the learner the experience that a checkpoint names."""
         if "env_steps" not in checkpoint.state:
             raise CheckpointError(
                 f"the checkpoint of iteration {checkpoint.iteration} in {self.path / CHECKPOINTS} has no 'env_steps'"

@@ -55,11 +55,7 @@ def named_segments(experience: Any, name: str) -> list[str]:
 
 
 def check_order(segments: Sequence[Segment], end: int) -> None:
-    """Refuse segments that are not in order, or begin at or after `end`.
-
-    Raises:
-        ValueError: In one line.
-    """
+    """Refuse segments that are not in order, or begin at or after `end`."""
     for before, after in pairwise([*(segment.first for segment in segments), end]):
         if before >= after:
             raise ValueError(f"segments must be in order, got one from {before} before one from {after}")
