@@ -9,6 +9,7 @@ from maml_rl.cli.console import (
     Parser,
     add_num_workers,
     add_trust,
+    count_or_file,
     ending_in_order,
     file_path,
     positive,
@@ -42,7 +43,13 @@ def run_compare(arguments: Sequence[str], prog: str) -> int:
     )
     parser.add_argument("--figure", type=file_path, metavar="FILE", help="the figure: .pdf, .svg or .png")
     parser.add_argument("--table", type=file_path, metavar="FILE", help="the table: .tex, or .md")
-    parser.add_argument("--tasks", type=positive, default=40, help="new tasks to measure policies on (default: 40)")
+    parser.add_argument(
+        "--tasks",
+        type=count_or_file,
+        default=40,
+        metavar="COUNT|FILE",
+        help="new tasks to measure policies on, or those in a file (default: 40)",
+    )
     parser.add_argument(
         "--output-folder",
         type=file_path,

@@ -4,6 +4,7 @@ import argparse
 import errno
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 # Exit code of a command whose reader has closed the pipe, as in `maml-rl configs | head`; Windows has no such signal.
 _READER_GONE = 128 + getattr(signal, "SIGPIPE", 13)
-# Options by names that users expect, where the nearest name means something else: --tasks takes a file.
+# Options by names that users expect, where the nearest name means something else: --tasks of train says which.
 _MEANT = {"--num-tasks": "--meta-batch-size", "--num-episodes": "--fast-batch-size"}
 # The environment variable by which a shell asks for completions: the number of its word that is a parser's program.
 _COMPLETED_FROM = "_ARGCOMPLETE"
@@ -329,6 +330,11 @@ def file_path(text: str) -> Path:
     if len(text.encode()) > _LONGEST_PATH or any(len(name.encode()) > _LONGEST_NAME for name in text.split("/")):
         raise argparse.ArgumentTypeError(f"the path {text[:_SHOWN]!r}... is too long for a file system")
     return Path(text)
+
+
+def count_or_file(text: str) -> int | Path:
+    """Read an option that says how many things there are, or which file has them."""
+    return not_negative(text) if re.fullmatch(r"-?\d+", text) else file_path(text)
 
 
 def utf8(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from maml_rl.cli.console import (
     Parser,
     add_placement,
+    count_or_file,
     ending_in_order,
     file_path,
     not_negative,
@@ -59,7 +60,9 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
         help="the .npz file to write (default: evaluation.npz in the run, with a new number)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the output file")
-    parser.add_argument("--tasks", type=file_path, metavar="FILE", help="evaluate on the tasks in this file")
+    parser.add_argument(
+        "--tasks", type=count_or_file, metavar="COUNT|FILE", help="how many tasks, or those in a file (default: 40)"
+    )
     parser.add_argument(
         "--benchmark", metavar="NAME", help="measure by the rules and on the tasks that `maml-rl benchmarks` lists"
     )
@@ -114,11 +117,12 @@ def _test(options: argparse.Namespace) -> None:
         raise ConfigError("which policy? give a run: its folder, or --config with its config.json")
     is_named = options.output is not None
     _check_outputs(options, config_path)
-    for name in ("save_tasks", "num_batches", "training_tasks"):
-        if options.tasks is not None and getattr(options, name):
-            raise ConfigError(
-                f"--tasks takes all tasks of its file, so it contradicts --{name.replace('_', '-')}; give one"
-            )
+    if options.tasks is not None and options.num_batches:
+        raise ConfigError("--tasks says how many tasks there are, so it contradicts --num-batches; give one")
+    file = options.tasks if isinstance(options.tasks, Path) else None
+    for name in ("save_tasks", "training_tasks"):
+        if file is not None and getattr(options, name):
+            raise ConfigError(f"--tasks {file} names the tasks, so it contradicts --{name.replace('_', '-')}; give one")
     names = ("seed", "fast_lr", "fast_batch_size", "halve_step_size")
     config = overridden(load_config(config_path), {name: getattr(options, name) for name in names})
     config = config.override(placement(options))
@@ -147,17 +151,19 @@ def _test(options: argparse.Namespace) -> None:
         _check_has_policy(config_path, options.checkpoint)
         meta_updates = experiment.restore(options.checkpoint, config_path.parent)
     # A restored experiment has the tasks that it was trained on.
-    tasks = None if options.tasks is None else experiment.load_tasks(options.tasks)
+    tasks = None if file is None else experiment.load_tasks(file)
     if rules is not None:
         tasks = rules.tasks_for(experiment)
     split: Literal["training", "test"] = "training" if options.training_tasks else "test"
     chosen = experiment.fixed_tasks(split) if tasks is None else tasks
-    if tasks is None and chosen is not None and options.num_batches:
-        raise ConfigError(
-            f"the run has {len(chosen)} such tasks, and all of them are used; leave out --num-batches "
-            f"{options.num_batches} (--meta-batch-size is how many at once)"
-        )
-    num_batches = options.num_batches or 1 if chosen is None else -(-len(chosen) // options.meta_batch_size)
+    for name in ("num_batches", "tasks"):
+        if tasks is None and chosen is not None and getattr(options, name):
+            raise ConfigError(
+                f"the run has {len(chosen)} such tasks, and all of them are used; leave out "
+                f"--{name.replace('_', '-')} {getattr(options, name)} (--meta-batch-size is how many at once)"
+            )
+    wanted = options.tasks if isinstance(options.tasks, int) else (options.num_batches or 1) * options.meta_batch_size
+    num_batches = -(-(wanted if chosen is None else len(chosen)) // options.meta_batch_size)
     done = count(1)
     repetitions = options.repetitions or (1 if tasks is None else REPETITIONS)
     if rules is not None:
@@ -169,7 +175,7 @@ def _test(options: argparse.Namespace) -> None:
     ):
         evaluation = evaluate(
             experiment,
-            num_batches * options.meta_batch_size if tasks is None else tasks,
+            wanted if tasks is None else tasks,
             meta_batch_size=options.meta_batch_size,
             num_steps=num_steps,
             split=split,
@@ -193,7 +199,7 @@ def _test(options: argparse.Namespace) -> None:
     elif options.training_tasks:
         kind = "new tasks as in training" if chosen is None else "training tasks"
     else:
-        kind = "new tasks" if chosen is None else "test tasks" if tasks is None else f"tasks of {options.tasks}"
+        kind = "new tasks" if chosen is None else "test tasks" if tasks is None else f"tasks of {file}"
     stepwise = bool(num_steps) and experiment.metalearner.takes_steps
     number = f"{config.fast_batch_size} episode{'s' * (config.fast_batch_size > 1)} of each"
     columns = experiment.metalearner.columns
@@ -254,7 +260,7 @@ def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
         file = "training-tasks.npz" if options.training_tasks else "evaluation.npz"
         options.output = _default_output(config_path, file)
         check_creatable(options.output.parent, "--output")
-    used = {"--config": config_path, "--tasks": options.tasks}
+    used = {"--config": config_path, "--tasks": options.tasks if isinstance(options.tasks, Path) else None}
     for option, path in named.items():
         if path is None:
             continue

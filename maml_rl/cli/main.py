@@ -1,11 +1,9 @@
 """The command `maml-rl`: training, testing, reports, lists of families and configs, benchmarks, checks."""
 
-import re
 import sys
 from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from maml_rl import __version__
@@ -18,6 +16,7 @@ from maml_rl.cli.console import (
     add_placement,
     add_trust,
     complete_after_command,
+    count_or_file,
     ending_in_order,
     file_path,
     not_negative,
@@ -83,7 +82,7 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
     parser.add_argument("--title", type=utf8, help="title of the page (default: the names of the runs)")
     parser.add_argument(
         "--tasks",
-        type=_count_or_file,
+        type=count_or_file,
         default=40,
         metavar="COUNT|FILE",
         help="new tasks to try, 0 for none, or those in a file (default: 40)",
@@ -141,10 +140,6 @@ def _diagnose(options: Namespace) -> None:
         for place, cause in enumerate(causes if options.all else causes[:_MOST_CAUSES], start=1):
             print(f"  {place}. {cause.name}: {cause.seen}.\n     Try {cause.remedy}.")
     print("docs/flat-curves.md explains each.")
-
-
-def _count_or_file(text: str) -> int | Path:
-    return not_negative(text) if re.fullmatch(r"-?\d+", text) else file_path(text)
 
 
 def _run_list(entries: Callable[..., Iterable[str]], description: str, arguments: Sequence[str], prog: str) -> int:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from maml_rl.config.config import Config
 from maml_rl.config.placement import ELSEWHERE
+from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.comparable import Run, RunGroup, common_steps, readable_value, unequal_settings
@@ -91,7 +92,7 @@ def check_comparable(groups: Sequence[RunGroup]) -> list[str]:
 
 def measure(
     groups: Sequence[RunGroup],
-    num_tasks: int,
+    tasks: int | Path,
     *,
     num_workers: int | None = None,
     on_run: Callable[[str], object] = lambda name: None,
@@ -100,8 +101,8 @@ def measure(
 
     Args:
         groups: that were checked.
-        num_tasks: new tasks, drawn by the first run from the streams of evaluations; ignored if its test tasks were
-            drawn once and for all.
+        tasks: how many new tasks, drawn by the first run from the streams of evaluations, unless its test tasks were
+            drawn once and for all; or their file.
         num_workers: worker processes; see `MultiTaskSampler`.
         on_run: called with the folder of each run before it is measured.
 
@@ -111,8 +112,8 @@ def measure(
     here = ELSEWHERE | {"num-workers": num_workers}
     limit = common_steps(groups)
     checkpoints = {id(run): _checkpoint_near(run, limit) for group in groups for run in group.runs}
-    tasks = None
-    drawn = True
+    shared: list[Task] = []
+    drawn = False
     measured = []
     for group in groups:
         evaluations = []
@@ -120,18 +121,21 @@ def measure(
             on_run(str(run.path))
             experiment = make_experiment(run.config.override(here))
             experiment.restore(checkpoints[id(run)], run.path)
-            if tasks is None:
-                tasks = experiment.fixed_tasks("test")
-                drawn = tasks is None
-                tasks = tasks or _draw_tasks(experiment, num_tasks)
-            found = evaluate(experiment, tasks)
+            if not shared:
+                if isinstance(tasks, Path):
+                    shared = experiment.load_tasks(tasks)
+                else:
+                    fixed = experiment.fixed_tasks("test")
+                    drawn = fixed is None
+                    shared = fixed or _draw_tasks(experiment, tasks)
+            found = evaluate(experiment, shared)
             # Drawn once for all runs, they are still a sample of the family.
             evaluations.append(replace(found, fixed_tasks=not drawn))
         measured.append(Measured(group, evaluations))
     return measured
 
 
-def _draw_tasks(experiment: Experiment, count: int) -> list[Any]:
+def _draw_tasks(experiment: Experiment, count: int) -> list[Task]:
     with experiment.make_sampler(num_workers=0, evaluation=True, task_split="test") as sampler:
         return list(sampler.sample_tasks(count))
 

@@ -14,6 +14,7 @@ from maml_rl.experiment.comparable import read_runs
 from maml_rl.experiment.evaluation import Evaluation
 from maml_rl.report import paper
 from maml_rl.runs.metrics import read_metrics
+from maml_rl.task_distributions.task_files import save_tasks
 from tests.small_runs import SMALL
 
 # Six short runs are made before the first test.
@@ -89,6 +90,16 @@ def test_figure_has_panels_names_and_numbers_of_runs(
     assert "n = 3" in shown
     assert "95 % intervals over runs and tasks" in shown
     assert "Not only the algorithm differs: meta-batch-size is 3 (maml-trpo), 4 (promp)." in shown
+
+
+def test_tasks_of_a_file_are_those_that_are_compared(finished: Path, tmp_path: Path) -> None:
+    groups, _ = read_runs((finished / "runs/compare").iterdir())
+    goals = [[0.25, -0.5], [0.0, 0.125]]
+    save_tasks(tmp_path / "tasks.json", SMALL["env-name"], [{"goal": goal} for goal in goals])
+    for side in paper.measure(groups, tmp_path / "tasks.json", num_workers=0):
+        for each in side.evaluations:
+            assert each.fixed_tasks
+            assert [np.asarray(task["goal"]).tolist() for task in each.tasks] == goals
 
 
 def test_numbers_are_those_of_rliable_on_the_same_tasks_for_all_runs(finished: Path) -> None:

@@ -158,6 +158,8 @@ def test_another_run_is_overwritten_only_on_request(
         (["--tasks", "there.npz"], ["there.npz cannot be read as JSON"]),
         (["--tasks", "there.npz", "--save-tasks", "more.json"], ["--tasks", "contradicts --save-tasks"]),
         (["--tasks", "there.npz", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
+        (["--tasks", "2", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
+        (["--tasks", "0"], ["tasks must be at least 1, got 0"]),
         (["--output", "there.npz"], ["there.npz exists", "--overwrite"]),
         (["--device", "abacus"], ["abacus"]),
     ],
@@ -215,6 +217,21 @@ def test_trained_policy_is_tested_from_its_run(
     with np.load(output, allow_pickle=False) as saved:
         assert saved["returns"].shape == (10, 3, 4)
         assert len(json.loads(str(saved["tasks"]))) == 10
+
+
+def test_tasks_are_counted_and_drawn_in_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path
+) -> None:
+    drawn = {}
+    for name, sizes in (("counted", ["--tasks", "3"]), ("batches", ["--num-batches", "2"])):
+        output = tmp_path / f"{name}.npz"
+        options = [str(run_folder), *sizes, "--meta-batch-size", "2", "--num-steps", "0", "--num-workers", "0"]
+        assert run_test([*options, "--output", str(output)]) == 0
+        with np.load(output, allow_pickle=False) as saved:
+            drawn[name] = json.loads(str(saved["tasks"]))
+    assert "3 new tasks" in capsys.readouterr().out
+    assert len(drawn["counted"]) == 3
+    assert drawn["counted"][:2] == drawn["batches"][:2]
 
 
 @pytest.mark.parametrize("name", ["config.json", "."])
