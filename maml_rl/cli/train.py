@@ -133,7 +133,7 @@ def _train(options: argparse.Namespace) -> None:
     new = options.output_folder is None and not (options.resume or options.overwrite)
     if options.output_folder is None:
         options.output_folder = _default_folder(config_path, config.method, resume=options.resume)
-    begun = _begun(options)
+    begun = _begun(options.output_folder, options.seeds)
     if options.resume and begun and given is None:
         config_path = begun[0]
         config = overridden(load_config(config_path), _settings(options))
@@ -157,7 +157,10 @@ def _train(options: argparse.Namespace) -> None:
         if options.seeds is None:
             _show(_train_one(config, folder, options, device), options)
         else:
-            runs = [(config.override({"seed": seed}), run) for seed, run in _run_folders(options).items()]
+            runs = [
+                (config.override({"seed": seed}), run)
+                for seed, run in _run_folders(options.output_folder, options.seeds).items()
+            ]
             for number, (seeded, run) in enumerate(runs, start=1):
                 progress = _train_one(seeded, run, options, device)
                 _show(progress, options, f"seed {seeded.seed}, {number} of {len(runs)}:\n")
@@ -212,7 +215,7 @@ def _check_run_folders(options: argparse.Namespace) -> None:
         folder = options.output_folder
         if (folder / "config.json").is_file():
             raise ConfigError(f"{folder} is the folder of a single run; choose another --output-folder for --seeds")
-    for run in _run_folders(options).values():
+    for run in _run_folders(options.output_folder, options.seeds).values():
         check_run_folder(run, resume=options.resume, overwrite=options.overwrite)
 
 
@@ -267,7 +270,7 @@ def _how_to_go_on(options: argparse.Namespace) -> str:
         return ""
     instead = " instead of --overwrite" if options.overwrite else ""
     advice = f"; finished iterations are saved, and the same command with --resume{instead} continues the run"
-    return advice if _begun(options) else ""
+    return advice if _begun(options.output_folder, options.seeds) else ""
 
 
 def _config_to_train(options: argparse.Namespace) -> Path:
@@ -276,21 +279,18 @@ def _config_to_train(options: argparse.Namespace) -> Path:
     if given is not None or not options.resume:
         return given or _DEFAULT_CONFIG
     folder = options.output_folder or _default_folder(_DEFAULT_CONFIG, options.method or "maml", resume=True)
-    begun = _begun(argparse.Namespace(output_folder=folder, seeds=options.seeds))
+    begun = _begun(folder, options.seeds)
     return begun[0] if begun else _DEFAULT_CONFIG
 
 
-def _begun(options: argparse.Namespace) -> list[Path]:
+def _begun(folder: Path, seeds: list[list[int]] | None) -> list[Path]:
     """Return the configs of those runs that have already started."""
-    return [run / "config.json" for run in _run_folders(options).values() if (run / "config.json").is_file()]
+    return [run / "config.json" for run in _run_folders(folder, seeds).values() if (run / "config.json").is_file()]
 
 
-def _run_folders(options: argparse.Namespace) -> dict[int | None, Path]:
+def _run_folders(folder: Path, seeds: list[list[int]] | None) -> dict[int | None, Path]:
     """Return the folder of the run of each of the --seeds, or of the only run."""
-    folder = options.output_folder
-    return (
-        {None: folder} if options.seeds is None else {seed: folder / f"seed-{seed}" for seed in chain(*options.seeds)}
-    )
+    return {None: folder} if seeds is None else {seed: folder / f"seed-{seed}" for seed in chain(*seeds)}
 
 
 def _default_folder(config_path: Path, method: str, *, resume: bool) -> Path:

@@ -1,18 +1,22 @@
-"""From run folders to the file `report.html`."""
+"""From run folders to the file `report.html`, and its numbers as tables of comma-separated values."""
 
+import csv
+import io
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
+from maml_rl.envs.task_space import task_key
 from maml_rl.errors import ConfigError, MamlRLError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.comparable import RunGroup, read_runs
-from maml_rl.report.data import FIRST_COLUMN, returns_table, training_table
 from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
 from maml_rl.report.page import GENERATOR, page
@@ -21,6 +25,8 @@ from maml_rl.runs.atomic_files import check_writable, replace_file
 
 FILE = "report.html"
 _DATA = ".training.csv", ".returns.csv"
+# Both tables begin with this column.
+_FIRST_COLUMN = "experiment"
 # The mark of a report is near its beginning.
 _HEAD = 2_000
 
@@ -144,5 +150,52 @@ def _check_output(path: Path) -> None:
         if not re.search(f'name="generator" content="{re.escape(GENERATOR)}"', head):
             raise ConfigError(f"{path} exists and is not a report; choose another --output")
     for data in map(path.with_suffix, _DATA):
-        if data.exists() and not re.match(rb"%b[,\r\n]" % FIRST_COLUMN.encode(), data.read_bytes()):
+        if data.exists() and not re.match(rb"%b[,\r\n]" % _FIRST_COLUMN.encode(), data.read_bytes()):
             raise ConfigError(f"{data} exists and is not a table of a report; move it, or choose another --output")
+
+
+def training_table(groups: Sequence[RunGroup]) -> str:
+    """Return the metrics of every iteration of every run."""
+    return _table(
+        {_FIRST_COLUMN: group.name, "folder": run.path, "seed": run.config.seed, **metrics}
+        for group in groups
+        for run in group.runs
+        for metrics in run.metrics
+    )
+
+
+def returns_table(results: Sequence[GroupResult]) -> str:
+    """Return the mean return of every task after every gradient step, for each policy and repetition."""
+    evaluations = [
+        (result.group.name, policy, evaluation)
+        for result in results
+        for policy, evaluation in enumerate(result.evaluations)
+    ]
+    evaluations += [
+        (f"{result.group.name}: random initialization", 0, result.untrained)
+        for result in results
+        if result.untrained is not None
+    ]
+    return _table(
+        {
+            _FIRST_COLUMN: name,
+            "policy": policy,
+            "task": task,
+            "parameters": task_key(evaluation.tasks[task]),
+            "repetition": repetition,
+            "gradient_steps": step,
+            "return": value,
+        }
+        for name, policy, evaluation in evaluations
+        for (task, repetition, step), value in np.ndenumerate(evaluation.repetition_returns())
+    )
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> str:
+    """Return rows under all of their columns; missing cells are empty."""
+    kept = list(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys([_FIRST_COLUMN, *(key for row in kept for key in row)])))
+    writer.writeheader()
+    writer.writerows(kept)
+    return text.getvalue()

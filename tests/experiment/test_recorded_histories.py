@@ -157,7 +157,7 @@ def test_histories_are_the_episodes_of_the_learners(tmp_path: Path, monkeypatch:
 def test_learner_learns_the_same_from_the_data_set_of_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    recorded = record_small(tmp_path, minari=True, tasks={"distribution": "fixed", "train": 2, "test": 3})
+    recorded = record_small(tmp_path, credits=Credits(), tasks={"distribution": "fixed", "train": 2, "test": 3})
     one, other = load_histories(recorded.folder), minari_data_set.read_data_set(recorded.identifier)
     assert (one.tasks, one.env_id, one.env_kwargs, one.horizon) == (other.tasks, other.env_id, other.env_kwargs, 6)
     rewards = []
