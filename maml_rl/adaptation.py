@@ -263,12 +263,12 @@ def adapt_steps(
     """Take one gradient step per batch of episodes, each from where the last one ended; see `adapt`.
 
     Args:
-        policy: see `adapt`, as for what is not here.
+        policy: see `adapt`.
         episodes: for each step those that were sampled under the parameters before it.
-        params: the initial ones.
+        params: see `adapt`.
         rule: a rule, one step size for all steps, or one for each.
-        first_order: for each step.
-        create_graph: for each step.
+        first_order: see `adapt`.
+        create_graph: see `adapt`.
 
     Raises:
         ValueError: If there are no episodes, or not as many as step sizes.

@@ -160,10 +160,10 @@ class Histories:
         Args:
             iterations: (M, T, B, ...) of the same M tasks each, in the order of time.
             observation_space: see the class, as for the others.
-            action_space: see there.
-            env_id: see there.
-            env_kwargs: see there.
-            horizon: see there.
+            action_space: of one environment.
+            env_id: of the family.
+            env_kwargs: of its environments.
+            horizon: steps of the longest possible episode.
         """
         gathered: dict[str, list[NDArray[Any]]] = {}
         infos: dict[str, list[NDArray[Any]]] = {}

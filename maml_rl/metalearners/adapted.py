@@ -62,6 +62,6 @@ def adapt_by_steps(
 
 
 def adapt_by_memory(sampler: Sampler, tasks: Sequence[Task], *, deterministic: bool = False) -> Adapted:
-    """Adapt by a trial in each task: the result is the memory after it of the sampler's policy, which acts."""
+    """Adapt by a trial in each task, in which the sampler's policy acts: its memory after the trial is the result."""
     trials, memory = sampler.remember_trials(tasks, deterministic=deterministic)
     return Adapted([trials], memory=memory)

@@ -54,8 +54,9 @@ class AutogradObjective:
         self._hosts = episodes if isinstance(episodes, Hosts) else ThreadHosts(episodes, policy, here)
         device = self._hosts.device if device is None else here
         self._learner = _Learner(policy, rule, objective, leaves, first_order=first_order, device=device)
-        # The objective may be a method of a learner with everything that it keeps.
-        self._old = self._hosts.share(copy.deepcopy(replace(self._learner, objective=None)))
+        # Losses may be methods of a learner with everything that it keeps: they are not copied.
+        old, loss = replace(self._learner, objective=None), rule.inner_loss
+        self._old = self._hosts.share(copy.deepcopy(old, {id(loss): loss}))
 
     def backward(self) -> float:
         """Compute the objective, and put its gradient into `grad` of the parameters, replacing earlier gradients.

@@ -14,7 +14,7 @@ SINGLE = "optimizer"
 def named_optimizers(
     single: torch.optim.Optimizer | None, others: Mapping[str, torch.optim.Optimizer]
 ) -> dict[str, torch.optim.Optimizer]:
-    """Return all optimizers of a learner by name; a ValueError if a name cannot be part of that of a tensor."""
+    """Return all optimizers of a learner by name; a ValueError for a name that no tensor could have."""
     for name in others:
         if name == SINGLE or not name.isidentifier():
             raise ValueError(f"an optimizer's name is a word other than {SINGLE!r}, got {name!r}")

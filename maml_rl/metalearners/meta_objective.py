@@ -106,13 +106,13 @@ class MetaObjective:
                 param.copy_(views[name])
 
     def gradient(self, theta: Tensor) -> tuple[float, Tensor]:
-        """Return loss and gradient (D,) at `theta` (D,), against the old parameters; both are finite."""
+        """Return loss and gradient (D,) at `theta` (D,), against the old parameters; a NonFiniteError if not finite."""
         there = self._inside(theta)
         at_old = torch.equal(there, self._problem.old)
         return self._checked(self._hosts.total(_differentiate, self._problem, None if at_old else there))
 
     def curvature_product(self, vector: Tensor) -> Tensor:
-        """Return the Hessian of the mean KL(old, new) at the old parameters, times `vector`; both (D,) and finite."""
+        """Return the Hessian of the mean KL(old, new) at the old parameters times `vector`, (D,); it must be finite."""
         product = self._total(_curvature_product, vector).sums[0] / self._hosts.num_tasks
         if not bool(product.isfinite().all()):
             raise NonFiniteError(
