@@ -30,15 +30,7 @@ class Lengths(Tensor):
 
 
 class AppendedEpisodes:
-    """Gives the episodes of one task `append`, for B episodes that are empty at first.
-
-    Args:
-        batch_size: B.
-        device: where the tensors are.
-
-    Raises:
-        ValueError: If `batch_size` is not positive.
-    """
+    """Gives the episodes of one task `append`, for a positive number B of episodes that are empty at first."""
 
     _advantages: Tensor | None
     _final_observations: Tensor | None

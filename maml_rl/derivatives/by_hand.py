@@ -120,14 +120,9 @@ class Rows:
 
 
 class MLPLinearization(Linearization):
-    """Keeps the units and deltas of every layer.
+    """Keeps the units and deltas of every layer, of k tasks under parameters (k, D), for a policy that `fits`.
 
-    Args:
-        policy: one that `fits`.
-        layout: of its parameters.
-        rows: of k tasks.
-        parameters: (k, D).
-        kept: where the units and deltas are; use it for nothing else while this object is needed.
+    They are in `kept`, which is for nothing else while this object is needed.
     """
 
     _policy: MLPPolicy

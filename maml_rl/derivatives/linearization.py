@@ -17,14 +17,7 @@ from maml_rl.policies.policy import Policy, distributions_in_episodes
 
 
 class AutogradLinearization(Linearization):
-    """Keeps the graphs of the forward and the backward pass, so that every further product is one pass back.
-
-    Args:
-        policy: any policy.
-        layout: of its parameters.
-        samples: of k tasks.
-        parameters: (k, D).
-    """
+    """Keeps the graphs of the forward and the backward pass, so that every further product is one pass back."""
 
     def __init__(self, policy: Policy, layout: ParameterLayout, samples: Samples, parameters: Tensor) -> None:
         self._policy, self._samples = policy, samples
@@ -86,11 +79,7 @@ class AutogradLinearization(Linearization):
 class PolicyOnSamples:
     """A policy and the samples of k tasks, ready to be linearized at any parameters.
 
-    Args:
-        policy: any policy; the multi-layer perceptrons of this package get their own, faster derivatives.
-        layout: of its parameters.
-        samples: of k tasks.
-        automatic: always differentiate automatically, even if the policy has hand-written derivatives.
+    The multi-layer perceptrons of this package get their own, faster derivatives, unless `automatic` ones are wanted.
     """
 
     def __init__(

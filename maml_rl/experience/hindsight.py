@@ -18,14 +18,7 @@ from maml_rl.experience.steps import Steps
 class Hindsight:
     """Relabels trials of a family that can say the reward for another goal: `goals_at` and `rewards_between`.
 
-    Args:
-        env_id: of the family.
-        env_kwargs: its arguments.
-        observation_space: of one environment, which shows the last step.
-        action_space: of one environment.
-
-    Raises:
-        TypeError: If the family cannot say it.
+    The observations of its environments show the last step. A TypeError if the family cannot say it.
 
     Source: Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495
     """

@@ -231,10 +231,7 @@ class Block:
 
 
 class FinishedRecording:
-    """A complete recording, for reading.
-
-    Args:
-        folder: of the recording, or above one.
+    """A complete recording, for reading, in a folder or below one.
 
     Raises:
         ConfigError: If there is none, more than one, or one that is half-written; in one line.

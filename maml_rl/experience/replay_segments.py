@@ -81,13 +81,9 @@ class _Kept(BaseModel):
 
 
 class ReplaySegments:
-    """Which trials of a replay buffer are in which file.
+    """Which trials of a replay buffer are in which file of a folder, which is None for a buffer that is not saved.
 
-    Args:
-        trials: returns those from one number up to, but not including, another.
-
-    Attributes:
-        folder: of the files; None for a buffer that is not saved.
+    `trials` returns those from one number up to, but not including, another.
     """
 
     def __init__(self, trials: Callable[[int, int], KeptTrials]) -> None:

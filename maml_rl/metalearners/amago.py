@@ -31,17 +31,10 @@ from maml_rl.policies.two_hot import TwoHot
 
 
 class TrialCritics(nn.Module):
-    """An ensemble of critics for several discounts, on the units of the policy's memory.
+    """An ensemble of E critics for G discounts, layers on the units of the policy's memory.
 
-    A value is a distribution over bins. For Discrete actions there is one for each; others are an input.
-
-    Args:
-        policy: whose memory and actions they share.
-        hidden_sizes: of the layers above the memory.
-        num: E, of critics.
-        num_discounts: G.
-        two_hot: the bins.
-        generator: draws the initial weights.
+    A value is a distribution over bins. For Discrete actions there is one for each; others are an input. The initial
+    weights are drawn by `generator`.
     """
 
     center: Tensor

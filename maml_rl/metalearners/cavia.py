@@ -21,13 +21,7 @@ CONTEXT = "context"
 class ContextPolicy(Policy):
     """An MLP with further input units, the parameter `context`: zero for every new task, and never trained.
 
-    Args:
-        inner: the MLP without these inputs.
-        context_size: C, number of the inputs.
-        seed: of the initial weights of these inputs.
-
-    Attributes:
-        adapts_only: names of the only parameters that an inner loop may change.
+    The seed is that of their initial weights. An inner loop may change only the parameters in `adapts_only`.
     """
 
     stateless = True

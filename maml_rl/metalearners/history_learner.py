@@ -305,9 +305,6 @@ class LearnedTasks:
 
     A digest has as many bits as number N tasks, and 19 more. The mean distance of sorted ones is then at most 2**19,
     and the differences that are kept fit into three bytes: one is too large with a probability of N * exp(-32).
-
-    Args:
-        tasks: each once or several times.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:

@@ -17,9 +17,7 @@ _SIZES = "step_sizes."
 class MetaSGD(AdamLearner):
     """MAML-PPO that learns, with the initial parameters, a step size of the inner loop for every number in them.
 
-    Args:
-        args: see `MetaLearner`; the step size of the rule's first step is the first value of all.
-        options: see `MetaLearner`.
+    The step size of the rule's first step is the first value of all.
 
     Source: Li et al. 2017, https://arxiv.org/abs/1707.09835
     """

@@ -79,13 +79,9 @@ def product_of_gaussians(means: Tensor, variances: Tensor, mask: Tensor) -> Post
 
 
 class ContextEncoder(nn.Module):
-    """Turns every transition of a context set into a Gaussian factor of the posterior over the context.
+    """Turns each transition of a context set into a Gaussian factor of the posterior over the context, by ReLU layers.
 
-    Args:
-        inputs: numbers in observation, action and reward, and in the next observation if it is one of them.
-        hidden_sizes: of the layers of ReLU.
-        context_size: Z.
-        generator: draws the initial weights.
+    Its inputs are the numbers in observation, action and reward, and in the next observation if it is one of them.
     """
 
     def __init__(self, inputs: int, hidden_sizes: Sequence[int], context_size: int, generator: torch.Generator) -> None:

@@ -41,14 +41,9 @@ Units = Annotated[int, Field(ge=0, le=2**31)]
 class RecurrentCritics(nn.Module):
     """Twin critics on one trial encoder, beside it an embedding of the current observation and action.
 
-    For discrete actions they have one output for each, and the action is not an input. An output is a value, or the
-    logits of its distribution over bins.
-
-    Args:
-        actor: whose spaces and sizes they share; they have an encoder of their own.
-        hidden_sizes: of the layers above the encoder.
-        generator: draws the initial weights.
-        two_hot: the bins; None for values.
+    They share spaces and sizes with an actor, and have an encoder of their own. For discrete actions they have one
+    output for each, and the action is not an input. An output is a value, or with `two_hot` the logits of its
+    distribution over bins.
     """
 
     def __init__(

@@ -191,13 +191,7 @@ class QLearningSettings(SettingsModel):
 
 
 class QLearning(SingleTaskLearner):
-    """Q-learning with a table for each task, on every step of a batch, the last step of an episode first.
-
-    Args:
-        spaces: of one environment; see `QTablePolicy`.
-        num_tasks: M.
-        settings: of the learner.
-        gamma: discount per step.
+    """Q-learning with a table for each of M tasks, on every step of a batch, the last step of an episode first.
 
     Source: Watkins and Dayan 1992, https://doi.org/10.1007/BF00992698
     """

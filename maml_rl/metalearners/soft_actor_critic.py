@@ -75,17 +75,11 @@ def soft_targets(rewards: Tensor, terminal: Tensor, following: Tensor, gamma: fl
 
 
 class EnsembleMLP(nn.Module):
-    """E networks of ReLU layers, computed together in one product for each layer.
+    """E networks of ReLU layers, at least one of them hidden, computed together in one product for each layer.
 
     Its inputs come in parts, so that what several calls have in common is multiplied once: `first_layer` multiplies a
-    part, and `rest` goes on from the sum of all parts.
-
-    Args:
-        inputs: I.
-        hidden_sizes: of the hidden layers, at least one.
-        outputs: O.
-        generator: draws the initial weights, as torch makes them.
-        num: E.
+    part, and `rest` goes on from the sum of all parts. The initial weights are those that torch makes, drawn by
+    `generator`.
     """
 
     def __init__(
@@ -138,16 +132,9 @@ class EnsembleMLP(nn.Module):
 class SoftCritics(nn.Module, Generic[Critics]):
     """The parts of a soft actor-critic besides its actor: twin critics, slowly updated target critics, the temperature.
 
-    Args:
-        critics: that are trained; the targets begin as their copy.
-        action_space: of the environment, by whose size the entropy is kept if the settings do not say it.
-        settings: of the learner.
-
-    Attributes:
-        critic: the critics.
-        target: the target critics, which no gradient reaches.
-        log_temperature: (), logarithm of the weight of the entropy.
-        target_entropy: entropy that the temperature maintains.
+    Attributes:     critic: the critics, which are trained.     target: the target critics, which begin as their copy;
+    no gradient reaches them.     log_temperature: (), logarithm of the weight of the entropy.     target_entropy:
+    entropy that the temperature maintains: that of the settings, or by the size of an action.
     """
 
     def __init__(self, critics: Critics, action_space: gymnasium.Space[Any], settings: SACSettings) -> None:

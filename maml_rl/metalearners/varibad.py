@@ -248,11 +248,6 @@ class _Drawn:
 class Decoder(nn.Module):
     """Predicts the rewards, and perhaps the observations, of all steps of a trial from a latent.
 
-    Args:
-        policy: whose observations and actions it sees.
-        settings: of the algorithm.
-        generator: of the initial weights.
-
     Raises:
         ValueError: If an output for each cell is requested without a grid.
     """

@@ -45,13 +45,9 @@ class LogProbability(ABC):
 
 
 class GaussianLogProbability(LogProbability):
-    """Of a diagonal Gaussian with the output units as mean, and log_std = max(sigma, smallest).
+    """Of a diagonal Gaussian with the output units (k, A, R) as mean, and log_std = max(sigma, smallest).
 
-    Args:
-        units: (k, A, R).
-        sigma: (k, A).
-        actions: (k, R, A).
-        smallest: log_std never falls below it.
+    Sigma is (k, A), and actions are (k, R, A).
     """
 
     def __init__(self, units: Tensor, sigma: Tensor, actions: Tensor, smallest: float) -> None:
@@ -91,12 +87,7 @@ class GaussianLogProbability(LogProbability):
 
 
 class CategoricalLogProbability(LogProbability):
-    """Of a categorical distribution with the output units as logits.
-
-    Args:
-        units: (k, K, R).
-        actions: (k, R, 1) integers.
-    """
+    """Of a categorical distribution with the output units (k, K, R) as logits, and actions (k, R, 1), integers."""
 
     def __init__(self, units: Tensor, actions: Tensor) -> None:
         self.values = functional.categorical_log_prob(units.mT, actions.squeeze(-1))

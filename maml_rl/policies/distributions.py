@@ -27,12 +27,7 @@ NoiseKind = Literal["normal", "uniform"]
 
 
 class Integers(Categorical):
-    """A categorical variable whose values are integers from `start` on.
-
-    Args:
-        logits: (..., K).
-        start: the first value.
-    """
+    """A categorical variable with logits (..., K), whose values are integers from `start` on."""
 
     def __init__(self, logits: Tensor, start: int) -> None:
         self.start = start

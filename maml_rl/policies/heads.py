@@ -187,13 +187,7 @@ class Head(Distributions):
 class GaussianHead(Head):
     """Diagonal Gaussian with the output units as mean; its log standard deviation, `sigma`, does not see the state.
 
-    Args:
-        action_shape: shape of one action, of A entries.
-        init_std: initial standard deviation.
-        min_std: the deviation never falls below it.
-
-    Raises:
-        ValueError: If a deviation is not positive.
+    The deviation is `init_std` initially, and never falls below `min_std`.
     """
 
     noise_kind: NoiseKind = "normal"
@@ -344,12 +338,7 @@ class SquashedGaussianHead(Head):
 
 
 class CategoricalHead(Head):
-    """Categorical distribution over K actions, with the output units as logits.
-
-    Args:
-        num_actions: K.
-        start: the first action; the others are the following integers.
-    """
+    """Categorical distribution over K actions, integers from `start` on, with the output units as logits."""
 
     noise_kind: NoiseKind = "uniform"
     noise_size = 1
@@ -386,14 +375,7 @@ class CategoricalHead(Head):
 class MultiCategoricalHead(Head):
     """Independent categorical distributions, entry i of an action over 0 ... K_i - 1.
 
-    The output units are the logits of all entries, one after the other.
-
-    Args:
-        num_categories: K_i of each of the A entries.
-        action_shape: shape of one action; (A,) by default.
-
-    Raises:
-        ValueError: If an action of that shape has another number of entries.
+    The output units are the logits of all entries, one after the other. The shape of an action is (A,) by default.
     """
 
     noise_kind: NoiseKind = "uniform"

@@ -16,15 +16,7 @@ class QTablePolicy(CountingPolicy):
     """Takes an action of the largest value in its state, or with probability `epsilon` a random one.
 
     Both are parameters, so that each task may have its own. A state is a Discrete observation, or the index of the 1 in
-    a one-hot vector.
-
-    Args:
-        observation_space: of one environment: Discrete, or a vector of numbers in [0, 1].
-        action_space: of one environment: Discrete.
-        initial_value: of all actions in all states.
-
-    Raises:
-        TypeError: If a space is of another kind.
+    a one-hot vector; actions are Discrete. In the beginning all actions have the same value in all states.
     """
 
     def __init__(

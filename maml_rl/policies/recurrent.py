@@ -169,15 +169,9 @@ class LSTM(Recurrent, nn.LSTM):
 
 
 class RecurrentStep:
-    """The next step of M x S slots under fixed parameters; see `MemoryStep`.
+    """The next step of M x S slots under fixed parameters, shared or stacked (M, ...); see `MemoryStep`.
 
-    Args:
-        layer: whose parameters they are.
-        params: by name, shared or stacked (M, ...).
-        rows: of the slots.
-
-    Attributes:
-        seen: (rows, I + H) inputs and units side by side, if `layer.joined`.
+    Attributes:     seen: (rows, I + H) inputs and units side by side, if `layer.joined`.
     """
 
     def __init__(self, layer: Recurrent, params: Params, rows: SlotRows) -> None:

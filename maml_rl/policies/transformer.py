@@ -206,11 +206,6 @@ class TokenStep:
 
     Rows are multiplied in blocks of a fixed size, and a row attends to a number of places that depends on its own step
     alone, so that its bits do not depend on the rows beside it.
-
-    Args:
-        transformer: whose parameters they are.
-        params: by name, shared or stacked (M, ...).
-        rows: of the slots.
     """
 
     def __init__(self, transformer: Transformer, params: Params, rows: SlotRows) -> None:

@@ -48,15 +48,12 @@ class TrialEncoder(nn.Module):
     """Embeddings of observation, last action and last reward, each linear and a ReLU, under a body with a memory.
 
     Args:
-        observation_space: of one environment, which shows the last step.
+        observation_space: of one environment, which must show the last step.
         action_space: of one environment.
         hidden_size: H, units of the body.
         cell: of a recurrent body, or the sizes of a transformer.
         embeddings: units for the observation, the last action and the last reward; 0 leaves one out.
         generator: draws the initial weights.
-
-    Raises:
-        ValueError: If the observations do not show the last step, or H is not a valid width of the transformer.
     """
 
     unit: Tensor
