@@ -202,11 +202,6 @@ class Histories:
         return f"{len(self):,} Histories({name}, {len(self.lengths):,} episodes, {self.num_steps:,} steps)"
 
     @property
-    def num_histories(self) -> int:
-        """H, number of histories."""
-        return len(self)
-
-    @property
     def num_steps(self) -> int:
         """S, steps of all histories."""
         return len(self.rewards)
@@ -340,9 +335,7 @@ class Histories:
         return self._starts[episodes] + within, episodes, ends
 
     def _observations(self, steps: NDArray[np.int64]) -> NDArray[Any]:
-        return self._decode(self._seen[steps])
-
-    def _decode(self, kept: NDArray[Any]) -> NDArray[Any]:
+        kept = self._seen[steps]
         return kept if self._distinct is None else self._distinct[kept]
 
 

@@ -7,9 +7,8 @@ depend on the number of cores.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
-import gymnasium
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -31,18 +30,6 @@ from maml_rl.policies.q_table import QTablePolicy
 
 _MOMENTS = ("mean of gradients ", "mean of their squares ")
 _COUNT = "number of updates"
-
-
-class Spaces(Protocol):
-    """Any object with the spaces of one environment."""
-
-    @property
-    def observation_space(self) -> gymnasium.Space[Any]:
-        """Of one environment."""
-
-    @property
-    def action_space(self) -> gymnasium.Space[Any]:
-        """Of one environment."""
 
 
 class SingleTaskLearner(ABC):
@@ -88,7 +75,7 @@ class SingleTaskPPO(SingleTaskLearner):
     """PPO with a network for each task: steps of Adam on the clipped objective, on whole batches.
 
     Args:
-        spaces: of one environment.
+        spaces: any object with the spaces of one environment.
         seeds: (M) integers, of the initial weights of each learner.
         settings: of the objective.
         hidden_sizes: units of each hidden layer.
@@ -104,7 +91,7 @@ class SingleTaskPPO(SingleTaskLearner):
 
     def __init__(
         self,
-        spaces: Spaces,
+        spaces: Any,
         seeds: Sequence[int],
         settings: SingleTaskPPOSettings,
         *,
@@ -200,7 +187,7 @@ class QLearning(SingleTaskLearner):
     uses = ("gamma",)
     policy: QTablePolicy
 
-    def __init__(self, spaces: Spaces, num_tasks: int, settings: QLearningSettings, *, gamma: float = 0.99) -> None:
+    def __init__(self, spaces: Any, num_tasks: int, settings: QLearningSettings, *, gamma: float = 0.99) -> None:
         self.policy = QTablePolicy(spaces.observation_space, spaces.action_space, settings.initial_value)
         self.params = {name: param.detach() for name, param in self.policy.stack_parameters(num_tasks).items()}
         self._settings, self._gamma = settings, gamma
