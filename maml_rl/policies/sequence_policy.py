@@ -416,19 +416,14 @@ class TransformerPolicy(SequencePolicy):
 
     Args:
         hidden_size: H, width of a token.
-        context: N, tokens that a token attends to, itself among them.
-        num_layers: blocks of attention and a network of one hidden layer, 4 H wide.
-        num_heads: of attention; divides H into an even number.
-        num_key_value_heads: keys and values that groups of heads share; fewer make a smaller memory and faster steps.
+        context, num_layers, num_heads, num_key_value_heads: see `Attention`.
         token_shift: add the previous observation to each token (zeros at the start of a trial). State, action and their
             result are then in one token, and a single layer can look them up.
-        checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
-            less memory and a third more time; None for never.
+        checkpoint_above: see `Transformer`.
         seed: of the initial weights; the global random state does not change.
         options: `value`, `init_std`, ... These and the spaces are those of `SequencePolicy`.
 
     Raises:
-        TypeError: If a space is not supported.
         ValueError: If a number is not positive, or the sizes do not divide each other.
 
     Source: Peng et al. 2023, https://arxiv.org/abs/2305.13048 (token shift)
