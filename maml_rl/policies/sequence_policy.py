@@ -416,7 +416,10 @@ class TransformerPolicy(SequencePolicy):
 
     Args:
         hidden_size: H, width of a token.
-        context, num_layers, num_heads, num_key_value_heads: see `Attention`.
+        context: see `Attention`.
+        num_layers: see `Attention`.
+        num_heads: see `Attention`.
+        num_key_value_heads: see `Attention`.
         token_shift: add the previous observation to each token (zeros at the start of a trial). State, action and their
             result are then in one token, and a single layer can look them up.
         checkpoint_above: see `Transformer`.

@@ -209,7 +209,7 @@ class PSRL(TabularPolicy):
     Args:
         num_draws: with several, an action's value is the largest that it has in any of the drawn processes: optimistic
             PSRL.
-        transition_prior: at least 1.
+        prior: with a `transition_prior` of at least 1.
 
     Source: Strens 2000; Osband et al. 2013, https://arxiv.org/abs/1306.0940
     """
