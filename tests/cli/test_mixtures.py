@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from maml_rl.cli import main as cli
+from maml_rl.config import load_config
+from maml_rl.config.catalog import find_config
 from maml_rl.envs import make_vector_env
 from maml_rl.experiment import certified, references, standings
 from maml_rl.experiment.evaluation import NORMALIZED, Evaluation
@@ -119,3 +121,9 @@ def test_references_of_the_package_are_of_its_default_arguments(monkeypatch: pyt
         env = make_vector_env(each["env-name"], {})
         assert {name: getattr(env, name) for name in each["env-kwargs"]} == each["env-kwargs"]
         assert each["random"] < each["oracle"]
+    config = load_config(find_config("amago/half-cheetahs"))
+    assert references.references(config.env_kwargs, config.max_episode_steps).keys() == {
+        "HalfCheetahDir-v5",
+        "HalfCheetahVel-v5",
+        "HalfCheetahRandParams-v5",
+    }
