@@ -1,4 +1,4 @@
-"""Every registered family, one after the other, or one of each base class."""
+"""Every registered family, one after the other, those that step by themselves, or one of each base class."""
 
 import copy
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import mujoco
 import pytest
 
 from maml_rl.envs import MetaVectorEnv, make_vector_env
-from tests.envs.contract import BASES, TRIED, marks
+from tests.envs.contract import BASES, OWN_STEPS, TRIED, marks
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,6 +24,18 @@ def models_are_compiled_once() -> Iterator[None]:
 @pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in TRIED])
 def env_id(request: pytest.FixtureRequest) -> Any:
     return request.param
+
+
+@pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in OWN_STEPS])
+def stepping_env_id(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def stepping_vector_env(stepping_env_id: str) -> Iterator[MetaVectorEnv]:
+    vector_env = make_vector_env(stepping_env_id, {}, 4)
+    yield vector_env
+    vector_env.close()
 
 
 @pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in BASES])

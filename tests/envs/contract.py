@@ -29,6 +29,8 @@ OF_EXTRAS = {"MetaWorld/ML1-reach-v3", "MetaWorld/ML10-v3"}
 # Ids of the same code as another: its arguments have more arms.
 MORE_ARMS = {"Bandit-K10-v0", "Bandit-K50-v0", "GaussianBandit-K10-v0", "GaussianBandit-K50-v0"}
 TRIED = [name for name, family in FAMILIES.items() if (not family.extra or name in OF_EXTRAS) and name not in MORE_ARMS]
+# Those that step, reset and take tasks by code of their own: those of physics share that of `MujocoFamily`.
+OWN_STEPS = [name for name in TRIED if not FAMILIES[name].has_physics or name in QUICK or name == "Mixture-v0"]
 
 
 def marks(env_id: str) -> list[pytest.MarkDecorator]:

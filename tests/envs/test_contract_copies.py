@@ -10,17 +10,24 @@ import numpy as np
 import pytest
 
 from maml_rl.envs import FAMILIES, make_vector_env
-from tests.envs.contract import BASES, TRIED, marks, random_actions, same
+from tests.envs.contract import BASES, QUICK, TRIED, marks, random_actions, same
 
 COPIES: tuple[Callable[[Any], Any], ...] = (copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env)))
 
 
+def engines_of(env_id: str) -> tuple[str, ...]:
+    """The engines copy the states of all bodies by the same code: one family of each base tries both."""
+    if not FAMILIES[env_id].has_physics:
+        return ("",)
+    return ("mjbatch", "mujoco") if env_id in QUICK else ("mjbatch",)
+
+
 def on_engines(names: Iterable[str]) -> list[Any]:
-    """Return families, on each engine if they have physics."""
+    """Return families, on an engine or both if they have physics."""
     return [
         pytest.param((env_id, {"engine": engine} if engine else {}), marks=marks(env_id), id=f"{env_id}-{engine}")
         for env_id in names
-        for engine in (("mjbatch", "mujoco") if FAMILIES[env_id].has_physics else ("",))
+        for engine in engines_of(env_id)
     ]
 
 

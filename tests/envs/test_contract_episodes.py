@@ -10,7 +10,9 @@ from maml_rl.spaces import is_image
 from tests.envs.contract import STEPS, assert_same_slot, assert_same_tasks, play, random_actions, same
 
 
-def test_slots_are_bit_identical_to_single_environments(env_id: str) -> None:
+def test_slots_are_bit_identical_to_single_environments(stepping_env_id: str) -> None:
+    """The test of episodes of full length tries all families."""
+    env_id = stepping_env_id
     limit = STEPS - 1
     batch = make_vector_env(env_id, {}, 4, max_episode_steps=limit)
     tasks = batch.sample_tasks(4, seed=1)
@@ -45,8 +47,8 @@ def test_rewards_and_infos_are_within_the_range_that_is_declared(vector_env: Met
             assert ((low <= values) & (values <= high)).all(), (name, values)
 
 
-def test_slot_does_not_depend_on_the_number_of_slots(env_id: str) -> None:
-    few, many = make_vector_env(env_id, {}, 2), make_vector_env(env_id, {}, 5)
+def test_slot_does_not_depend_on_the_number_of_slots(base_env_id: str) -> None:
+    few, many = make_vector_env(base_env_id, {}, 2), make_vector_env(base_env_id, {}, 5)
     tasks = few.sample_tasks(5, seed=2)
     few.reset_task(tasks[:2])
     many.reset_task(tasks)
@@ -87,14 +89,14 @@ def test_unseeded_reset_continues_from_the_seeded_one(base_vector_env: MetaVecto
     assert same(first[1], second[1])
 
 
-def test_time_limit_truncates_without_terminating(env_id: str) -> None:
-    vector_env = make_vector_env(env_id, {}, 3, max_episode_steps=2)
+def test_time_limit_truncates_without_terminating(stepping_env_id: str) -> None:
+    vector_env = make_vector_env(stepping_env_id, {}, 3, max_episode_steps=2)
     vector_env.reset(seed=0)
     steps = [vector_env.step(actions) for actions in random_actions(vector_env, 2)]
     first, last = [(terminated, truncated) for _, _, terminated, truncated, _ in steps]
     assert not first[1].any()
     np.testing.assert_array_equal(last[1], ~first[0])
-    assert last[0].all() if "Bandit" in env_id else not last[0].any()
+    assert last[0].all() if "Bandit" in stepping_env_id else not last[0].any()
 
 
 def test_default_time_limit_is_that_of_the_id(base_env_id: str) -> None:
@@ -105,8 +107,8 @@ def test_default_time_limit_is_that_of_the_id(base_env_id: str) -> None:
     assert gymnasium.make_vec(base_env_id, num_envs=2).max_episode_steps == expected
 
 
-def test_frozen_slots_keep_their_final_observation_and_ignore_actions(env_id: str) -> None:
-    vector_env = make_vector_env(env_id, {}, 4, max_episode_steps=2)
+def test_frozen_slots_keep_their_final_observation_and_ignore_actions(stepping_env_id: str) -> None:
+    vector_env = make_vector_env(stepping_env_id, {}, 4, max_episode_steps=2)
     vector_env.reset(seed=0)
     for actions in random_actions(vector_env, 2):
         final = vector_env.step(actions)
@@ -124,8 +126,8 @@ def test_frozen_slots_keep_their_final_observation_and_ignore_actions(env_id: st
     assert fresh.shape == observations.shape
 
 
-def test_reset_mask_resets_only_the_masked_slots(env_id: str) -> None:
-    undisturbed, masked = make_vector_env(env_id, {}, 4), make_vector_env(env_id, {}, 4)
+def test_reset_mask_resets_only_the_masked_slots(stepping_env_id: str) -> None:
+    undisturbed, masked = make_vector_env(stepping_env_id, {}, 4), make_vector_env(stepping_env_id, {}, 4)
     before = undisturbed.reset(seed=3)[0], masked.reset(seed=3)[0]
     np.testing.assert_array_equal(*before)
     actions = random_actions(masked, 4)
@@ -133,7 +135,7 @@ def test_reset_mask_resets_only_the_masked_slots(env_id: str) -> None:
     masked.step(actions[0])
     mask = np.array([False, True, True, False])
     masked.reset(seed=[0, 44, 45, 0], options={"reset_mask": mask})
-    fresh = make_vector_env(env_id, {}, 4)
+    fresh = make_vector_env(stepping_env_id, {}, 4)
     fresh.reset(seed=[0, 44, 45, 0])
     for step in actions[1:]:
         for result, same_as, new in zip(

@@ -31,16 +31,16 @@ def test_seeded_sample_tasks_repeats_and_unseeded_continues(base_vector_env: Met
             assert_same_tasks(tasks, following)
 
 
-def test_sampled_tasks_belong_to_the_caller(vector_env: MetaVectorEnv) -> None:
-    tasks = vector_env.sample_tasks(4, seed=0)
-    vector_env.reset_task(tasks)
-    before = play(vector_env, 0)
+def test_sampled_tasks_belong_to_the_caller(stepping_vector_env: MetaVectorEnv) -> None:
+    tasks = stepping_vector_env.sample_tasks(4, seed=0)
+    stepping_vector_env.reset_task(tasks)
+    before = play(stepping_vector_env, 0)
     for task in tasks:
         for name, value in task.items():
             task[name] = "" if isinstance(value, str) else value * 0.0
             if isinstance(value, np.ndarray):
                 value[...] = 0.0
-    assert same(before, play(vector_env, 0))
+    assert same(before, play(stepping_vector_env, 0))
 
 
 # Tasks of families with sparse rewards that random actions find.
@@ -85,12 +85,12 @@ def test_reset_task_takes_effect_at_the_next_step(vector_env: MetaVectorEnv) -> 
     assert same(list(changed[:4]), list(expected[:4]))
 
 
-def test_tasks_survive_json(vector_env: MetaVectorEnv) -> None:
-    tasks = vector_env.sample_tasks(4, seed=0)
-    vector_env.reset_task(tasks)
-    before = play(vector_env, 0)
-    vector_env.reset_task(json.loads(json.dumps(tasks, default=np.ndarray.tolist)))
-    assert same(before, play(vector_env, 0))
+def test_tasks_survive_json(stepping_vector_env: MetaVectorEnv) -> None:
+    tasks = stepping_vector_env.sample_tasks(4, seed=0)
+    stepping_vector_env.reset_task(tasks)
+    before = play(stepping_vector_env, 0)
+    stepping_vector_env.reset_task(json.loads(json.dumps(tasks, default=np.ndarray.tolist)))
+    assert same(before, play(stepping_vector_env, 0))
 
 
 def test_task_given_to_the_constructor_is_the_task(base_env_id: str, base_vector_env: MetaVectorEnv) -> None:
@@ -136,17 +136,17 @@ def flawed(task: Task, name: str, flaw: str) -> Task:
     return bad
 
 
-def test_malformed_task_is_refused_by_name_and_changes_nothing(vector_env: MetaVectorEnv) -> None:
-    tasks = vector_env.sample_tasks(4, seed=0)
-    vector_env.reset_task(tasks)
-    before = play(vector_env, 0)
+def test_malformed_task_is_refused_by_name_and_changes_nothing(stepping_vector_env: MetaVectorEnv) -> None:
+    tasks = stepping_vector_env.sample_tasks(4, seed=0)
+    stepping_vector_env.reset_task(tasks)
+    before = play(stepping_vector_env, 0)
     for flaw in FLAWS:
         for name, value in tasks[2].items():
             if isinstance(value, str) and flaw in ("nan", "infinite"):
                 continue
             with pytest.raises(TaskError, match=rf"slot 2: .*{name!r}"):
-                vector_env.reset_task([tasks[0], tasks[1], flawed(tasks[2], name, flaw), tasks[3]])
-    assert same(before, play(vector_env, 0))
+                stepping_vector_env.reset_task([tasks[0], tasks[1], flawed(tasks[2], name, flaw), tasks[3]])
+    assert same(before, play(stepping_vector_env, 0))
 
 
 def test_task_of_another_family_is_refused_by_name(base_vector_env: MetaVectorEnv) -> None:
