@@ -73,34 +73,18 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
     ("text", "options", "words"),
     [
         (SMALL, ["--num-batches", "-1"], ["num-batches", "at least 1", "-1"]),
-        (SMALL, ["--num-batches", "ten"], ["num-batches", "an integer", "ten"]),
-        (SMALL, ["--meta-batch-size", "0"], ["meta-batch-size", "at least 1"]),
         (SMALL, ["--fast-lr", "fast"], ["fast-lr", "a number"]),
-        (SMALL, ["--hidden-sizes", "[8, -8]"], ["hidden-sizes", "entry 2"]),
-        (SMALL, ["--seed", "-1"], ["seed", "at least 0"]),
-        (SMALL, ["--num-workers", "-1"], ["'num-workers' in the command line", "at least 0"]),
-        (SMALL, ["--num-workers", "two"], ["'num-workers' in the command line", "an integer", "two"]),
         (SMALL, ["--device", "abacus"], ["abacus", "--device"]),
-        (SMALL, ["--device", "cuda:99"], ["cuda:99", "--device"]),
         (SMALL, ["--device", "cpu", "--use-cuda"], ["--use-cuda", "contradicts"]),
         (SMALL, ["--max-kl", "0"], ["'max-kl' in the command line", "more than 0"]),
-        (SMALL, ["--cg-iters", "ten"], ["'cg-iters' in the command line", "an integer", "ten"]),
         (SMALL, ["--algorithm", "maml-trop"], ["'algorithm' in the command line", "did you mean 'maml-trpo'"]),
         (SMALL, ["--algorithm-settings", "{max-lk: 1}"], ["unknown key 'max-lk'", "command line", "'max-kl'"]),
-        (SMALL, ["--algorithm-settings", "7"], ["algorithm-settings", "a mapping"]),
         (SMALL, ["--algorithm-settings", "7", "--max-kl", "1"], ["algorithm-settings", "a mapping"]),
         (SMALL, ["--fast_lr", "0.1"], ["unrecognized arguments", "--fast_lr"]),
-        (SMALL, ["--num-batch", "3"], ["unrecognized arguments", "--num-batch"]),
         (SMALL, ["--method", "magic"], ["method", "'maml', 'pretrain' or 'oracle'", "magic"]),
         (SMALL, ["--seeds"], ["--seeds", "at least one argument"]),
-        (SMALL, ["--seeds", "0", "x"], ["--seeds", "'x'"]),
-        (SMALL, ["--seeds", "0", "-1"], ["-1"]),
         (SMALL, ["--seeds", "0", "4294967296"], ["seed", "less than 4294967296"]),
-        (SMALL, ["--seeds", "1", "0", "1"], ["--seeds names 1 more than once"]),
-        (SMALL, ["--seeds", "1", "--seed", "2"], ["--seed 2 contradicts --seeds"]),
         (SMALL, ["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
-        (SMALL, ["--env-name", "CartPole-v1"], ["env-name", "CartPole-v1"]),
-        (SMALL, ["--env-kwargs", "{hihg: 1}"], ["hihg", "did you mean 'high'"]),
         (SMALL.replace("2DNavigation", "3DNavigation"), [], ["line 1", "did you mean '2DNavigation-v0'"]),
         (SMALL + "num_steps: 1\n", [], ["small.yaml, line 9", "did you mean 'num-steps'"]),
         (SMALL + "num-batches: 3\n", [], ["small.yaml, line 9", "duplicate"]),
@@ -143,19 +127,14 @@ def test_another_run_is_overwritten_only_on_request(
     ("options", "words"),
     [
         (["--num-steps", "-1"], ["--num-steps", "at least 0"]),
-        (["--num-batches", "0"], ["--num-batches", "at least 1"]),
-        (["--meta-batch-size", "-3"], ["--meta-batch-size", "at least 1"]),
         (["--fast-batch-size", "0"], ["fast-batch-size", "at least 1"]),
         (["--config", "nowhere.json"], ["nowhere.json", "No such file"]),
         (["--config", "wrong"], ["wrong is not a run folder", "no config.json", "give a run"]),
-        (["--checkpoint", "nowhere"], ["there is no checkpoint nowhere"]),
         (["--checkpoint", "3"], ["no checkpoint of iteration 3", "kept are: 0, 2, 4"]),
         (["--policy", "wrong"], ["wrong/state.json"]),
-        (["--output", "missing/results.npz"], ["there is no folder missing"]),
         (["--save-tasks", "missing/tasks.json"], ["there is no folder missing", "--save-tasks"]),
         (["--save-tasks", "there.npz"], ["there.npz exists", "another --save-tasks"]),
         (["--tasks", "nowhere.json"], ["cannot read the tasks in nowhere.json"]),
-        (["--tasks", "there.npz"], ["there.npz cannot be read as JSON"]),
         (["--tasks", "there.npz", "--save-tasks", "more.json"], ["--tasks", "contradicts --save-tasks"]),
         (["--tasks", "there.npz", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
         (["--tasks", "2", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
@@ -201,12 +180,12 @@ def test_checkpoint_of_another_architecture_is_refused_with_both_shapes(
     assert not (tmp_path / "r.npz").exists()
 
 
-@pytest.mark.parametrize("checkpoint", [None, "last", "latest", "best", "2", "initial", "folder", "file"])
+@pytest.mark.parametrize("checkpoint", [None, "latest", "best", "2", "initial", "file"])
 def test_trained_policy_is_tested_from_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path, checkpoint: str | None
 ) -> None:
     newest = sorted((run_folder / "checkpoints").iterdir())[-1]
-    choice = {"folder": str(newest), "file": str(newest / "tensors.safetensors")}.get(checkpoint or "", checkpoint)
+    choice = str(newest / "tensors.safetensors") if checkpoint == "file" else checkpoint
     output = tmp_path / "results.npz"
     options = ["--config", str(run_folder / "config.json"), "--output", str(output), "--num-workers", "0"]
     options += ["--meta-batch-size", "5", "--num-batches", "2", "--num-steps", "2"]
@@ -606,54 +585,46 @@ def untimed(folder: Path) -> list[dict[str, object]]:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "options", [(), pytest.param(("--prefetch", "2"), marks=pytest.mark.nightly)], ids=["on-policy", "prefetch"]
-)
-def test_interrupted_run_ends_in_one_line_and_its_checkpoint_loads(
-    tmp_path: Path, config: Path, start: Callable[..., Script], options: tuple[str, ...]
-) -> None:
-    many = ["--num-batches", "100000", "--checkpoint-every", "100000"]
-    script = start("train.py", "--config", str(config), "--num-workers", "2", *many, *options)
-    script.wait_until(lambda: lines_in(tmp_path / "runs" / "small" / "metrics.jsonl") >= 4)
-    pressed = monotonic()
-    code, output, errors = script.end(signal.SIGINT, group=True)
-    assert monotonic() - pressed < 5.0
-    assert code == 130
-    assert output == ""
-    advice = "finished iterations are saved, and the same command with --resume continues the run"
-    assert errors.splitlines() == [f"train.py: interrupted; {advice}"]
-    assert script.survivors() == []
-    assert latest_intact(tmp_path / "runs" / "small" / "checkpoints")[1].iteration >= 3
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("signals", "codes"),
+    ("signals", "codes", "options"),
     [
-        ([signal.SIGINT], {130}),
-        pytest.param([signal.SIGTERM], {143}, marks=pytest.mark.nightly),
+        ([signal.SIGINT], {130}, []),
+        pytest.param([signal.SIGINT], {130}, ["--prefetch", "2"], marks=pytest.mark.nightly),
+        pytest.param([signal.SIGTERM], {143}, [], marks=pytest.mark.nightly),
         # The system and the shell each send one when a terminal is closed.
-        pytest.param([signal.SIGHUP, signal.SIGHUP], {129}, marks=pytest.mark.nightly),
-        pytest.param([signal.SIGTERM, signal.SIGTERM], {143, -signal.SIGTERM}, marks=pytest.mark.nightly),
+        pytest.param([signal.SIGHUP, signal.SIGHUP], {129}, [], marks=pytest.mark.nightly),
+        pytest.param([signal.SIGTERM, signal.SIGTERM], {143, -signal.SIGTERM}, [], marks=pytest.mark.nightly),
         # They arrive together, and threads may take them in either order.
-        pytest.param([signal.SIGINT, signal.SIGTERM], {130, 143, -signal.SIGTERM}, marks=pytest.mark.nightly),
+        pytest.param([signal.SIGINT, signal.SIGTERM], {130, 143, -signal.SIGTERM}, [], marks=pytest.mark.nightly),
     ],
-    ids=lambda value: "-".join(each.name for each in value) if isinstance(value, list) else "",
 )
 def test_interrupted_run_resumes_bit_identically_from_its_last_finished_iteration(
-    tmp_path: Path, config: Path, start: Callable[..., Script], signals: list[signal.Signals], codes: set[int]
+    tmp_path: Path,
+    config: Path,
+    start: Callable[..., Script],
+    signals: list[signal.Signals],
+    codes: set[int],
+    options: list[str],
 ) -> None:
     run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
     # A worker without a policy starts faster.
-    settings = ["--config", str(config), "--checkpoint-every", "100000", "--inference", "central"]
+    settings = ["--config", str(config), "--checkpoint-every", "100000", *options]
+    if not options:
+        settings += ["--inference", "central"]
     many = ["--num-batches", "100000", "--output-folder", str(run)]
     script = start("train.py", *settings, *many, "--num-workers", "2")
     script.wait_until(lambda: lines_in(run / "metrics.jsonl") >= 4)
     for number in signals[:-1]:
         os.kill(script.pid, number)
-    code, _, errors = script.end(signals[-1], group=True)
+    pressed = monotonic()
+    code, output, errors = script.end(signals[-1], group=True)
+    took = monotonic() - pressed
     assert code in codes
+    assert output == ""
     assert script.survivors() == []
+    if signals == [signal.SIGINT]:
+        assert took < 5.0
+        advice = "finished iterations are saved, and the same command with --resume continues the run"
+        assert errors.splitlines() == [f"train.py: interrupted; {advice}"]
     saved = latest_intact(run / "checkpoints")[1].iteration
     if code > 0:
         assert "the same command with --resume continues" in errors

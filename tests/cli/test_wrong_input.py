@@ -39,10 +39,6 @@ def needs_an_argument(size):
     return None
 
 
-class NoEnv:
-    pass
-
-
 class Base(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -78,11 +74,6 @@ class Exits(Base):
         sys.exit(5)
 
 
-class RaisesBaseException(Base):
-    def __init__(self):
-        raise BaseException("stop")
-
-
 class TakesAllMemory(Base):
     def __init__(self):
         np.zeros(10**17)
@@ -99,7 +90,7 @@ class RaisesLate(Base):
         raise LookupError("not yet")
 
 
-for made in (function, needs_an_argument, NoEnv, *Base.__subclasses__()):
+for made in (function, needs_an_argument, *Base.__subclasses__()):
     gymnasium.register(f"Wrong{made.__name__}-v0", entry_point=made, max_episode_steps=5)
 gymnasium.register("WrongAttribute-v0", entry_point="wrong_envs:Missing", max_episode_steps=5)
 gymnasium.register("WrongModule-v0", entry_point="gone.away:Missing", max_episode_steps=5)
@@ -112,19 +103,15 @@ FILES: dict[str, str | bytes] = {
     "wrong_envs.py": ENVIRONMENTS,
     "wrong_syntax.py": "x = (\n",
     "wrong_name.py": "\n\nundefined\n",
-    "wrong_import.py": "import not_there_at_all\n",
     "wrong_exit.py": "import sys\nsys.exit(3)\n",
-    "wrong_base.py": "raise BaseException('stop')\n",
     "wrong_deeply.py": "import wrong_name\n",
     "wrong_null.py": "x\0",
     "file": "x",
     "full/file": "x",
     "broken_run/config.json": "{",
-    "empty.yaml": "",
     "list.yaml": "- 1\n",
     "binary.yaml": b"\x00\xff\xfe",
     "deep.yaml": "a: " + "[" * 500,
-    "latin.yaml": SMALL.encode() + b"# \xe9\n",
     "digits.yaml": SMALL + "seed: " + "9" * 5000 + "\n",
     "overflow.yaml": SMALL + "fast-lr: 1e400\n",
 }
@@ -220,13 +207,9 @@ ENVIRONMENT_CASES: list[Case] = [
         (check_env(f"{module}:Foo-v0"), [module, *words])
         for module, words in (
             ("wrong_syntax", ["SyntaxError in wrong_syntax.py, line 1: '(' was never closed"]),
-            ("wrong_name", ["NameError in wrong_name.py, line 3: name 'undefined' is not defined"]),
-            ("wrong_import", ["ModuleNotFoundError in wrong_import.py, line 1: No module named 'not_there_at_all'"]),
             ("wrong_exit", ["SystemExit in wrong_exit.py, line 2: 3"]),
-            ("wrong_base", ["BaseException in wrong_base.py, line 1: stop"]),
             ("wrong_deeply", ["NameError in wrong_name.py, line 3: name 'undefined' is not defined"]),
             ("wrong_null", ["null bytes"]),
-            ("a b", ["No module named 'a b'"]),
             ("wrong_envs.py", ["not of its file"]),
         )
     ],
@@ -236,12 +219,10 @@ ENVIRONMENT_CASES: list[Case] = [
             ("RaisesInInit", [raised_by('raise RuntimeError("no', "RuntimeError", ": no license for this host")]),
             ("RaisesNothingToRead", [raised_by("raise RuntimeError\n", "RuntimeError")]),
             ("Exits", [raised_by("sys.exit(5)", "SystemExit", ": 5")]),
-            ("RaisesBaseException", [raised_by('raise BaseException("stop', "BaseException", ": stop")]),
             ("TakesAllMemory", [raised_by("np.zeros(10**17", "MemoryError"), "allocate"]),
             ("Recursive", [raised_by("        Recursive()", "RecursionError")]),
             ("function", ["gymnasium.Env", "int"]),
             ("needs_an_argument", ["size"]),
-            ("NoEnv", ["gymnasium.Env", "NoEnv"]),
             ("Attribute", ["Missing"]),
             ("Module", ["No module named 'gone'"]),
             ("EntryPoint", ["ValueError"]),
@@ -253,13 +234,10 @@ ENVIRONMENT_CASES: list[Case] = [
     ),
     (train("--env-name", "wrong_envs:Base"), ["is not an id", "gymnasium.register('Base-v0'"]),
     (check_env("wrong_envs:function"), ["makes int, which is not a gymnasium.Env", "derive"]),
-    (check_env("wrong_envs:NoEnv"), ["makes NoEnv, which is not a gymnasium.Env", "derive"]),
-    (check_env("wrong_envs:needs_an_argument"), ["cannot be made", "size"]),
     (
         check_env("wrong_envs:RaisesInInit"),
         [raised_by('raise RuntimeError("no', "RuntimeError", ": no license for this host")],
     ),
-    (check_env("wrong_envs:Exits"), [raised_by("sys.exit(5)", "SystemExit", ": 5")]),
     (check_env("builtins:exit"), ["cannot be made: SystemExit"]),
     (check_env("two\nlines"), ["two\\nlines"]),
     (check_env("\x1b[31mred"), ["\\x1b[31mred"]),
@@ -269,12 +247,11 @@ ENVIRONMENT_CASES: list[Case] = [
     (train("--env-name", "CartPole-v1"), ["not a task family", "sample_tasks"]),
     (train("--config", "kwargs.yaml", "--env-kwargs", "{lo: 1}"), ["command line", "did you mean 'low'"]),
     (train("--env-kwargs", "{low: 1, high: 0}"), ["command line", "low must be below high"]),
-    *[(train("--env-kwargs", value), ["a mapping"]) for value in ("[1]", "x", "3", "true")],
-    *[(train("--env-kwargs", value), ["finite"]) for value in ("{low: .nan}", "{low: 1e400}", "{low: [-.inf]}")],
+    *[(train("--env-kwargs", value), ["a mapping"]) for value in ("[1]", "x")],
+    *[(train("--env-kwargs", value), ["finite"]) for value in ("{low: .nan}", "{low: [-.inf]}")],
     (train("--env-kwargs", "{1: 2}"), ["must be text"]),
     (train("--env-kwargs", "{low: 2020-01-01}"), ["plain data"]),
     (check_env("wrong_envs:Base", "--env-kwargs", "{"), ["--env-kwargs", "not valid YAML"]),
-    (check_env("wrong_envs:Base", "--env-kwargs", "[]"), ["must be a mapping"]),
     (check_env("wrong_envs:Base", "--env-kwargs", "{a: 1}"), ["cannot be made"]),
 ]
 
@@ -284,24 +261,16 @@ FILE_CASES: list[Case] = [
         (["train.py", "--config", config, "--output-folder", "out"], words)
         for config, words in (
             ("x" * 300, ["--config", "too long for a file system"]),
-            ("/".join(["y" * 200] * 30), ["--config", "too long for a file system"]),
             ("null\0byte", ["--config", "expected text in UTF-8", "null\\x00byte"]),
             ("\udcff.yaml", ["--config", "expected text in UTF-8"]),
             ("", ["--config", "an empty text"]),
-            (".", ["not a run folder", "config.json"]),
             ("folder", ["not a run folder", "config.json"]),
-            ("file", ["no mapping"]),
-            ("file/x", ["there is no config 'file/x'"]),
             ("dangling", ["cannot read the config", "No such file"]),
             ("loop", ["cannot read the config", "symbolic links"]),
-            ("/dev/null", ["no mapping"]),
             ("/dev/zero", ["more than 1000000 bytes", "not a config"]),
-            ("wrong_envs.py", ["wrong_envs.py"]),
-            ("empty.yaml", ["no mapping"]),
             ("list.yaml", ["no mapping"]),
             ("binary.yaml", ["not valid YAML"]),
             ("deep.yaml", ["nested too deeply"]),
-            ("latin.yaml", ["not valid YAML"]),
             ("digits.yaml", ["cannot be read"]),
             ("overflow.yaml", ["fast-lr", "line 8", "finite"]),
             ("broken_run", ["broken_run/config.json", "not valid YAML"]),
@@ -313,26 +282,16 @@ FILE_CASES: list[Case] = [
             ("file", ["file is a file", "--output-folder"]),
             ("file/x/y", ["file is a file", "--output-folder"]),
             ("dangling", ["dangling is a link to nowhere", "--output-folder"]),
-            ("dangling/x", ["dangling is a link to nowhere", "--output-folder"]),
-            ("loop", ["loop is a link to nowhere", "--output-folder"]),
-            ("loop/x", ["loop is a link to nowhere", "--output-folder"]),
             ("fifo/x", ["fifo is a device", "--output-folder"]),
             ("/proc/x", ["cannot write to /proc/x", "No such file", "--output-folder"]),
-            ("/proc/x/y", ["cannot write to /proc/x/y", "--output-folder"]),
-            ("/dev/null/x", ["/dev/null is a device", "--output-folder"]),
             ("x" * 300, ["--output-folder", "too long for a file system"]),
-            ("new/" + "x" * 300, ["--output-folder", "too long for a file system"]),
-            ("\udcff", ["--output-folder", "expected text in UTF-8"]),
             ("new/\udcff/x", ["--output-folder", "expected text in UTF-8"]),
-            ("null\0byte", ["--output-folder", "expected text in UTF-8"]),
             ("", ["--output-folder", "an empty text"]),
-            (".", ["not empty and is not a run folder"]),
             ("full", ["not empty and is not a run folder"]),
             ("run", ["holds another run", "--resume", "--overwrite"]),
         )
     ],
     (train("--output-folder", "file/x", "--seeds", "1", "2"), ["file is a file"]),
-    (train("--output-folder", "/proc/x", "--seeds", "1"), ["cannot write to /proc/x: "]),
     (train("--output-folder", "run", "--resume", "--overwrite"), ["--resume continues the run in run, and --over"]),
     (train("--output-folder", "run", "--resume", "--seed", "5"), ["made with another 'seed'"]),
     *[
@@ -340,28 +299,20 @@ FILE_CASES: list[Case] = [
         for device, words in (
             ("meta", ["meta"]),
             ("cuda:99", ["cuda:99"]),
-            ("cuda:-1", ["cuda:-1"]),
             ("", ["''"]),
-            ("\udcff", ["udcff"]),
         )
     ],
     *[
         (evaluate("--output", output, "--overwrite"), ["--output", *words])
         for output, words in (
             ("folder", ["folder is a folder"]),
-            ("full", ["full is a folder"]),
-            (".", ["is a folder"]),
             ("", ["an empty text"]),
             ("file/x", ["there is no folder file"]),
             ("missing/x", ["there is no folder missing"]),
             ("dangling", ["dangling is a link to nowhere"]),
-            ("dangling/x", ["there is no folder dangling"]),
-            ("loop", ["loop is a link to nowhere"]),
             ("fifo", ["fifo is a device"]),
             ("/proc/x", ["cannot write /proc/x"]),
-            ("x" * 300, ["too long for a file system"]),
             ("x" * 250, ["cannot write", "File name too long"]),
-            ("\udcff", ["expected text in UTF-8"]),
             ("run/config.json", ["name the same file"]),
         )
     ],
@@ -369,9 +320,6 @@ FILE_CASES: list[Case] = [
         (evaluate("--save-tasks", path, "--overwrite"), ["--save-tasks", *words])
         for path, words in (
             ("folder", ["folder is a folder"]),
-            ("dangling", ["dangling is a link to nowhere"]),
-            ("/proc/x", ["cannot write /proc/x"]),
-            ("results.npz", ["name the same file"]),
             ("./results.npz", ["name the same file"]),
             ("run/config.json", ["name the same file"]),
         )
@@ -381,10 +329,7 @@ FILE_CASES: list[Case] = [
         for path, words in (
             ("folder", ["cannot read the tasks in folder"]),
             ("file", ["file cannot be read as JSON"]),
-            ("loop", ["cannot read the tasks in loop"]),
             ("/dev/zero", ["/dev/zero is a device"]),
-            ("x" * 300, ["--tasks", "too long for a file system"]),
-            ("", ["--tasks", "an empty text"]),
         )
     ],
     *[
@@ -392,10 +337,7 @@ FILE_CASES: list[Case] = [
         for policy, words in (
             ("lastest", ["there is no checkpoint lastest"]),
             ("file", ["cannot read"]),
-            ("folder", ["cannot read folder/state.json"]),
             ("x" * 300, ["--checkpoint", "too long for a file system"]),
-            ("", ["--checkpoint", "an empty text"]),
-            ("/dev/zero", ["there is no checkpoint /dev/zero"]),
         )
     ],
     (
@@ -407,17 +349,11 @@ FILE_CASES: list[Case] = [
         for arguments, words in (
             (["nowhere"], ["there is no folder nowhere"]),
             (["folder"], ["folder is not a run folder"]),
-            ([""], ["an empty text"]),
-            (["loop"], ["there is no folder loop"]),
-            (["x" * 300], ["too long for a file system"]),
             (["run", "--output", "folder"], ["folder is a folder"]),
             (["run", "--output", "file"], ["file exists and is not a report"]),
-            (["run", "--output", "file/x"], ["there is no folder file"]),
-            (["run", "--output", "loop"], ["loop is a link to nowhere"]),
             (["run", "--output", "/proc/x"], ["cannot write /proc/x"]),
             (["run", "--title", "\udcff"], ["--title", "UTF-8"]),
             (["run", "--tasks", "folder"], ["cannot read the tasks in folder"]),
-            (["run", "--tasks", "x" * 300], ["too long for a file system"]),
         )
     ],
 ]
@@ -430,28 +366,24 @@ ZOO_CASES: list[Case] = [
             ("2d-navigation/mine", ["is below the policy '2d-navigation'"]),
             ("2d-navigation/checkpoints", ["is not a name for the zoo"]),
             ("../mine", ["is not a name for the zoo"]),
-            ("a/..", ["is not a name for the zoo"]),
             ("/tmp/mine", ["is not a name for the zoo"]),
-            ("a//b", ["is not a name for the zoo"]),
-            ("", ["is not a name for the zoo"]),
             ("\udcff", ["--name", "UTF-8"]),
         )
     ],
     (["zoo", "add", "run", "--name", "2d-navigation"], ["the zoo has a policy '2d-navigation'", "--overwrite"]),
     (["zoo", "add", "run"], ["required: --name"]),
     (["zoo", "add", "nowhere", "--name", "mine"], ["nowhere/config.json", "No such file"]),
-    (["zoo", "--add", "run", "--name", "mine"], ["unrecognized arguments: --add"]),
 ]
 
 # Run folders with files that are links or have been changed.
 ALTERED_CASES: list[Case] = [
     *[
         (["train.py", "--config", "small.yaml", "--output-folder", folder, "--num-workers", "0", how], words)
-        for how in ("--resume", "--overwrite")
-        for folder, words in (
-            ("linked_metrics", ["linked_metrics/metrics.jsonl is a link to ", "put the file itself there"]),
-            ("linked_to_nowhere", ["linked_to_nowhere/checkpoints must be a folder", "remove this"]),
-            ("linked_to_another", ["is a link into another run", "link a folder of its own"]),
+        for how, folder, words in (
+            ("--resume", "linked_metrics", ["linked_metrics/metrics.jsonl is a link to ", "put the file itself there"]),
+            ("--resume", "linked_to_nowhere", ["linked_to_nowhere/checkpoints must be a folder", "remove this"]),
+            ("--resume", "linked_to_another", ["is a link into another run", "link a folder of its own"]),
+            ("--overwrite", "linked_to_another", ["is a link into another run", "link a folder of its own"]),
         )
     ],
     (["train.py", "--output-folder", "edited", "--num-workers", "0", "--resume"], ["edited/config.json is damaged or"]),
@@ -463,8 +395,7 @@ ALTERED_CASES: list[Case] = [
 
 VALUE_CASES: list[Case] = [
     (train("--num-workers", "x"), ["'num-workers' in the command line", "expected an integer, got 'x'"]),
-    (train("--num-workers", "1.5"), ["'num-workers' in the command line", "expected an integer, got 1.5"]),
-    *[(train("--seeds", seeds), ["--seeds", "an integer"]) for seeds in ("0,x", "0,,1", ",", "1-3", "[0, 1]")],
+    *[(train("--seeds", seeds), ["--seeds", "an integer"]) for seeds in ("0,,1", "1-3")],
     (train("--seeds", "0,1,0"), ["--seeds names 0 more than once"]),
     (train("--seeds", "0,1", "--seed", "1"), ["--seed 1 contradicts --seeds"]),
     *[
@@ -472,31 +403,25 @@ VALUE_CASES: list[Case] = [
         for sizes, words in (
             (["x", "y"], ["entry 1", "an integer", "'x'"]),
             (["64", "-1"], ["entry 2", "at least 1"]),
-            (["64.5"], ["entry 1", "an integer"]),
-            (["[[64]]"], ["entry 1", "an integer"]),
             (["{}"], ["entry 1", "an integer"]),
             ([], ["at least one argument"]),
         )
     ],
-    *[
-        (train("--hidden-sizes", sizes), ["hidden-sizes", "parameters would take at least", "GiB", "this machine has"])
-        for sizes in ("[2000000000]", "[2000000, 2000000]")
-    ],
+    (
+        train("--hidden-sizes", "[2000000, 2000000]"),
+        ["hidden-sizes", "parameters would take at least", "GiB", "this machine has"],
+    ),
     *[
         (train(f"--{key}", value), ["would take at least", "GiB", "this machine has", "lower one of these"])
         for key, value in (
             ("max-episode-steps", "2147483647"),
-            ("fast-batch-size", "2147483647"),
             ("meta-batch-size", "2147483647"),
-            ("num-steps", "2147483647"),
         )
     ],
     *[
         (evaluate(f"--{key}", value), ["would take at least", "GiB", "this machine has", "lower"])
         for key, value in (
-            ("num-steps", "99999999999999999999"),
             ("num-batches", "99999999999999999999"),
-            ("meta-batch-size", "99999999999999999999"),
             ("fast-batch-size", "2147483647"),
         )
     ],
@@ -515,28 +440,24 @@ VALUE_CASES: list[Case] = [
     (evaluate("--num-steps", "2000", "--halve-step-size", "always"), ["num-steps is 2000", "vanishes"]),
     *[
         (train(f"--{key}", f"{module}:Any"), [key, *words])
-        for key in ("algorithm", "policy")
-        for module, words in (
-            ("wrong_syntax", ["SyntaxError in wrong_syntax.py, line 1"]),
-            ("wrong_name", ["NameError in wrong_name.py, line 3"]),
-            ("wrong_exit", ["SystemExit in wrong_exit.py, line 2"]),
-            ("wrong_base", ["BaseException in wrong_base.py, line 1"]),
-            (".relative", ["relative import"]),
-            ("nowhere", ["No module named 'nowhere'"]),
-            ("json", ["json"]),
+        for key, module, words in (
+            ("algorithm", "wrong_name", ["NameError in wrong_name.py, line 3"]),
+            ("algorithm", "wrong_exit", ["SystemExit in wrong_exit.py, line 2"]),
+            ("algorithm", "nowhere", ["No module named 'nowhere'"]),
+            ("algorithm", "json", ["json"]),
+            ("policy", "wrong_syntax", ["SyntaxError in wrong_syntax.py, line 1"]),
+            ("policy", ".relative", ["relative import"]),
+            ("policy", "json", ["json"]),
         )
     ],
-    (evaluate("--fast-lr", "1e308"), ["fast-lr", "at most"]),
     (train("--fast-lr", "\udcff"), ["--fast-lr", "not valid YAML"]),
     (train("--fast-lr", "["), ["--fast-lr", "not valid YAML"]),
     (train("--fast-lr", "*a"), ["--fast-lr", "aliases"]),
     # The value of one option may have several lines.
     (train("--gamma", "0.5\nseed: 3"), ["--gamma", "expected one value", "'seed'"]),
-    (train("--env-kwargs", "{}\nseed: 3"), ["--env-kwargs", "expected one value", "'seed'"]),
     *[
         (train(f"--{key}={value}"), [f"--{key}", "expected a value, got an empty text"])
-        for key in ("tasks", "policy", "gamma", "max-episode-steps", "max-kl")
-        for value in ("", " ", "# nothing")
+        for key, value in (("tasks", ""), ("policy", " "), ("gamma", "# nothing"), ("max-kl", ""))
     ],
     (evaluate("--fast-lr="), ["--fast-lr", "expected a value, got an empty text"]),
     *[
@@ -580,7 +501,7 @@ def test_wrong_input_ends_in_one_line(place: Path, capfd: pytest.CaptureFixture[
     assert snapshot(place) == before
 
 
-@pytest.mark.parametrize("sizes", [["3", "5"], ["3,5"], ["3 5"], ["3,", "5"], ["[3, 5]"], ["[3,", "5]"]])
+@pytest.mark.parametrize("sizes", [["3", "5"], ["3,5"], ["[3,", "5]"]])
 def test_hidden_sizes_may_be_several_words(place: Path, tmp_path: Path, sizes: list[str]) -> None:
     run = tmp_path / "run"
     assert run_command_line(train("--output-folder", str(run), "--hidden-sizes", *sizes)) == 0
