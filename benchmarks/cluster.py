@@ -1,14 +1,11 @@
-"""The Ray backend on a cluster of several nodes on this machine: speed, fixed cost, scaling, kills, and a cost model.
+"""The Ray backend on a cluster of several nodes on this machine: speed, fixed cost, scaling, and kills.
 
     python -m benchmarks.cluster --json cluster.json
     python -m benchmarks.cluster --only kills --kills 200 --json kills.json
-    python -m benchmarks.cluster --whole --json whole.json
 
 "speed" compares two actors with two child processes. "fixed" measures phases of two steps. "scaling" has environments
 that wait instead of computing, so that a few cores can simulate many. "kills" ends actors and nodes at random moments,
-half of them while episodes are being transferred, and compares all digests with those of one process. "model" measures
-the cost of each unit, byte and step in the driver, and extrapolates to more cores than this machine has. "whole" (only
-by --whole) does the same for an iteration whose update is in the actors. "memory" has many tasks in such an iteration.
+half of them while episodes are being transferred, and compares all digests with those of one process.
 """
 
 import argparse
@@ -20,6 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +30,6 @@ from benchmarks.measuring import Measurements, Participant, Samples, machine, ra
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
 from benchmarks.systems.layouts import Workload
 from benchmarks.systems.own_sampler import OwnSampler
-from benchmarks.whole_iteration import memory, whole
 from maml_rl import MultiTaskSampler
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import Task
@@ -41,7 +38,7 @@ from maml_rl.policies import NormalMLPPolicy
 from maml_rl.profiling import StageTimer
 from maml_rl.seeding import SlotStreams
 
-PARTS = ("speed", "fixed", "scaling", "kills", "model", "whole", "memory")
+PARTS = ("speed", "fixed", "scaling", "kills")
 RATES, SHARES, FIXED = (
     "Environment steps per second",
     "Share of the child processes' speed",
@@ -49,7 +46,6 @@ RATES, SHARES, FIXED = (
 )
 SCALING, EFFICIENCY = "Steps per second of environments that wait", "Parallel efficiency"
 FOUND, RECOVERY = "What was found", "From a killed actor to the next finished unit"
-CONSTANTS, PREDICTED = "Constants of the driver", "Predicted seconds of an iteration"
 CHILDREN, ACTORS = "2 child processes", "2 Ray actors"
 STORE = 200 * 2**20
 # A phase that takes longer counts as hung.
@@ -148,16 +144,11 @@ def wait_for_actors(sampler: MultiTaskSampler, num_actors: int) -> None:
         time.sleep(0.05)
 
 
-def own_sampler(workload: Workload, timer: StageTimer | None = None, **options: Any) -> OwnSampler:
+def own_sampler(workload: Workload) -> OwnSampler:
     """Return a sampler of a workload on the connected cluster, with all its actors started."""
-    on_ray = Workload(**{**_fields(workload), "options": {"backend": "ray", **options}})
-    made = OwnSampler(on_ray, timer or StageTimer())
+    made = OwnSampler(replace(workload, options={"backend": "ray"}))
     wait_for_actors(made.sampler, workload.num_workers or 1)
     return made
-
-
-def _fields(workload: Workload) -> dict[str, Any]:
-    return {name: getattr(workload, name) for name in Workload.__dataclass_fields__}
 
 
 def speed(options: argparse.Namespace, report: Report) -> None:
@@ -403,93 +394,13 @@ def kills(options: argparse.Namespace, report: Report) -> None:
         report.add(RECOVERY, Row("the next unit", Samples(timer.latencies), "s", "while lost actors start anew"))
 
 
-def model(options: argparse.Namespace, report: Report) -> None:
-    """Measure the driver's costs, and predict iterations on more cores."""
-    sizes = (4, 2, 5) if options.quick else (40, 20, 100)
-    workload = Workload("HalfCheetahDir-v5", *sizes, seed=options.seed, num_workers=2)
-    few, many = (2, 4) if options.quick else (2, 66)
-    timer = StageTimer()
-    with cluster_of(1, 1):
-        messages = []
-        small = Workload("2DNavigation-v0", many, 1, 1, seed=options.seed, num_workers=2, adapted=False)
-        with contextlib.closing(own_sampler(small)) as actors:
-            backend: Any = actors.sampler._workers.backend
-            for _ in range(options.repeats + 1):
-                seconds = []
-                for units in (few, many):
-                    backend._units_per_actor = units // 2
-                    actors.sample()
-                    backend._units_per_actor = units // 2
-                    seconds.append(actors.sample()[2])
-                messages.append(max(0.0, seconds[1] - seconds[0]) / (many - few))
-        assembly, rates = [], []
-        with contextlib.closing(own_sampler(workload, timer)) as actors:
-            for turn in range(-2, options.repeats):
-                timer.take()
-                episodes, _, seconds_of_phase = actors.sample()
-                arrays = [episodes.observations, episodes.actions, episodes.rewards, episodes.final_observations]
-                num_bytes = sum(array.nbytes for array in arrays)
-                if turn >= 0:
-                    assembly.append(timer.take()["assembly"] / num_bytes)
-                    rates.append(episodes.num_steps / seconds_of_phase / 2)
-            bytes_per_step = num_bytes / episodes.num_steps
-    update = _update_seconds(options, sizes)
-    rows = {
-        "a unit of work": (messages[1:], "s"),
-        "bytes of a step": ([bytes_per_step], "bytes"),
-        "assembly of a byte": (assembly, "s"),
-        "meta-update for a step": (update, "s"),
-        "steps per second of an actor": (rates, "steps/s"),
-    }
-    for name, (values, unit) in rows.items():
-        report.add(CONSTANTS, Row(name, Samples(values), unit, str(workload)))
-    middle = {name: Samples(values).median for name, (values, _) in rows.items()}
-    # Two phases of 2,000 steps for each core.
-    for cores in (16, 128, 1024):
-        steps = 2 * 2000 * cores
-        sampling = steps / cores / middle["steps per second of an actor"]
-        driver = 2 * cores * middle["a unit of work"] + steps * bytes_per_step * middle["assembly of a byte"]
-        updating = steps * middle["meta-update for a step"]
-        parts = {"sampling": sampling, "messages and assembly": driver, "meta-update": updating}
-        for what, predicted in parts.items():
-            report.add(
-                PREDICTED, Row(f"{cores} cores: {what}", Samples([predicted]), "s", "2 phases of 2,000 steps a core")
-            )
-    per_core = 2 * middle["a unit of work"] + 4000 * bytes_per_step * middle["assembly of a byte"]
-    limit = 4000 / middle["steps per second of an actor"] / per_core
-    report.remarks.append(f"The driver is busy with messages and assembly all the time from {limit:,.0f} cores on.")
-    limit = 4000 / middle["steps per second of an actor"] / (4000 * middle["meta-update for a step"])
-    report.remarks.append(f"The meta-update on the driver takes as long as sampling from {limit:,.0f} cores on.")
-
-
-def _update_seconds(options: argparse.Namespace, sizes: tuple[int, int, int]) -> list[float]:
-    """Return the seconds of meta-updates for each of their steps."""
-    from tempfile import TemporaryDirectory
-
-    from maml_rl.config.config import Config
-    from maml_rl.config.yaml_source import Mapping
-    from maml_rl.experiment.train import train
-
-    settings = {"env-name": "HalfCheetahDir-v5", "num-batches": 2 if options.quick else 4, "meta-batch-size": sizes[0]}
-    settings |= {"fast-batch-size": sizes[1], "max-episode-steps": sizes[2], "num-workers": 2}
-    found: list[float] = []
-    steps = 2 * sizes[0] * sizes[1] * sizes[2]
-    with TemporaryDirectory() as folder:
-        train(
-            Config.from_mapping(Mapping("the benchmark", settings)),
-            folder,
-            on_iteration=lambda metrics: found.append(metrics["time/update_s"] / steps),
-        )
-    return found[1:]
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = _parse(arguments)
     check_packages(options, ray="the benchmark")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     report = Report("cluster", machine(), chosen(options))
-    parts = {each.__name__: each for each in (speed, fixed, scaling, kills, model, whole, memory)}
+    parts = {each.__name__: each for each in (speed, fixed, scaling, kills)}
     for part in options.only:
         parts[part](options, report)
     finish(report, options)
@@ -498,11 +409,9 @@ def main(arguments: list[str] | None = None) -> None:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = common_options((__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
-    parser.add_argument("--whole", action="store_const", const=["whole"], dest="only", help="the same as --only whole")
     parser.add_argument("--actors", nargs="+", type=int, default=[1, 4, 16, 32], help="numbers of actors of scaling")
     parser.add_argument("--kills", type=int, default=200, help="of actors and nodes")
     parser.add_argument("--minutes", type=float, default=60.0, help="the kills end after, however many there were")
-    parser.add_argument("--tasks", type=int, default=4000, help="of the iteration whose memory is measured")
     parser.add_argument("--actors-per-node", type=int, default=9, help="killed actors for each killed node")
     options = parser.parse_args(arguments)
     if options.quick:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from benchmarks import cluster, whole_iteration
+from benchmarks import cluster
 
 pytestmark = [pytest.mark.nightly, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,8 +29,4 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
     assert found["actors killed"] + found["nodes killed"] >= 2
     assert (found["changed digests"], found["hangs"], found["actors left over"]) == (0, 0, 0)
     assert len(tables[cluster.EFFICIENCY]) == 2
-    assert all(
-        row["median"] > 0.0
-        for title in (cluster.SHARES, cluster.FIXED, cluster.PREDICTED, whole_iteration.SPEEDUP, whole_iteration.MEMORY)
-        for row in tables[title]
-    )
+    assert all(row["median"] > 0.0 for title in (cluster.SHARES, cluster.FIXED) for row in tables[title])

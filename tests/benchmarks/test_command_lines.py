@@ -17,7 +17,6 @@ from benchmarks import (
     kernels,
     metaworld,
     population,
-    recurrent_sac,
     sampling,
     scaling,
     single_task,
@@ -283,15 +282,6 @@ def test_kernels_compares_every_way_with_the_hand_written_one(files):
             assert rows[f"gain {name}"]["median"] == pytest.approx(share)
 
 
-@pytest.mark.slow
-@pytest.mark.slow
-def test_recurrent_sac_compares_both_cells_with_the_plain_loop(files):
-    _, rows = run(recurrent_sac.main, files)
-    for cell in recurrent_sac.CELLS:
-        share = rows[f"ours, {cell}"]["median"] / rows[f"plain loop, {cell}"]["median"]
-        assert rows[f"ours by the plain loop, {cell}"]["median"] == pytest.approx(share)
-
-
 def test_torch_transforms_compute_the_same_derivatives_as_the_kernels():
     policy = make_policy("normal")
     samples = Samples.of(
@@ -344,10 +334,13 @@ def test_slow_environments_are_compared_with_the_longest_wait_of_a_slot(files, f
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_accelerator_shows_that_every_section_works(files):
+@pytest.mark.parametrize(
+    "sections", [["arrays", "copies"], pytest.param(list(accelerator.SECTIONS), marks=pytest.mark.nightly)]
+)
+def test_accelerator_shows_that_every_section_works(files, sections):
     pytest.importorskip("mujoco_warp")
-    rows = accelerator.main(["--device", "cpu", "--json", str(files[0])])
+    rows = accelerator.main(["--device", "cpu", "--json", str(files[0]), "--only", *sections])
 
     assert json.loads(files[0].read_text())["rows"] == rows
-    assert {row["section"] for row in rows} == {*accelerator.SECTIONS, "end"}
+    assert {row["section"] for row in rows} == {*sections, "end"}
     assert [row for row in rows if row["value"] == "failed"] == []

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.reference_update import ReferenceUpdate
 from maml_rl.adaptation import adapt, adapt_steps
 from maml_rl.derivatives import PhaseOutcome
 from maml_rl.episode import TaskEpisodes
@@ -15,6 +14,7 @@ from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners import MAMLTRPO, Batch
 from maml_rl.metalearners.losses import surrogate
 from maml_rl.policies import Policy
+from tests.metalearners.reference_update import ReferenceUpdate
 from tests.synthetic import KINDS, make_problem
 
 LENGTHS = ((6, 4), (5, 6), (3, 6), (6, 6))

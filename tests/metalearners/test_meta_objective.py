@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.reference_update import ReferenceUpdate
 from maml_rl.adaptation import AdaptationRule, adapt_steps
 from maml_rl.derivatives import ThreadHosts
 from maml_rl.derivatives.hosts import KEPT_BYTES
@@ -15,6 +14,7 @@ from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.losses import likelihood_ratio, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.policies import Policy
+from tests.metalearners.reference_update import ReferenceUpdate
 from tests.synthetic import KINDS, OpaquePolicy, direction, make_problem
 
 STEP_SIZES = (0.3, 0.2, 0.25)
@@ -83,11 +83,12 @@ def test_curvature_product_is_the_second_slope_of_the_divergence(kind: str, num_
         assert curvature == pytest.approx((ahead + behind) / step**2, rel=1e-4)
 
 
-@WAYS
 @STEPS
 @ALL_KINDS
 @pytest.mark.parametrize(
-    ("nonlinearity", "lengths"), [("tanh", FULL), ("tanh", RAGGED), ("relu", RAGGED)], ids=["full", "ragged", "relu"]
+    ("nonlinearity", "lengths", "automatic"),
+    [("tanh", FULL, False), ("tanh", RAGGED, False), ("relu", RAGGED, False), ("tanh", RAGGED, True)],
+    ids=["full", "ragged", "relu", "automatic"],
 )
 def test_everything_agrees_with_the_double_backward_version(
     kind: str, num_steps: int, nonlinearity: str, lengths: tuple[tuple[int, ...], ...], automatic: bool

@@ -1,4 +1,4 @@
-"""The straightforward MAML-TRPO update, batched over tasks: the reference for results and speed of the fast one.
+"""The straightforward MAML-TRPO update, batched over tasks: the reference for the results of the fast one.
 
 Automatic differentiation does everything: one graph through the inner steps of all tasks, the gradient of the
 mean divergence with a graph of its own, and one pass back through that for every curvature product.
