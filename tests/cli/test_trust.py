@@ -50,6 +50,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     ),
     "load_policy": load,
 }
+# Every command with one name, and one command with every name.
+CASES = [*((NAMES[0], command) for command in COMMANDS), *((name, "test") for name in NAMES[1:])]
 
 
 @pytest.fixture
@@ -83,8 +85,7 @@ def hostile_run(request: pytest.FixtureRequest, place: Path, honest_run: Path) -
     return run
 
 
-@pytest.mark.parametrize("hostile_run", NAMES, indirect=True)
-@pytest.mark.parametrize("command", list(COMMANDS))
+@pytest.mark.parametrize(("hostile_run", "command"), CASES, indirect=["hostile_run"])
 def test_run_of_another_user_executes_nothing(
     hostile_run: Path, command: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,8 +98,7 @@ def test_run_of_another_user_executes_nothing(
     assert not (place / "state").exists()
 
 
-@pytest.mark.parametrize("hostile_run", NAMES, indirect=True)
-@pytest.mark.parametrize("command", list(COMMANDS))
+@pytest.mark.parametrize(("hostile_run", "command"), CASES, indirect=["hostile_run"])
 def test_code_of_a_trusted_run_is_imported(hostile_run: Path, command: str, place: Path) -> None:
     # The module does not have the names for which it is imported.
     assert COMMANDS[command](hostile_run, "--trust") == 2

@@ -363,10 +363,7 @@ ZOO_CASES: list[Case] = [
         (["zoo", "add", "run", "--name", name], words)
         for name, words in (
             ("rl2", ["'rl2' is above the policy 'rl2/"]),
-            ("2d-navigation/mine", ["is below the policy '2d-navigation'"]),
-            ("2d-navigation/checkpoints", ["is not a name for the zoo"]),
             ("../mine", ["is not a name for the zoo"]),
-            ("/tmp/mine", ["is not a name for the zoo"]),
             ("\udcff", ["--name", "UTF-8"]),
         )
     ],

@@ -59,25 +59,19 @@ def test_mappings_in_a_list_may_share_keys() -> None:
     ("line", "wanted", "got"),
     [
         ("num-batches: ten", "an integer", "'ten'"),
-        ("num-batches: 10.0", "an integer", "10.0"),
         ("num-batches: true", "an integer", "True"),
         ("num-batches: -1", "at least 1", "-1"),
         ("num-batches: 9999999999", "at most", "9999999999"),
-        ("meta-batch-size: 0", "at least 1", "0"),
         ("fast-lr: fast", "a number", "'fast'"),
         ("fast-lr: 0", "more than 0", "0"),
         ("fast-lr: .inf", "a finite number", "inf"),
-        ("fast-lr: .nan", "a finite number", "nan"),
         ("gamma: 1.5", "at most 1", "1.5"),
-        ("gae-lambda: -0.1", "at least 0", "-0.1"),
         ("bootstrap: 1", "true or false", "1"),
         ("hidden-sizes: 64", "a list", "64"),
         ("hidden-sizes: [64, -1]", "entry 2: expected at least 1", "-1"),
         ("nonlinearity: sigmoid", "'relu' or 'tanh'", "'sigmoid'"),
         ("env-kwargs: [1]", "a mapping", "[1]"),
         ("env-kwargs: {when: 2001-01-01}", "plain data", "datetime.date(2001, 1, 1)"),
-        ("env-kwargs: {low: [.nan]}", "finite numbers", "nan"),
-        ("seed: -1", "at least 0", "-1"),
         ("seed: 4294967296", "less than 4294967296", "4294967296"),
     ],
 )
@@ -111,19 +105,14 @@ def test_file_without_a_mapping_is_refused(text: str) -> None:
     "text",
     [
         "env-name: !!python/object/apply:os.system ['touch hacked']",
-        "env-name: !!python/name:os.system",
-        "!!python/object:maml_rl.config.Config {}",
-        "env-kwargs: &a {x: 1}\nenv-name: *a",
         "env-kwargs: &a {x: *a}",
         "env-name: {",
         "env-name: a\n---\nenv-name: b",
         b"\xff\xfe\x00",
-        b"env-name: \x00",
         "[" * 5000,
         "env-name: " + "9" * 5000,
         "env-name: 2001-99-99",
         "1: 2",
-        "on: true",
         "? [a]\n: 1",
     ],
 )
@@ -202,9 +191,7 @@ def test_differences_name_the_keys() -> None:
     assert config.differences(config.override({"gamma": 0.5, "seed": 3})) == ["gamma", "seed"]
 
 
-@pytest.mark.parametrize(
-    "text", ["\x00", "\x7f", "\x85", "\u2028", "\ufeff", "\uffff", "\U0001f600", "a\n b", '"', "\\"]
-)
+@pytest.mark.parametrize("text", ["\x00\x7f\x85", "\u2028", "\ufeff\uffff", "\U0001f600", "a\n b", '"\\'])
 def test_config_json_holds_any_text(text: str) -> None:
     config = config_of("env-name: a").override({"env-kwargs": {text: text}})
     assert config_of(config.to_json()).env_kwargs == {text: text}

@@ -71,11 +71,17 @@ def digest_of(env: Any, one: Any, **options: Any) -> str:
         return sampler.rollout(sampler.sample_tasks(4)).digest()
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 @pytest.mark.parametrize(
-    ("batch", "one"),
-    [(Batch, Walking), (DictBatch, DictEnv), (PixelBatch, PixelEnv), (LookingBatch, LookingEnv)],
-    ids=["vectors", "parts", "images", "parts with images"],
+    ("batch", "one", "mode"),
+    [
+        *(
+            (Batch, Walking, mode)
+            for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
+        ),
+        (DictBatch, DictEnv, AutoresetMode.NEXT_STEP),
+        (PixelBatch, PixelEnv, AutoresetMode.SAME_STEP),
+        (LookingBatch, LookingEnv, AutoresetMode.SAME_STEP),
+    ],
 )
 def test_episodes_are_those_of_single_environments(batch: Any, one: Any, mode: AutoresetMode) -> None:
     assert digest_of(lambda num_envs: batch(num_envs, mode), one) == digest_of(one, one)

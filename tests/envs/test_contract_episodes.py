@@ -181,13 +181,13 @@ def arrays_in(infos: dict[str, Any]) -> list[Any]:
     return [array for arrays in nested for array in arrays]
 
 
-def test_results_have_the_declared_dtypes_and_spaces(vector_env: MetaVectorEnv) -> None:
-    observations, _ = vector_env.reset(seed=0)
-    assert vector_env.observation_space.contains(observations)
-    for actions in random_actions(vector_env, 3):
-        observations, rewards, terminated, truncated, _ = vector_env.step(actions)
-        assert vector_env.observation_space.contains(observations)
-    expected = np.uint8 if is_image(vector_env.single_observation_space) else np.float32
+def test_results_have_the_declared_dtypes_and_spaces(stepping_vector_env: MetaVectorEnv) -> None:
+    observations, _ = stepping_vector_env.reset(seed=0)
+    assert stepping_vector_env.observation_space.contains(observations)
+    for actions in random_actions(stepping_vector_env, 3):
+        observations, rewards, terminated, truncated, _ = stepping_vector_env.step(actions)
+        assert stepping_vector_env.observation_space.contains(observations)
+    expected = np.uint8 if is_image(stepping_vector_env.single_observation_space) else np.float32
     assert (observations.dtype, rewards.dtype) == (expected, np.float64)
     assert terminated.dtype == truncated.dtype == np.bool_
 

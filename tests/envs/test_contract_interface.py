@@ -24,9 +24,11 @@ OPINIONS = (
 
 
 @pytest.mark.filterwarnings(*(f"ignore:{opinion}" for opinion in OPINIONS))
-def test_single_environment_passes_gymnasiums_checker(env_id: str) -> None:
-    env = gymnasium.make(env_id)
-    check_env(env.unwrapped, skip_render_check=FAMILIES[env_id].has_physics or bool(FAMILIES[env_id].extra))
+def test_single_environment_passes_gymnasiums_checker(stepping_env_id: str) -> None:
+    env = gymnasium.make(stepping_env_id)
+    check_env(
+        env.unwrapped, skip_render_check=FAMILIES[stepping_env_id].has_physics or bool(FAMILIES[stepping_env_id].extra)
+    )
     env.close()
 
 
@@ -105,9 +107,9 @@ def test_bad_count_is_refused_by_name(name: str) -> None:
             make_vector_env("2DNavigation-v0", **{"num_envs": 2, name: value})
 
 
-def test_unknown_argument_is_refused_by_name(env_id: str) -> None:
+def test_unknown_argument_is_refused_by_name(stepping_env_id: str) -> None:
     with pytest.raises(TypeError, match="no_such_argument"):
-        make_vector_env(env_id, {"no_such_argument": 1})
+        make_vector_env(stepping_env_id, {"no_such_argument": 1})
 
 
 def test_unknown_render_mode_is_refused(base_env_id: str) -> None:

@@ -11,7 +11,7 @@ from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.describing import describe_env
 from maml_rl.spaces import PackedSpace
-from tests.envs.contract import QUICK, random_actions
+from tests.envs.contract import random_actions
 from tests.envs.third_party import CellEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv
 
 
@@ -60,7 +60,7 @@ def play_trial(plain: MetaVectorEnv, shown: MetaVectorEnv, num_steps: int) -> No
     shown.close()
 
 
-@pytest.mark.parametrize("env_id", sorted(QUICK))
+@pytest.mark.parametrize("env_id", ["Bandit-K5-v0", "2DNavigation-v0", "PixelNavigation-v0", "HalfCheetahVel-v5"])
 def test_last_step_follows_the_environments_own_observation(env_id: str, vector_env: MetaVectorEnv) -> None:
     play_trial(vector_env, make_vector_env(ObservedLastStep(env_id), {}, vector_env.num_envs), 4)
 

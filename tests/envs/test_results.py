@@ -1,7 +1,5 @@
 """Results of `reset` and `step` of every form: numbers, or an error with the environment and the value."""
 
-from datetime import timedelta
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -29,16 +27,12 @@ def test_every_number_is_a_reward(reward: Any) -> None:
     ("reward", "shown"),
     [
         (np.array([0.5]), r"array\(\[0.5\]\) of shape \(1,\); return one number, such as float"),
-        (torch.tensor([0.5]), r"tensor\(\[0.5000\]\); return one number, such as float"),
         ([0.5], r"1 values, \[0.5\]; return one number"),
         (np.array([0.5, 1.0]), r"array\(\[0.5, 1. \]\) of shape \(2,\); .* their sum with weights, .* of the task"),
         (torch.ones(2, requires_grad=True), r"tensor\(\[1., 1.\], requires_grad=True\); return one number"),
         (None, "None; return one number"),
-        ("1.5", "'1.5'; return one number"),
         (np.timedelta64(3, "s"), r"np.timedelta64\(3,'s'\); return one number"),
-        (timedelta(3), "datetime.timedelta.*; return one number"),
         (1j, "1j; return one number"),
-        (Decimal(1), "Decimal.*; return one number"),
         (10**400, "1000.*; return one number"),
     ],
     ids=repr,

@@ -9,7 +9,7 @@ from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.spaces import PackedSpace
-from tests.envs.contract import QUICK, assert_same_tasks, play, random_actions, same
+from tests.envs.contract import assert_same_tasks, play, random_actions, same
 from tests.envs.third_party import CellEnv, PixelEnv, WalkEnv, WordEnv
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -19,7 +19,7 @@ def numbers_of(task: dict[str, Any]) -> np.ndarray:
     return np.concatenate([np.ravel(task[name]) for name in sorted(task)])
 
 
-@pytest.mark.parametrize("env_id", sorted(QUICK))
+@pytest.mark.parametrize("env_id", ["Bandit-K5-v0", "2DNavigation-v0", "PixelNavigation-v0", "HalfCheetahVel-v5"])
 def test_task_follows_the_environments_own_observation(env_id: str, vector_env: MetaVectorEnv) -> None:
     if any(isinstance(value, str) for value in vector_env.sample_tasks(1, seed=0)[0].values()):
         with pytest.raises(TaskError, match="'env_name' of a task cannot be observed: expected numbers"):

@@ -11,7 +11,7 @@ from maml_rl.config import Config
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import algorithms, find_metalearner
+from maml_rl.metalearners import find_metalearner
 from maml_rl.runs.checkpoint import Checkpoint, check_finite, latest_intact, load_checkpoint
 from maml_rl.runs.metrics import Metrics
 from tests.metalearners.histories import record
@@ -102,7 +102,7 @@ def histories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("algorithm", [name for name in algorithms() if name not in ("maml-trpo", "reptile")])
+@pytest.mark.parametrize("algorithm", ["maml-ppo", "meta-sgd", "rl2", "varibad", "pearl", "rsac", "ad", "amago"])
 def test_last_update_that_leaves_nothing_to_train_is_one_line_and_is_not_saved(
     algorithm: str, histories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,9 +115,15 @@ def nothing_fails() -> Any:
     FAILURE.clear()
 
 
-@pytest.mark.parametrize("how", ["raises", "exits"])
 @pytest.mark.parametrize(
-    "hook", ["collect", "acting_state", "collector", "update", "returns", "infos", "test", "state_dict"]
+    ("hook", "how"),
+    [
+        *(
+            (hook, "raises")
+            for hook in ("collect", "acting_state", "collector", "update", "returns", "infos", "test", "state_dict")
+        ),
+        ("update", "exits"),
+    ],
 )
 def test_failing_hook_of_a_learner_is_one_error_with_its_line(hook: str, how: str, tmp_path: Path) -> None:
     FAILURE.update(hook=hook, how=how)

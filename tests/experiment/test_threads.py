@@ -84,18 +84,15 @@ def test_run_has_the_same_bytes_for_any_number_of_threads(
     algorithm: str, tmp_path: Path, threads: Callable[[int], None], chunks: list[tuple[str, int, int]]
 ) -> None:
     found = []
-    for number in (1, 2, 4):
+    for number in (1, 4):
         threads(number)
         train(config(algorithm), tmp_path / str(number), num_workers=0)
         assert torch.get_num_threads() == number
         found.append(content(tmp_path / str(number)))
     # One step of these is computed as a whole.
-    assert algorithm in ("rsac", "amago", "amago-offline") or {many for _, count, many in chunks if count > 1} == {
-        1,
-        2,
-        4,
-    }
-    assert found[1:] == found[:1] * 2
+    as_a_whole = algorithm in ("rsac", "amago", "amago-offline")
+    assert as_a_whole or {many for _, count, many in chunks if count > 1} == {1, 4}
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("learner", ["ppo", "q-learning"])
@@ -161,8 +158,14 @@ def test_sampler_in_another_thread_changes_nothing_of_a_training(
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("algorithm", ["maml-trpo", "rl2", "rsac", "pearl", "ad"])
-@pytest.mark.parametrize("setting", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
+@pytest.mark.parametrize(
+    ("algorithm", "setting"),
+    [
+        ("maml-trpo", torch.no_grad),
+        # It is the stricter of the two.
+        *((name, torch.inference_mode) for name in ("maml-trpo", "rl2", "rsac", "pearl", "ad")),
+    ],
+)
 def test_run_is_the_same_where_gradients_are_off(
     algorithm: str, setting: Callable[[], AbstractContextManager[Any]], tmp_path: Path
 ) -> None:

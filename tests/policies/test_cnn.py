@@ -132,10 +132,15 @@ def test_weights_depend_on_the_seed_without_changing_the_global_random_state() -
     assert torch.equal(copy(images(2, 17, 19, 2)).mean, first(images(2, 17, 19, 2)).mean)
 
 
-@pytest.mark.parametrize("shape", [(32, 32, 1), (3, 84, 84), (84, 84, 4), (5, 6, 3), (3, 3, 1)])
 @pytest.mark.parametrize(
-    "action_space",
-    [spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(4)],
+    ("shape", "action_space"),
+    [
+        *(
+            (shape, spaces.Box(-1.0, 1.0, (2,)))
+            for shape in ((32, 32, 1), (3, 84, 84), (84, 84, 4), (5, 6, 3), (3, 3, 1))
+        ),
+        *(((5, 6, 3), space) for space in (spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(4))),
+    ],
     ids=str,
 )
 def test_images_get_suitable_convolutions_and_any_actions(shape: tuple[int, ...], action_space: Any) -> None:

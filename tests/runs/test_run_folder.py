@@ -149,12 +149,13 @@ def content(left):
     return {str(path.relative_to(left)): path.is_file() and path.name != ".lock" and path.read_bytes()
             for path in left.rglob("*")}
 
-folder, replaces, moments, found, before = Path(sys.argv[1]), sys.argv[2] == "overwrite", 0, [], None
+folder, replaces, stride = Path(sys.argv[1]), sys.argv[2] == "overwrite", int(sys.argv[3])
+moments, found, before = 0, [], None
 if replaces:
     write_run(folder / "old", 3)
     (folder / "old" / "tensorboard").mkdir()
 while True:
-    moments += 1
+    moments += stride
     left = folder / str(moments)
     if replaces:
         shutil.copytree(folder / "old", left)
@@ -191,14 +192,21 @@ print(json.dumps([moments, found]))
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", [pytest.param("new", marks=pytest.mark.nightly), "overwrite"])
-def test_run_killed_at_any_moment_of_its_start_starts_again(tmp_path: Path, kind: str) -> None:
-    output = subprocess.run(
-        [sys.executable, "-c", KILLER, str(tmp_path), kind], check=True, capture_output=True, text=True, timeout=290
-    ).stdout
+# For every change every third moment, nightly all.
+@pytest.mark.parametrize(
+    ("kind", "stride"),
+    [
+        ("overwrite", 3),
+        pytest.param("overwrite", 1, marks=pytest.mark.nightly),
+        pytest.param("new", 1, marks=pytest.mark.nightly),
+    ],
+)
+def test_run_killed_at_any_moment_of_its_start_starts_again(tmp_path: Path, kind: str, stride: int) -> None:
+    command = [sys.executable, "-c", KILLER, str(tmp_path), kind, str(stride)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=290).stdout
     moments, found = json.loads(output)
     assert moments > 60, "too few moments: is the start still patched?"
-    assert sum(killed for killed, *_ in found) > 30
+    assert sum(killed for killed, *_ in found) > 30 // stride
     files = [".lock", "SHA256SUMS", "checkpoints", "config.json", "metrics.jsonl", "system.json"]
     for _, state, *rest in found:
         # Either no file of the old run and of the killed process remains, or no file of the old run is missing.
@@ -280,8 +288,13 @@ def test_only_the_link_of_a_linked_checkpoint_is_removed(tmp_path: Path) -> None
     assert len(list(moved.iterdir())) == 3
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "system.json", "SHA256SUMS", ".lock"])
-@pytest.mark.parametrize("how", ["resume", "overwrite"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *((name, "resume") for name in ("metrics.jsonl", "config.json", "system.json", "SHA256SUMS", ".lock")),
+        ("metrics.jsonl", "overwrite"),
+    ],
+)
 def test_file_that_is_a_link_is_refused_and_nothing_changes(tmp_path: Path, name: str, how: str) -> None:
     write_run(tmp_path / "run", 1)
     (tmp_path / "run" / name).rename(tmp_path / "elsewhere")

@@ -32,18 +32,16 @@ def policy() -> MLPPolicy:
     return made
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
-    ("distribution", "message"),
+    ("distribution", "message", "num_workers"),
     [
-        (Split({"goal_0": [-0.4, 0.2]}, {"goal_0": [0.0, 0.4]}), "'train' and 'test' overlap"),
-        (Split({"goal_0": [0.0, 0.4]}, {"goal_0": [0.0, 0.4]}), "'train' and 'test' overlap"),
-        (TaskList(tasks=[{"speed": 1.0}]), "task 1 in the distribution: .*unknown entry 'speed'"),
-        (FixedTasks(train=2, test=2), "a batch has distinct tasks, and there are 2 training tasks"),
-        (Own({"speed": 1.0}), "task 1 in the first draw of Own: .*unknown entry 'speed'"),
-        (Own({"goal": [0.0]}), "task 1 in the first draw of Own: .*goal"),
-        (Own(3), r"the first draw of Own has \[3, 3, 3\]; a task is a dict"),
-        (Own(), "Own was asked for 3 tasks and drew 0"),
+        (Split({"goal_0": [-0.4, 0.2]}, {"goal_0": [0.0, 0.4]}), "'train' and 'test' overlap", 0),
+        (TaskList(tasks=[{"speed": 1.0}]), "task 1 in the distribution: .*unknown entry 'speed'", 0),
+        (FixedTasks(train=2, test=2), "a batch has distinct tasks, and there are 2 training tasks", 0),
+        (Own({"speed": 1.0}), "task 1 in the first draw of Own: .*unknown entry 'speed'", 0),
+        (Own({"goal": [0.0]}), "task 1 in the first draw of Own: .*goal", 1),
+        (Own(3), r"the first draw of Own has \[3, 3, 3\]; a task is a dict", 0),
+        (Own(), "Own was asked for 3 tasks and drew 0", 0),
     ],
 )
 @pytest.mark.usefixtures("forked_workers")

@@ -47,8 +47,9 @@ def fail(placement: str, fault: str, place: Any) -> ChildEnvError:
     return raised.value
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("fault", ["leave_quietly", "raise_os", "raise_unpicklable"])
+@pytest.mark.parametrize(
+    ("place", "fault"), [*((place, "raise_os") for place in PLACES), (3, "leave_quietly"), (3, "raise_unpicklable")]
+)
 def test_every_error_of_an_environment_in_this_process_names_environment_slot_task_and_step(
     fault: str, place: Any
 ) -> None:
@@ -171,15 +172,18 @@ class StopsEnv(WalkEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("options", [*PLACEMENTS.values(), {"num_workers": 0, "stepping": "threads"}], ids=str)
 @pytest.mark.parametrize(
-    ("error", "place"),
+    ("options", "error", "place"),
     [
-        (StopIteration, "step"),
-        (asyncio.CancelledError, "reset"),
-        (GeneratorExit, "reset_task"),
-        (GeneratorExit, "step"),
+        (PLACEMENTS["in process"], StopIteration, "step"),
+        (PLACEMENTS["in process"], asyncio.CancelledError, "reset"),
+        (PLACEMENTS["in process"], GeneratorExit, "reset_task"),
+        (PLACEMENTS["central"], GeneratorExit, "step"),
+        (PLACEMENTS["in children"], GeneratorExit, "step"),
+        ({"num_workers": 0, "stepping": "threads"}, StopIteration, "step"),
+        ({"num_workers": 0, "stepping": "threads"}, GeneratorExit, "step"),
     ],
+    ids=str,
 )
 def test_error_without_a_text_is_reported_by_its_line(error: Any, place: str, options: dict[str, Any]) -> None:
     policy = NormalMLPPolicy(2, 1, (4,), "tanh")

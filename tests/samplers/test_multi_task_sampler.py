@@ -173,9 +173,15 @@ def test_sample_wait_returns_what_sample_does_and_env_has_the_spaces(policy: Nor
     assert (made.input_size, made.output_size) == (2, 2)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    "options", [{}, {"backend": "device"}, {"num_workers": 2}, {"num_workers": 2, "inference": "central"}]
+    ("options", "deterministic"),
+    [
+        ({}, False),
+        ({}, True),
+        ({"backend": "device"}, False),
+        ({"num_workers": 2}, False),
+        ({"num_workers": 2, "inference": "central"}, True),
+    ],
 )
 def test_policy_that_replaces_another_acts_from_the_next_phase_on(options: dict[str, Any], deterministic: bool) -> None:
     policies = [NormalMLPPolicy(2, 2, (8,), "tanh"), NormalMLPPolicy(2, 2, (8,), "relu"), NormalMLPPolicy(2, 2, (4,))]
@@ -233,12 +239,8 @@ def test_closed_sampler_is_a_clear_error(sampler: MultiTaskSampler) -> None:
         ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
         ({"slots_per_task": 2}, "slots_per_task must divide batch_size, got 2 and 3"),
         ({"max_episode_steps": 0}, "max_episode_steps must be an integer of at least 1"),
-        ({"num_groups": 0}, "num_groups must be greater than or equal to 1, got 0"),
-        ({"num_groups": 2, "num_workers": 1}, "num_groups=2 needs at least as many workers"),
         ({"num_groups": 2, "num_workers": 0}, "num_groups=2 needs at least as many workers"),
         ({"num_groups": 2, "num_workers": 2, "recv_timeout": 0.1}, "exclude each other"),
-        ({"recv_timeout": -0.1}, "recv_timeout must be greater than or equal to 0, got -0.1"),
-        ({"seed": -1}, "a seed must be an integer"),
         ({"seed": 2**32}, "a seed must be an integer"),
     ],
 )

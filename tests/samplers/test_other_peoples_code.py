@@ -33,7 +33,6 @@ PLACES: dict[str, dict[str, Any]] = {
     "threads": {"num_workers": 2, "stepping": "threads"},
     "waves": {"num_workers": 0, "slots_per_task": 2},
 }
-every_place = pytest.mark.parametrize("place", PLACES)
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -130,23 +129,29 @@ def rewards_of_a_plain_loop(make_env: Any, episodes: TaskEpisodes) -> Any:
     return rewards
 
 
-@every_place
-@pytest.mark.parametrize("make_env", [KeepsActions, KeepsSwitches, KeepsForces])
+@pytest.mark.parametrize(
+    ("make_env", "place"),
+    [
+        *((KeepsForces, place) for place in PLACES),
+        *((make_env, place) for make_env in (KeepsActions, KeepsSwitches) for place in ("in process", "central")),
+    ],
+)
 def test_environment_that_keeps_its_action_gets_the_rewards_of_a_plain_loop(make_env: Any, place: str) -> None:
     episodes = sampled(make_env, **PLACES[place])
     assert episodes.rewards.any()
     np.testing.assert_array_equal(episodes.rewards, rewards_of_a_plain_loop(make_env, episodes))
 
 
-@pytest.mark.parametrize("make_env", [KeepsActions, KeepsSwitches, KeepsForces])
-def test_environment_that_keeps_its_action_with_fewer_tasks_than_workers(make_env: Any) -> None:
-    episodes = sampled(make_env, num_tasks=1, num_workers=2)
+def test_environment_that_keeps_its_action_with_fewer_tasks_than_workers() -> None:
+    episodes = sampled(KeepsForces, num_tasks=1, num_workers=2)
     assert episodes.rewards.any()
-    np.testing.assert_array_equal(episodes.rewards, rewards_of_a_plain_loop(make_env, episodes))
+    np.testing.assert_array_equal(episodes.rewards, rewards_of_a_plain_loop(KeepsForces, episodes))
 
 
-@every_place
-@pytest.mark.parametrize("make_env", [KeepsTask, TakesTaskApart])
+@pytest.mark.parametrize(
+    ("make_env", "place"),
+    [*((KeepsTask, place) for place in PLACES), (TakesTaskApart, "in process"), (TakesTaskApart, "acting workers")],
+)
 def test_environment_that_changes_its_task_changes_only_its_own(make_env: Any, place: str) -> None:
     episodes = sampled(make_env, **PLACES[place])
     np.testing.assert_array_equal(episodes.rewards, rewards_of_a_plain_loop(make_env, episodes))
@@ -228,8 +233,10 @@ OUTSIDE: dict[str, tuple[spaces.Space[Any], Any, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", OUTSIDE)
-@pytest.mark.parametrize("place", ["in process", "central", "threads"])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [*(("in process", kind) for kind in OUTSIDE), *((place, next(iter(OUTSIDE))) for place in ("central", "threads"))],
+)
 def test_observation_outside_of_its_space_by_value_is_refused_at_its_step(kind: str, place: str) -> None:
     space, right, wrong, message = OUTSIDE[kind]
     make_env = partial(Observes, space, right, wrong)
@@ -336,8 +343,9 @@ def test_family_that_draws_the_same_tasks_for_every_seed_is_refused(num_workers:
         drawn(DrawsTheSame, iterations=2, num_workers=num_workers)
 
 
-@pytest.mark.parametrize("num_tasks", [1, 2, 3])
-@pytest.mark.parametrize("make_env", [HasTwo, ListsThem, HasThreeAtMost])
+@pytest.mark.parametrize(
+    ("make_env", "num_tasks"), [(HasTwo, 1), (HasTwo, 3), (ListsThem, 3), (HasThreeAtMost, 1), (HasThreeAtMost, 3)]
+)
 def test_family_with_few_tasks_may_draw_the_same_again(make_env: Any, num_tasks: int) -> None:
     assert len(drawn(make_env, 6, num_tasks, seed=0)) == 6
 

@@ -285,14 +285,14 @@ class Meddling(AwaitedEnv):
         return await super().step(action)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
-    ("meddle", "error", "told"),
+    ("meddle", "error", "told", "num_workers"),
     [
-        (exit_process, ChildEnvError, r"event loop .* has ended: a background task raised SystemExit\(0\); catch"),
-        (press_ctrl_c, ChildEnvError, r"event loop .* has ended: a background task raised KeyboardInterrupt\(\)"),
-        (stop_loop, ChildEnvError, r"event loop .* has ended: something called its method stop"),
-        (deafen_loop, ChildEnvTimeout, r"no call has begun for 0\.5 s although \d+ are waiting to"),
+        (exit_process, ChildEnvError, r"event loop .* has ended: a background task raised SystemExit\(0\); catch", 1),
+        (press_ctrl_c, ChildEnvError, r"event loop .* has ended: a background task raised KeyboardInterrupt\(\)", 0),
+        (stop_loop, ChildEnvError, r"event loop .* has ended: something called its method stop", 0),
+        (deafen_loop, ChildEnvTimeout, r"no call has begun for 0\.5 s although \d+ are waiting to", 0),
+        (deafen_loop, ChildEnvTimeout, r"no call has begun for 0\.5 s although \d+ are waiting to", 1),
     ],
 )
 def test_event_loop_that_ends_is_an_error_and_not_an_endless_wait(

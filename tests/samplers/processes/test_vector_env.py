@@ -227,10 +227,7 @@ def test_wrong_shapes_are_refused() -> None:
         ({"num_envs": 0}, "num_envs"),
         ({"num_workers": -1}, "num_workers"),
         ({"num_workers": 0}, "num_workers"),
-        ({"num_workers": 1.5}, "num_workers"),
-        ({"max_restarts": -1}, "max_restarts"),
         ({"step_timeout": 0.0}, "step_timeout"),
-        ({"step_timeout": float("inf")}, "step_timeout"),
         ({"start_method": "threads"}, "start_method must be 'forkserver', 'spawn' or 'fork', got 'threads'"),
     ],
 )

@@ -17,8 +17,14 @@ pytestmark = pytest.mark.timeout(120)
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.bool_, np.int64, np.float32, np.float64])
-@pytest.mark.parametrize(("row", "rows"), [((3,), 5), ((2, 3), 1), ((), 7)])
+@pytest.mark.parametrize(
+    ("dtype", "row", "rows"),
+    [
+        *((dtype, (3,), 5) for dtype in (np.uint8, np.bool_, np.int64, np.float32, np.float64)),
+        (np.float32, (2, 3), 1),
+        (np.uint8, (), 7),
+    ],
+)
 def test_observations_and_noise_arrive_as_they_were_sent(dtype: Any, row: tuple[int, ...], rows: int) -> None:
     random = np.random.default_rng(0)
     link = DeviceLink(np.empty((7, *row), dtype), 2, CPU)

@@ -42,9 +42,14 @@ class WithAMemory(OwnDeviation):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("options", PLACEMENTS, ids=str)
-@pytest.mark.parametrize("make", [OwnDeviation, WithAMemory])
-@pytest.mark.parametrize(("value", "shown"), [(-2.5, "-2.5"), (float("nan"), "NaN")])
+@pytest.mark.parametrize(
+    ("make", "options", "value", "shown"),
+    [
+        *((OwnDeviation, options, -2.5, "-2.5") for options in PLACEMENTS),
+        (OwnDeviation, PLACEMENTS[0], float("nan"), "NaN"),
+        *((WithAMemory, options, -2.5, "-2.5") for options in PLACEMENTS[::2]),
+    ],
+)
 def test_parameter_out_of_its_range_is_named_with_value_and_task(
     make: Any, options: dict[str, Any], value: float, shown: str
 ) -> None:
