@@ -5,15 +5,16 @@ trained by TRPO: its return is the mean of the last row of each run in docs/resu
 this alone, docs/results/references/FAMILY.csv, which --train makes.
 """
 
-import argparse
 import csv
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from maml_rl.cli.console import Parser
 from maml_rl.config.catalog import find_config
 from maml_rl.config.config import load_config
 from maml_rl.envs.make_env import make_vector_env
@@ -88,20 +89,20 @@ def train_oracle(path: Path) -> None:
     path.write_text(f"seed,iteration,env_steps,return_0\n{row}\n")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure all families."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--train", action="store_true", help="train the oracles that have no run in the suite")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     found: list[dict[str, Any]] = []
-    for name, (folder, steps, arguments) in FAMILIES.items():
+    for name, (folder, steps, env_kwargs) in FAMILIES.items():
         path = RESULTS / folder / ("oracle.csv" if folder != "references" else f"{name}.csv")
         if folder == "references" and options.train:
             train_oracle(path)
         if not path.is_file():
             print(f"{name} has no oracle; --train trains it")
             continue
-        known: dict[str, Any] = {"env-name": name, "env-kwargs": arguments, "max-episode-steps": steps}
+        known: dict[str, Any] = {"env-name": name, "env-kwargs": env_kwargs, "max-episode-steps": steps}
         returns = {"random": random_return(name, steps), "oracle": oracle_return(path)}
         found.append(known | {key: round(value, 3) for key, value in returns.items()})
         print(found[-1])

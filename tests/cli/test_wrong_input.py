@@ -268,7 +268,7 @@ FILE_CASES: list[Case] = [
             ("dangling", ["cannot read the config", "No such file"]),
             ("loop", ["cannot read the config", "symbolic links"]),
             ("/dev/zero", ["more than 1000000 bytes", "not a config"]),
-            ("list.yaml", ["no mapping"]),
+            ("list.yaml", ["list.yaml is not a mapping"]),
             ("binary.yaml", ["not valid YAML"]),
             ("deep.yaml", ["nested too deeply"]),
             ("digits.yaml", ["cannot be read"]),
