@@ -155,11 +155,11 @@ class Actor:
             whose = np.ones(num_rows, np.bool_) if running is None else running
             acting = (torch.from_numpy(whose).unflatten(0, (-1, per_task)),)
         if self._link is None:
-            noise_rows = torch.from_numpy(noise).unflatten(0, (-1, per_task))
+            noise_rows = torch.from_numpy(noise.reshape(-1, per_task, noise.shape[1]))
             observed = self._observations[tasks]
             actions, after = self._choose(tasks, observed, noise_rows, before, *acting)
             self._remember(tasks, rows, running, before, _apart_from(after, observed, noise_rows))
-            result: NDArray[np.generic] = actions.flatten(0, 1)[rows].numpy()
+            result: NDArray[np.generic] = actions.flatten(0, 1).numpy()[rows]
             return result
         whole = self._rows[tasks.start * per_task : tasks.stop * per_task]
         there, noise_there = (tensor.unflatten(0, (-1, per_task)) for tensor in self._link.send(whole, noise))

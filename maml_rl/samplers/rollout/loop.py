@@ -285,6 +285,8 @@ class _Loop:
         if self._by_slot:
             if indices:
                 yield np.asarray(indices, np.intp), indices
+        elif len(indices) == 1:
+            yield self._parts[indices[0]], indices
         else:
             yield from _adjacent(self._parts, indices)
 
