@@ -84,7 +84,7 @@ def run_tune(
         workers = {} if options.num_workers is None else {"num-workers": options.num_workers}
         fixed = {key: parse_value(text, f"--set {key}") for key, text in key_values(options.set, "--set").items()}
         with ending_in_order():
-            search(
+            for sentence in search(
                 changed(find(options.config), {**fixed, **workers, "seed": options.seed}),
                 key_values(options.search, "--search"),
                 options.csv,
@@ -93,7 +93,7 @@ def run_tune(
                 env_steps=options.env_steps,
                 runs=options.runs,
                 minutes=options.minutes,
-                on_trial=lambda text: print(text, flush=True),
-            )
+            ):
+                print(sentence, flush=True)
 
     return run_command(parser, arguments, tune, lambda options: "; the same command continues the search")

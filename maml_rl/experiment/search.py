@@ -11,7 +11,7 @@ Source: Akiba et al. 2019, https://arxiv.org/abs/1907.10902; Li et al. 2020, htt
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from time import monotonic
@@ -48,9 +48,8 @@ def search(
     env_steps: float,
     runs: Path,
     minutes: float = math.inf,
-    on_trial: Callable[[str], object] = lambda text: None,
-) -> None:
-    """Run the trials that a CSV file lacks, and write them.
+) -> Iterator[str]:
+    """Run the trials that a CSV file lacks, and write them; yield a sentence about each, and one about the best.
 
     Args:
         config: of all trials, with their seed.
@@ -61,7 +60,6 @@ def search(
         env_steps: environment steps of a whole trial.
         runs: folder of the runs.
         minutes: after which no trial begins.
-        on_trial: receives a sentence about each trial, and one about the best.
 
     Raises:
         ConfigError: If the config, or a value that is searched, is wrong.
@@ -110,9 +108,9 @@ def search(
         study.tell(trial, value, state if value is None else None)
         write_trials(csv_file, study.trials, name, config.seed)
         last = study.trials[-1]
-        on_trial(f"trial {last.number}, {last.state.name.lower()}: {last.value} with {last.params}")
+        yield f"trial {last.number}, {last.state.name.lower()}: {last.value} with {last.params}"
     if any(trial.state.name == "COMPLETE" for trial in study.trials):
-        on_trial(f"best: {study.best_value:.2f} with {study.best_params}")
+        yield f"best: {study.best_value:.2f} with {study.best_params}"
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
