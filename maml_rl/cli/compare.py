@@ -59,7 +59,9 @@ def run_compare(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all configs that are trained"
     )
-    parser.add_argument("--unfinished", action="store_true", help="use unfinished runs, too")
+    parser.add_argument(
+        "--unfinished", action="store_true", help="also compare unfinished runs, up to the steps that all runs have"
+    )
     add_num_workers(parser)
     add_trust(parser)
     return run_command(parser, arguments, _compare, lambda options: "; the same command continues")

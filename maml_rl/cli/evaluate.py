@@ -75,7 +75,7 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
     parser.add_argument(
         "--policy-name",
         metavar="NAME",
-        help="with --submit: what the table calls the policy (default: as the folder of its run)",
+        help="with --submit: what the table calls the policy (default: the name of its run's folder)",
     )
     parser.add_argument(
         "--training-tasks",

@@ -91,7 +91,7 @@ def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl repo
         "--videos", type=not_negative, default=2, help="tasks to make videos of; 0 for none (default: 2)"
     )
     parser.add_argument(
-        "--unfinished", action="store_true", help="also compare unfinished runs, as far as all runs have come"
+        "--unfinished", action="store_true", help="also compare unfinished runs, up to the steps that all runs have"
     )
     add_placement(parser)
     add_trust(parser)

@@ -25,7 +25,7 @@ _ENDINGS = (".mp4", ".gif", ".webp")
 
 def run_play(arguments: Sequence[str], prog: str) -> int:
     """Write a video, and return the exit code."""
-    parser = Parser(prog=prog, description="Show a policy before and after adaptation to a task, beside each other.")
+    parser = Parser(prog=prog, description="Show a policy before and after adaptation to a task, side by side.")
     parser.add_argument("policy", type=path_or_name, metavar="POLICY", help="folder of a run, or zoo:NAME")
     parser.add_argument("--task", help="the task, as YAML: '{goal: [0.3, -0.2]}' (default: a new one)")
     parser.add_argument(

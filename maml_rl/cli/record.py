@@ -38,7 +38,7 @@ def run_record(arguments: Sequence[str], prog: str) -> int:
         prog=prog, description="Train one learner for each task, all in parallel, and record everything that they do."
     )
     add_config(parser, "the family and its settings: a name that `maml-rl configs` lists, or a file")
-    parser.add_argument("--tasks", type=positive, default=100, help="learners, one of each task (default: 100)")
+    parser.add_argument("--tasks", type=positive, default=100, help="learners, one for each task (default: 100)")
     parser.add_argument(
         "--learner",
         default="ppo",
@@ -70,7 +70,9 @@ def run_record(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument("--author", type=utf8, default="maml_rl", help="for the metadata (default: maml_rl)")
     parser.add_argument("--author-email", type=utf8, default="", help="for the metadata")
     parser.add_argument("--code-permalink", type=utf8, default="", help="for the metadata: link to the code")
-    parser.add_argument("--description", type=utf8, default="", help="for the metadata (default: of what is recorded)")
+    parser.add_argument(
+        "--description", type=utf8, default="", help="for the metadata (default: a description of what is recorded)"
+    )
     add_placement(parser)
     add_trust(parser)
     return run_command(parser, arguments, _record, _how_to_go_on)

@@ -57,10 +57,10 @@ def run_tune(
         metavar="KEY=VALUES",
         help="LOW:HIGH, LOW:HIGH:log, or A|B|C; as algorithm-settings.learning-rate=1e-4:1e-2:log",
     )
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="what all trials have")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all trials")
     parser.add_argument("--trials", type=positive, default=20, help="trials in all (default: 20)")
     parser.add_argument("--env-steps", type=float, required=True, help="environment steps of a whole trial")
-    parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many; resumable")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many minutes")
     parser.add_argument(
         "--seed", type=not_negative, default=_SEED, help=f"of all trials and of the search (default: {_SEED})"
     )

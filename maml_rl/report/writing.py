@@ -66,7 +66,7 @@ def write_report(
         trust: import modules that the configs of the runs name: families, policies, algorithms, task distributions.
             Without it no such module is imported, whether installed or not; such policies are shown from their files
             only, and not tried.
-        unfinished: also compare runs that are unfinished, as far as all runs have come.
+        unfinished: also compare unfinished runs, up to the steps that all runs have.
         on_step: called with what is done next, the number of finished steps and their total; a run is a step, and so
             is a video.
 
