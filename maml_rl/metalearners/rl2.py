@@ -15,7 +15,6 @@ from maml_rl.metalearners.refusals import refuse_hidden_rewards
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
 from maml_rl.policies import Policy
 from maml_rl.policies.memory_policy import PredictsRewards
-from maml_rl.policies.sequence_policy import SequencePolicy
 
 
 class RL2(MetaLearner):
@@ -86,8 +85,7 @@ class RL2(MetaLearner):
                 f"{type(self.policy).__name__} predicts no rewards; make a GRUPolicy with predict_rewards=True, or set "
                 "the coefficient to 0"
             )
-        normalizing = self.policy if isinstance(self.policy, SequencePolicy) else None
-        if self.settings.normalize_observations and (normalizing is None or normalizing.observation_mean is None):
+        if self.settings.normalize_observations and getattr(self.policy, "observation_mean", None) is None:
             raise TypeError(
                 f"normalize-observations is true, but this {type(self.policy).__name__} sees observations as they are; "
                 "make a GRUPolicy with normalize_observations=True, or set it to false"
@@ -102,7 +100,6 @@ class RL2(MetaLearner):
             self.collection,
             device=self.device,
             reward_prediction_coefficient=self.settings.reward_prediction_coefficient,
-            normalizing=normalizing,
         )
         self.trials_per_chunk = self._ppo.trials_per_chunk
 

@@ -463,8 +463,6 @@ class TrialPPO:
         device: where the computation runs.
         reward_prediction_coefficient: weight of the predicted rewards' squared error, in units of the rewards'
             variance; 0 for a policy that predicts none.
-        normalizing: the policy that normalizes its observations, if that is set. Its statistics are constant while a
-            batch is sampled and learned from; for the next batch they cover all steps so far.
         unroll: instead of the policy's own, for other inputs than observations.
         see: returns these inputs; see `See`.
 
@@ -487,7 +485,6 @@ class TrialPPO:
         *,
         device: torch.device,
         reward_prediction_coefficient: float = 0.0,
-        normalizing: SequencePolicy | None = None,
         unroll: Unroll | None = None,
         see: See | None = None,
     ) -> None:
@@ -498,7 +495,11 @@ class TrialPPO:
         self._learner = _Learner(policy=policy, unroll=unroll or policy.unroll, params=self._params, see=see)
         self.return_square, self.reward_variance = RunningSquare(), RunningSquare()
         self.num_updates = 0
-        self._normalizing = normalizing if settings.normalize_observations else None
+        # The policy that normalizes its observations. Its statistics are constant while a batch is sampled and learned
+        # from; for the next batch they cover all steps so far.
+        self._normalizing: SequencePolicy | None = None
+        if settings.normalize_observations and isinstance(policy, SequencePolicy):
+            self._normalizing = policy
         mean = None if self._normalizing is None else self._normalizing.observation_mean
         self._observed = None if mean is None else RunningMoments(mean.numel())
         self._on_device = DeviceSteps.on(device, self._loss_of, optimizer, max_norm=settings.max_grad_norm)

@@ -109,7 +109,6 @@ class VariBAD(MetaLearner):
             settings,
             self.collection,
             device=self.device,
-            normalizing=self.policy,
             unroll=self.policy.unroll_known,
             see=self.policy.with_belief,
         )
