@@ -29,10 +29,9 @@ from maml_rl.cli.console import Parser
 from maml_rl.config.catalog import find_config, find_run
 from maml_rl.config.config import Config, load_config
 from maml_rl.config.placement import Placement
-from maml_rl.envs.mujoco.half_cheetah import HalfCheetahFamily
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import make_physics
-from maml_rl.envs.mujoco.walker import Walker2DFamily
+from maml_rl.envs.mujoco.planar import HalfCheetahFamily, Walker2DFamily
 from maml_rl.envs.mujoco.warp_physics import WarpLimits
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate

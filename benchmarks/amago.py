@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from benchmarks.in_context import load
 from maml_rl.cli.console import Parser
 from maml_rl.config import load_config
-from maml_rl.envs.batch_of_one import one_slot
-from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.family import BatchedFamily, one_slot
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.experiment.build import make_experiment

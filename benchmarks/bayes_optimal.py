@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.families.grid_navi import ELSEWHERE, MOVES, ON_GOAL, possible_goals
+from maml_rl.envs.families.grids import ELSEWHERE, MOVES, ON_GOAL, possible_goals
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.classical.counting import CountingPolicy
 from maml_rl.policies.heads import Params

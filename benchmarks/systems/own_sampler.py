@@ -17,7 +17,7 @@ from maml_rl.baseline import LinearFeatureBaseline
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs.make_env import make_vector_env
-from maml_rl.envs.mujoco.random_parameters import RandomParameters
+from maml_rl.envs.mujoco.shared_tasks import RandomParameters
 from maml_rl.episode import TaskEpisodes
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners.registry import find_metalearner

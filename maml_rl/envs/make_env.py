@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -226,52 +225,59 @@ def make_vector_env(
     return _adapted(make_env, {}, num_envs, current_slots, rules)
 
 
-def _with_copies(env: MetaVectorEnv, current_slots: NDArray[np.int64] | None) -> MetaVectorEnv:
-    """Return a vector environment; one of somebody else's gets copies, and what it observes is checked by value."""
-    made = type(env)
-    if made.__module__.partition(".")[0] == "maml_rl":
-        return env
-    elements, alive = ArrayElements(env.single_observation_space), weakref.ref(env)
-    generators = SharedGenerators(env.num_envs, (), f"the streams of its slots in {made.__name__}")
+class _OfOthers(MetaVectorEnv):
+    """Mixed into a vector environment of somebody else: it gets copies, and what it observes is checked by value."""
 
-    def itself() -> MetaVectorEnv:
-        # In a circle of references it would outlive its last use.
-        found = alive()
-        assert found is not None
-        return found
+    # The slot that is worked on, where that is told, the space of observations, and the generators of the process. One
+    # attribute with a name that no other class has.
+    __seam: tuple[NDArray[np.int64] | None, ArrayElements, SharedGenerators]
 
-    def check() -> None:
-        observations = itself().buffers.observations
+    def _begin_checks(self, current_slots: NDArray[np.int64] | None) -> None:
+        generators = SharedGenerators(self.num_envs, (), f"the streams of its slots in {type(self).__name__}")
+        self.__seam = current_slots, ArrayElements(self.single_observation_space), generators
+
+    def _checked(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a call, after which the observations are checked."""
+        current_slots, elements, generators = self.__seam
+        result = generators.step(0, partial(call, *arguments))
+        observations = self.buffers.observations
         for slot in [] if elements.contain(observations) else range(len(observations)):
             if current_slots is not None:
                 current_slots[0] = slot
             try:
                 elements.array(observations[slot])
             except ValueError as error:
-                raise ValueError(f"{made.__name__} wrote {error}") from None
+                raise ValueError(f"{type(self).__name__} wrote {error}") from None
+        return result
 
-    def step_recv(timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        received: list[int] = generators.step(0, partial(made.step_recv, itself(), timeout, indices))
-        check()
+    def sample_tasks(self, num_tasks: int, **options: Any) -> list[Task]:
+        return [own_task(task) for task in super().sample_tasks(num_tasks, **options)]  # type: ignore[safe-super]
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        super().reset_task([own_task(task) for task in tasks])  # type: ignore[safe-super]
+
+    def reset_buffers(self, seeds: ArrayLike) -> None:
+        self._checked(super().reset_buffers, seeds)  # type: ignore[safe-super]
+
+    def first_slots(self, num: int) -> MetaVectorEnv:
+        return _checked(super().first_slots(num), self.__seam[0])
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        super().step_send(index, np.array(actions))  # type: ignore[safe-super]
+
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        received: list[int] = self._checked(super().step_recv, timeout, indices)  # type: ignore[safe-super]
         return received
 
-    def reset_buffers(seeds: ArrayLike) -> None:
-        generators.step(0, partial(made.reset_buffers, itself(), seeds))
-        check()
 
-    def sample_tasks(num_tasks: int, **options: Any) -> list[Task]:
-        return [own_task(task) for task in made.sample_tasks(itself(), num_tasks, **options)]
-
-    own: dict[str, Callable[..., Any]] = {
-        "sample_tasks": sample_tasks,
-        "reset_task": lambda tasks: made.reset_task(itself(), [own_task(task) for task in tasks]),
-        "reset_buffers": reset_buffers,
-        "first_slots": lambda num: _with_copies(made.first_slots(itself(), num), current_slots),
-        "step_send": lambda index, actions: made.step_send(itself(), index, np.array(actions)),
-        "step_recv": step_recv,
-    }
-    for name, method in own.items():
-        setattr(env, name, method)
+def _checked(env: MetaVectorEnv, current_slots: NDArray[np.int64] | None) -> MetaVectorEnv:
+    """Return a vector environment, which is checked if it is somebody else's; see `_OfOthers`."""
+    made = type(env)
+    if made.__module__.partition(".")[0] != "maml_rl" and not isinstance(env, _OfOthers):
+        # The same object: code that it is given to may look for attributes of its class.
+        env.__class__ = type(made.__name__, (_OfOthers, made), {"__module__": made.__module__})
+        assert isinstance(env, _OfOthers)
+        env._begin_checks(current_slots)
     return env
 
 
@@ -323,7 +329,7 @@ def _adapted_batch(
         made.close()
         raise _one_batch(name)
     if isinstance(made, MetaVectorEnv):
-        return _with_copies(made, current_slots)
+        return _checked(made, current_slots)
     if not isinstance(made, VectorEnv) or not has_tasks(made):
         raise TypeError(
             f"{name} is not a task family of vector environments; a VectorEnv needs sample_tasks(num_tasks), and "

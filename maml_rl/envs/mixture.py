@@ -11,8 +11,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
-from maml_rl.envs.batch_of_one import one_slot
-from maml_rl.envs.family import BatchedFamily, FamilyOptions, with_masks
+from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot, with_masks
 from maml_rl.envs.meta_env import Task, ValueRanges, require_one_each
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.task_entries import TaskArrays, for_each_task, parse_task, stack_tasks

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from maml_rl.envs.batch_of_one import BatchOfOne
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.checking import as_sampled, find_method
+from maml_rl.envs.family import BatchOfOne
 from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.envs.make_env import EnvMaker, check_stepping
 from maml_rl.envs.meta_env import SEED_BITS

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import bayes_optimal as searching
 from benchmarks.bayes_optimal import BayesOptimalGridNavi, optimal_search
-from maml_rl.envs.families.grid_navi import possible_goals
+from maml_rl.envs.families.grids import possible_goals
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.samplers import MultiTaskSampler
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count, check_number
 from maml_rl.arrays import as_floats
-from maml_rl.envs.batch_of_one import one_slot
-from maml_rl.envs.family import BatchedFamily, FamilyOptions, to_all_slots
+from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot, to_all_slots
 from maml_rl.envs.meta_env import AT_MOST_1, Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace

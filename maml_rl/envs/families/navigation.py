@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_interval, check_positive
 from maml_rl.arrays import as_floats, as_singles
-from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import Canvas
-from maml_rl.envs.family import BatchedFamily, FamilyOptions
+from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE, Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace

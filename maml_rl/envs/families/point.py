@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
 from maml_rl.arrays import as_floats, copied
-from maml_rl.envs.batch_of_one import one_slot
 from maml_rl.envs.drawing import Canvas
 from maml_rl.envs.families.navigation import GOAL_COLOR, PATH_COLOR, START_COLOR
-from maml_rl.envs.family import BatchedFamily, FamilyOptions
+from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import AT_MOST_1, NEVER_POSITIVE, RecordedInfos, Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.arrays import write_one_hot
-from maml_rl.envs.batch_of_one import one_slot
-from maml_rl.envs.family import BatchedFamily, FamilyOptions, to_all_slots
+from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot, to_all_slots
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.machine import refuse_if_too_large

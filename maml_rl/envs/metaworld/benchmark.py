@@ -16,8 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from maml_rl.envs.batch_of_one import one_slot
-from maml_rl.envs.family import BatchedFamily, FamilyOptions
+from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import RecordedInfos, Task, ValueRanges
 from maml_rl.envs.metaworld.arm import Arm, State
 from maml_rl.envs.metaworld.environments import Floats, Split, benchmark_environments

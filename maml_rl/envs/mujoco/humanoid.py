@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.arrays import as_floats
-from maml_rl.envs.batch_of_one import one_slot
+from maml_rl.envs.family import one_slot
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
-from maml_rl.envs.mujoco.run_tasks import AngleTasks
+from maml_rl.envs.mujoco.shared_tasks import AngleTasks
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.seeding import SlotStreams
 

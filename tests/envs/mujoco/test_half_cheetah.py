@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 
-from maml_rl.envs.mujoco.half_cheetah import HalfCheetahDirEnv, HalfCheetahDirVectorEnv, HalfCheetahVelVectorEnv
+from maml_rl.envs.mujoco.planar import HalfCheetahDirEnv, HalfCheetahDirVectorEnv, HalfCheetahVelVectorEnv
 
 
 def episode(env, actions, seeds):

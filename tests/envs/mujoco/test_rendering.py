@@ -9,7 +9,7 @@ from gymnasium.error import DependencyNotInstalled
 
 import maml_rl  # noqa: F401 - registers the families
 from maml_rl.envs.mujoco import rendering
-from maml_rl.envs.mujoco.half_cheetah import HalfCheetahDirVectorEnv
+from maml_rl.envs.mujoco.planar import HalfCheetahDirVectorEnv
 
 
 def run_python(code, **variables):

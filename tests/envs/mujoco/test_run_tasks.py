@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 
 from maml_rl.envs.mujoco.ant import AntDirVectorEnv, AntVelVectorEnv
-from maml_rl.envs.mujoco.half_cheetah import HalfCheetahDirVectorEnv, HalfCheetahVelVectorEnv
-from maml_rl.envs.mujoco.swimmer import SwimmerVelVectorEnv
-from maml_rl.envs.mujoco.walker import HopperVelVectorEnv, Walker2DDirVectorEnv, Walker2DVelVectorEnv
+from maml_rl.envs.mujoco.planar import (
+    HalfCheetahDirVectorEnv,
+    HalfCheetahVelVectorEnv,
+    HopperVelVectorEnv,
+    SwimmerVelVectorEnv,
+    Walker2DDirVectorEnv,
+    Walker2DVelVectorEnv,
+)
 
 RANGES = {
     HalfCheetahVelVectorEnv: (0.0, 2.0),

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from maml_rl.envs.mujoco.half_cheetah import HalfCheetahFamily
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import make_physics
-from maml_rl.envs.mujoco.walker import Walker2DFamily, Walker2DRandParamsVectorEnv
+from maml_rl.envs.mujoco.planar import HalfCheetahFamily, Walker2DFamily, Walker2DRandParamsVectorEnv
 from maml_rl.envs.mujoco.warp_physics import WarpLimits
 
 pytest.importorskip("mujoco_warp")

@@ -1,4 +1,8 @@
-"""Planar walkers that fall: Walker2D on two legs, Hopper on one."""
+"""Bodies that move in a plane: the half-cheetah runs, Walker2D and the hopper fall, the swimmer swims.
+
+Sources: Finn et al. 2017, section 5.3, https://arxiv.org/abs/1703.03400 (half-cheetah), and Rothfuss et al. 2019
+(ProMP), https://arxiv.org/abs/1810.06784 (swimmer), with the authors' environments.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
@@ -7,15 +11,61 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.batch_of_one import one_slot
+from maml_rl.envs.family import one_slot
+from maml_rl.envs.meta_env import NEVER_POSITIVE
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import ForwardFamily, MujocoOptions
 from maml_rl.envs.mujoco.physics import Mask
-from maml_rl.envs.mujoco.random_parameters import RandomParameters
-from maml_rl.envs.mujoco.run_tasks import DirectionTasks, VelocityTasks
+from maml_rl.envs.mujoco.shared_tasks import DirectionTasks, RandomParameters, VelocityTasks
 from maml_rl.envs.task_entries import TaskEntry
 
 _FASTEST_SHOWN = 10.0
+
+
+class HalfCheetahFamily(ForwardFamily):
+    """Base of the half-cheetah families: everything except the task's part of the reward.
+
+    Observations (20,): qpos[1:] (8), qvel (9), position of the torso (3). The reward is that of the task minus
+    `control_cost` |a|^2.
+
+    Args:
+        entries: the format of its tasks.
+        **options: see `MujocoFamily`.
+    """
+
+    control_cost = 0.05
+
+    def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
+        super().__init__(num_envs, self.body_model(), 20, entries, **options)
+
+    @staticmethod
+    def body_model() -> mujoco.MjModel:
+        """Return the model."""
+        return load_model("half_cheetah.xml")
+
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        out[:, :8] = self._qpos[:, 1:]
+        out[:, 8:17] = self._qvel
+        out[:, 17:] = self._torso_position
+
+
+class HalfCheetahVelVectorEnv(VelocityTasks, HalfCheetahFamily):
+    """Run at the velocity of the task: -|v - velocity| - 0.05 |a|^2; see `VelocityTasks` for the arguments."""
+
+    value_ranges = NEVER_POSITIVE
+
+
+class HalfCheetahDirVectorEnv(DirectionTasks, HalfCheetahFamily):
+    """Run forward or backward: direction * v - 0.05 |a|^2; see `DirectionTasks` for the arguments."""
+
+
+class HalfCheetahRandParamsVectorEnv(RandomParameters, HalfCheetahFamily):
+    """Run forward with the task's dynamics parameters: v - 0.1 |a|^2, as in Gymnasium's HalfCheetah-v5.
+
+    `RandomParameters` describes the tasks and the arguments.
+    """
+
+    control_cost = 0.1
 
 
 class PlanarWalkerFamily(ForwardFamily):
@@ -99,8 +149,46 @@ class Walker2DDirVectorEnv(DirectionTasks, Walker2DFamily):
     task_description = "direction: 1 to walk forward, -1 to walk backward, each with probability 1/2"
 
 
+class SwimmerFamily(ForwardFamily):
+    """Base of the swimmer families: everything except the task's part of the reward.
+
+    Start states and observations are those of Gymnasium's Swimmer-v5: qpos[2:] (3) and qvel (5); the model's own state
+    with U(-0.1, 0.1) added to positions and velocities. A step is four substeps, 0.04 s. Episodes never terminate. The
+    reward is that of the task minus 0.0001 |a|^2.
+
+    Args:
+        entries: the format of its tasks.
+        **options: see `MujocoFamily`.
+    """
+
+    substeps, uniform_velocities, control_cost = 4, True, 1e-4
+
+    def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
+        super().__init__(num_envs, load_model("swimmer.xml"), 8, entries, **options)
+
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        out[:, :3] = self._qpos[:, 2:]
+        out[:, 3:] = self._qvel
+
+
+class SwimmerVelVectorEnv(VelocityTasks, SwimmerFamily):
+    """Swim at the velocity of the task: -|v - velocity| - 0.0001 |a|^2; see `VelocityTasks` for the arguments."""
+
+    value_ranges = NEVER_POSITIVE
+    task_description = "velocity: forward speed to keep in m/s, uniform in [0.1, 0.2]"
+
+    def __init__(
+        self, num_envs: int = 1, *, low: float = 0.1, high: float = 0.2, **options: Unpack[MujocoOptions]
+    ) -> None:
+        super().__init__(num_envs, low=low, high=high, **options)
+
+
+HalfCheetahVelEnv = one_slot(HalfCheetahVelVectorEnv)
+HalfCheetahDirEnv = one_slot(HalfCheetahDirVectorEnv)
+HalfCheetahRandParamsEnv = one_slot(HalfCheetahRandParamsVectorEnv)
 Walker2DRandParamsEnv = one_slot(Walker2DRandParamsVectorEnv)
 HopperRandParamsEnv = one_slot(HopperRandParamsVectorEnv)
 Walker2DVelEnv = one_slot(Walker2DVelVectorEnv)
 HopperVelEnv = one_slot(HopperVelVectorEnv)
 Walker2DDirEnv = one_slot(Walker2DDirVectorEnv)
+SwimmerVelEnv = one_slot(SwimmerVelVectorEnv)
