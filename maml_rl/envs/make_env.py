@@ -225,59 +225,51 @@ def make_vector_env(
     return _adapted(make_env, {}, num_envs, current_slots, rules)
 
 
-class _OfOthers(MetaVectorEnv):
-    """Mixed into a vector environment of somebody else: it gets copies, and what it observes is checked by value."""
+def _checked(env: MetaVectorEnv, current_slots: NDArray[np.int64] | None) -> MetaVectorEnv:
+    """Return a vector environment; one of somebody else's gets copies, and what it observes is checked by value."""
+    made: Any = type(env)
+    if made.__module__.partition(".")[0] == "maml_rl" or made.__dict__.get("is_checked"):
+        return env
+    elements = ArrayElements(env.single_observation_space)
+    generators = SharedGenerators(env.num_envs, (), f"the streams of its slots in {made.__name__}")
 
-    # The slot that is worked on, where that is told, the space of observations, and the generators of the process. One
-    # attribute with a name that no other class has.
-    __seam: tuple[NDArray[np.int64] | None, ArrayElements, SharedGenerators]
-
-    def _begin_checks(self, current_slots: NDArray[np.int64] | None) -> None:
-        generators = SharedGenerators(self.num_envs, (), f"the streams of its slots in {type(self).__name__}")
-        self.__seam = current_slots, ArrayElements(self.single_observation_space), generators
-
-    def _checked(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a call, after which the observations are checked."""
-        current_slots, elements, generators = self.__seam
-        result = generators.step(0, partial(call, *arguments))
-        observations = self.buffers.observations
+    def check(env: MetaVectorEnv) -> None:
+        observations = env.buffers.observations
         for slot in [] if elements.contain(observations) else range(len(observations)):
             if current_slots is not None:
                 current_slots[0] = slot
             try:
                 elements.array(observations[slot])
             except ValueError as error:
-                raise ValueError(f"{type(self).__name__} wrote {error}") from None
-        return result
+                raise ValueError(f"{made.__name__} wrote {error}") from None
 
-    def sample_tasks(self, num_tasks: int, **options: Any) -> list[Task]:
-        return [own_task(task) for task in super().sample_tasks(num_tasks, **options)]  # type: ignore[safe-super]
+    class Checked(made):  # type: ignore[misc]
+        is_checked = True
 
-    def reset_task(self, tasks: Sequence[Task]) -> None:
-        super().reset_task([own_task(task) for task in tasks])  # type: ignore[safe-super]
+        def sample_tasks(self, num_tasks: int, **options: Any) -> list[Task]:
+            return [own_task(task) for task in super().sample_tasks(num_tasks, **options)]
 
-    def reset_buffers(self, seeds: ArrayLike) -> None:
-        self._checked(super().reset_buffers, seeds)  # type: ignore[safe-super]
+        def reset_task(self, tasks: Sequence[Task]) -> None:
+            super().reset_task([own_task(task) for task in tasks])
 
-    def first_slots(self, num: int) -> MetaVectorEnv:
-        return _checked(super().first_slots(num), self.__seam[0])
+        def reset_buffers(self, seeds: ArrayLike) -> None:
+            generators.step(0, partial(super().reset_buffers, seeds))
+            check(self)
 
-    def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        super().step_send(index, np.array(actions))  # type: ignore[safe-super]
+        def first_slots(self, num: int) -> MetaVectorEnv:
+            return _checked(super().first_slots(num), current_slots)
 
-    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        received: list[int] = self._checked(super().step_recv, timeout, indices)  # type: ignore[safe-super]
-        return received
+        def step_send(self, index: int, actions: NDArray[Any]) -> None:
+            super().step_send(index, np.array(actions))
 
+        def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+            received: list[int] = generators.step(0, partial(super().step_recv, timeout, indices))
+            check(self)
+            return received
 
-def _checked(env: MetaVectorEnv, current_slots: NDArray[np.int64] | None) -> MetaVectorEnv:
-    """Return a vector environment, which is checked if it is somebody else's; see `_OfOthers`."""
-    made = type(env)
-    if made.__module__.partition(".")[0] != "maml_rl" and not isinstance(env, _OfOthers):
-        # The same object: code that it is given to may look for attributes of its class.
-        env.__class__ = type(made.__name__, (_OfOthers, made), {"__module__": made.__module__})
-        assert isinstance(env, _OfOthers)
-        env._begin_checks(current_slots)
+    Checked.__name__, Checked.__qualname__, Checked.__module__ = made.__name__, made.__qualname__, made.__module__
+    # Still the same object, of a class of its own: other code may look for what its class has.
+    env.__class__ = Checked
     return env
 
 

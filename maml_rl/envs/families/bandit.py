@@ -20,26 +20,30 @@ from maml_rl.seeding import SlotStreams
 
 
 class _BanditFamily(BatchedFamily):
-    """Base of all bandits: k arms, episodes of a fixed number of pulls, and an observation that is always zero."""
+    """Base of all bandits: k arms, episodes of a fixed number of pulls, and an observation that is always zero.
 
-    def __init__(
-        self,
-        num_envs: int,
-        k: int,
-        pulls: int,
-        entry: TaskEntry,
-        **options: Unpack[FamilyOptions],
-    ) -> None:
-        self.k, self.pulls = k, check_count("pulls", pulls)
+    Args:
+        k: number of arms.
+        pulls: in an episode, which terminates with the last of them; with one pull, episodes are single decisions.
+        **options: see `BatchedFamily`; the task is `{"mean": (k,)}`.
+    """
+
+    def __init__(self, num_envs: int = 1, *, k: int = 10, pulls: int = 1, **options: Unpack[FamilyOptions]) -> None:
+        self.k, self.pulls = check_count("k", k), check_count("pulls", pulls)
         self.longest_episode = pulls
         super().__init__(
             num_envs,
             spaces.Box(0.0, 1.0, (1,), np.float32),
             spaces.Discrete(k),
-            {"mean": entry},
+            {"mean": self._mean_of(k)},
             **options,
         )
         self.task_space = TaskSpace({"mean": (TaskParameter.between(0.0, 1.0), (k,))})
+
+    @staticmethod
+    def _mean_of(k: int) -> TaskEntry:
+        """Return the format of the means of k arms."""
+        return TaskEntry((k,))
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         return [{"mean": mean} for mean in random.uniform(size=(num_tasks, self.k))]
@@ -71,28 +75,14 @@ class _BanditFamily(BatchedFamily):
 
 
 class BernoulliBanditVectorEnv(_BanditFamily):
-    """Arms whose reward is 1 with probability `mean`, else 0.
-
-    Args:
-        k: number of arms.
-        pulls: in an episode, which terminates with the last of them; with one pull, episodes are single decisions.
-        **options: see `BatchedFamily`; the task is `{"mean": (k,)}`, probabilities.
-    """
+    """Arms whose reward is 1 with probability `mean`, else 0."""
 
     value_ranges = AT_MOST_1
     task_description = "mean (k,): probability that each arm pays 1, uniform in [0, 1]"
 
-    def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        k: int = 10,
-        pulls: int = 1,
-        **options: Unpack[FamilyOptions],
-    ) -> None:
-        check_count("k", k)
-        entry = TaskEntry((k,), "probabilities in [0, 1]", _are_probabilities)
-        super().__init__(num_envs, k, pulls, entry, **options)
+    @staticmethod
+    def _mean_of(k: int) -> TaskEntry:
+        return TaskEntry((k,), "probabilities in [0, 1]", _are_probabilities)
 
     def _pull(
         self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
@@ -105,10 +95,8 @@ class GaussianBanditVectorEnv(_BanditFamily):
     """Arms whose rewards are Normal(mean, std).
 
     Args:
-        k: number of arms.
-        pulls: in an episode, which terminates with the last of them; with one pull, episodes are single decisions.
         std: standard deviation of every arm.
-        **options: see `BatchedFamily`; the task is `{"mean": (k,)}`.
+        **options: see `_BanditFamily`.
     """
 
     task_description = "mean (k,): mean pay of each arm, uniform in [0, 1]"
@@ -122,11 +110,10 @@ class GaussianBanditVectorEnv(_BanditFamily):
         std: float = 1.0,
         **options: Unpack[FamilyOptions],
     ) -> None:
-        check_count("k", k)
         if check_number("std", std) < 0.0:
             raise ValueError(f"std must not be negative, got {std}")
         self.std = float(std)
-        super().__init__(num_envs, k, pulls, TaskEntry((k,)), **options)
+        super().__init__(num_envs, k=k, pulls=pulls, **options)
 
     def _pull(
         self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
