@@ -243,7 +243,7 @@ def _checked(env: MetaVectorEnv, current_slots: NDArray[np.int64] | None) -> Met
             except ValueError as error:
                 raise ValueError(f"{made.__name__} wrote {error}") from None
 
-    class Checked(made):  # type: ignore[misc]
+    class Checked(made):
         is_checked = True
 
         def sample_tasks(self, num_tasks: int, **options: Any) -> list[Task]:
