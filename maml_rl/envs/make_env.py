@@ -243,7 +243,7 @@ def _checked(env: MetaVectorEnv, current_slots: NDArray[np.int64] | None) -> Met
             except ValueError as error:
                 raise ValueError(f"{made.__name__} wrote {error}") from None
 
-    class Checked(made):
+    class _Checked(made):
         is_checked = True
 
         def sample_tasks(self, num_tasks: int, **options: Any) -> list[Task]:
@@ -267,9 +267,9 @@ def _checked(env: MetaVectorEnv, current_slots: NDArray[np.int64] | None) -> Met
             check(self)
             return received
 
-    Checked.__name__, Checked.__qualname__, Checked.__module__ = made.__name__, made.__qualname__, made.__module__
+    _Checked.__name__, _Checked.__qualname__, _Checked.__module__ = made.__name__, made.__qualname__, made.__module__
     # Still the same object, of a class of its own: other code may look for what its class has.
-    env.__class__ = Checked
+    env.__class__ = _Checked
     return env
 
 
