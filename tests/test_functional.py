@@ -183,8 +183,7 @@ def test_masked_operations_do_not_change_their_arguments():
     assert torch.equal(mask, torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
 
 
-@pytest.mark.parametrize("name", ["discount", "gae_lambda"])
-@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
+@pytest.mark.parametrize(("name", "value"), [("discount", -0.1), ("discount", math.nan), ("gae_lambda", 1.1)])
 def test_factor_outside_the_unit_interval_is_refused(name, value):
     ones = torch.ones(2, 1)
     with pytest.raises(ValueError, match=name):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from maml_rl.envs import FAMILIES, make_vector_env
-from tests.envs.contract import BASES, QUICK, TRIED, marks, random_actions, same
+from tests.envs.contract import BASES, OWN_STEPS, QUICK, marks, random_actions, same
 
 COPIES: tuple[Callable[[Any], Any], ...] = (copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env)))
 
@@ -37,7 +37,7 @@ def installed(family: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
     return family
 
 
-@pytest.fixture(params=on_engines(TRIED))
+@pytest.fixture(params=on_engines(OWN_STEPS))
 def family(request: pytest.FixtureRequest) -> Any:
     return installed(request.param)
 

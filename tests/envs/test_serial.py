@@ -349,8 +349,18 @@ def test_end_of_an_episode_that_is_not_a_flag_is_refused(name: str, flag: Any) -
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("wrap", [bool, int, np.bool_, np.int64, np.array, lambda flag: np.array([flag])])
-@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize(
+    ("wrap", "flag"),
+    [
+        (bool, True),
+        (int, True),
+        (np.bool_, False),
+        (np.bool_, True),
+        (np.int64, False),
+        (np.array, True),
+        (lambda flag: np.array([flag]), True),
+    ],
+)
 def test_flags_of_every_kind_are_accepted(wrap: Any, flag: bool) -> None:
     vector_env = walks(1, partial(FlaggedEnv, terminated=wrap(flag)))
     vector_env.reset(seed=0)

@@ -58,7 +58,6 @@ def test_policy_of_any_kind_that_does_not_fit_is_refused_by_the_setting_that_mak
         ("rl2", {"cell": "lstm", "hidden-size": 12}, {}),
         ("rl2", TRANSFORMER | {"hidden-size": 16, "context": 7}, {}),
         ("varibad", {"encoder-size": 12}, {}),
-        ("rsac", {"hidden-size": 12}, {}),
         ("maml-trpo", {}, {"hidden_sizes": [9, 7]}),
         ("maml-trpo", {}, {"env_name": "PixelNavigation-v0", "hidden_sizes": [9]}),
     ],

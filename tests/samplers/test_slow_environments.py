@@ -74,20 +74,22 @@ def undisturbed() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("env", "options"),
     [
-        {"num_workers": 0},
-        {"num_workers": 0, "stepping_threads": 3},
-        {"num_workers": 0, "slots_per_task": 1},
-        {"num_workers": 0, "slots_per_task": 2},
-        {"num_workers": 1, "inference": "worker"},
-        {"num_workers": 2, "inference": "worker"},
-        {"num_workers": 3, "inference": "worker", "slots_per_task": 2},
-        {"num_workers": 2, "inference": "central"},
+        (SlowEnv, {"num_workers": 0}),
+        (SlowEnv, {"num_workers": 0, "stepping_threads": 3}),
+        (SlowEnv, {"num_workers": 0, "slots_per_task": 1}),
+        (SlowEnv, {"num_workers": 0, "slots_per_task": 2}),
+        (SlowEnv, {"num_workers": 2, "inference": "worker"}),
+        (SlowEnv, {"num_workers": 3, "inference": "worker", "slots_per_task": 2}),
+        (SlowEnv, {"num_workers": 2, "inference": "central"}),
+        (AwaitedEnv, {"num_workers": 0}),
+        (AwaitedEnv, {"num_workers": 0, "slots_per_task": 2}),
+        (AwaitedEnv, {"num_workers": 1, "inference": "worker"}),
+        (AwaitedEnv, {"num_workers": 2, "inference": "central"}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("env", [SlowEnv, AwaitedEnv])
 def test_episodes_are_those_of_serial_stepping_for_any_latency(
     env: Any, options: dict[str, Any], undisturbed: list[str]
 ) -> None:

@@ -102,7 +102,7 @@ def test_tasks_may_be_written_by_hand_as_plain_lists(tmp_path: Path) -> None:
     assert experiment_of().load_tasks(tmp_path / "mine.json") == [{"goal": [0.25, -1]}]
 
 
-@pytest.mark.parametrize("value", [np.nan, [np.inf], np.array([1.0, np.nan]), object(), np.array(["a"]), 1j, {1: 2}])
+@pytest.mark.parametrize("value", [np.nan, np.array([1.0, np.inf]), object(), np.array(["a"]), {1: 2}])
 def test_tasks_that_a_file_cannot_hold_are_refused_and_nothing_is_written(tmp_path: Path, value: Any) -> None:
     with pytest.raises(ConfigError, match="task 2 of Any-v0 cannot be written to") as error:
         save_tasks(tmp_path / "tasks.json", "Any-v0", [{"x": 1.0}, {"x": value}])

@@ -90,8 +90,7 @@ def test_rounded_table_is_accepted_and_never_enters_an_impossible_state() -> Non
     assert states_of(env.step(np.zeros(SLOTS, int))[0]).max() == 1
 
 
-@pytest.mark.parametrize("name", ["num_states", "num_actions"])
-@pytest.mark.parametrize("value", [0, -1, 1.5])
+@pytest.mark.parametrize(("name", "value"), [("num_states", 0), ("num_states", 1.5), ("num_actions", -1)])
 def test_bad_size_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1"):
         TabularMDPVectorEnv(1, **{name: value})
