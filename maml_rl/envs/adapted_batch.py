@@ -79,7 +79,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         self._last_infos: dict[str, Any] = {}
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
-        """Draw tasks from its generator; see `MetaVectorEnv`. `sample_test_tasks` draws those of an evaluation."""
+        """Draw tasks from its generator; those of an evaluation by its `sample_test_tasks`, if it has that method."""
         if seed is not None:
             self._seed_draws(seed & SEED_BITS)
         name = "sample_test_tasks" if evaluation and hasattr(self.env, "sample_test_tasks") else "sample_tasks"

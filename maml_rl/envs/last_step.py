@@ -106,7 +106,6 @@ class LastStepVectorEnv(ObservingVectorEnv):
         return super().reset(seed=seed, options=options)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        """Begin another episode of the trial."""
         self.begin_episodes()
         self._keep_start()
         super().reset_buffers(seeds)
@@ -121,7 +120,6 @@ class LastStepVectorEnv(ObservingVectorEnv):
         self._at_start = self._last.copy(), self._begun.copy()
 
     def reset_send(self, index: int, seed: int) -> None:
-        """Begin another episode of the trial in one slot."""
         if self._begun[index]:
             self._last[index, -1] = 1.0
         for kept, now in zip(self._at_start, (self._last, self._begun), strict=True):
@@ -129,21 +127,19 @@ class LastStepVectorEnv(ObservingVectorEnv):
         super().reset_send(index, seed)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Start a step."""
         part = self.parts[index]
-        over = self.buffers.terminated[part] | self.buffers.truncated[part]
+        over = self.buffers.over[part]
         # What was sent to a slot whose episode is over may be no action.
         acted = np.where(over.reshape(-1, *(1,) * (np.ndim(actions) - 1)), 0, actions) if over.any() else actions
         self._sent[index] = np.array(acted), ~over
         super().step_send(index, actions)
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers."""
         received = self.env.step_recv(timeout, indices)
         for index in received:
             if index in self._sent:
                 part, (actions, stepped) = self.parts[index], self._sent.pop(index)
-                over = self.buffers.terminated[part] | self.buffers.truncated[part]
+                over = self.buffers.over[part]
                 self.take_step(part, actions, self.buffers.rewards[part], over, None if stepped.all() else stepped)
         restarted = self.buffers.restarted
         if restarted.any():

@@ -109,17 +109,14 @@ class ObservingVectorEnv(MetaVectorWrapper):
         return self.buffers.observations.copy(), infos
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        """Reset all slots, slot i with `seeds[i]`."""
         self.env.reset_buffers(seeds)
         self._observe()
 
     def first_slots(self, num: int) -> MetaVectorEnv:
-        """Return the first slots, which show the same."""
         make: Callable[[MetaVectorEnv], MetaVectorEnv] = type(self)
         return make(self.env.first_slots(num))
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Run the step and write the buffers."""
         received = self.env.step_recv(timeout, indices)
         self._observe()
         return received

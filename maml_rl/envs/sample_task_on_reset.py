@@ -90,7 +90,7 @@ class SampleTaskOnResetVector(VectorWrapper):
 
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """Step all slots; those that are reset instead get new tasks. See `VectorEnv.step`."""
-        over = self._family.buffers.terminated | self._family.buffers.truncated
+        over = self._family.buffers.over
         if over.any() and self._family.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
             self._draw(over)
         return self.env.step(actions)
