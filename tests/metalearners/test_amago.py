@@ -191,7 +191,7 @@ def test_losses_gradients_and_a_step_agree_with_plain_torch_code(
     for name, param in plain.params.items():
         gradient = torch.zeros_like(param) if param.grad is None else param.grad
         mine = own[name].grad if own[name].grad is not None else torch.zeros_like(param)
-        torch.testing.assert_close(mine, gradient, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(mine, gradient, rtol=1e-12, atol=1e-12)
 
 
 @CASES
@@ -215,7 +215,7 @@ def test_step_is_one_of_adamw_on_the_clipped_gradient_and_moves_the_targets(
         expected.append(param.detach() * (1 - 1e-2 * 0.1) - 1e-2 * gradient / (gradient.abs() + 1e-8))
     learner.improve(*trials)
     for param, value in zip(learner._trained, expected, strict=True):
-        torch.testing.assert_close(param.detach(), value, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(param.detach(), value, rtol=1e-12, atol=1e-12)
     for target, old, new in zip(learner.targets.parameters(), before, learner.critics.parameters(), strict=True):
         torch.testing.assert_close(target, old + 0.25 * (new.detach() - old), rtol=1e-12, atol=1e-12)
 
