@@ -25,7 +25,7 @@ _BY_STEP = "observations by step"
 
 @dataclass(frozen=True, slots=True)
 class EpisodeArrays:
-    """The recorded arrays of a phase: M tasks, B episodes of each, and at most T steps.
+    """The recorded arrays of a phase: M tasks, B episodes of each, and at most T steps. On a device they are tensors.
 
     Attributes:
         observations: (M, T, B, *obs).
@@ -115,13 +115,16 @@ class EpisodeArrays:
 
     def fill(self, other: EpisodeArrays) -> None:
         """Copy in the same episodes, which may have fewer steps."""
-        steps = other.rewards.shape[1]
-        targets = self._each(lambda array, stepwise: array[:, :steps] if stepwise else array)
+        targets = self.first_steps(other.rewards.shape[1])
         for target, source in zip(targets._all(), other._all(), strict=True):
             target[...] = source
 
     def _all(self) -> list[NDArray[Any]]:
         return [*(getattr(self, each.name) for each in fields(self) if each.name != "infos"), *self.infos.values()]
+
+    def first_steps(self, steps: int) -> EpisodeArrays:
+        """Return the views of so many steps."""
+        return self._each(lambda array, stepwise: array[:, :steps] if stepwise else array)
 
     def empty_like(self) -> EpisodeArrays:
         """Return arrays of the same shapes and types, of undefined content."""
@@ -129,8 +132,7 @@ class EpisodeArrays:
 
     def copy(self) -> EpisodeArrays:
         """Return a copy without the steps past the longest episode."""
-        steps = int(self.lengths.max())
-        return self._each(lambda array, stepwise: (array[:, :steps] if stepwise else array).copy())
+        return self.first_steps(int(self.lengths.max()))._each(lambda array, stepwise: array.copy())
 
     def _each(self, change: Callable[[NDArray[Any], bool], NDArray[Any]]) -> EpisodeArrays:
         """Return the results of `change` for each array and whether it has an axis of time."""

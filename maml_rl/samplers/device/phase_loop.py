@@ -21,10 +21,10 @@ from maml_rl.policies.policy import greedy
 from maml_rl.samplers.device.graphs import Graphs
 from maml_rl.samplers.device.slots import DeviceSlots
 from maml_rl.samplers.device.streams import PhaseNoise
+from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.carried_memory import check_carried_memory
-from maml_rl.spaces import array_layout
 
 # Runs before a step is recorded as a graph.
 _WARM_UPS = 2
@@ -52,7 +52,7 @@ class DeviceLoop:
         self._first_task = phase.streams.first_task
         size = phase.policy.noise_size
         self._noise = PhaseNoise(phase.policy.noise_kind, (horizon, num_tasks, per_task, size), self._device)
-        self._record = _Record(env, (num_tasks, horizon, per_task), self._device)
+        self._record = _Record(env, (num_tasks, per_task, horizon), self._device)
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._running = torch.ones(self._grid, dtype=torch.bool, device=self._device)
         # Whether an episode may end before the horizon; known after the first step.
@@ -107,7 +107,7 @@ class DeviceLoop:
         given, _ = phase_parameters(phase.policy, num_tasks, phase.params)
         for name, value in given.items():
             self._params[name].copy_(value.detach())
-        waves = []
+        episodes = device_arrays(self._env, phase.sizes, self._device)
         for first in range(0, num_episodes, per_task):
             wave_seeds = there[:, first : first + per_task].reshape(-1)
             if not self._is_ready:
@@ -120,8 +120,9 @@ class DeviceLoop:
             self._begin(wave_seeds, forget=first == 0 or phase.reset_memory)
             for _ in range(self._horizon):
                 self._advance()
-            waves.append(self._record.finish(self._slots.observations, self._running, self._may_end))
-        return self._collect(phase, waves)
+            wave = self._record.finish(self._slots.observations, self._running, self._may_end)
+            episodes.view(slice(None), slice(first, first + per_task)).fill(wave)
+        return self._collect(phase, episodes)
 
     def _begin(self, seeds: Tensor, *, forget: bool) -> None:
         """Begin an episode in every slot."""
@@ -191,21 +192,13 @@ class DeviceLoop:
         self._prepare = Graphs(self._make_actor, None, pool)
         self._advance = Graphs(self._one_step, self._slots.physics, pool)
 
-    def _collect(self, phase: Phase, waves: list[dict[str, Any]]) -> TaskEpisodes:
+    def _collect(self, phase: Phase, arrays: EpisodeArrays) -> TaskEpisodes:
         """Return the episodes of all waves, after waiting for the device once."""
-        stepwise = ("observations", "actions", "rewards")
-        whole: dict[str, Any] = {
-            name: _join([wave[name] for wave in waves], name in stepwise) for name in waves[0] if name != "infos"
-        }
-        infos = {
-            name: _join([wave["infos"][name] for wave in waves], info.dim() == 3)
-            for name, info in waves[0]["infos"].items()
-        }
-        lengths = whole["lengths"]
-        numbers = [whole[name] for name in (*stepwise, "final_observations")]
+        whole = arrays.by_name()
+        numbers = [whole[name] for name in ("observations", "actions", "rewards", "final_observations")]
         faulty = torch.stack([~array.isfinite().all() for array in numbers if array.is_floating_point()]).any()
         physics = self._slots.physics
-        state = [lengths.max(), faulty]
+        state = [whole["lengths"].max(), faulty]
         if physics is not None:
             state.extend(physics.overflow.unbind())
         longest, is_faulty, *overflow = torch.stack([each.long() for each in state]).tolist()
@@ -213,10 +206,21 @@ class DeviceLoop:
             physics.refuse_overflow(*map(bool, overflow))
         if is_faulty:
             _refuse_not_finite(whole, self._first_task)
-        for name in stepwise:
-            whole[name] = whole[name][:, :longest]
-        infos = {name: info[:, :longest] if info.dim() == 3 else info for name, info in infos.items()}
-        return TaskEpisodes(**whole, infos=infos, tasks=phase.tasks, longest=longest)
+        return TaskEpisodes(**arrays.first_steps(longest).by_name(), tasks=phase.tasks, longest=longest)
+
+
+def device_arrays(env: EnvDescription, sizes: tuple[int, int, int], device: torch.device) -> EpisodeArrays:
+    """Return tensors of zeros for the episodes of a phase.
+
+    Args:
+        env: description of one slot.
+        sizes: M, B and T.
+        device: where they are.
+    """
+    layout: dict[str, Any] = dict(EpisodeArrays.layout(env, *sizes))
+    for name, (shape, dtype) in layout.items():
+        layout[name] = torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
+    return EpisodeArrays.of(layout)
 
 
 class _Record:
@@ -224,40 +228,24 @@ class _Record:
 
     Args:
         env: description of one slot.
-        shape: M, T and S.
+        sizes: M, S and T.
         device: where they are.
     """
 
-    def __init__(self, env: EnvDescription, shape: tuple[int, int, int], device: torch.device) -> None:
-        grid, episodes = shape, (shape[0], shape[2])
-        self._grid, self._horizon = episodes, shape[1]
-
-        def zeros(lead: tuple[int, ...], layout: tuple[tuple[int, ...], np.dtype[Any]]) -> Tensor:
-            own, dtype = layout
-            return torch.zeros(*lead, *own, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
-
-        observed, single, flag = (
-            array_layout(env.observation_space),
-            ((), np.dtype(np.float32)),
-            ((), np.dtype(np.bool_)),
-        )
-        self._observations, self._actions = zeros(grid, observed), zeros(grid, array_layout(env.action_space))
-        self._rewards, self._final = zeros(grid, single), zeros(episodes, observed)
-        self._lengths, self._terminated = zeros(episodes, ((), np.dtype(np.int64))), zeros(episodes, flag)
-        self._infos = {
-            name: zeros(grid if kind == "step" else episodes, single) for name, kind in env.recorded_infos.items()
-        }
+    def __init__(self, env: EnvDescription, sizes: tuple[int, int, int], device: torch.device) -> None:
+        self._grid, self._horizon = sizes[:2], sizes[2]
+        self._arrays: Any = device_arrays(env, sizes, device)
 
     def begin(self) -> None:
         """Forget the wave before."""
-        self._lengths.zero_()
-        self._terminated.zero_()
+        self._arrays.lengths.zero_()
+        self._arrays.terminated.zero_()
 
     def choice(self, step: Tensor, observations: Tensor, actions: Tensor, active: Tensor | None) -> Tensor:
         """Record observations and actions (M, S, ...), and return the actions, zeros where no episode continues."""
         actions = _where(active, actions)
-        self._observations.index_copy_(1, step, _where(active, observations).unsqueeze(1))
-        self._actions.index_copy_(1, step, actions.to(self._actions.dtype).unsqueeze(1))
+        self._arrays.observations.index_copy_(1, step, _where(active, observations).unsqueeze(1))
+        self._arrays.actions.index_copy_(1, step, actions.to(self._arrays.actions.dtype).unsqueeze(1))
         return actions
 
     def outcome(
@@ -270,37 +258,31 @@ class _Record:
         ended: Tensor | None,
     ) -> None:
         """Record the outcome of a step in all slots (M * S, ...); `ended` (M, S) says which terminated."""
-        self._rewards.index_copy_(1, step, _where(active, rewards.float().reshape(self._grid)).unsqueeze(1))
-        for name, info in self._infos.items():
+        self._arrays.rewards.index_copy_(1, step, _where(active, rewards.float().reshape(self._grid)).unsqueeze(1))
+        for name, info in self._arrays.infos.items():
             term = terms[name].float().reshape(self._grid)
             if info.dim() == 3:
                 info.index_copy_(1, step, _where(active, term).unsqueeze(1))
             else:
                 info.copy_(term if active is None else torch.where(active, term, info))
         if ended is not None and active is not None:
-            self._lengths += active
-            self._terminated |= ended
+            self._arrays.lengths.add_(active)
+            self._arrays.terminated.logical_or_(ended)
             self._take_final(observations, ended)
 
     def _take_final(self, observations: Tensor, which: Tensor) -> None:
-        rows = which.reshape(*which.shape, *(1,) * (self._final.dim() - 2))
-        self._final.copy_(torch.where(rows, observations.reshape(self._final.shape), self._final))
+        final = self._arrays.final_observations
+        rows = which.reshape(*which.shape, *(1,) * (final.dim() - 2))
+        final.copy_(torch.where(rows, observations.reshape(final.shape), final))
 
-    def finish(self, observations: Tensor, running: Tensor, may_end: bool) -> dict[str, Any]:
-        """Return copies of everything, after the last step, at which the episodes `running` (M, S) are truncated."""
+    def finish(self, observations: Tensor, running: Tensor, may_end: bool) -> EpisodeArrays:
+        """Return everything, after the last step, at which the episodes `running` (M, S) are truncated."""
         if not may_end:
-            self._lengths.fill_(self._horizon)
+            self._arrays.lengths.fill_(self._horizon)
         self._take_final(observations, running)
-        return {
-            "observations": self._observations.clone(),
-            "actions": self._actions.clone(),
-            "rewards": self._rewards.clone(),
-            "lengths": self._lengths.clone(),
-            "terminated": self._terminated.clone(),
-            "truncated": ~self._terminated,
-            "final_observations": self._final.clone(),
-            "infos": {name: info.clone() for name, info in self._infos.items()},
-        }
+        torch.logical_not(self._arrays.terminated, out=self._arrays.truncated)
+        episodes: EpisodeArrays = self._arrays
+        return episodes
 
 
 def _where(active: Tensor | None, values: Tensor) -> Tensor:
@@ -308,11 +290,6 @@ def _where(active: Tensor | None, values: Tensor) -> Tensor:
     if active is None:
         return values
     return torch.where(active.reshape(*active.shape, *(1,) * (values.dim() - 2)), values, torch.zeros_like(values))
-
-
-def _join(waves: list[Tensor], stepwise: bool) -> Tensor:
-    """Return the episodes of all waves, (M, T, B, ...) or (M, B, ...)."""
-    return waves[0] if len(waves) == 1 else torch.cat(waves, 2 if stepwise else 1)
 
 
 def _refuse_not_finite(arrays: Mapping[str, Tensor], first_task: int) -> None:

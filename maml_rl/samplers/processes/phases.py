@@ -18,12 +18,10 @@ from maml_rl.samplers.policy_copies import pickle_policy
 from maml_rl.samplers.processes.channel import encode
 from maml_rl.samplers.processes.commands import LoadPolicy, RunPhase
 from maml_rl.samplers.processes.shared_phase import PhasePlan, SharedPhase
+from maml_rl.samplers.processes.startup import LOAD_SECONDS
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
-
-# Importing torch takes long on a busy machine, however short a step is.
-_LOAD_SECONDS = 60.0
 
 
 class WorkerPhases:
@@ -187,7 +185,7 @@ class WorkerPhases:
         pool = env.pool
         without = [index for index in range(env.num_workers) if pool.worker(index).policy is not load]
         if without:
-            seconds = max(pool.step_timeout, _LOAD_SECONDS)
+            seconds = max(pool.step_timeout, LOAD_SECONDS)
             pool.ask(without, seconds, [LoadPolicy(pool.generation, **load) for _ in without])
             for index in without:
                 pool.worker(index).policy = load

@@ -13,8 +13,8 @@ from maml_rl.samplers.processes.commands import AttachBuffers, Load, Make, Ready
 from maml_rl.samplers.processes.shared_buffers import SharedBuffers
 from maml_rl.samplers.processes.worker_pool import WorkerPool
 
-# Starting an interpreter and importing packages takes long on a busy machine, however short a step is.
-_LOAD_SECONDS = 60.0
+# Starting an interpreter and importing packages, such as torch, takes long on a busy machine, however short a step is.
+LOAD_SECONDS = 60.0
 _LEAST_MAKE_SECONDS = 10.0
 _STOP_SECONDS = 0.5
 
@@ -91,7 +91,7 @@ class Startup:
         for index in missing:
             pool.launch(index)
         generation, parts = pool.generation, self._parts
-        pool.ask(missing, _LOAD_SECONDS, [Load(generation, self._interpreter, self._recipe) for _ in missing])
+        pool.ask(missing, LOAD_SECONDS, [Load(generation, self._interpreter, self._recipe) for _ in missing])
         seconds = max(pool.step_timeout, _LEAST_MAKE_SECONDS)
         makes = [
             Make(generation, index, len(parts), parts[index].stop - parts[index].start, parts[index].start)

@@ -217,21 +217,18 @@ class WorkerPool:
                 if descriptor != worker.channel.fileno():
                     raise EOFError
                 for reply in worker.channel.receive_some():
-                    self._note_reply(worker, reply)
+                    if worker.command is None or reply.generation != worker.command.generation:
+                        continue
+                    is_current = reply.generation == self.generation
+                    if is_current and isinstance(reply, Failed):
+                        worker.read_steps()
+                        self._failed.append((f"{worker}, {worker.doing},", reply))
+                    worker.command, worker.reply = None, reply if is_current else None
                 if worker.command is None:
                     done.append(worker.index)
             except EOFError:
                 self._reap(worker)
         return done
-
-    def _note_reply(self, worker: Worker, reply: Reply) -> None:
-        if worker.command is None or reply.generation != worker.command.generation:
-            return
-        is_current = reply.generation == self.generation
-        if is_current and isinstance(reply, Failed):
-            worker.read_steps()
-            self._failed.append((f"{worker}, {worker.doing},", reply))
-        worker.command, worker.reply = None, reply if is_current else None
 
     # Faults.
 
