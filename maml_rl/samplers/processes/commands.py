@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.samplers.failures import Failed
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.processes.shared_phase import PhasePlan
+from maml_rl.samplers.processes.shared_buffers import PhasePlan
 from maml_rl.samplers.worker_progress import describe_steps
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from maml_rl.samplers.hosting import EpisodeHost, pickle_for_hosts
 from maml_rl.samplers.phase import WORKER_STAGES, Phase
 from maml_rl.samplers.processes.commands import LoadPolicy, RunPhase, Work
 from maml_rl.samplers.processes.process_setup import restore_interpreter
-from maml_rl.samplers.processes.shared_phase import SharedPhase
+from maml_rl.samplers.processes.shared_buffers import SharedPhase
 from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.worker_progress import PhaseAbandonedError, Progress, ReportingEnv
 

@@ -17,7 +17,7 @@ from maml_rl.samplers.phase import WORKER_STAGES, Phase
 from maml_rl.samplers.policy_copies import pickle_policy
 from maml_rl.samplers.processes.channel import encode
 from maml_rl.samplers.processes.commands import LoadPolicy, RunPhase
-from maml_rl.samplers.processes.shared_phase import PhasePlan, SharedPhase
+from maml_rl.samplers.processes.shared_buffers import PhasePlan, SharedPhase
 from maml_rl.samplers.processes.startup import LOAD_SECONDS
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.samplers.rollout.actor import phase_parameters

@@ -12,8 +12,7 @@ from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.processes.commands import LoadPolicy, RunPhase
 from maml_rl.samplers.processes.phase_runner import PhaseRunner
-from maml_rl.samplers.processes.shared_buffers import SharedProgress, create_shared_file
-from maml_rl.samplers.processes.shared_phase import PhasePlan, SharedPhase
+from maml_rl.samplers.processes.shared_buffers import PhasePlan, SharedPhase, SharedProgress, create_shared_file
 from maml_rl.seeding import PhaseStreams
 
 
