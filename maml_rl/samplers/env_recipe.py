@@ -16,7 +16,7 @@ from maml_rl.arguments import check_count
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.make_env import EnvMaker, check_stepping, env_id, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
-from maml_rl.envs.registration import FAMILIES, find_spec
+from maml_rl.envs.registration import FAMILIES, FamilySpec, find_spec
 from maml_rl.named_modules import import_named
 from maml_rl.samplers.describing import describe_env, describe_task
 from maml_rl.samplers.importing import find_unimportable, main_is_importable
@@ -103,7 +103,7 @@ class Recipe:
     def _with_engine(self, engine: str) -> Recipe:
         if engine == "auto":
             return self
-        family = None if self.spec is None else FAMILIES.get(self.spec.id)
+        family = self.family
         if family is None or not family.has_physics:
             raise ValueError(f"engine={engine!r} is for the MuJoCo families of this package, not for {self.env}")
         if self.env_kwargs.get("engine", engine) != engine:
@@ -113,10 +113,14 @@ class Recipe:
         return replace(self, env_kwargs={**self.env_kwargs, "engine": engine})
 
     @property
+    def family(self) -> FamilySpec | None:
+        """What this package knows about the family; None if it is another's."""
+        return None if self.spec is None else FAMILIES.get(self.spec.id)
+
+    @property
     def slots_per_task(self) -> int | None:
         """How many environments of each task the family has by default; None for one per episode."""
-        family = None if self.spec is None else FAMILIES.get(self.spec.id)
-        return None if family is None else family.slots_per_task
+        return None if self.family is None else self.family.slots_per_task
 
     def make(
         self, num_envs: int, num_threads: int = 1, current_slots: NDArray[np.int64] | None = None

@@ -14,7 +14,6 @@ from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.failures import failed
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.loop import Slots
 from maml_rl.samplers.vector_env_backend import VectorEnvBackend
 from maml_rl.samplers.worker_progress import Progress, ReportingEnv, describe_steps
 
@@ -50,7 +49,7 @@ class InProcessBackend(VectorEnvBackend):
         with self._work.begin("while making the environment", num_envs):
             return self._recipe.make(num_envs, usable_cores(), self._work.progress.current_slots)
 
-    def _slots_of(self, env: MetaVectorEnv, phase: Phase) -> Slots:
+    def _slots_of(self, env: MetaVectorEnv, phase: Phase) -> MetaVectorEnv:
         return ReportingEnv(env, self._work.progress, 0, self._work.begin("", env.num_envs, phase.slot_tasks))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from maml_rl.config.placement import Placement
-from maml_rl.envs.registration import FAMILIES
 from maml_rl.errors import ConfigError
 from maml_rl.policies import Policy
 from maml_rl.samplers.backend import RolloutBackend
@@ -33,7 +32,7 @@ def choose(placement: Placement, recipe: Recipe, policy: Policy) -> Placement:
 
 def _is_fastest_on_device(placement: Placement, recipe: Recipe, policy: Policy) -> bool:
     """Return whether a GPU samples phases fastest, as far as that is known before anything is made."""
-    family = None if recipe.spec is None else FAMILIES.get(recipe.spec.id)
+    family = recipe.family
     possible = (
         not placement.acts_on_cpu
         and placement.engine == "auto"

@@ -8,7 +8,6 @@ from maml_rl.arguments import check_count
 from maml_rl.envs.checking import DrawsBySeed
 from maml_rl.envs.make_env import env_id
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.registration import FAMILIES
 from maml_rl.errors import ConfigError, TaskError
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.supervision import Supervised
@@ -45,7 +44,7 @@ class TaskSource:
         self._draws = DrawsBySeed()
         self._has_drawn = False
         # An environment of the user's own may belong to the workers alone; of such a task the phase says what is wrong.
-        self._tries = in_process or (recipe.spec is not None and recipe.spec.id in FAMILIES)
+        self._tries = in_process or recipe.family is not None
 
     def draw(self, num_tasks: int, key: StreamKey) -> list[Task]:
         """Draw tasks of the family's own distribution from the random stream `key`."""

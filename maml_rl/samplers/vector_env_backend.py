@@ -12,7 +12,7 @@ from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.loop import CentralInference, Slots, sample_phase
+from maml_rl.samplers.rollout.loop import CentralInference, sample_phase
 
 
 class VectorEnvBackend(RolloutBackend):
@@ -82,7 +82,7 @@ class VectorEnvBackend(RolloutBackend):
             self._env = self._make(num_tasks)
         return self._env
 
-    def _slots_of(self, env: MetaVectorEnv, phase: Phase) -> Slots:
+    def _slots_of(self, env: MetaVectorEnv, phase: Phase) -> MetaVectorEnv:
         """Return the slots for the loop of a phase."""
         return env
 

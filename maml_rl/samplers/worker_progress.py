@@ -9,9 +9,9 @@ from time import monotonic
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs.meta_env import MetaVectorEnv, Task
+from maml_rl.envs.meta_env import MetaVectorEnv, MetaVectorWrapper, Task
 from maml_rl.samplers.episode_arrays import Layout
 
 # Instead of a number of steps.
@@ -73,7 +73,7 @@ class PhaseAbandonedError(Exception):
     """The parent has abandoned the phase."""
 
 
-class ReportingEnv:
+class ReportingEnv(MetaVectorWrapper):
     """An environment that reports progress before each reset and step, and stops when the phase is abandoned.
 
     Args:
@@ -81,23 +81,18 @@ class ReportingEnv:
         progress: where to report it.
         index: which worker.
         guard: is entered around every call of the environment.
-
-    Attributes:
-        env: the environment itself.
     """
 
     def __init__(
         self, env: MetaVectorEnv, progress: Progress, index: int, guard: AbstractContextManager[None] = _UNGUARDED
     ) -> None:
-        self.env, self._index, self._guard = env, index, guard
-        self._generation = 0
+        super().__init__(env)
+        self._index, self._guard, self._generation = index, guard, 0
         self._generations, self._heartbeats, self._progress = progress.generation, progress.heartbeats, progress.steps
         self._slots, self._counts = progress.current_slots, progress.slot_counts
-        self.num_envs, self.parts, self.buffers = env.num_envs, env.parts, env.buffers
-        self.observes_anywhere, self.advances_by_slot = env.observes_anywhere, env.advances_by_slot
+        self.observes_anywhere, self._by_slot = env.observes_anywhere, env.advances_by_slot
         # Of every part: one, except where slots advance independently.
         self._steps = [0] * len(env.parts)
-        self.physics_seconds = env.physics_seconds
 
     def begin(self, generation: int) -> None:
         """Begin work of the parent's `generation`."""
@@ -109,7 +104,7 @@ class ReportingEnv:
         with self._guard:
             self.env.reset_task(tasks)
 
-    def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
+    def reset_buffers(self, seeds: ArrayLike) -> None:
         """Report a reset, and carry it out."""
         self._report(IN_RESET)
         with self._guard:
@@ -131,9 +126,9 @@ class ReportingEnv:
             self.env.step_send(index, actions)
         self._steps[index] += 1
 
-    def step_recv(self, timeout: float | None, indices: Sequence[int] | None) -> list[int]:
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         """Wait for the step."""
-        if not self.advances_by_slot:
+        if not self._by_slot:
             with self._guard:
                 return self.env.step_recv(timeout, indices)
         self._report(int(self._progress[self._index]))

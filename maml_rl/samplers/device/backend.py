@@ -9,7 +9,6 @@ import torch
 
 from maml_rl.config.placement import Placement
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Task
-from maml_rl.envs.registration import FAMILIES
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.profiling import StageTimer
@@ -62,8 +61,8 @@ class DeviceBackend(RolloutBackend):
 
     def _on_device(self) -> Recipe:
         """Return the recipe of slots whose physics, if they have any, is on the device."""
-        spec = self._recipe.spec
-        if spec is None or spec.id not in FAMILIES or not FAMILIES[spec.id].has_physics:
+        family = self._recipe.family
+        if family is None or not family.has_physics:
             return self._recipe
         own: dict[str, Any] = {"engine": "warp", "device": str(self._device)}
         return replace(self._recipe, env_kwargs={**self._recipe.env_kwargs, **own})

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import NonFiniteError
 from maml_rl.policies import Memory
 from maml_rl.policies.policy import greedy
 from maml_rl.samplers.device.graphs import Graphs
@@ -25,6 +24,7 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.carried_memory import check_carried_memory
+from maml_rl.samplers.rollout.recorder import not_finite
 
 # Runs before a step is recorded as a graph.
 _WARM_UPS = 2
@@ -167,10 +167,7 @@ class DeviceLoop:
 
     def _remember(self, memory: Memory, active: Tensor | None) -> None:
         """Keep the memory after a step, in the slots that take it."""
-        if len(memory) != len(self._memory) or any(
-            new.shape != old.shape or new.dtype != old.dtype for new, old in zip(memory, self._memory, strict=True)
-        ):
-            check_carried_memory(self._policy, memory, self._memory)
+        check_carried_memory(self._policy, memory, self._memory)
         for old, new in zip(self._memory, memory, strict=True):
             if new is old:
                 # What was written into it counts only where the rest of the memory says so; see `Policy.actor`.
@@ -317,10 +314,6 @@ def _refuse_not_finite(arrays: Mapping[str, Tensor], first_task: int) -> None:
     step, order, task, episode, what = min(found)
     name = ("observations", "actions", "rewards", "final_observations")[order]
     shown = arrays[name][task, episode] if order == 3 else arrays[name][task, step, episode]
-    error = NonFiniteError(
-        f"the {what} of task {first_task + task}, episode {episode}, step {step + (order == 3)} is not finite: "
-        f"{shown.cpu().numpy()}; look for a division by zero or an exploding state in the environment, or for a "
-        "diverging policy (a smaller step size helps)"
-    )
-    error.tasks = tuple(sorted({first_task + each[2] for each in found if each[:2] == (step, order)}))
-    raise error
+    place = f"task {first_task + task}, episode {episode}, step {step + (order == 3)}"
+    faulty_tasks = sorted({first_task + each[2] for each in found if each[:2] == (step, order)})
+    raise not_finite(f"the {what} of {place} is not finite: {shown.cpu().numpy()}", faulty_tasks)

@@ -204,10 +204,7 @@ class Actor:
         """
         if not before and not after:
             return
-        if any(new.shape != old.shape or new.dtype != old.dtype for new, old in zip(after, before, strict=False)) or (
-            len(after) != len(before)
-        ):
-            check_carried_memory(self._policy, after, before)
+        check_carried_memory(self._policy, after, before)
         num_rows = (tasks.stop - tasks.start) * self._slots_per_task
         everywhere = rows == slice(0, num_rows) and (running is None or bool(running.all()))
         if everywhere and num_rows == self._num_tasks * self._slots_per_task:

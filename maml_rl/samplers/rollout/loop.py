@@ -5,13 +5,12 @@ Every placement runs this loop: this process for all slots, a child process and 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import StepBuffers, Task
+from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies.policy import greedy
 from maml_rl.profiling import NULL_TIMER, StageTimer
@@ -23,32 +22,6 @@ from maml_rl.samplers.rollout.recorder import EpisodeRecorder, SlotIndex
 
 # Quantity that a timer averages: the number of workers, or other parts, for which one forward pass acts.
 WORKERS_PER_INFERENCE = "workers_per_inference"
-
-
-class Slots(Protocol):
-    """The part of a `MetaVectorEnv` that sampling a phase needs."""
-
-    num_envs: int
-    parts: tuple[slice, ...]
-    buffers: StepBuffers
-    observes_anywhere: bool
-    advances_by_slot: bool
-    physics_seconds: NDArray[np.float64]
-
-    def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`."""
-
-    def reset_buffers(self, seeds: NDArray[np.int64]) -> None:
-        """Reset all slots, slot i with `seeds[i]`."""
-
-    def reset_send(self, index: int, seed: int) -> None:
-        """Start the reset of one slot, where `advances_by_slot`."""
-
-    def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Start a step of the slots `parts[index]`."""
-
-    def step_recv(self, timeout: float | None, indices: Sequence[int] | None) -> list[int]:
-        """Wait for steps that were started, and return whose results are in the buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +46,7 @@ _SPANS_KEPT = 2, 16
 
 
 def sample_phase(
-    vector_env: Slots,
+    vector_env: MetaVectorEnv,
     phase: Phase,
     arrays: EpisodeArrays,
     timer: StageTimer = NULL_TIMER,
@@ -115,7 +88,7 @@ class _Loop:
     """The state of the loop; see `sample_phase` for the arguments."""
 
     def __init__(
-        self, env: Slots, phase: Phase, arrays: EpisodeArrays, timer: StageTimer, inference: CentralInference
+        self, env: MetaVectorEnv, phase: Phase, arrays: EpisodeArrays, timer: StageTimer, inference: CentralInference
     ) -> None:
         self._env, self._phase, self._timer, self._inference = env, phase, timer, inference
         self._parts, self._buffers, self._by_slot = env.parts, env.buffers, env.advances_by_slot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -190,10 +191,23 @@ class EpisodeRecorder:
         slot = slots.start + row if isinstance(slots, slice) else int(slots[row])
         shown = values[row] if given is None else given[row]
         as_type = f" as {values.dtype}" if np.isfinite(shown).all() else ""
-        error = NonFiniteError(
+        raise not_finite(
             f"the {what} of task {self._first_task + self._task_of[slot]}, episode {self._episode_of[slot]}, "
-            f"step {self._steps[slot]} is not finite{as_type}: {shown}; look for a division by zero or an exploding "
-            "state in the environment, or for a diverging policy (a smaller step size helps)"
+            f"step {self._steps[slot]} is not finite{as_type}: {shown}",
+            (self._first_task + np.unique(self._task_of[slots][~finite])).tolist(),
         )
-        error.tasks = tuple((self._first_task + np.unique(self._task_of[slots][~finite])).tolist())
-        raise error
+
+
+def not_finite(what: str, tasks: Sequence[int]) -> NonFiniteError:
+    """Return the error about a number that is not finite.
+
+    Args:
+        what: it is, and where.
+        tasks: in whose episodes there are such numbers at this step.
+    """
+    error = NonFiniteError(
+        f"{what}; look for a division by zero or an exploding state in the environment, or for a diverging policy (a "
+        "smaller step size helps)"
+    )
+    error.tasks = tuple(tasks)
+    return error
