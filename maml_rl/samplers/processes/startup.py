@@ -24,10 +24,9 @@ class Startup:
 
     Args:
         recipe: of the environment.
+        pool: the workers.
+        memory: descriptor of the shared memory, in which the buffers follow the workers' progress.
         needs_main: whether the recipe may refer to this process's main module.
-        parts: slots of each worker.
-        memory: descriptor of the shared memory.
-        start_of_buffers: where in the memory the shared buffers begin.
 
     Attributes:
         buffers: shared with the workers, once the first of them are ready.
@@ -41,15 +40,7 @@ class Startup:
     buffers: SharedBuffers
     env: EnvDescription
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        needs_main: bool,
-        parts: Sequence[slice],
-        memory: int,
-        start_of_buffers: int,
-    ) -> None:
+    def __init__(self, recipe: Recipe, pool: WorkerPool, memory: int, *, needs_main: bool) -> None:
         # Not before it is needed: neither exists on every system, and sampling in this process needs neither.
         from maml_rl.samplers.processes.process_setup import importing_main, interpreter_state
 
@@ -58,10 +49,8 @@ class Startup:
                 "a worker imports the main script to find the environment's callable, and the script starts workers "
                 'again; put what it does under `if __name__ == "__main__":`, or the callable into a module of its own'
             )
-        self._recipe = recipe.pickled()
-        self._needs_main = needs_main
+        self._recipe, self._pool, self._memory, self._needs_main = recipe.pickled(), pool, memory, needs_main
         self._interpreter = interpreter_state(needs_main and b"__main__" in self._recipe)
-        self._parts, self._memory, self._start_of_buffers = parts, memory, start_of_buffers
 
     def interpreter_for(self, pickled: bytes) -> dict[str, Any] | None:
         """Return the state that a worker needs to import the names in `pickled`; None if it needs nothing."""
@@ -69,28 +58,30 @@ class Startup:
 
         return interpreter_state(True) if self._needs_main and b"__main__" in pickled else None
 
-    def complete(self, pool: WorkerPool) -> None:
-        """Start the workers of `pool` that are missing, and those that die while they start.
+    def complete(self) -> None:
+        """Start the workers that are missing, and those that die while they start.
 
         Raises:
             ValueError: If the workers' environments differ.
             ChildEnvError: If a worker dies too often, or cannot make its environment.
             ChildEnvTimeout: If making an environment takes too long.
         """
+        pool = self._pool
         while missing := [index for index, worker in enumerate(pool.workers) if worker is None or not worker.ready]:
             pool.check_restarts()
             try:
-                self._start(pool, missing)
+                self._start(missing)
             except ChildLost:
                 continue
             except BaseException:
                 pool.stop(_STOP_SECONDS)
                 raise
 
-    def _start(self, pool: WorkerPool, missing: Sequence[int]) -> None:
+    def _start(self, missing: Sequence[int]) -> None:
+        pool = self._pool
         for index in missing:
             pool.launch(index)
-        generation, parts = pool.generation, self._parts
+        generation, parts = pool.generation, pool.parts
         pool.ask(missing, LOAD_SECONDS, [Load(generation, self._interpreter, self._recipe) for _ in missing])
         seconds = max(pool.step_timeout, _LEAST_MAKE_SECONDS)
         makes = [
@@ -107,13 +98,14 @@ class Startup:
     def _compare(self, index: int, env: EnvDescription) -> None:
         """Compare a worker's environment with that of the first, for which the shared buffers are allocated."""
         if not hasattr(self, "env"):
-            self.buffers = SharedBuffers(self._memory, self._start_of_buffers, env, self._parts[-1].stop)
+            pool = self._pool
+            self.buffers = SharedBuffers(self._memory, pool.progress.size, env, pool.parts[-1].stop)
             self.env, self._first = env, index
         for kind in ("observation_space", "action_space", "recorded_infos"):
             first, other = getattr(self.env, kind), getattr(env, kind)
             if first != other:
                 raise ValueError(
                     f"all slots must have the same {kind.replace('_', ' ')}: "
-                    f"{describe_slots(self._parts[self._first])} (worker {self._first}) has {first}, "
-                    f"{describe_slots(self._parts[index])} (worker {index}) has {other}"
+                    f"{describe_slots(self._pool.parts[self._first])} (worker {self._first}) has {first}, "
+                    f"{describe_slots(self._pool.parts[index])} (worker {index}) has {other}"
                 )

@@ -116,14 +116,8 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         self._step_message = (-1, b"")
         self.closed = False
         try:
-            self.startup = startup = Startup(
-                recipe,
-                needs_main=start_method != "fork",
-                parts=self.parts,
-                memory=memory,
-                start_of_buffers=progress.size,
-            )
-            startup.complete(self.pool)
+            self.startup = startup = Startup(recipe, self.pool, memory, needs_main=start_method != "fork")
+            startup.complete()
         except BaseException:
             self.close()
             raise
@@ -294,7 +288,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         """Start the workers that are missing, and wait until all are idle."""
         if self.closed:
             raise RuntimeError("this ParallelVectorEnv is closed; make a new one")
-        self.startup.complete(self.pool)
+        self.startup.complete()
         self.pool.abandon()
 
 

@@ -45,6 +45,7 @@ class WorkerPool:
         progress: where workers report their progress.
 
     Attributes:
+        parts: as given, as `progress`.
         step_timeout: seconds for one call of one slot.
         workers: None where there is none at present.
         generation: number of the current work; replies to earlier work are dropped.
@@ -59,12 +60,12 @@ class WorkerPool:
         placement: Placement,
         progress: SharedProgress,
     ) -> None:
-        self._launcher, self._parts, self._env_name = launcher, parts, env_name
+        self._launcher, self.parts, self._env_name = launcher, parts, env_name
         self.step_timeout, self._max_restarts = placement.step_timeout, placement.max_restarts
         self.workers: list[Worker | None] = [None] * len(parts)
         self.generation = 0
         self.grace = 0.0
-        self._progress = progress
+        self.progress = progress
         self._owner, self._quiet = os.getpid(), False
         self._next_look = 0.0
         self._poll = select.poll()
@@ -82,7 +83,7 @@ class WorkerPool:
             unready.process.kill()
             unready.process.wait(_KILL_SECONDS)
             self._release(unready)
-        worker = Worker(index, self._parts[index], self._launcher.launch(), self._progress)
+        worker = Worker(index, self.parts[index], self._launcher.launch(), self.progress)
         self.workers[index] = worker
         self._poll.register(worker.channel, select.POLLIN)
         self._poll.register(*worker.process.sentinel)
@@ -158,7 +159,7 @@ class WorkerPool:
         if outstanding:
             self.generation += 1
             # A worker that samples a whole phase reads this at every step, and stops.
-            self._progress.generation[0] = self.generation
+            self.progress.generation[0] = self.generation
             self.wait(outstanding)
             for index in outstanding:
                 self.worker(index).reply = None
@@ -234,7 +235,7 @@ class WorkerPool:
 
     def start_phase(self) -> None:
         """Count the deaths of workers from zero."""
-        self._deaths: list[list[str]] = [[] for _ in self._parts]
+        self._deaths: list[list[str]] = [[] for _ in self.parts]
 
     def check_restarts(self) -> None:
         """Refuse to continue with a worker that keeps dying.
