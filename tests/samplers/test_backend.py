@@ -56,7 +56,7 @@ def test_part_of_a_phase_has_the_same_episodes_as_in_the_whole_phase(name: str) 
             whole = Phase(tasks, policy, params, PhaseStreams(7, 1, 0), 2, 4, slots_per_task=1)
             expected = backend.run(whole, NULL_TIMER)
             for part in (slice(0, 2), slice(2, 5)):
-                found = backend.run(whole.part(part), NULL_TIMER)
+                found = backend.run(whole.of_tasks(part), NULL_TIMER)
                 assert torch.equal(found.observations, expected.observations[part])
                 assert torch.equal(found.actions, expected.actions[part])
                 assert torch.equal(found.rewards, expected.rewards[part])
