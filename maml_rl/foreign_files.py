@@ -1,20 +1,26 @@
 """Files that other people may have made: regular, of a limited size, JSON without surprises, checked by a model.
 
-Every fault is an OSError or a ValueError, whose text fits on one line.
+Every fault is an OSError or a ValueError, whose text fits on one line. `SHA256SUMS` has the checksums of the files
+beside it, as they were written; `sha256sum -c` reads it, too.
 """
 
 import errno
+import hashlib
 import json
 import math
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, StringConstraints, ValidationError
 
+from maml_rl.errors import ConfigError
+
 Model = TypeVar("Model", bound=BaseModel)
 
+SUMS = "SHA256SUMS"
 # How many characters of a wrong value a message shows.
 _SHOWN = 60
 
@@ -98,3 +104,38 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
     return entries
+
+
+def sum_line(name: str, data: bytes) -> str:
+    """Return the line of a file."""
+    return f"{hashlib.sha256(data).hexdigest()}  {name}"
+
+
+def sums(contents: Mapping[str, bytes]) -> str:
+    """Return the lines of several files, as `SHA256SUMS` holds them."""
+    return "".join(f"{sum_line(name, data)}\n" for name, data in contents.items())
+
+
+def check_sum(path: Path) -> bool:
+    """Refuse a file that has changed since it was written, or is missing; one that is not listed passes.
+
+    A process that replaces a file lists it twice for a moment, with the old and the new checksum: either is accepted.
+
+    Returns:
+        Whether `SHA256SUMS` beside the file lists it.
+
+    Raises:
+        ConfigError: If the file has changed; the message has the remedy.
+    """
+    file = path.parent / SUMS
+    try:
+        listed = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+        lines = [line for line in listed if line.endswith(f"  {path.name}")]
+        if not lines or sum_line(path.name, read_regular(path)) in lines:
+            return bool(lines)
+    except OSError as error:
+        raise ConfigError(f"cannot read {error.filename}: {error.strerror or error}") from None
+    raise ConfigError(
+        f"{path} is damaged or was edited: its SHA-256 is not the one in {file}; put the original back, or if the "
+        f"change is intended, remove the line of {path.name} from {SUMS}"
+    )

@@ -33,7 +33,6 @@ ROOMS = (
     "profiling",
     "functional",
     "seeding",
-    "checksums",
     "foreign_files",
     "observation_parts",
     "spaces",

@@ -22,12 +22,12 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from maml_rl.arguments import suggest
-from maml_rl.checksums import check_sum
 from maml_rl.compat.flat_keys import FLAT_KEYS, explain_saved_option, gathered
 from maml_rl.config.placement import PLACEMENT_KEYS, Placement
 from maml_rl.config.settings import MOST, AnySettings, Count, Fraction, Positive, SettingsModel, finite, none_is_empty
 from maml_rl.config.yaml_source import Mapping, read_mapping
 from maml_rl.errors import ConfigError
+from maml_rl.foreign_files import check_sum
 
 # Number of characters of a wrong value that an error shows.
 _SHOWN = 80

@@ -18,7 +18,6 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.arguments import suggest
 from maml_rl.baseline import make_baseline
-from maml_rl.checksums import check_sum
 from maml_rl.config.catalog import find_run
 from maml_rl.config.config import SECTION, TASKS, Config
 from maml_rl.config.placement import WAYS_OF_COLLECTING, Placement, Update
@@ -30,6 +29,7 @@ from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import AlgorithmError, ConfigError, MamlRLError, TaskError, UsersCode, explain
 from maml_rl.experience import Replay
+from maml_rl.foreign_files import check_sum
 from maml_rl.machine import available_memory, refuse_if_too_large, usual_torch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithm_of

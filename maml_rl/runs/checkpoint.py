@@ -23,10 +23,9 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import nn
 
-from maml_rl.checksums import SUMS, sum_line, sums
 from maml_rl.config import Config, SettingsModel
 from maml_rl.errors import CheckpointError, NonFiniteError
-from maml_rl.foreign_files import checked, parse_json, read_regular
+from maml_rl.foreign_files import SUMS, checked, parse_json, read_regular, sum_line, sums
 from maml_rl.runs.atomic_files import TEMPORARY, discard, remove_unfinished, sync_folder, write_file
 
 TENSORS = "tensors.safetensors"

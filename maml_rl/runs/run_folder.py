@@ -14,11 +14,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from maml_rl.checksums import SUMS, check_sum, sum_line
 from maml_rl.config.config import RECORDED, SECTION, TASKS, Config, load_config
 from maml_rl.config.placement import PLACEMENT_KEYS
 from maml_rl.errors import CheckpointError, ConfigError
-from maml_rl.foreign_files import parse_json, read_regular
+from maml_rl.foreign_files import SUMS, check_sum, parse_json, read_regular, sum_line
 from maml_rl.runs.atomic_files import (
     LOCK,
     TEMPORARY,

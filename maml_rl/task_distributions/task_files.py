@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from maml_rl.checksums import check_sum
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.errors import ChildEnvError, ConfigError, explain
-from maml_rl.foreign_files import parse_json
+from maml_rl.foreign_files import check_sum, parse_json
 from maml_rl.runs.atomic_files import replace_file
 
 _ENV_NAME, _TASKS = "env-name", "tasks"
