@@ -31,19 +31,11 @@ class ThreadedVectorEnv(SerialVectorEnv):
     """Adapter around N environment objects whose calls run concurrently: in threads, or awaited if they are coroutines.
 
     Every slot is a separate part. Only the environments' own methods run in other threads; buffers are written by the
-    thread that waits for them.
-
-    Args:
-        make_env: makes one environment; called N times.
-        env_kwargs: keyword arguments of `make_env`.
-        num_envs: N, at least 1.
-        current_slots: (1,) where to write the slot that is being made, or whose call runs for longest.
-        rules: how their calls are carried out.
+    thread that waits for them. `current_slots` gets the slot that is being made, or whose call runs for longest; see
+    `SerialVectorEnv` for the arguments.
 
     Raises:
-        TypeError: If the environments are not a task family, their spaces are not supported, or they are not safe in
-            threads.
-        ValueError: If `num_envs` is not positive, or the spaces or recorded infos of two slots differ.
+        TypeError: If the environments are not safe in threads; see also `SerialVectorEnv`.
     """
 
     advances_by_slot = True

@@ -112,18 +112,10 @@ class BatchEpisodes(AppendedEpisodes, EstimatedEpisodes):
     ) -> Tensor:
         """Estimate the advantages by GAE with the values of `baseline`, which the caller has fitted.
 
-        Args:
-            baseline: predicts values; None for zero everywhere.
-            gae_lambda: in [0, 1].
-            normalize: give the real steps mean 0 and standard deviation 1.
-            bootstrap: whether to add the value of the final observation where an episode was truncated.
-            fit: whether to fit the baseline to these episodes first.
+        The arguments are those of `TaskEpisodes.compute_advantages`, without a discount.
 
         Returns:
             (T, B) advantages, zero on padding; also kept in `advantages`.
-
-        Raises:
-            ValueError: If a factor is outside [0, 1].
         """
         gamma = known_gamma(self.gamma)
         if fit and baseline is not None:

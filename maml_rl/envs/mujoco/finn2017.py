@@ -5,7 +5,7 @@ Source: Finn et al. 2017, section 5.3 and figure 5, https://arxiv.org/abs/1703.0
 
 import copy
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import mujoco
 from numpy.typing import NDArray
@@ -33,12 +33,18 @@ class RllabBody(MujocoFamily):
     """
 
     substeps, start_noise, velocity_noise, forward_after_step = 1, 0.01, 0.1, True
+    # Which entries of the velocity the reward uses.
+    moves_along: ClassVar[Any]
 
     def _bind_fields(self) -> None:
         super()._bind_fields()
         self._center_of_mass: Floats = self.physics.bind("subtree_com")[:, 1]
         # The velocity sensor is the last one.
         self._center_of_mass_velocity: Floats = self.physics.bind("sensordata")[:, -3:]
+
+    def _move(self, controls: Floats, active: Mask | None) -> Floats:
+        self._simulate(controls, active)
+        return copied(self._center_of_mass_velocity[:, self.moves_along])  # type: ignore[no-any-return]
 
     def _draw_start(self, mask: Mask | None, streams: SlotStreams) -> tuple[Floats, Floats]:
         qpos = self._start_positions + self.start_noise * streams.normal(self.model.nq, mask)
@@ -57,14 +63,11 @@ class Finn2017HalfCheetahFamily(RllabBody, HalfCheetahFamily):
     """
 
     metadata = {**HalfCheetahFamily.metadata, "render_fps": 100}  # noqa: RUF012
+    moves_along = 0
 
     @staticmethod
     def body_model() -> mujoco.MjModel:
         return load_model("half_cheetah.xml", center_of_mass_velocity=True)
-
-    def _move(self, controls: Floats, active: Mask | None) -> Floats:
-        self._simulate(controls, active)
-        return copied(self._center_of_mass_velocity[:, 0])  # type: ignore[no-any-return]
 
 
 class Finn2017AntFamily(RllabBody, AntFamily):
@@ -77,6 +80,7 @@ class Finn2017AntFamily(RllabBody, AntFamily):
     """
 
     metadata = {**AntFamily.metadata, "render_fps": 50}  # noqa: RUF012
+    moves_along = slice(2)
 
     @staticmethod
     def body_model() -> mujoco.MjModel:
@@ -85,10 +89,6 @@ class Finn2017AntFamily(RllabBody, AntFamily):
     def _positions_at_start(self) -> Floats:
         positions: Floats = self.model.numeric("init_qpos").data
         return positions
-
-    def _move(self, controls: Floats, active: Mask | None) -> Floats:
-        self._simulate(controls, active)
-        return copied(self._center_of_mass_velocity[:, :2])  # type: ignore[no-any-return]
 
     def _place(self) -> Floats:
         return self._center_of_mass[:, :2]
