@@ -147,10 +147,22 @@ def test_values_do_not_depend_on_the_units_of_an_observation():
     torch.testing.assert_close(LinearFeatureBaseline(3).fit(episodes)(episodes), values, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("length", "reg_coeff"), [(1, 0.0), (2, 0.0), (100, 0.0), (1, 1e-5)])
 @pytest.mark.parametrize(
-    ("observations", "dtype"),
-    [(0.0, np.float32), (5.0, np.float32), (1e30, np.float32), (1e200, np.float64), (1e-40, np.float32)],
+    ("observations", "dtype", "length", "reg_coeff"),
+    [
+        (0.0, np.float32, 1, 0.0),
+        (0.0, np.float32, 100, 1e-5),
+        (5.0, np.float32, 1, 1e-5),
+        (5.0, np.float32, 2, 0.0),
+        (5.0, np.float32, 100, 0.0),
+        (1e30, np.float32, 1, 0.0),
+        (1e30, np.float32, 100, 0.0),
+        (1e30, np.float32, 100, 1e-5),
+        (1e200, np.float64, 1, 0.0),
+        (1e200, np.float64, 100, 0.0),
+        (1e-40, np.float32, 2, 0.0),
+        (1e-40, np.float32, 100, 0.0),
+    ],
 )
 def test_constant_and_huge_observations_and_short_episodes_never_give_nan(observations, dtype, length, reg_coeff):
     everywhere = np.full((1, 1, 1, 3), observations, dtype)

@@ -50,15 +50,12 @@ def test_arrays_are_accepted_like_tensors() -> None:
     [
         (lambda: get_policy_for_env(NAVIGATION, 64), TypeError, r"hidden_sizes must be a sequence.*\(64,\); got 64"),  # type: ignore[arg-type]
         (lambda: AdaptationRule(-0.1), ValueError, "a step size must be a number of at least 0, got -0.1"),
-        (lambda: AdaptationRule("0.1"), ValueError, "a step size must be a number of at least 0, got '0.1'"),
         (lambda: AdaptationRule([0.1, float("nan")]), ValueError, "a step size must be a number .* got nan"),
-        (lambda: maml_rl.MAMLTRPO(NormalMLPPolicy(2, 2), -0.1), ValueError, "a step size must be .* got -0.1"),
         (
             lambda: NormalMLPPolicy(2, 2)(torch.zeros(5, 3)),
             ValueError,
             r"for observations of shape \(2,\), got observations of shape \(5, 3\); make it .* with get_policy_for_env",
         ),
-        (lambda: NormalMLPPolicy(2, 2).choose(np.zeros(3)), ValueError, "for observations of shape"),
         (
             lambda: adapt(NormalMLPPolicy(5, 2), make_problem("normal", 1)[1][0], step_size=0.1),
             ValueError,

@@ -9,7 +9,7 @@ import mujoco
 import pytest
 
 from maml_rl.envs import MetaVectorEnv, make_vector_env
-from tests.envs.contract import BASES, OWN_STEPS, TRIED, marks
+from tests.envs.contract import BASES, OWN_STEPS, OWN_TASKS, TRIED, marks
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -34,6 +34,13 @@ def stepping_env_id(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def stepping_vector_env(stepping_env_id: str) -> Iterator[MetaVectorEnv]:
     vector_env = make_vector_env(stepping_env_id, {}, 4)
+    yield vector_env
+    vector_env.close()
+
+
+@pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in OWN_TASKS])
+def tasked_vector_env(request: pytest.FixtureRequest) -> Iterator[MetaVectorEnv]:
+    vector_env = make_vector_env(request.param, {}, 4)
     yield vector_env
     vector_env.close()
 

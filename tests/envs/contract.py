@@ -31,6 +31,8 @@ MORE_ARMS = {"Bandit-K10-v0", "Bandit-K50-v0", "GaussianBandit-K10-v0", "Gaussia
 TRIED = [name for name, family in FAMILIES.items() if (not family.extra or name in OF_EXTRAS) and name not in MORE_ARMS]
 # Those that step, reset and take tasks by code of their own: those of physics share that of `MujocoFamily`.
 OWN_STEPS = [name for name in TRIED if not FAMILIES[name].has_physics or name in QUICK or name == "Mixture-v0"]
+# With one of each other kind of task that a body has.
+OWN_TASKS = [*OWN_STEPS, "HalfCheetahDir-v5", "AntDir2D-v5", "AntPos-v5", "AntGoal-v5"]
 
 
 def marks(env_id: str) -> list[pytest.MarkDecorator]:

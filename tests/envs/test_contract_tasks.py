@@ -54,34 +54,34 @@ WITHIN_REACH: dict[str, Task] = {
 }
 
 
-def test_reset_task_changes_the_rewards_and_survives_reset(vector_env: MetaVectorEnv) -> None:
+def test_reset_task_changes_the_rewards_and_survives_reset(tasked_vector_env: MetaVectorEnv) -> None:
     def rewards_under(tasks: list[Task]) -> NDArray[np.float64]:
-        vector_env.reset_task(tasks)
-        runs = [np.array(play(vector_env, seed)[2::4]) for seed in range(10)]
-        repeated = [np.array(play(vector_env, seed)[2::4]) for seed in range(10)]
+        tasked_vector_env.reset_task(tasks)
+        runs = [np.array(play(tasked_vector_env, seed)[2::4]) for seed in range(10)]
+        repeated = [np.array(play(tasked_vector_env, seed)[2::4]) for seed in range(10)]
         np.testing.assert_array_equal(runs, repeated)
         return np.array(runs)
 
-    tasks = vector_env.sample_tasks(20, seed=0)
-    assert vector_env.spec is not None
-    tasks[0] = WITHIN_REACH.get(vector_env.spec.id, tasks[0])
+    tasks = tasked_vector_env.sample_tasks(20, seed=0)
+    assert tasked_vector_env.spec is not None
+    tasks[0] = WITHIN_REACH.get(tasked_vector_env.spec.id, tasks[0])
     other = next(task for task in tasks if any(np.any(task[name] != tasks[0][name]) for name in task))
     before, mixed = rewards_under([tasks[0]] * 4), rewards_under([tasks[0], other, tasks[0], other])
     np.testing.assert_array_equal(before[..., [0, 2]], mixed[..., [0, 2]])
     assert (before[..., [1, 3]] != mixed[..., [1, 3]]).any()
 
 
-def test_reset_task_takes_effect_at_the_next_step(vector_env: MetaVectorEnv) -> None:
-    first, *others = vector_env.sample_tasks(20, seed=0)
+def test_reset_task_takes_effect_at_the_next_step(tasked_vector_env: MetaVectorEnv) -> None:
+    first, *others = tasked_vector_env.sample_tasks(20, seed=0)
     # A slot of a mixture becomes another family only when it is reset.
     second = next(task for task in others if task.get("family") == first.get("family"))
-    actions = random_actions(vector_env, 1)[0]
-    vector_env.reset_task([first] * 4)
-    vector_env.reset(seed=0)
-    vector_env.reset_task([second] * 4)
-    changed = vector_env.step(actions)
-    vector_env.reset(seed=0)
-    expected = vector_env.step(actions)
+    actions = random_actions(tasked_vector_env, 1)[0]
+    tasked_vector_env.reset_task([first] * 4)
+    tasked_vector_env.reset(seed=0)
+    tasked_vector_env.reset_task([second] * 4)
+    changed = tasked_vector_env.step(actions)
+    tasked_vector_env.reset(seed=0)
+    expected = tasked_vector_env.step(actions)
     assert same(list(changed[:4]), list(expected[:4]))
 
 

@@ -38,14 +38,11 @@ def test_parsed_arrays_do_not_follow_the_callers() -> None:
     [
         ({"goal": [1.0, 2.0]}, "a task is missing the entry 'speed'; got ['goal']"),
         ({**TASK, "goals": 1.0}, "unknown entry 'goals' of a task; did you mean 'goal'?"),
-        ({"goal": [1.0, 2.0], "sped": 1.0}, "unknown entry 'sped' of a task; did you mean 'speed'?"),
         ({**TASK, 7: 1.0}, "unknown entry 7 of a task; expected ['goal', 'speed']"),
         ({**TASK, "goal": [1.0]}, "entry 'goal' of a task must have the shape (2,), got (1,)"),
-        ({**TASK, "speed": [1.0]}, "entry 'speed' of a task must have the shape (), got (1,)"),
         ({**TASK, "goal": [1.0, float("nan")]}, "entry 'goal' of a task must be finite, got [1.0, nan]"),
         ({**TASK, "speed": -1.0}, "entry 'speed' of a task must be positive, got -1.0"),
         ({**TASK, "speed": "fast"}, "entry 'speed' of a task must hold numbers, got 'fast'"),
-        ({**TASK, "speed": 1j}, "entry 'speed' of a task must hold numbers, got 1j"),
         ([1.0], "a task is a dict with the entries ['goal', 'speed'], got [1.0]"),
     ],
 )

@@ -249,8 +249,6 @@ def test_tasks_of_a_file_are_stored_in_the_run(tmp_path: Path, held_out: Callabl
     ("values", "words"),
     [
         ({"evaluate_every": 0}, "'evaluate-every' in x.yaml, line 1: expected at least 1, got 0"),
-        ({"evaluate_every": "often"}, "'evaluate-every' in x.yaml, line 1: expected an integer, got 'often'"),
-        ({"evaluation_tasks": 0}, "'evaluation-tasks' in x.yaml, line 1: expected at least 1, got 0"),
         ({"evaluation_tasks": ""}, "'evaluation-tasks' in x.yaml, line 1: expected .* got ''.*a file of tasks"),
         ({"evaluation_tasks": "nowhere.json"}, "'evaluation-tasks' in x.yaml, line 1: cannot read .*nowhere.json: No"),
         ({"evaluation_tasks": 2**31 - 1}, "'evaluation-tasks' in x.yaml, line 1: .*2,147,483,647 tasks.*GiB"),

@@ -91,8 +91,7 @@ def test_keys_of_a_placement_are_beside_the_others_in_a_config_and_what_it_write
             Config.from_mapping(parse_mapping(f"env-name: 2DNavigation-v0\n{key}: fork", "x.yaml"))
 
 
-@pytest.mark.parametrize("name", [key.replace("-", "_") for key in PLACEMENT_KEYS])
-def test_every_setting_of_a_placement_reaches_the_sampler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_of_a_placement_reaches_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
     class Sampler:
@@ -103,10 +102,11 @@ def test_every_setting_of_a_placement_reaches_the_sampler(name: str, monkeypatch
             assert num_tasks == 20
 
     monkeypatch.setattr(build, "MultiTaskSampler", Sampler)
-    config = {"env-name": "2DNavigation-v0", name.replace("_", "-"): OTHERS[name]}
-    experiment = make_experiment(Config.model_validate(config))
-    experiment.make_sampler()
-    assert getattr(given["placement"], name) == OTHERS[name]
-    experiment.make_sampler(evaluation=True)
-    in_evaluation = Placement.model_fields[name].default if name in WAYS_OF_COLLECTING else OTHERS[name]
-    assert getattr(given["placement"], name) == ("driver" if name == "update" else in_evaluation)
+    for name in [key.replace("-", "_") for key in PLACEMENT_KEYS]:
+        config = {"env-name": "2DNavigation-v0", name.replace("_", "-"): OTHERS[name]}
+        experiment = make_experiment(Config.model_validate(config))
+        experiment.make_sampler()
+        assert getattr(given["placement"], name) == OTHERS[name]
+        experiment.make_sampler(evaluation=True)
+        in_evaluation = Placement.model_fields[name].default if name in WAYS_OF_COLLECTING else OTHERS[name]
+        assert getattr(given["placement"], name) == ("driver" if name == "update" else in_evaluation)

@@ -173,7 +173,6 @@ def test_error_during_a_step_leaves_parameters_and_threads_unchanged() -> None:
     [
         ({"max_kl": 0.0}, "max_kl must be greater than 0, got 0.0"),
         ({"cg_iters": 0}, "cg_iters must be greater than or equal to 1, got 0"),
-        ({"cg_damping": -1.0}, "cg_damping must be greater than or equal to 0"),
         ({"ls_backtrack_ratio": 1.0}, "ls_backtrack_ratio must be less than 1"),
     ],
 )

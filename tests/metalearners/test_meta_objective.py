@@ -21,6 +21,7 @@ STEP_SIZES = (0.3, 0.2, 0.25)
 RAGGED = ((5, 2), (1, 3), (4, 4))
 FULL = ((5, 5), (5, 5), (5, 5))
 STEPS = pytest.mark.parametrize("num_steps", [0, 1, 3])
+STEPS_AND_WAYS = pytest.mark.parametrize(("num_steps", "automatic"), [(0, False), (1, False), (3, False), (1, True)])
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 WAYS = pytest.mark.parametrize("automatic", [False, True], ids=["by_hand", "automatic"])
 
@@ -49,8 +50,7 @@ def linearized(
 
 
 @pytest.mark.slow
-@WAYS
-@STEPS
+@STEPS_AND_WAYS
 @ALL_KINDS
 def test_meta_gradient_is_the_slope_of_the_loss_after_adaptation(kind: str, num_steps: int, automatic: bool) -> None:
     policy, train, valid = make_problem(kind, num_steps, RAGGED)
@@ -66,8 +66,7 @@ def test_meta_gradient_is_the_slope_of_the_loss_after_adaptation(kind: str, num_
     torch.testing.assert_close(gradient, slopes, rtol=1e-6, atol=1e-8)
 
 
-@WAYS
-@STEPS
+@STEPS_AND_WAYS
 @ALL_KINDS
 def test_curvature_product_is_the_second_slope_of_the_divergence(kind: str, num_steps: int, automatic: bool) -> None:
     policy, train, valid = make_problem(kind, num_steps, RAGGED)

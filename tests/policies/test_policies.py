@@ -443,7 +443,6 @@ def test_callable_nonlinearity_is_used():
     ("arguments", "message"),
     [
         ({"input_size": 0}, "positive"),
-        ({"hidden_sizes": (5, 0)}, "positive"),
         ({"nonlinearity": "rleu"}, "relu"),
         ({"init_std": 0.0}, "init_std"),
         ({"min_std": -1.0}, "min_std"),

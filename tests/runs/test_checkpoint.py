@@ -113,11 +113,9 @@ def test_missing_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     ("name", "content"),
     [
         ("state.json", b"[]"),
-        ("state.json", b"{}"),
         ("state.json", b"\xff"),
         ("state.json", b'{"format": 2, "iteration": 0, "score": null, "state": {}}'),
         ("state.json", b'{"format": 1, "iteration": "0", "score": null, "state": {}}'),
-        ("state.json", b'{"format": 1, "iteration": 0, "score": "high", "state": {}}'),
         ("state.json", b'{"format": 1, "iteration": 0, "score": null, "state": []}'),
         ("tensors.safetensors", b""),
         ("tensors.safetensors", b"\x80\x04cos\nsystem\n(S'touch hacked'\ntR."),

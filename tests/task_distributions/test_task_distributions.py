@@ -187,7 +187,6 @@ def test_curriculum_continues_from_its_state_bit_for_bit() -> None:
     ("distribution", "env_name", "message"),
     [
         (Grid({"velocty": 3}), "HalfCheetahVel-v5", "unknown task parameter 'velocty'; did you mean 'velocity'"),
-        (Grid({"goal_0": 3}), "2DNavigation-v0", "needs 'values' of 'goal_1'; add them"),
         (Grid({"velocity": 0}), "HalfCheetahVel-v5", "number of values of 'velocity' must be in"),
         (Grid({"velocity": ["x"]}), "HalfCheetahVel-v5", "must be a list of numbers"),  # type: ignore[list-item]
         (Grid({"direction": 3}), "HalfCheetahDir-v5", r"number of values of 'direction' must be in \[1, 2\]"),

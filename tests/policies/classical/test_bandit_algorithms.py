@@ -191,7 +191,6 @@ def test_rewards_are_credited_to_their_arm_and_slot() -> None:
     [
         (lambda: BanditEpsilonGreedy(2, 1.5), "epsilon"),
         (lambda: UCB1(2, -1.0), "c must"),
-        (lambda: UCB1(0), "actions"),
         (lambda: UCB1(2, ties="last"), "ties"),  # type: ignore[arg-type]
         (lambda: ThompsonSampling(2, num_draws=0), "num_draws"),
         (lambda: GittinsIndex(2, 5, 1.0), "discount"),

@@ -197,10 +197,8 @@ def test_epsilon_greedy_explores_with_probability_epsilon() -> None:
     ("make", "named"),
     [
         (lambda: PSRL(0, 2, 3), "num_states"),
-        (lambda: PSRL(2, 2, 0), "horizon"),
         (lambda: PSRL(2, 2, 3, transition_prior=0.5), "at least 1"),
         (lambda: PSRL(2, 2, 3, reward_prior=(0.0, 0.0)), "reward_prior"),
-        (lambda: PSRL(2, 2, 3, num_draws=0), "num_draws"),
         (lambda: UCRL2(2, 2, 3, 0.0), "scale"),
         (lambda: BEB(2, 2, 3, -1.0), "beta"),
         (lambda: TabularEpsilonGreedy(2, 2, 3, -0.1), "epsilon"),
