@@ -85,6 +85,8 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
         (SMALL, ["--seeds"], ["--seeds", "at least one argument"]),
         (SMALL, ["--seeds", "0", "4294967296"], ["seed", "less than 4294967296"]),
         (SMALL, ["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
+        # In a worker: the number of workers is that of the machine.
+        (SMALL, ["--env-kwargs", "{hihg: 1}"], ["hihg", "did you mean 'high'"]),
         (SMALL.replace("2DNavigation", "3DNavigation"), [], ["line 1", "did you mean '2DNavigation-v0'"]),
         (SMALL + "num_steps: 1\n", [], ["small.yaml, line 9", "did you mean 'num-steps'"]),
         (SMALL + "num-batches: 3\n", [], ["small.yaml, line 9", "duplicate"]),

@@ -252,6 +252,7 @@ ENVIRONMENT_CASES: list[Case] = [
     (train("--env-kwargs", "{1: 2}"), ["must be text"]),
     (train("--env-kwargs", "{low: 2020-01-01}"), ["plain data"]),
     (check_env("wrong_envs:Base", "--env-kwargs", "{"), ["--env-kwargs", "not valid YAML"]),
+    (check_env("wrong_envs:Base", "--env-kwargs", "[]"), ["must be a mapping"]),
     (check_env("wrong_envs:Base", "--env-kwargs", "{a: 1}"), ["cannot be made"]),
 ]
 
