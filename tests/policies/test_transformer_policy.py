@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maml_rl import MultiTaskSampler
 from maml_rl.envs import ObservedLastStep, make_vector_env
+from maml_rl.machine import single_threaded
 from maml_rl.policies import TransformerPolicy
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -131,7 +132,7 @@ def test_actions_do_not_depend_on_other_rows(sizes: dict[str, int]) -> None:
     # Trials at different steps, some of them past the length of the ring.
     count = torch.arange(300).mul(7).remainder(160).unflatten(0, (150, 2))
     params = dict(policy.named_parameters())
-    with torch.inference_mode():
+    with single_threaded(), torch.inference_mode():
         whole_ring = ring.clone()
         of_all, (_, *after) = policy.actor(params)(observations, noise, (whole_ring, count, *last))
         for start, stop in ((0, 1), (31, 32), (33, 100), (149, 150), (1, 150)):
