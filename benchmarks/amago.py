@@ -1,7 +1,10 @@
 """AMAGO in mixtures: points whose rewards have several scales, and what a mixture learns beside each part of it alone.
 
-python -m benchmarks.amago runs/scales runs/scale-1
-python -m benchmarks.amago runs/half-cheetahs runs/vel runs/dir runs/rand-params
+`maml-rl train amago/point-goal --env-name benchmarks.amago:ScaledPointGoal-v0 --env-kwargs '{}'` trains on all scales,
+with `'{scales: [1.0]}'` on one. Then, and likewise for a mixture of families and each of them:
+
+    python -m benchmarks.amago runs/scales runs/scale-1
+    python -m benchmarks.amago runs/half-cheetahs runs/vel runs/dir runs/rand-params
 """
 
 from collections.abc import Sequence

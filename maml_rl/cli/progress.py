@@ -179,7 +179,7 @@ def _state(metrics: Metrics) -> str:
     """Return the state of training, short enough for a bar on one line of 80 columns."""
     returns = _returns(metrics)
     if not returns:
-        return f"loss {metrics.get('loss', math.nan):.3f}"
+        return f"loss {metrics.get('loss', metrics.get('loss/actor', math.nan)):.3f}"
     shown = " -> ".join(f"{value:.1f}" for value in (returns if len(returns) < 3 else (returns[0], returns[-1])))
     return f"return {shown}, {metrics['time/steps_per_s']:,.0f} steps/s"
 

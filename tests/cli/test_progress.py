@@ -99,10 +99,11 @@ def test_run_with_nothing_left_to_do_is_reported() -> None:
     assert progress.profile() == ""
 
 
-def test_training_without_sampling_shows_its_loss_instead_of_returns_and_speed() -> None:
+@pytest.mark.parametrize("name", ["loss", "loss/actor"])
+def test_training_without_sampling_shows_its_loss_instead_of_returns_and_speed(name: str) -> None:
     progress = TrainingProgress(2)
     for iteration, loss in enumerate((1.5, 0.25)):
-        progress({"iteration": iteration, "env_steps": 0, "loss": loss, "time/sample_s": 0.0, "time/update_s": 3.0})
+        progress({"iteration": iteration, "env_steps": 0, name: loss, "time/sample_s": 0.0, "time/update_s": 3.0})
     first, last, times = progress.summary().splitlines()
     assert first.endswith("0: loss 1.500")
     assert last.endswith("1: loss 0.250")
