@@ -54,8 +54,7 @@ METRICS = {
     "policy/entropy": (
         "Entropy of the policy",
         "entropy in nats",
-        "Of the meta-policy's actions before adaptation, mean over observations; of a policy with a memory, mean over "
-        "the steps of its trials.",
+        "Of the meta-policy's actions before adaptation, mean over observations.",
         False,
     ),
 }
@@ -334,6 +333,8 @@ def over_iterations(groups: Sequence[RunGroup], key: str) -> Markup | None:
     bound = groups[0].config.algorithm_settings.get("max-kl") if groups and key == "kl" else None
     if bound is not None:
         note = f"{note[:-1]}, which the trust region bounds by max-kl = {bound:g}."
+    if key == "policy/entropy" and all(group.columns == "episode" for group in groups):
+        note = "Of the policy's actions, mean over the steps of the trials."
     several = len(groups) > 1
     lines = [
         _Line(

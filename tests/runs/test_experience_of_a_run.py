@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import maml_rl.experience.replay as module
 from maml_rl.config import Config
 from maml_rl.config.config import SECTION
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import CheckpointError
-from maml_rl.experience import Replay
+from maml_rl.experience import Replay, replay_segments
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.runs.run_folder import RunFolder
@@ -96,7 +95,7 @@ def test_interrupt_saves_the_experience_of_the_last_finished_iteration(tmp_path:
 
 
 def test_segments_that_no_checkpoint_needs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(replay_segments, "SEGMENT_BYTES", 1)
     learner = Learner()
     with RunFolder(tmp_path, config_of(), learner) as run:
         iterate(run, learner, range(40))
@@ -107,7 +106,7 @@ def test_segments_that_no_checkpoint_needs_are_removed(tmp_path: Path, monkeypat
 def test_damaged_segment_is_named_and_an_earlier_checkpoint_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(replay_segments, "SEGMENT_BYTES", 1)
     learner = Learner()
     with RunFolder(tmp_path, config_of(), learner) as run:
         iterate(run, learner, range(10))
