@@ -11,6 +11,7 @@ import logging
 import random
 import struct
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
@@ -139,11 +140,22 @@ def _torch() -> _Generator:
     import torch
 
     own: Any = torch.default_generator
+    # Torch makes the tensor of a state while it holds a lock of its own, and up to Python 3.11 a garbage collection may
+    # then run user code, during which another thread would wait for that lock without releasing Python's.
+    turn = threading.Lock()
+
+    def state() -> Any:
+        with turn:
+            return own.get_state()
+
+    def set_state(state: Any) -> None:
+        with turn:
+            own.set_state(state)
 
     def seeded(seed: np.random.SeedSequence) -> Any:
         return torch.Generator().manual_seed(_integer(seed) % 2**63).get_state()
 
-    return _Generator("torch", lambda: own.get_state().numpy().tobytes(), own.get_state, own.set_state, seeded)
+    return _Generator("torch", lambda: state().numpy().tobytes(), state, set_state, seeded)
 
 
 def _integer(seed: np.random.SeedSequence) -> int:

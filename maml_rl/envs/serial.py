@@ -225,6 +225,8 @@ class SerialVectorEnv(OneBatchVectorEnv):
             except DrawsGloballyError:
                 anew = self._attempts.of(slot, self._begin[slot])
             result = self._carry_out(slot, anew)[1]
+            # It holds the error, whose traceback holds this frame, and with it what the environment had open.
+            del anew
             writer.write_reset(buffers, slot, self.envs[slot], result, restarted=True)
         self.physics_seconds[0] += perf_counter() - start
 

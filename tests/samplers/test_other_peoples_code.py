@@ -1,13 +1,17 @@
 """The seam to other people's code: it is given copies, and what it returns is checked by value before it is stored."""
 
 import copy
+import gc
 import random
 import re
+import subprocess
+import sys
 import warnings
+import weakref
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -16,7 +20,7 @@ import torch
 from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
-from maml_rl.envs import global_generators
+from maml_rl.envs import Retry, global_generators
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.task_entries import TaskEntry
@@ -498,6 +502,64 @@ def test_policy_may_draw_from_global_generators_between_steps(
 def test_environment_in_threads_that_draws_from_shared_generators_is_refused(which: str) -> None:
     with pytest.raises(ChildEnvError, match=r"draws from .*, a generator that all slots .* use stepping='serial'"):
         sampled(partial(DrawsGlobally, "reset", which), num_workers=1, stepping="threads")
+
+
+READS_IN_TWO_THREADS = """
+import gc, threading, time
+import torch
+from maml_rl.envs import Retry, global_generators
+
+class Collected:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        time.sleep(0.0005)
+
+def read():
+    for _ in range(300):
+        Collected()
+        global_generators._places()
+
+gc.set_threshold(1)
+threads = [threading.Thread(target=read) for _ in range(2)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+"""
+
+
+def test_garbage_that_is_collected_while_threads_look_at_generators_blocks_none_of_them() -> None:
+    subprocess.run([sys.executable, "-c", READS_IN_TWO_THREADS], check=True, timeout=40)
+
+
+class Busy(WalkEnv):
+    """Raises `Retry` once, and notes the error."""
+
+    raised: ClassVar[list[weakref.ref[Retry]]] = []
+
+    def step(self, action: Any) -> Any:
+        if not self.raised:
+            raise self._noted(Retry())
+        return super().step(action)
+
+    def _noted(self, error: Retry) -> Retry:
+        self.raised.append(weakref.ref(error))
+        return error
+
+
+def test_error_of_a_step_that_is_tried_again_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Busy, "raised", [])
+    with closing(SerialVectorEnv(Busy, {}, 1)) as env:
+        env.reset_task(env.sample_tasks(1))
+        env.reset(seed=0)
+        gc.disable()
+        try:
+            env.step(np.array([env.single_action_space.sample()]))
+            assert Busy.raised[0]() is None
+        finally:
+            gc.enable()
 
 
 def test_environment_in_threads_that_draws_from_random_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
