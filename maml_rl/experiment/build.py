@@ -193,6 +193,8 @@ class Experiment:
         choice: str | Path = "last" if (folder / CHECKPOINTS).is_dir() else folder
         path, saved = find_checkpoint(choice, folder / CHECKPOINTS)
         restore(saved, self.metalearner, self.config.algorithm, path, policy_alone=policy_alone)
+        if not policy_alone:
+            self.metalearner.begin_schedules()
 
     def take_fixed_tasks(self, run: Path) -> None:
         """Give the task distribution the sets of tasks that a run has drawn once, if it has any; check them first."""

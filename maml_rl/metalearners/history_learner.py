@@ -299,6 +299,9 @@ class HistoryLearner(MetaLearner):
         self.learned_tasks, self.source_returns = LearnedTasks.unpacked(tasks), returns if len(returns) else None
         self._steps_taken = int(state[_UPDATES])
 
+    def begin_schedules(self) -> None:
+        self._steps_taken = 0
+
 
 class LearnedTasks:
     """The tasks of the data, which a test must not have: three bytes of each.

@@ -210,6 +210,10 @@ class MetaLearner(ABC):
         """
         return
 
+    def begin_schedules(self) -> None:
+        """Count from 0 what schedules count, as step sizes that fall: this run begins with another run's learner."""
+        return
+
     @property
     def takes_steps(self) -> bool:
         """Whether `adapt` and `test` use `num_steps`: adaptation is that many steps, each with episodes."""

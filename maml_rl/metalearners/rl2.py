@@ -130,3 +130,6 @@ class RL2(MetaLearner):
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self._ppo.load_state_dict(state)
+
+    def begin_schedules(self) -> None:
+        self._ppo.num_updates = 0

@@ -228,6 +228,9 @@ class VariBAD(MetaLearner):
         super().load_state_dict(state)
         self._ppo.load_state_dict(state)
 
+    def begin_schedules(self) -> None:
+        self._ppo.num_updates = 0
+
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:

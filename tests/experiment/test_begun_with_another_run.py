@@ -50,6 +50,19 @@ def test_run_begins_with_the_policy_of_another_and_optionally_with_its_learner(t
         train(config_of(), tmp_path / "third", num_workers=0, init_learner=True)
 
 
+@pytest.mark.parametrize("algorithm", ["rl2", "varibad", "ad"])
+def test_step_size_falls_anew_in_a_run_that_begins_with_another_learner(
+    algorithm: str, histories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(histories)
+    config = small(algorithm).override({"num-batches": 2, "evaluate-every": None, "keep-checkpoints": 9})
+    config = config.override({"algorithm-settings": {"anneal-over": 2}})
+    train(config, tmp_path / "run", num_workers=0)
+    train(config, tmp_path / "again", num_workers=0, init=tmp_path / "run", init_learner=True)
+    first, last = first_of(tmp_path / "again"), latest_intact(tmp_path / "again" / "checkpoints")[1]
+    assert not torch.equal(first.tensors["head.weight"], last.tensors["head.weight"])
+
+
 def test_resumed_run_that_began_with_another_continues_as_if_undisturbed(tmp_path: Path) -> None:
     train(vpg(), tmp_path / "run", num_workers=0)
     changed = vpg(num_batches=3, gamma=0.5)
