@@ -1,6 +1,7 @@
 """The rooms of the package, and the directions of the imports between them."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -214,3 +215,8 @@ def test_public_method_is_described_where_it_is_or_where_it_is_overridden() -> N
     ]
     assert len(methods) > 1_000
     assert [f"{owner.name}.{name}" for owner, name in methods if not is_described(name, owner, known)] == []
+
+
+def test_entries_of_a_docstring_are_on_lines_of_their_own() -> None:
+    run_on = re.compile(r"^\s*(?:Args|Attributes|Returns|Raises|Yields):[ ]+\S", re.MULTILINE)
+    assert [path for path in PACKAGE.rglob("*.py") if run_on.search(path.read_text(encoding="utf-8"))] == []

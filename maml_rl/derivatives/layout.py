@@ -10,9 +10,11 @@ from torch import Tensor, nn
 class ParameterLayout:
     """Where each named parameter of a module is in a flat vector, in the order of `named_parameters`.
 
-    Attributes:     shapes: {name: shape}.     size: D, number of entries of all parameters together.     width: number
-    of outputs of the widest layer for one sample.     units: number of outputs of all layers together, a measure of
-    what one sample costs.
+    Attributes:
+        shapes: {name: shape}.
+        size: D, number of entries of all parameters together.
+        width: number of outputs of the widest layer for one sample.
+        units: number of outputs of all layers together, a measure of what one sample costs.
     """
 
     def __init__(self, module: nn.Module) -> None:

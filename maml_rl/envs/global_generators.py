@@ -144,7 +144,7 @@ def _torch() -> _Generator:
     # then run user code, during which another thread would wait for that lock without releasing Python's.
     turn = threading.Lock()
 
-    def state() -> Any:
+    def get_state() -> Any:
         with turn:
             return own.get_state()
 
@@ -155,7 +155,7 @@ def _torch() -> _Generator:
     def seeded(seed: np.random.SeedSequence) -> Any:
         return torch.Generator().manual_seed(_integer(seed) % 2**63).get_state()
 
-    return _Generator("torch", lambda: state().numpy().tobytes(), state, set_state, seeded)
+    return _Generator("torch", lambda: get_state().numpy().tobytes(), get_state, set_state, seeded)
 
 
 def _integer(seed: np.random.SeedSequence) -> int:

@@ -132,9 +132,11 @@ class EnsembleMLP(nn.Module):
 class SoftCritics(nn.Module, Generic[Critics]):
     """The parts of a soft actor-critic besides its actor: twin critics, slowly updated target critics, the temperature.
 
-    Attributes:     critic: the critics, which are trained.     target: the target critics, which begin as their copy;
-    no gradient reaches them.     log_temperature: (), logarithm of the weight of the entropy.     target_entropy:
-    entropy that the temperature maintains: that of the settings, or by the size of an action.
+    Attributes:
+        critic: the critics, which are trained.
+        target: the target critics, which begin as their copy; no gradient reaches them.
+        log_temperature: (), logarithm of the weight of the entropy.
+        target_entropy: entropy that the temperature maintains: that of the settings, or by the size of an action.
     """
 
     def __init__(self, critics: Critics, action_space: gymnasium.Space[Any], settings: SACSettings) -> None:

@@ -171,7 +171,8 @@ class LSTM(Recurrent, nn.LSTM):
 class RecurrentStep:
     """The next step of M x S slots under fixed parameters, shared or stacked (M, ...); see `MemoryStep`.
 
-    Attributes:     seen: (rows, I + H) inputs and units side by side, if `layer.joined`.
+    Attributes:
+        seen: (rows, I + H) inputs and units side by side, if `layer.joined`.
     """
 
     def __init__(self, layer: Recurrent, params: Params, rows: SlotRows) -> None:
