@@ -6,6 +6,7 @@ trained policy and no bound: others may be better.
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def references(env_kwargs: Mapping[str, Any], max_episode_steps: int | None) -> 
         max_episode_steps: of an episode; None for those of each family.
     """
     found = {}
-    for each in json.loads(FILE.read_text(encoding="utf-8")):
+    for each in _measured(FILE):
         name = each["env-name"]
         arguments = (env_kwargs.get("arguments") or {}).get(name, {})
         changed = {key: value for key, value in arguments.items() if key not in FREE}
@@ -34,4 +35,11 @@ def references(env_kwargs: Mapping[str, Any], max_episode_steps: int | None) -> 
         is_measured = steps == each["max-episode-steps"] and changed.items() <= each["env-kwargs"].items()
         if is_measured and name in env_kwargs.get("families", HALF_CHEETAHS):
             found[name] = (each["random"], each["oracle"])
+    return found
+
+
+@cache
+def _measured(file: Path) -> list[dict[str, Any]]:
+    """Return the entries of a file of references."""
+    found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
     return found

@@ -26,11 +26,14 @@ from faulty_sampler import digests, faulty_sampler
 
 from maml_rl import LinearFeatureBaseline, MultiTaskSampler
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ConfigError
+from maml_rl.experiment.train import train
 from maml_rl.policies import ExternalPolicy, MemoryPolicy, NormalMLPPolicy
 from maml_rl.profiling import StageTimer
+from maml_rl.runs.metrics import read_metrics
 from maml_rl.samplers import PopulationEvaluator
 from maml_rl.samplers.phase import units_of
 from tests.experiment.test_recorded_histories import content, record_small
+from tests.metalearners.small_algorithms import small
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -124,6 +127,17 @@ def test_texts_have_the_bytes_of_one_process_on_actors() -> None:
         options: dict[str, Any] = {"max_episode_steps": 5, "seed": 0, "slots_per_task": 1, "observe_last": True}
         with MultiTaskSampler(None, {}, 2, policy, **options, **settings) as sampler:
             found.append(sampler.rollout_trials(sampler.sample_tasks(NUM_TASKS)).digest())
+    assert found[0] == found[1]
+
+
+def test_amago_on_a_mixture_has_the_digests_of_one_process_on_actors(tmp_path: Path) -> None:
+    # Observations are padded, and the updates between the batches change the policy.
+    config = small("amago", env_name=["DarkRoom-v0", "GridNavi-v0"], max_episode_steps=5)
+    found = []
+    for backend, num_workers in (("in-process", 0), ("ray", 2)):
+        train(config.override({"backend": backend}), tmp_path / backend, num_workers=num_workers)
+        found.append([row["digest"] for row in read_metrics(tmp_path / backend / "metrics.jsonl")])
+    assert len(set(found[0])) == config.num_batches
     assert found[0] == found[1]
 
 
