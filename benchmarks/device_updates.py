@@ -32,9 +32,11 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "rsac/semicircle": {"algorithm-settings": {"warmup-trials": 1, "num-updates": 100}},
     "varibad/gridnavi": {},
     "rl2/tabular-mdp-n10-transformer": {},
+    "amago/half-cheetahs": {"algorithm-settings": {"warmup-trials": 1, "num-updates": 20}},
     "pearl/halfcheetah-dir": {"algorithm-settings": {"warmup-steps": 1, "num-updates": 100}},
     "dpt/bandit-k5-n100": {"algorithm-settings": {"histories": None}},
     "ad/dark-room": {"algorithm-settings": {"histories": None, "keep": 1}},
+    "amago-offline/dark-room": {"algorithm-settings": {"histories": None, "keep": 1}},
     "maml/halfcheetah-dir": {},
     "promp/halfcheetah-dir": {},
 }

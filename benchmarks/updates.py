@@ -98,8 +98,8 @@ def _note(method: Method, options: argparse.Namespace) -> str:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = common_options((__doc__ or "").partition("\n")[0])
-    names = [*(method.name for method in METHODS[1:]), "rl2", "rsac", "varibad", "pearl", "ad", "dpt"]
-    names = list(dict.fromkeys(names))
+    further = (name.split("/")[0] for name in device_updates.LEARNERS)
+    names = list(dict.fromkeys([*(method.name for method in METHODS[1:]), *further]))
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="beside MAML-TRPO")
     parser.add_argument("--num-workers", type=int, help="worker processes that sample the episodes")
     parser.add_argument("--device", help="measure every learner on this device alone, such as cuda or cpu")

@@ -56,6 +56,13 @@ def write_one_hot(rows: Any, numbers: Any) -> None:
         rows.scatter_(1, numbers.long().unsqueeze(1), 1)
 
 
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on a device; the host does not wait for what the device does before."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def put(array: np.ndarray[Any, Any], device: torch.device, *, single: bool) -> torch.Tensor:
     """Return an array on a device, where `single` float64 as float32."""
     import torch

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maml_rl.arrays import to_device
 from maml_rl.compat.appended_episodes import Array
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.advantages import Baseline, EstimatedEpisodes, estimate_advantages, known_gamma
@@ -280,7 +281,7 @@ class TaskEpisodes(EstimatedEpisodes):
         They go to a GPU through pinned memory, without waiting for it.
         """
         moved, there = copy.copy(self), torch.device(device)
-        vars(moved).update(self._each(lambda _, tensor: _moved(tensor, there)))
+        vars(moved).update(self._each(lambda _, tensor: to_device(tensor, there)))
         return moved
 
     def digest(self) -> str:
@@ -349,13 +350,6 @@ def _of_one_task(batch: BatchEpisodes) -> TaskEpisodes:
 
 def _cut(tensor: Tensor, steps: int, stepwise: bool) -> Tensor:
     return tensor[:, :steps] if stepwise else tensor
-
-
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
 
 
 def _check_shapes(episodes: TaskEpisodes) -> None:

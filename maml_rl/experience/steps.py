@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from maml_rl.arrays import to_device
 from maml_rl.episode.trials import with_end
 from maml_rl.errors import ConfigError
 from maml_rl.machine import refuse_if_too_large
@@ -52,7 +53,7 @@ class Steps:
 
     def to(self, device: torch.device | str) -> "Steps":
         """Return the same steps on `device`."""
-        return self._map(lambda values: values.to(device))
+        return self._map(lambda values: to_device(values, torch.device(device)))
 
     def tensors(self) -> list[Tensor]:
         """Return all fields, and then the infos."""
@@ -67,15 +68,6 @@ class Steps:
     def part(self, tasks: slice) -> "Steps":
         """Return the steps of some tasks, or of other entries of the first axis."""
         return self._map(lambda values: values[tasks])
-
-    def padded(self, length: int) -> "Steps":
-        """Return sequences (L, N, ...) of a length, with padding at their ends."""
-        further = length - len(self.mask)
-        return (
-            self
-            if not further
-            else self._map(lambda values: torch.cat((values, values.new_zeros(further, *values.shape[1:]))))
-        )
 
     def with_end(self) -> tuple[Tensor, Tensor]:
         """Return the observations of whole trials (L, N, ...) and after them, and where they end in a terminal state.
@@ -160,8 +152,8 @@ class StepArrays:
         flat = rows.ravel()
         found = {}
         mask = torch.from_numpy(np.ones(rows.shape, np.float32) if real is None else real.astype(np.float32))
-        mask = mask.to(self._device, non_blocking=True)
-        places = torch.from_numpy(flat).to(self._device, non_blocking=True) if self.copies else None
+        mask = to_device(mask, self._device)
+        places = to_device(torch.from_numpy(flat), self._device) if self.copies else None
         for name, values in self._fields.items():
             shape = *rows.shape, *values.shape[1:]
             if places is not None:
@@ -173,7 +165,7 @@ class StepArrays:
             taken = values.take(flat, axis=0).reshape(shape)
             if real is not None:
                 taken[~real] = 0
-            found[name] = torch.from_numpy(taken).to(self._device)
+            found[name] = to_device(torch.from_numpy(taken), self._device)
         infos = {name.removeprefix(INFO): found.pop(name) for name in list(found) if name.startswith(INFO)}
         return Steps(**found, mask=mask, infos=infos)
 

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -18,6 +19,7 @@ from maml_rl.experience import Replay
 from maml_rl.experience.hindsight import Hindsight
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
+from maml_rl.metalearners.device_steps import DeviceSteps, for_device, takes_device_steps
 from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 from maml_rl.metalearners.learner_state import SINGLE
 from maml_rl.metalearners.losses import filtered_imitation
@@ -144,21 +146,31 @@ class FilteredActorCritic(MetaLearner):
         self.networks = nn.ModuleDict({"critics": critics, "targets": targets}).to(self.device)
         self.critics, self.targets = critics, targets
         self._trained = [param for param in (*self.policy.parameters(), *critics.parameters()) if param.requires_grad]
-        self.optimizer = torch.optim.AdamW(
+        optimizer = torch.optim.AdamW(
             self._trained, lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay, fused=True
         )
+        self.optimizer = for_device(optimizer, self.device)
+        norm, move = self.settings.max_grad_norm, partial(move_targets, targets, critics, self.settings.tau)
+        self._on_device = DeviceSteps.on(self.device, self._objective, self.optimizer, max_norm=norm, after=move)
 
     @single_threaded()
-    def improve(self, seen: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, mask: Tensor) -> Tensor:
-        """Take one step on N trials of L steps, unless a loss is not finite; see `losses`.
+    def improve(self, *trials: Tensor) -> Tensor:
+        """Take one step on N trials of L steps, the first arguments of `losses`, unless a loss is not finite.
 
         Returns:
             (4,) losses of critics and actor, mean value of the actions taken, share of them that passed the filter.
+
+        Raises:
+            NonFiniteError: If a loss is not finite; the step is not taken. Steps on an accelerator are taken, and
+                `update` raises.
         """
-        pair = self.generator("critics").permutation(self.settings.num_critics)[:2].tolist()
-        critic_loss, actor_loss, value, imitated = self.losses(seen, actions, rewards, terminal, mask, pair)
+        pair = torch.from_numpy(self.generator("critics").permutation(self.settings.num_critics)[:2])
+        trials = *trials, *self._noise(trials[0])
+        if self._on_device is not None:
+            return self._on_device(pair, *self._on_device.padded(len(trials[1]), trials))[:4]
+        loss, found = self._objective(pair, *trials)
         self.optimizer.zero_grad(set_to_none=True)
-        (self.settings.critic_coefficient * critic_loss + actor_loss).backward()
+        loss.backward()
         norm = nn.utils.clip_grad_norm_(self._trained, self.settings.max_grad_norm)
         if not math.isfinite(float(norm)):
             raise NonFiniteError(
@@ -166,10 +178,28 @@ class FilteredActorCritic(MetaLearner):
             )
         self.optimizer.step()
         move_targets(self.targets, self.critics, self.settings.tau)
-        return torch.stack((critic_loss, actor_loss, value, imitated)).detach()
+        return found
+
+    def _objective(self, pair: Tensor, *trials: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of a step, and what `improve` returns, of the other arguments of `losses`."""
+        found = self.losses(*trials, pair=pair)
+        return self.settings.critic_coefficient * found[0] + found[1], torch.stack(found).detach()
+
+    def _noise(self, seen: Tensor) -> tuple[Tensor, ...]:
+        """Return the noise of continuous actions (L + 1, N, A) for what is seen (L + 1, N, ...), if they are."""
+        shape = *seen.shape[:2], self.policy.noise_size
+        return () if self.critics.num_choices else (torch.randn(shape, generator=self.torch_generator("actions")),)
 
     def losses(
-        self, seen: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, mask: Tensor, pair: Sequence[int]
+        self,
+        seen: Tensor,
+        actions: Tensor,
+        rewards: Tensor,
+        terminal: Tensor,
+        mask: Tensor,
+        noise: Tensor | None = None,
+        *,
+        pair: Sequence[int] | Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the losses of critics and actor, the mean value of the actions, and the share that is imitated.
 
@@ -183,6 +213,7 @@ class FilteredActorCritic(MetaLearner):
             rewards: (L, N).
             terminal: (L, N) 1 where a step led to a terminal state of the trial.
             mask: (L, N) 1 for real steps.
+            noise: (L + 1, N, A) of the policy's actions; None for discrete ones.
             pair: numbers of two critics.
         """
         unrolled = self.policy.unroll(seen)
@@ -190,13 +221,10 @@ class FilteredActorCritic(MetaLearner):
         units, head = unrolled.units, self.policy.distributions
         parameters = tuple(each.expand(*seen.shape[:2], *each.shape[-1:]) for each in unrolled.distribution)
         before, after = tuple(each[:-1] for each in parameters), tuple(each[1:] for each in parameters)
-        noise = None
-        if not self.critics.num_choices:
-            drawn = torch.randn((*seen.shape[:2], self.policy.noise_size), generator=self.torch_generator("actions"))
-            noise = drawn.to(units)
+        own_noise, later_noise = (None, None) if noise is None else (noise.to(units)[:-1], noise.to(units)[1:])
         with torch.no_grad():
-            values = self._values(self.targets, units[1:], after, None if noise is None else noise[1:])
-            following = values[list(pair)].amin(0)
+            values = self._values(self.targets, units[1:], after, later_noise)
+            following = values[pair].amin(0)
             scaled = self.settings.reward_multiplier * rewards
             targets = scaled.unsqueeze(-1) + self.discounts.to(rewards) * (1.0 - terminal.unsqueeze(-1)) * following
         logits = self.critics(units[:-1], None if self.critics.num_choices else actions)
@@ -205,7 +233,6 @@ class FilteredActorCritic(MetaLearner):
             index = (actions.long() - first).reshape(1, *mask.shape, 1, 1, 1)
             logits = logits.take_along_dim(index, 3).squeeze(3)
         critic_loss = masked_mean(self.two_hot.loss(logits, targets.expand(logits.shape[:-1])).mean((0, -1)), mask)
-        own_noise = None if noise is None else noise[:-1]
         with torch.no_grad():
             taken = self.two_hot.decode(logits)[..., -1].mean(0)
             usual = self._values(self.critics, units[:-1], before, own_noise)[..., -1].mean(0)
@@ -216,12 +243,8 @@ class FilteredActorCritic(MetaLearner):
         if share:
             reached = self._values(self.critics, units[:-1].detach(), before, own_noise, fixed=True)[..., -1].mean(0)
             actor_loss = actor_loss - share * masked_mean(reached, mask)
-        return (
-            critic_loss,
-            actor_loss,
-            masked_mean(taken, mask),
-            masked_mean((advantages > 0).to(mask.dtype), mask),
-        )
+        imitated = masked_mean((advantages > 0).to(mask.dtype), mask)
+        return critic_loss, actor_loss, masked_mean(taken, mask), imitated
 
     def _values(
         self,
@@ -277,7 +300,10 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
         super().__init__(*args, **options)
         # The noise of continuous actions is there to explore.
         self.tests_without_noise = isinstance(self.policy.action_space, spaces.Box)
-        self.experience = {"trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes)}
+        own = self.settings
+        # Families relabel with NumPy.
+        device = "cpu" if own.hindsight_share else self.device
+        self.experience = {"trials": Replay(own.buffer_steps, memory_bytes=own.mapped_bytes, device=device)}
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
@@ -316,16 +342,24 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
             self.hindsight.relabel(trials, self.hindsight.goals(trials, relabeled, self.generator("hindsight")))
         trials = trials.to(self.device)
         seen, terminal = trials.with_end()
-        self._follow(seen[:-1][trials.mask > 0])
+        self._follow(seen[:-1], trials.mask)
         return self.improve(seen, trials.actions, trials.rewards, terminal, trials.mask)
 
-    def _follow(self, observations: Tensor) -> None:
-        """Move the moments that normalize observations by `tau` toward those of `observations` (n, size)."""
+    def _follow(self, observations: Tensor, mask: Tensor) -> None:
+        """Move the moments that normalize observations by `tau` toward those of real steps (L, N, size)."""
         mean, std = self.policy.observation_mean, self.policy.observation_std
         if mean is not None and std is not None:
-            tau, difference = self.settings.tau, observations.mean(0) - mean
-            variance = observations.var(0, correction=0) + difference.square()
-            self.policy.normalize_by(mean + tau * difference, std.square().lerp(variance, tau))
+            tau = self.settings.tau
+            if takes_device_steps(self.device):
+                # To select the real steps would wait for the device.
+                share = (mask / mask.sum()).unsqueeze(-1).to(observations)
+                found = (share * observations).sum((0, 1))
+                variance = (share * (observations - found).square()).sum((0, 1))
+            else:
+                real = observations[mask > 0]
+                found, variance = real.mean(0), real.var(0, correction=0)
+            difference = found - mean
+            self.policy.normalize_by(mean + tau * difference, std.square().lerp(variance + difference.square(), tau))
 
 
 class OfflineAMAGO(FilteredActorCritic, HistoryLearner):

@@ -6,12 +6,13 @@ them. A graph launches all of them in one call, always on the same tensors: inpu
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from maml_rl.arrays import to_device
 from maml_rl.errors import NonFiniteError
 
 # Devices on which steps are taken by `DeviceSteps`.
@@ -79,6 +80,7 @@ class DeviceSteps:
         self._recorded: dict[Any, _Recorded] = {}
         self._seen: dict[Any, int] = {}
         self._state: tuple[int, ...] = ()
+        self._longest = 0
         # None while steps can be recorded.
         self.refusal: str | None = None if device.type == "cuda" else f"the device is {str(device)!r}"
 
@@ -104,12 +106,21 @@ class DeviceSteps:
             number = self._seen[kind] = self._seen.get(kind, 0) + 1
             can_record = self.refusal is None and number > _WARM_UP and len(self._recorded) < _MOST_GRAPHS
             if not can_record or not self._record(kind, inputs):
-                result = self._take([each.to(self._device, non_blocking=True) for each in inputs])
+                result = self._take([to_device(each, self._device) for each in inputs])
                 if number == 1:
                     # The first step makes what optimizers keep.
                     self._state = self._places()
                 return result
         return self._recorded[kind].launch(inputs)
+
+    def padded(self, length: int, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Return tensors of sequences of this length with zeros at their ends, as if of the longest so far.
+
+        A graph is for one shape.
+        """
+        self._longest = max(self._longest, length)
+        further = self._longest - length
+        return [torch.cat((each, each.new_zeros(further, *each.shape[1:]))) if further else each for each in tensors]
 
     @property
     def num_recorded(self) -> int:
@@ -185,7 +196,7 @@ class _Recorded(NamedTuple):
 
     def launch(self, inputs: Sequence[Tensor]) -> Tensor:
         for static, each in zip(self.inputs, inputs, strict=True):
-            static.copy_(each, non_blocking=True)
+            static.copy_(to_device(each, static.device))
         self.graph.replay()
         return self.result.clone()
 

@@ -165,7 +165,6 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
             {"params": [self.networks.log_temperature], "lr": self.settings.temperature_learning_rate},
         ]
         self.optimizer = for_device(torch.optim.Adam(groups, fused=True), self.device)
-        self._longest = 0
         after = self.networks.update_targets
         self._on_device = DeviceSteps.on(self.device, self._loss_of, self.optimizer, after=after)
         self._sequences, self._target_sequences = GRUSequences(), GRUSequences()
@@ -207,11 +206,8 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
                 `update` raises.
         """
         if self._on_device is not None:
-            noise = self._noise(trials)
-            # As long as the longest so far: a graph is for one shape.
-            self._longest = max(self._longest, len(trials.mask))
-            noise = F.pad(noise, (0, 0, 0, 0, 0, self._longest - len(trials.mask)))
-            return self._on_device(*trials.padded(self._longest).tensors()[:7], noise)[:5]
+            inputs = [*trials.tensors()[:7], self._noise(trials)]
+            return self._on_device(*self._on_device.padded(len(trials.mask), inputs))[:5]
         loss, found = self._loss_of(*trials.tensors()[:7], self._noise(trials))
         self._refuse(loss.detach())
         self.optimizer.zero_grad(set_to_none=True)

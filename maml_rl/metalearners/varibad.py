@@ -118,7 +118,6 @@ class VariBAD(MetaLearner):
         self._trained = [*self.policy.encoder_parameters(), *self.decoder.parameters()]
         optimizer = torch.optim.Adam(self._trained, lr=settings.belief_learning_rate)
         self.optimizers = {_BELIEF: for_device(optimizer, self.device)}
-        self._longest = 0
         self._on_device = DeviceSteps.on(self.device, self._loss_of_belief, optimizer)
         self.experience = {_EXPERIENCE: Replay(settings.replay_steps, device=self.device)}
 
@@ -168,9 +167,7 @@ class VariBAD(MetaLearner):
                 steps = self.experience[_EXPERIENCE].sample_sequences(rng, settings.belief_trials)
                 drawn = self._draw(steps, rng, noise)
                 if self._on_device is not None:
-                    # As long as the longest so far: a graph is for one shape.
-                    self._longest = max(self._longest, len(steps.mask))
-                    padded = steps.padded(self._longest).tensors()[:7]
+                    padded = self._on_device.padded(len(steps.mask), steps.tensors()[:7])
                     found = self._on_device(drawn.chosen, drawn.noise, *padded)
                     history.append(found[[0, 1, 3]])
                     continue

@@ -90,6 +90,7 @@ class SequencePolicy(MemoryPolicy):
     reward_head: nn.Linear | None
     observation_mean: nn.Parameter | None
     observation_std: nn.Parameter | None
+    _normalized: Tensor
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class SequencePolicy(MemoryPolicy):
 
     def _normalize(self, which: Tensor) -> None:
         """Normalize those of the first numbers of an observation for which `which` (size,) is true."""
-        self._normalized = which
+        self.register_buffer("_normalized", which, persistent=False)
         # The statistics are computed from data, and sent like parameters.
         self.observation_mean = nn.Parameter(torch.zeros(len(which)), requires_grad=False)
         self.observation_std = nn.Parameter(torch.ones(len(which)), requires_grad=False)
@@ -148,7 +149,7 @@ class SequencePolicy(MemoryPolicy):
         """Normalize by `mean` (size,) and the square root of `variance` (size,)."""
         assert self.observation_mean is not None
         assert self.observation_std is not None
-        which, std = self._normalized.to(mean.device), variance.sqrt().clamp(min=_LEAST_STD)
+        which, std = self._normalized, variance.sqrt().clamp(min=_LEAST_STD)
         with torch.no_grad():
             self.observation_mean.copy_(torch.where(which, mean, 0.0))
             self.observation_std.copy_(torch.where(which, std, 1.0))

@@ -1,6 +1,7 @@
 """Values as distributions over bins: `TwoHot`, by which critics learn values of any scale by classification."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,6 +16,12 @@ def symlog(values: Tensor) -> Tensor:
 def symexp(values: Tensor) -> Tensor:
     """Return sign(x) (exp(|x|) - 1), the inverse of `symlog`."""
     return values.sign() * values.abs().expm1()
+
+
+@cache
+def _symlog_of(value: float) -> float:
+    # Without a tensor of the CPU between the operations of a device.
+    return float(symlog(torch.tensor(value, dtype=torch.float64)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class TwoHot:
 
     def bins(self, like: Tensor) -> Tensor:
         """Return symlog of the values of the bins, (num_bins,), of the type and on the device of `like`."""
-        end = float(symlog(torch.tensor(self.limit, dtype=torch.float64)))
+        end = _symlog_of(self.limit)
         return torch.linspace(-end, end, self.num_bins, dtype=like.dtype, device=like.device)
 
     def decode(self, logits: Tensor) -> Tensor:

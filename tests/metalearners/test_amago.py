@@ -181,7 +181,7 @@ def test_losses_gradients_and_a_step_agree_with_plain_torch_code(
     plain = Plain(learner, kind, trials)
     expected = plain.losses(temperature, share)
     again = make_learner(kind, **{"filter-temperature": temperature, "policy-gradient-share": share})
-    found = again.losses(*trials, PAIR)
+    found = again.losses(*trials, *again._noise(trials[0]), pair=PAIR)
     assert 0.0 < found[3].item() < 1.0
     for one, other in zip(found[:2], expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -202,7 +202,7 @@ def test_step_is_one_of_adamw_on_the_clipped_gradient_and_moves_the_targets(
     learner, reference = make_learner(kind, **settings), make_learner(kind, **settings)
     trials = make_trials(kind)
     pair = reference.generator("critics").permutation(CRITICS)[:2].tolist()
-    losses = reference.losses(*trials, pair)
+    losses = reference.losses(*trials, *reference._noise(trials[0]), pair=pair)
     (10.0 * losses[0] + losses[1]).backward()
     params = reference._trained
     before = [param.detach().clone() for param in reference.targets.parameters()]
@@ -223,11 +223,11 @@ def test_step_is_one_of_adamw_on_the_clipped_gradient_and_moves_the_targets(
 def test_padding_changes_nothing() -> None:
     learner, other = make_learner("discrete"), make_learner("discrete")
     seen, actions, rewards, terminal, mask = make_trials("discrete")
-    found = learner.losses(seen, actions, rewards, terminal, mask, PAIR)
+    found = learner.losses(seen, actions, rewards, terminal, mask, pair=PAIR)
     padded = mask == 0
     rewards = torch.where(padded, 1e3, rewards)
     seen = torch.where(torch.cat((torch.zeros(1, 3, dtype=torch.bool), padded))[..., None], 7.0, seen)
-    for one, two in zip(found, other.losses(seen, actions, rewards, terminal, mask, PAIR), strict=True):
+    for one, two in zip(found, other.losses(seen, actions, rewards, terminal, mask, pair=PAIR), strict=True):
         torch.testing.assert_close(one, two)
 
 
@@ -331,7 +331,11 @@ def test_end_of_trials_is_that_of_whole_trials() -> None:
     assert terminal.tolist() == [[0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
 
 
-def test_normalizing_moments_follow_the_observations_and_leave_bounded_ones() -> None:
+@pytest.mark.parametrize("on_device", [False, True])
+def test_normalizing_moments_follow_the_observations_and_leave_bounded_ones(
+    on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maml_rl.metalearners.amago.takes_device_steps", lambda device: on_device)
     bounds = np.array([np.inf, np.inf, 1.0, np.inf, 1.0])
     policy = GRUPolicy(
         spaces.Box(-bounds, bounds, dtype=np.float64),
@@ -342,12 +346,14 @@ def test_normalizing_moments_follow_the_observations_and_leave_bounded_ones() ->
     ).double()
     settings = AMAGO.Settings.model_validate({"tau": 0.25, "normalize-observations": True})
     learner = AMAGO(policy, None, settings=settings, collection=Collection(gamma=GAMMA))
-    seen = 50.0 + 20.0 * torch.randn(400, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    learner._follow(seen)
+    trials = 50.0 + 20.0 * torch.randn(100, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = (torch.arange(100)[:, None] < torch.tensor([100, 80, 1, 99, 60])).float()
+    seen = trials[mask > 0]
+    learner._follow(trials, mask)
     is_normalized = torch.tensor([True, True, False, True, False])
     mean, std = policy.observation_mean, policy.observation_std
     torch.testing.assert_close(mean, torch.where(is_normalized, 0.25 * seen.mean(0), 0.0))
     for _ in range(100):
-        learner._follow(seen)
+        learner._follow(trials, mask)
     torch.testing.assert_close(mean, torch.where(is_normalized, seen.mean(0), 0.0))
     torch.testing.assert_close(std, torch.where(is_normalized, seen.std(0, correction=0), 1.0))

@@ -23,11 +23,14 @@ from tests.small_runs import config_of
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 TRANSFORMER = {"cell": "transformer", "context": 6, "num-layers": 1, "num-heads": 2}
 POINT = {"env-name": "SemiCircle-v0", "max-episode-steps": 6}
+POINT_GOAL = {"env-name": "PointGoal-v0", "max-episode-steps": 6}
 GRID = {"env-name": "GridNavi-v0", "env-kwargs": {"width": 3, "height": 2}, "max-episode-steps": 4}
 RSAC = {"hidden-size": 8, "batch-size": 5, "num-updates": 6, "warmup-trials": 1, "buffer-steps": 1000}
 PEARL = {"encoder-sizes": [8], "tasks-per-update": 3, "batch-size": 7, "context-batch": 5, "num-updates": 6}
 PEARL |= {"warmup-steps": 1, "buffer-steps": 1000}
 VARIBAD = {"encoder-size": 8, "belief-trials": 6, "decoder-sizes": [8], "replay-steps": 1000, "belief-updates": 6}
+AMAGO = {"hidden-size": 8, "critic-layers": [8], "num-bins": 9, "num-critics": 3, "batch-size": 5, "num-updates": 6}
+AMAGO |= {"warmup-trials": 1, "buffer-steps": 1000, "policy-gradient-share": 0.25}
 RL2 = {"hidden-size": 8, "num-epochs": 6, "learning-rate": 1e-3}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "rsac gru": ("rsac", POINT, RSAC),
@@ -42,6 +45,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "rl2 lstm": ("rl2", GRID, RL2 | {"cell": "lstm", "value": "network", "anneal-over": 4, "entropy-coefficient": 0.1}),
     "rl2 transformer": ("rl2", GRID, RL2 | TRANSFORMER | {"num-minibatches": 2, "token-shift": True}),
     "ad": ("ad", {}, {}),
+    "amago": ("amago", GRID, AMAGO | TRANSFORMER),
+    "amago gru": ("amago", POINT, AMAGO | {"cell": "gru", "sequence-length": 4, "normalize-observations": True}),
+    "amago hindsight": ("amago", POINT_GOAL, AMAGO | TRANSFORMER | {"hindsight-share": 0.5, "filter-temperature": 1.0}),
+    "amago offline": ("amago-offline", {}, {"num-updates": 5, "critic-layers": [8], "num-bins": 9, "anneal-over": 4}),
     "ad gru": ("ad", {}, {"cell": "gru", "anneal-over": 5, "warmup": 3}),
 }
 
@@ -49,14 +56,14 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def make(name: str, device: str = "cpu") -> tuple[MetaLearner, Batch]:
     """Return a learner, and a batch on this device."""
     algorithm, family, settings = CASES[name]
-    if algorithm == "ad":
+    if algorithm in ("ad", "amago-offline"):
         given = {key.replace("-", "_"): value for key, value in settings.items()}
-        learner = make_experiment(bandit_config("ad", **given), device).metalearner
+        learner = make_experiment(bandit_config(algorithm, **given), device).metalearner
         learner.learn_from(bandit_histories())
         return learner, Batch([])
     values = {"meta-batch-size": 5, "observe-last": algorithm != "pearl", "algorithm": algorithm, "num-batches": 4}
     values |= {"fast-batch-size": 1 if algorithm == "rsac" else 2}
-    sizes = {"hidden-sizes": [6]} if algorithm != "rl2" else {}
+    sizes = {"hidden-sizes": [6]} if algorithm not in ("rl2", "amago") else {}
     config = config_of().override({**values, **sizes, **family, "algorithm-settings": settings})
     experiment = make_experiment(config, device)
     with experiment.make_sampler(num_workers=0) as sampler:
@@ -128,8 +135,8 @@ def test_loss_on_a_device_neither_waits_for_it_nor_copies_to_it(name: str, on_cp
     for module in modules:
         module.to("meta")
     learner.device = torch.device("meta")
-    if hasattr(learner, "_unit"):
-        learner._unit = learner._unit.to("meta")
+    for name in {"_unit", "discounts"} & vars(learner).keys():
+        setattr(learner, name, getattr(learner, name).to("meta"))
     head = learner.policy.distributions
     if isinstance(head, SquashedGaussianHead):
         head.bounds(torch.empty(0, device="meta"))
@@ -153,7 +160,7 @@ def test_shorter_trials_are_padded_to_the_longest_so_far(request: pytest.Fixture
     for length in (6, 4, 5):
         trials = ordinary.experience["trials"].sample_sequences(rng, 5, length=length)
         torch.testing.assert_close(learner.step(trials), ordinary.step(trials), rtol=1e-5, atol=1e-6)
-    assert learner._longest == 6
+    assert learner._on_device._longest == 6
 
 
 class Graphs:
@@ -208,18 +215,18 @@ class Graphs:
         patch.setattr("torch.cuda.synchronize", lambda device: None)
 
 
-@pytest.mark.parametrize("name", ["rsac lstm", "pearl", "ad"])
+@pytest.mark.parametrize("name", ["rsac lstm", "pearl", "ad", "amago gru", "amago offline"])
 def test_recorded_steps_are_those_of_the_ordinary_path(name: str, request: pytest.FixtureRequest) -> None:
     ordinary, batch = make(name)
     expected = updates(ordinary, batch)
     patch = request.getfixturevalue("on_cpu")
     learner, batch = make(name)
     steps = learner._on_device
-    targets = [] if learner.networks is None else list(learner.networks.target.parameters())
+    targets = [] if learner.networks is None else list(learner.networks.parameters())
     graphs = Graphs(steps, patch, targets)
     for mine, theirs in zip(updates(learner, batch), expected, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-6, abs=1e-6)
-    taken = 3 * expected[0]["updates"] if name != "ad" else expected[-1]["updates"]
+    taken = expected[-1]["updates"] if name == "ad" else 3 * expected[0]["updates"]
     assert steps.num_recorded == 1
     assert graphs.num_launched == taken - 3
     # A loaded state is in other tensors, which are recorded anew.

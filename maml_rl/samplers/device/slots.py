@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maml_rl.arrays import to_device
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.observing import ObservingVectorEnv
@@ -93,10 +94,7 @@ class DeviceSlots:
         if known.keys() == arrays.keys() and all(np.array_equal(known[name], arrays[name]) for name in arrays):
             arrays = {}
         rows = [array.reshape(-1).view(np.int64) for array in arrays.values()]
-        packed = torch.from_numpy(np.concatenate((seeds.reshape(-1), *rows)))
-        if self.device.type == "cuda":
-            packed = packed.pin_memory()
-        there = packed.to(self.device, non_blocking=True)
+        there = to_device(torch.from_numpy(np.concatenate((seeds.reshape(-1), *rows))), self.device)
         start, places = seeds.size, cast(dict[str, Tensor], self.family.tasks)
         if arrays:
             moved: dict[str, Any] = {}
