@@ -11,7 +11,7 @@ from benchmarks.charts import write_panels
 from maml_rl.cli.console import Parser
 from maml_rl.experiment.comparable import moving_mean
 from maml_rl.report.curves import after
-from maml_rl.report.plot import Plot
+from maml_rl.report.plot import Axis, Plot
 from maml_rl.report.scales import Span
 
 
@@ -51,12 +51,9 @@ def draw(
             values = np.array([[row[f"{quantity}/{name}"] for row in rows] for name in names], np.float64)
             smoothed = moving_mean(values, smooth)
             plot = Plot(
-                Span.of(places, margin=0.0),
-                Span.of(smoothed),
+                Axis(Span.of(places, margin=0.0), "meta-update", counts=True),
+                Axis(Span.of(smoothed), f"mean {word}"),
                 f"{title}: mean {word} over meta-updates",
-                x_label="meta-update",
-                y_label=f"mean {word}",
-                x_counts=True,
                 width=320,
                 height=250,
             )

@@ -13,7 +13,7 @@ from benchmarks.learning.plan import COMPARISON, ORACLE, PRETRAIN, RANDOM, Famil
 from benchmarks.learning.results import Values
 from maml_rl.experiment.evaluation import pooled_intervals
 from maml_rl.experiment.statistics import interquartile_mean
-from maml_rl.report.plot import Plot
+from maml_rl.report.plot import Axis, Plot
 from maml_rl.report.scales import Span
 
 # Of a method, whichever of its settings a family has.
@@ -74,7 +74,8 @@ def draw(plan: Plan, path: Path) -> None:
         x = Span.of([0.0], *(xs for xs, _ in lines.values()), margin=0.0)
         # The initial policies of a family may be far below everything that is learned.
         y = Span.of(*(middles[1:] for _, middles in lines.values()))
-        plot = Plot(x, y, family.title, x_label="environment steps", x_counts=True, width=238, height=190)
+        across = Axis(x, "environment steps", counts=True)
+        plot = Plot(across, Axis(y), family.title, width=238, height=190)
         for column, (xs, middles) in lines.items():
             plot.line(xs, np.clip(middles, y.low, y.high), _COLORS.get(column, "rest"))
         panels.append(("", family.title, plot))
@@ -122,7 +123,7 @@ def _panel(
 ) -> tuple[str, str, Plot]:
     x = Span.of([0.0], *(xs for xs, _ in lines.values()), margin=0.0)
     y = Span.of(*(middles[1:] for _, middles in lines.values()))
-    plot = Plot(x, y, name, x_label=x_label, y_label=y_label, x_counts=True, width=238, height=190)
+    plot = Plot(Axis(x, x_label, counts=True), Axis(y, y_label), name, width=238, height=190)
     for other, (xs, middles) in sorted(lines.items(), key=lambda line: line[0] == name):
         plot.line(xs, np.clip(middles, y.low, y.high), "group0" if other == name else "rest")
     return "group0", name.removesuffix("-control"), plot

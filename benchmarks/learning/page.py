@@ -20,7 +20,7 @@ from maml_rl.experiment.evaluation import (
     pooled_intervals,
 )
 from maml_rl.experiment.statistics import interquartile_mean
-from maml_rl.report.plot import Plot
+from maml_rl.report.plot import Axis, Plot
 from maml_rl.report.scales import Span
 
 _BLOCK = re.compile(r"(<!-- results of ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
@@ -384,12 +384,9 @@ def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False
     panels = []
     for place, name in enumerate(chosen):
         plot = Plot(
-            x,
-            y,
+            Axis(x, "minutes of sampling and updates" if minutes else "environment steps", counts=True),
+            Axis(y, "return after one step"),
             f"{family.title}: {name}",
-            x_label="minutes of sampling and updates" if minutes else "environment steps",
-            y_label="return after one step",
-            x_counts=True,
             # Three panels side by side fill the width of a page; names of settings need more room.
             width=400 if minutes else 290,
             height=300 if minutes else 240,

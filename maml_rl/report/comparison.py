@@ -28,7 +28,7 @@ from maml_rl.report.curves import group_css
 from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.figures import Series, figure, legend, named, numbers, row, table
 from maml_rl.report.markup import Markup, element
-from maml_rl.report.plot import Plot
+from maml_rl.report.plot import Axis, Plot
 from maml_rl.report.published import published_returns
 from maml_rl.report.scales import Span, counted, decimals, readable, readable_count, readable_interval, readable_share
 
@@ -154,18 +154,20 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
     # The interval of two seeds is so wide that it would flatten the chart: the table has it.
     two_seeds = [len(evaluations) == 2 for _, _, evaluations in lines]
     bounds = [values[:, :1] if two else values for values, two in zip(intervals, two_seeds, strict=True)]
+    known = [np.array(published)] if published else []
     plot = Plot(
-        Span(-0.2, steps - 0.8),
-        Span.of(*bounds, *([np.array(published)] if published else []), *(curve[:steps] for _, _, curve in sources)),
+        # Of many names, some.
+        Axis(
+            Span(-0.2, steps - 0.8),
+            f"{counted or 'gradient steps'} on a new task",
+            [(step, str(step + bool(counted))) for step in range(0, steps, -(-steps // _MOST_NAMES))],
+        ),
+        Axis(Span.of(*bounds, *known, *(curve[:steps] for _, _, curve in sources)), "mean return"),
         "; ".join(
             f"{name}: " + ", ".join(readable(row[0]) for row in values)
             for (_, name, _), values in zip(lines, intervals, strict=True)
         )
         + (f" in each {counted}." if counted else " after 0, 1, ... gradient steps."),
-        x_label=f"{counted or 'gradient steps'} on a new task",
-        y_label="mean return",
-        # Of many, some.
-        x_names=[(step, str(step + bool(counted))) for step in range(0, steps, -(-steps // _MOST_NAMES))],
     )
     entries = _entries(lines)
     if published is not None:
@@ -319,13 +321,11 @@ def performance_profiles(results: Sequence[GroupResult]) -> Markup | None:
     profiles = [profile_intervals(evaluations, thresholds).T for _, _, evaluations in lines]
     middles = [float(np.median([each.task_returns()[:, -1] for each in evaluations])) for _, _, evaluations in lines]
     plot = Plot(
-        span,
-        Span(0.0, 1.04),
+        Axis(span, "return on a new task after adaptation"),
+        Axis(Span(0.0, 1.04), "share of trainings and tasks above it"),
         "Performance profiles. Half of the returns are above "
         + ", ".join(f"{readable(middle)} ({name})" for (_, name, _), middle in zip(lines, middles, strict=True))
         + ".",
-        x_label="return on a new task after adaptation",
-        y_label="share of trainings and tasks above it",
     )
     for (css, _, evaluations), (shares, low, high) in zip(lines, profiles, strict=True):
         # The interval of two seeds would fill the chart.

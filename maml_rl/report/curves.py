@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from maml_rl.experiment.comparable import METHODS, Curve, RunGroup, common_steps, equal_steps
 from maml_rl.report.figures import SMOOTHINGS, X_AXES, Series, figure, legend, numbers, row, table
 from maml_rl.report.markup import Markup, element
-from maml_rl.report.plot import Plot, switched
+from maml_rl.report.plot import Axis, Plot, switched
 from maml_rl.report.scales import Span, counted, decimals, readable, readable_count
 
 _SEEDS_FOR_A_BAND = 3
@@ -244,7 +244,8 @@ def _over_training(
         known = all(np.isfinite(each[name]).all() and each[name].any() for each in places)
         axis = name if known else "iterations"
         across = Span.of([0.0], *(each[axis] for each in places), margin=0.0)
-        plot = Plot(across, span, f"{title}: {ends}.", x_label=X_AXES[axis], y_label=label, x_counts=axis != "minutes")
+        x = Axis(across, X_AXES[axis], counts=axis != "minutes")
+        plot = Plot(x, Axis(span, label), f"{title}: {ends}.")
         for index, width in enumerate(SMOOTHINGS[: len(lines[0].curves)]):
             if len(lines[0].curves) > 1:
                 plot.layer(f"smoothed width{width}")

@@ -1,6 +1,7 @@
 """A chart as SVG: axes, lines, bands, dots. Colors come from the page's style sheet, by class, for dark and light."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,35 @@ _MOST_POINTS = 960
 _DOT = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis: its span, its label, and what is written at its ticks.
+
+    Attributes:
+        names: (position, name) pairs instead of numbers.
+        counts: whether it counts something: its numbers are integers.
+    """
+
+    span: Span
+    label: str = ""
+    names: Sequence[tuple[float, str]] | None = None
+    counts: bool = False
+
+    def ticks(self, most: int) -> list[tuple[float, str]]:
+        """Return positions and what is written there; about `most` numbers, or the names."""
+        if self.names is not None:
+            return list(self.names)
+        ticks = self.span.ticks(most, whole=self.counts)
+        return list(zip(ticks, tick_labels(ticks), strict=True))
+
+
 class Plot:
     """Axes, and the drawing between them.
 
     Args:
-        x: span of the horizontal axis.
-        y: span of the vertical axis.
+        x: the horizontal axis.
+        y: the vertical axis.
         summary: one sentence about the chart, for readers who cannot see it.
-        x_label: name of the horizontal axis.
-        y_label: name of the vertical axis.
-        x_names: (position, name) pairs instead of numbers.
-        x_counts: whether the horizontal axis counts something: its numbers are integers.
         equal: give both axes the same scale, and the chart the shape that follows.
         width: of the chart in pixels, to which the texts are 12 pixels high.
         height: of the chart.
@@ -35,34 +54,27 @@ class Plot:
 
     def __init__(
         self,
-        x: Span,
-        y: Span,
+        x: Axis,
+        y: Axis,
         summary: str,
         *,
-        x_label: str = "",
-        y_label: str = "",
-        x_names: Sequence[tuple[float, str]] | None = None,
-        x_counts: bool = False,
         equal: bool = False,
         width: int = _WIDTH,
         height: int = _HEIGHT,
     ) -> None:
-        self._x, self._y, self._summary = x, y, summary
+        self._x, self._y, self._summary = x.span, y.span, summary
         y_ticks = y.ticks(max(2, height // 55))
-        y_texts = tick_labels(y_ticks)
-        below = _BOTTOM if x_label else _BOTTOM - 18
-        self._left = 12 + _CHARACTER * max(len(text) for text in y_texts)
-        self._top = 34 if y_label else 10
+        below = _BOTTOM if x.label else _BOTTOM - 18
+        self._left = 12 + _CHARACTER * max(len(text) for _, text in y_ticks)
+        self._top = 34 if y.label else 10
         self._right, self._bottom = width - _RIGHT, height - below
         if equal:
-            self._bottom = self._top + round((self._right - self._left) * (y.high - y.low) / (x.high - x.low))
+            share = (self._y.high - self._y.low) / (self._x.high - self._x.low)
+            self._bottom = self._top + round((self._right - self._left) * share)
             height = self._bottom + below
         self._size = (width, height)
-        if x_names is None:
-            x_ticks = x.ticks(max(2, width // 60), whole=x_counts)
-            x_names = list(zip(x_ticks, tick_labels(x_ticks), strict=True))
-        self._scale = self._y_axis(y_ticks, y_texts, y_label)
-        self._base = self._x_axis(x_names, x_label)
+        self._scale = self._y_axis(y_ticks, y.label)
+        self._base = self._x_axis(x.ticks(max(2, width // 60)), x.label)
         self._marks: list[Markup] = []
         self._layers: list[tuple[str, list[Markup]]] = [("", self._marks)]
 
@@ -168,9 +180,11 @@ class Plot:
             axis=-1,
         )
 
-    def _y_axis(self, ticks: Sequence[float], texts: Sequence[str], label: str) -> list[Markup]:
+    def _y_axis(self, names: Sequence[tuple[float, str]], label: str) -> list[Markup]:
         parts = []
-        for (_, place), text in zip(self._points(np.full(len(ticks), self._x.low), ticks), texts, strict=True):
+        for (_, place), (_, text) in zip(
+            self._points(np.full(len(names), self._x.low), [y for y, _ in names]), names, strict=True
+        ):
             css = "axis" if text == "0" else "grid"
             parts.append(element("path", class_=css, d=f"M{self._left} {place:.1f}H{self._right}"))
             parts.append(element("text", text, x=self._left - 6, y=f"{place + 4:.1f}", text_anchor="end"))

@@ -12,7 +12,7 @@ from maml_rl.report.curves import after
 from maml_rl.report.evaluations import SampledEvaluation
 from maml_rl.report.figures import Series, figure, legend, numbers
 from maml_rl.report.markup import Markup, element
-from maml_rl.report.plot import Plot
+from maml_rl.report.plot import Axis, Plot
 from maml_rl.report.scales import Span, decimals, readable
 
 NAVIGATION = "2DNavigation-v0"
@@ -93,12 +93,9 @@ def _against_number(evaluation: Evaluation, parameter: NDArray[np.float64]) -> M
     else:
         places, span, names = parameter, Span.of(parameter), None
     plot = Plot(
-        span,
-        Span.of(before, later),
+        Axis(span, name, names),
+        Axis(Span.of(before, later), "return of a task"),
         f"Return against {name}: {readable(before.mean())} on average {first}, {readable(later.mean())} {last}.",
-        x_label=name,
-        y_label="return of a task",
-        x_names=names,
     )
     for css, returns in (("before", before), ("after", later)):
         titles = [f"{describe(task)}: {readable(value)}" for task, value in zip(evaluation.tasks, returns, strict=True)]
@@ -117,11 +114,11 @@ def _on_map(evaluation: Evaluation, places: NDArray[np.float64]) -> Markup:
     name = next(iter(evaluation.tasks[0]))
     low, high = min(before.min(), later.min()), max(before.max(), later.max())
     digits = decimals([low, high])
-    span = Span.of(places, margin=0.08)
+    axis = Axis(Span.of(places, margin=0.08))
     maps = []
     for title, returns in ((first, before), (last, later)):
         plot = Plot(
-            span, span, f"Return by {name}, {title}: {readable(returns.mean())} on average.", equal=True, width=300
+            axis, axis, f"Return by {name}, {title}: {readable(returns.mean())} on average.", equal=True, width=300
         )
         shades = np.clip((returns - low) / max(high - low, 1e-12) * _SHADES, 0, _SHADES - 1).astype(int)
         for (x, y), value, shade in zip(places, returns, shades, strict=True):
@@ -146,13 +143,10 @@ def _on_map(evaluation: Evaluation, places: NDArray[np.float64]) -> Markup:
 def _one_by_one(evaluation: Evaluation) -> Markup:
     before, later, (first, last) = _before_and_after(evaluation)
     plot = Plot(
-        Span(-1.0, len(before)),
-        Span.of(before, later),
-        f"Return of each task: {readable(before.mean())} on average {first}, {readable(later.mean())} {last}.",
         # If they were sorted by noisy returns, the worst would improve and the best get worse by chance.
-        x_label="tasks, in the order in which they were drawn",
-        y_label="return of a task",
-        x_names=[],
+        Axis(Span(-1.0, len(before)), "tasks, in the order in which they were drawn", names=[]),
+        Axis(Span.of(before, later), "return of a task"),
+        f"Return of each task: {readable(before.mean())} on average {first}, {readable(later.mean())} {last}.",
     )
     places = range(len(before))
     for place in places:
@@ -193,8 +187,8 @@ def navigation_paths(sampled: SampledEvaluation) -> Markup | None:
     for task, goal, phases in zip(chosen, goals, paths, strict=True):
         before, later = (readable(value, digits) for value in returns[task])
         plot = Plot(
-            across,
-            up,
+            Axis(across),
+            Axis(up),
             f"Paths to the {describe(tasks[task])}: return {before} before, {later} after.",
             equal=True,
             width=240,

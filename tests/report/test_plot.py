@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from maml_rl.report.plot import Plot, switched
+from maml_rl.report.plot import Axis, Plot, switched
 from maml_rl.report.scales import Span
 
 
@@ -20,11 +20,12 @@ def texts(plot: Plot) -> dict[str, tuple[float, float]]:
 
 
 def unit_plot(**options: object) -> Plot:
-    return Plot(Span(0.0, 1.0), Span(0.0, 1.0), "a test", **options)
+    unit = Span(0.0, 1.0)
+    return Plot(Axis(unit, **options), Axis(unit), "a test")
 
 
 def test_dots_are_at_their_coordinates() -> None:
-    plot = Plot(Span(0.0, 10.0), Span(-100.0, 0.0), "a test")
+    plot = Plot(Axis(Span(0.0, 10.0)), Axis(Span(-100.0, 0.0)), "a test")
     plot.dots([0.0, 10.0, 5.0], [-100.0, 0.0, -50.0], "before")
     places = np.array([[float(dot.get("cx", 0)), float(dot.get("cy", 0))] for dot in marks(plot, "dot")])
     left, right = texts(plot)["2"][0], texts(plot)["8"][0]
@@ -58,7 +59,7 @@ def test_points_between_gaps_are_dots_and_intervals() -> None:
 
 def test_axes_to_choose_from_share_their_drawing_where_it_is_the_same() -> None:
     plots = {
-        name: Plot(Span(0.0, end), Span(0.0, 1.0), "a test", x_label=name)
+        name: Plot(Axis(Span(0.0, end), name), Axis(Span(0.0, 1.0)), "a test")
         for name, end in (("steps", 10.0), ("iterations", 1.0), ("minutes", 4.0))
     }
     for plot, xs in zip(plots.values(), ([0.0, 10.0], [0.0, 1.0], [0.0, 1.0]), strict=True):
@@ -96,14 +97,14 @@ def test_long_line_is_averaged_to_what_a_screen_can_show() -> None:
 
 
 def test_equal_axes_have_the_same_scale() -> None:
-    plot = Plot(Span(0.0, 1.0), Span(0.0, 2.0), "a test", equal=True, width=300)
+    plot = Plot(Axis(Span(0.0, 1.0)), Axis(Span(0.0, 2.0)), "a test", equal=True, width=300)
     plot.dots([0.0, 1.0, 0.0], [0.0, 0.0, 1.0], "before")
     origin, right, up = (np.array([float(dot.get("cx", 0)), float(dot.get("cy", 0))]) for dot in marks(plot, "dot"))
     assert right[0] - origin[0] == pytest.approx(origin[1] - up[1], abs=1.0)
 
 
 def test_named_places_replace_numbers() -> None:
-    plot = unit_plot(x_names=[(0.0, "left"), (1.0, "right")])
+    plot = unit_plot(names=[(0.0, "left"), (1.0, "right")])
     assert {"left", "right"} <= texts(plot).keys()
     assert texts(plot)["left"][0] < texts(plot)["right"][0]
 
