@@ -5,7 +5,7 @@ histories and on the generator that is passed in.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -65,6 +65,23 @@ class _Subsampled(NamedTuple):
     starts: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class EnvKind:
+    """The kind of environment that histories are of.
+
+    Attributes:
+        observation_space: of one environment, without the last step; None where it is not known.
+        action_space: of one environment.
+        env_id: of the family; empty for one that is not registered.
+        env_kwargs: of its environments.
+    """
+
+    observation_space: gymnasium.Space[Any] | None
+    action_space: gymnasium.Space[Any]
+    env_id: str = ""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Histories:
     """Learning histories of tasks of one family, in memory.
 
@@ -72,17 +89,11 @@ class Histories:
 
     Args:
         tasks: H, of each history.
-        num_episodes: (H,) of each history.
-        lengths: (E,) steps of each episode.
+        lengths: for each history the steps of each of its episodes.
         observations: (S, *observation shape), seen before each action; or (S,) integers, which of `distinct`.
-        final_observations: (E, *observation shape), seen after the last step of an episode; or (E,) integers.
         actions: (S, *action shape).
         rewards: (S,).
-        observation_space: of one environment, which does not show the last step.
-        action_space: of one environment.
-        env_id: of the family; empty for one that is not registered.
-        env_kwargs: of its environments.
-        horizon: steps of the longest possible episode; None for that of the longest one here.
+        env: the environments.
         distinct: (D, *observation shape), the different observations, where the others are integers.
         infos: numbers from the environments' infos by name, (S,) of every step or (E,) of every episode, kept as
             float32; NaN where one is not known.
@@ -94,45 +105,38 @@ class Histories:
     def __init__(
         self,
         tasks: Sequence[Task],
-        num_episodes: ArrayLike,
-        lengths: ArrayLike,
+        lengths: Sequence[ArrayLike],
         observations: ArrayLike,
-        final_observations: ArrayLike,
         actions: ArrayLike,
         rewards: ArrayLike,
+        env: EnvKind,
         *,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
-        env_id: str = "",
-        env_kwargs: Mapping[str, Any] | None = None,
-        horizon: int | None = None,
         distinct: NDArray[Any] | None = None,
         infos: Mapping[str, ArrayLike] | None = None,
     ) -> None:
-        self.tasks = list(tasks)
-        self.num_episodes, self.lengths = np.asarray(num_episodes, np.int64), np.asarray(lengths, np.int64)
-        self.rewards, self.actions = np.asarray(rewards, np.float32), np.asarray(actions, action_space.dtype)
-        self.observation_space, self.action_space = observation_space, action_space
-        self.env_id, self.env_kwargs = env_id, dict(env_kwargs or {})
-        self._seen, self._final, self._distinct = np.asarray(observations), np.asarray(final_observations), distinct
+        if env.observation_space is None:
+            raise ValueError("histories need the observation space of their environments")
+        self.tasks, self.env, self.observation_space = list(tasks), env, env.observation_space
+        of_histories = [np.asarray(each, np.int64) for each in lengths]
+        self.num_episodes, self.lengths = np.array([len(each) for each in of_histories]), np.concatenate(of_histories)
+        self.rewards, self.actions = np.asarray(rewards, np.float32), np.asarray(actions, env.action_space.dtype)
+        self._seen, self._distinct = np.asarray(observations), distinct
         self.infos = {name: np.asarray(values, np.float32) for name, values in (infos or {}).items()}
         self._check_shapes()
-        self.horizon = int(self.lengths.max()) if horizon is None else check_count("horizon", horizon)
         self._subsampled = lru_cache(maxsize=4)(self._subsample)
         self._family: BatchedFamily | None = None
         self._starts = np.cumsum(self.lengths) - self.lengths
 
     def _check_shapes(self) -> None:
-        num_steps, num_episodes = int(self.lengths.sum()), int(self.num_episodes.sum())
-        if not num_steps or not len(self.tasks) or self.lengths.min() < 1 or self.num_episodes.min() < 1:
+        num_steps, num_episodes = int(self.lengths.sum()), len(self.lengths)
+        if len(self.num_episodes) != len(self.tasks):
+            raise ValueError(f"expected the lengths of {len(self.tasks)} histories, got {len(self.num_episodes)}")
+        if not num_steps or self.lengths.min() < 1 or self.num_episodes.min() < 1:
             raise ValueError("expected at least one history, one episode in each and one step in every episode")
         of_observation = () if self._distinct is not None else self.observation_space.shape or ()
         expected = {
-            "num_episodes": (self.num_episodes, (len(self.tasks),)),
-            "lengths": (self.lengths, (num_episodes,)),
             "observations": (self._seen, (num_steps, *of_observation)),
-            "final_observations": (self._final, (num_episodes, *of_observation)),
-            "actions": (self.actions, (num_steps, *(self.action_space.shape or ()))),
+            "actions": (self.actions, (num_steps, *(self.env.action_space.shape or ()))),
             "rewards": (self.rewards, (num_steps,)),
         }
         for name, (array, shape) in expected.items():
@@ -145,25 +149,12 @@ class Histories:
                 )
 
     @classmethod
-    def of(
-        cls,
-        iterations: Sequence[TaskEpisodes],
-        *,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
-        env_id: str = "",
-        env_kwargs: Mapping[str, Any] | None = None,
-        horizon: int | None = None,
-    ) -> Self:
+    def of(cls, iterations: Sequence[TaskEpisodes], env: EnvKind) -> Self:
         """Return the histories of learners whose episodes were sampled together, iteration by iteration.
 
         Args:
             iterations: (M, T, B, ...) of the same M tasks each, in the order of time.
-            observation_space: see the class, as for the others.
-            action_space: of one environment.
-            env_id: of the family.
-            env_kwargs: of its environments.
-            horizon: steps of the longest possible episode.
+            env: the environments.
         """
         gathered: dict[str, list[NDArray[Any]]] = {}
         infos: dict[str, list[NDArray[Any]]] = {}
@@ -171,8 +162,6 @@ class Histories:
             for episodes in iterations:
                 real = episodes.mask[task].mT.bool()
                 rows = {
-                    "lengths": episodes.lengths[task],
-                    "final_observations": episodes.final_observations[task],
                     "observations": episodes.observations[task].transpose(0, 1)[real],
                     "actions": episodes.actions[task].transpose(0, 1)[real],
                     "rewards": episodes.rewards[task].mT[real],
@@ -184,21 +173,17 @@ class Histories:
                     infos.setdefault(name, []).append(kept.cpu().numpy())
         return cls(
             iterations[0].tasks,
-            [sum(episodes.lengths.shape[1] for episodes in iterations)] * len(iterations[0]),
+            [*torch.cat([episodes.lengths for episodes in iterations], 1).cpu().numpy()],
             **{name: np.concatenate(parts) for name, parts in gathered.items()},
+            env=env,
             infos={name: np.concatenate(parts) for name, parts in infos.items()},
-            observation_space=observation_space,
-            action_space=action_space,
-            env_id=env_id,
-            env_kwargs=env_kwargs,
-            horizon=horizon,
         )
 
     def __len__(self) -> int:
         return len(self.tasks)
 
     def __repr__(self) -> str:
-        name = self.env_id or "a family of one's own"
+        name = self.env.env_id or "a family of one's own"
         return f"{len(self):,} Histories({name}, {len(self.lengths):,} episodes, {self.num_steps:,} steps)"
 
     @property
@@ -242,10 +227,10 @@ class Histories:
         # The step before; for the first step of a history the step itself, which is then set to zero.
         has_past = places > subsampled.starts[chosen]
         past, _, past_ends = self._locate(subsampled, places - has_past)
-        parts = LastStepParts.of(self.observation_space, self.action_space)
+        parts = LastStepParts.of(self.observation_space, self.env.action_space)
         shown = np.zeros((length * batch_size, parts.size), np.float32)
         write_flat(self.observation_space, self._observations(steps.ravel()), shown[:, parts.observation])
-        write_flat(self.action_space, self.actions[past.ravel()], shown[:, parts.last_action])
+        write_flat(self.env.action_space, self.actions[past.ravel()], shown[:, parts.last_action])
         shown[:, parts.last_reward] = self.rewards[past].reshape(-1, 1)
         shown[:, parts.last_termination] = past_ends.reshape(-1, 1)
         shown[~has_past.ravel(), parts.last_action.start :] = 0.0
@@ -268,41 +253,37 @@ class Histories:
         Source: Lee et al. 2023, section 3, https://arxiv.org/abs/2306.14892
         """
         if self._family is None:
-            env = make_vector_env(self.env_id, self.env_kwargs, len(self)) if self.env_id else None
+            of = self.env
+            env = make_vector_env(of.env_id, of.env_kwargs, len(self)) if of.env_id else None
             if not isinstance(env, BatchedFamily) or type(env).optimal_actions is BatchedFamily.optimal_actions:
                 raise ValueError(
-                    f"{self.env_id or 'the family'} does not know its best actions, which are the targets; a family "
+                    f"{of.env_id or 'the family'} does not know its best actions, which are the targets; a family "
                     "that does has a method optimal_actions"
                 )
             env.reset_task(self.tasks)
             self._family = env
-        own = LastStepParts.of(self.observation_space, self.action_space).observation
+        own = LastStepParts.of(self.observation_space, self.env.action_space).observation
         seen = sequences.observations[..., own].numpy().reshape(-1, *(self.observation_space.shape or ()))
         # One slot for each history.
         slots = sequences.histories.repeat(len(sequences.observations)).numpy()
-        best = self._family.optimal_actions(seen, slots).astype(self.action_space.dtype)
+        best = self._family.optimal_actions(seen, slots).astype(self.env.action_space.dtype)
         return torch.from_numpy(best.reshape(*sequences.rewards.shape, *best.shape[1:]))
 
-    def check_fits(
-        self,
-        env_id: str,
-        observation_space: gymnasium.Space[Any] | None,
-        action_space: gymnasium.Space[Any],
-        env_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
+    def check_fits(self, env: EnvKind) -> None:
         """Refuse, by a ConfigError in one line, to learn from these histories for environments of another kind.
 
-        The observation space is that without the last step; what is None is not compared.
+        An observation space that is not known is not compared.
         """
+        own = self.env
         pairs: dict[str, tuple[Any, Any]] = {
-            "the family": (self.env_id, env_id),
-            "the arguments": (self.env_kwargs, env_kwargs),
-            "observations": (self.observation_space, observation_space),
-            "actions": (self.action_space, action_space),
+            "the family": (own.env_id, env.env_id),
+            "the arguments": (own.env_kwargs, env.env_kwargs),
+            "observations": (own.observation_space, env.observation_space),
+            "actions": (own.action_space, env.action_space),
         }
         for name, (mine, theirs) in pairs.items():
             # Data sets of others do not say their family.
-            is_known = self.env_id or name in ("observations", "actions")
+            is_known = own.env_id or name in ("observations", "actions")
             if is_known and theirs is not None and mine != theirs:
                 raise ConfigError(
                     f"these histories are of {name} {mine}, and the learner is for {theirs}; record histories of its "

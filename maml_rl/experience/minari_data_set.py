@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 from maml_rl.envs.registration import find_spec
 from maml_rl.envs.task_space import task_key
 from maml_rl.errors import CheckpointError, ConfigError
-from maml_rl.experience.histories import Distinct, Histories
+from maml_rl.experience.histories import Distinct, EnvKind, Histories
 from maml_rl.experience.recording import Block, FinishedRecording
 from maml_rl.runs.atomic_files import TEMPORARY, remove, sync_folder
 
@@ -157,25 +159,19 @@ def read_data_set(identifier: str) -> Histories:
         trial, place = (0, number) if own is None else (int(known["trial"]), int(known["episode"]))
         trials.setdefault(trial, []).append((place, episode))
         tasks[trial] = {} if own is None else own[int(known["task"])]
-    ordered = [episode for trial in sorted(trials) for _, episode in sorted(trials[trial], key=lambda each: each[0])]
+    histories = [[episode for _, episode in sorted(trials[trial], key=itemgetter(0))] for trial in sorted(trials)]
+    ordered = list(chain.from_iterable(histories))
     seen = np.concatenate([each.observations[:-1] for each in ordered])
-    finals = np.stack([each.observations[-1] for each in ordered])
     distinct = Distinct(observation_space)
-    numbers = distinct.encode(np.concatenate((seen, finals)))
-    spec = data.env_spec
+    numbers = distinct.encode(seen)
+    own_env = () if own is None else (data.env_spec.id, _own_kwargs(data.env_spec))
     return Histories(
         [tasks[trial] for trial in sorted(trials)],
-        [len(trials[trial]) for trial in sorted(trials)],
-        [len(each.rewards) for each in ordered],
-        seen if numbers is None else numbers[: len(seen)],
-        finals if numbers is None else numbers[len(seen) :],
+        [[len(each.rewards) for each in history] for history in histories],
+        seen if numbers is None else numbers,
         np.concatenate([each.actions for each in ordered]),
         np.concatenate([each.rewards for each in ordered]),
-        observation_space=observation_space,
-        action_space=action_space,
-        env_id="" if own is None else spec.id,
-        env_kwargs=None if own is None else _own_kwargs(spec),
-        horizon=None if own is None else spec.max_episode_steps,
+        EnvKind(observation_space, action_space, *own_env),
         distinct=None if numbers is None else distinct.table(),
     )
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from maml_rl.envs.meta_env import InfoKind
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError
-from maml_rl.experience.histories import Distinct, Histories
+from maml_rl.experience.histories import Distinct, EnvKind, Histories
 from maml_rl.foreign_files import Printable, checked, parse_json, read_regular
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.runs.atomic_files import replace_file
@@ -43,7 +43,8 @@ _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 _REMEDY = "put the file back, or remove the recording and record again"
 # Of an index, whose tasks may be large; and numbers of one observation or action.
 _MOST_BYTES, _MOST_NUMBERS = 2**28, 2**24
-_ARRAYS = ("lengths", "terminated", "truncated", "observations", "final_observations", "actions", "rewards")
+_STEP_ARRAYS = ("observations", "actions", "rewards")
+_ARRAYS = ("lengths", "terminated", "truncated", "final_observations", *_STEP_ARRAYS)
 
 
 class About(BaseModel):
@@ -324,7 +325,7 @@ class FinishedRecording:
         ]
         num_bytes = sum(array.nbytes for array in arrays)
         refuse_if_too_large(3 * num_bytes, f"the histories in {self.folder}", "record fewer of them")
-        gathered = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in _ARRAYS[3:]}
+        gathered = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in _STEP_ARRAYS}
         # (I, M, B) episodes in the order of time; a history has those of one learner in all iterations.
         lengths = np.stack([block.lengths for block in blocks]).astype(np.int64)
         order = np.arange(lengths.size).reshape(lengths.shape).transpose(1, 0, 2).ravel()
@@ -333,17 +334,11 @@ class FinishedRecording:
         steps = np.repeat(starts - (np.cumsum(kept) - kept), kept) + np.arange(kept.sum())
         return Histories(
             self.about.tasks,
-            [len(blocks) * lengths.shape[2]] * lengths.shape[1],
-            kept,
+            [*kept.reshape(len(self.about.tasks), -1)],
             gathered["observations"][steps],
-            gathered["final_observations"][order],
             gathered["actions"][steps],
             gathered["rewards"][steps],
-            observation_space=self.observation_space,
-            action_space=self.action_space,
-            env_id=self.about.env_id,
-            env_kwargs=self.about.env_kwargs,
-            horizon=self.about.horizon,
+            EnvKind(self.observation_space, self.action_space, self.about.env_id, self.about.env_kwargs),
             distinct=distinct,
             infos={
                 name: np.concatenate([block.infos[name].ravel() for block in blocks])[

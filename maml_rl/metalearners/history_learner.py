@@ -18,7 +18,7 @@ from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.task_space import task_key
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
-from maml_rl.experience.histories import Histories, Sequences
+from maml_rl.experience.histories import EnvKind, Histories, Sequences
 from maml_rl.experience.minari_data_set import read_data_set
 from maml_rl.experience.recording import load_histories
 from maml_rl.machine import single_threaded
@@ -158,7 +158,7 @@ class HistoryLearner(MetaLearner):
             histories = read(self.settings.histories.removeprefix(_MINARI))
             # Outside of this process, the observation without the last step is unknown.
             own = env.env.single_observation_space if isinstance(env, LastStepVectorEnv) else None
-            histories.check_fits(config.env_name, own, env.single_action_space, config.env_kwargs)
+            histories.check_fits(EnvKind(own, env.single_action_space, config.env_name, config.env_kwargs))
             self.learn_from(histories)
         except (ConfigError, CheckpointError, ValueError) as error:
             raise config.error(str(error), "algorithm-settings", "histories") from error

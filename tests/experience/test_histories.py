@@ -1,5 +1,7 @@
 """Learning histories in memory: sequences in the form that a policy sees, and best actions."""
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from maml_rl import MultiTaskSampler
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.errors import ConfigError
 from maml_rl.experience import Histories
-from maml_rl.experience.histories import Distinct
+from maml_rl.experience.histories import Distinct, EnvKind
 from maml_rl.policies.classical import RandomPolicy
 
 OBSERVATIONS, ACTIONS = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Discrete(3)
@@ -23,14 +25,11 @@ def small_histories() -> Histories:
     steps = np.arange(sum(lengths), dtype=np.float32)
     return Histories(
         [{"goal": np.array([0.0])}, {"goal": np.array([1.0])}],
-        [4, 3],
-        lengths,
+        [lengths[:4], lengths[4:]],
         steps[:, None],
-        100.0 + np.arange(7, dtype=np.float32)[:, None],
         steps.astype(np.int64) % 3,
         steps,
-        observation_space=OBSERVATIONS,
-        action_space=ACTIONS,
+        EnvKind(OBSERVATIONS, ACTIONS),
     )
 
 
@@ -41,8 +40,8 @@ def dark_room(num_tasks: int = 6, policy: RandomPolicy | None = None) -> tuple[H
     with MultiTaskSampler("DarkRoom-v0", {}, batch_size=3, **options) as sampler:
         tasks = sampler.sample_tasks(num_tasks)
         episodes = [sampler.rollout(tasks), sampler.rollout(tasks)]
-        spaces_of = {"observation_space": sampler.env.observation_space, "action_space": sampler.env.action_space}
-    histories = Histories.of(episodes, **spaces_of, env_id="DarkRoom-v0", horizon=20)
+        env = EnvKind(sampler.env.observation_space, sampler.env.action_space, "DarkRoom-v0")
+    histories = Histories.of(episodes, env)
     return histories, [each.rewards.transpose(1, 2).flatten(1) for each in episodes]
 
 
@@ -94,7 +93,7 @@ def test_observations_are_those_that_a_policy_sees_with_observe_last() -> None:
             space = sampler.env.observation_space
     assert space.shape == (81 + 5 + 2,)
     env = gymnasium.make("DarkRoom-v0")
-    histories = Histories.of([found[0]], observation_space=env.observation_space, action_space=env.action_space)
+    histories = Histories.of([found[0]], EnvKind(env.observation_space, env.action_space))
     drawn = histories.sequences(np.random.default_rng(0), 5, 60)
     seen = found[1].observations.transpose(1, 2).flatten(1, 2)
     for column, history in enumerate(drawn.histories):
@@ -125,12 +124,7 @@ def test_best_arm_is_that_of_the_largest_mean() -> None:
     with MultiTaskSampler("Bandit-K5-v0", {}, 5, RandomPolicy(5), num_workers=0, seed=0) as sampler:
         episodes = sampler.rollout(sampler.sample_tasks(4))
         env = sampler.env
-    histories = Histories.of(
-        [episodes],
-        observation_space=env.observation_space,
-        action_space=env.action_space,
-        env_id="Bandit-K5-v0",
-    )
+    histories = Histories.of([episodes], EnvKind(env.observation_space, env.action_space, "Bandit-K5-v0"))
     drawn = histories.sequences(np.random.default_rng(0), 10, 5)
     best = [int(np.argmax(histories.tasks[int(history)]["mean"])) for history in drawn.histories]
     assert histories.optimal_actions(drawn).tolist() == [best] * 5
@@ -163,23 +157,15 @@ def test_wrong_requests_are_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match="does not know its best actions"):
         histories.optimal_actions(histories.sequences(rng, 2, 1))
     with pytest.raises(ValueError, match=r"rewards must have the shape \(2,\), got \(3,\)"):
-        Histories(
-            [{}],
-            [1],
-            [2],
-            [[0.0], [0.0]],
-            [[0.0]],
-            [0, 0],
-            [0] * 3,
-            observation_space=OBSERVATIONS,
-            action_space=ACTIONS,
-        )
+        Histories([{}], [[2]], [[0.0], [0.0]], [0, 0], [0] * 3, EnvKind(OBSERVATIONS, ACTIONS))
+    with pytest.raises(ValueError, match="expected the lengths of 2 histories, got 1"):
+        Histories([{}, {}], [[2]], [[0.0], [0.0]], [0, 0], [0] * 2, EnvKind(OBSERVATIONS, ACTIONS))
 
 
 def test_another_family_and_other_spaces_are_refused_in_one_line() -> None:
     histories, _ = dark_room()
-    histories.check_fits("DarkRoom-v0", histories.observation_space, histories.action_space, {})
+    histories.check_fits(replace(histories.env, observation_space=None))
     with pytest.raises(ConfigError, match="of the family DarkRoom-v0, and the learner is for GridNavi-v0"):
-        histories.check_fits("GridNavi-v0", histories.observation_space, histories.action_space)
+        histories.check_fits(replace(histories.env, env_id="GridNavi-v0"))
     with pytest.raises(ConfigError, match=r"of actions Discrete\(5\), and the learner is for Discrete\(3\)"):
-        histories.check_fits("DarkRoom-v0", histories.observation_space, ACTIONS)
+        histories.check_fits(replace(histories.env, action_space=ACTIONS))

@@ -27,6 +27,7 @@ from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience import Histories, load_histories, minari_data_set
 from maml_rl.experience import recording as recording_module
+from maml_rl.experience.histories import EnvKind
 from maml_rl.experience.minari_data_set import Credits
 from maml_rl.experiment import record as record_module
 from maml_rl.experiment.record import Recorded, record, record_run
@@ -146,11 +147,11 @@ def test_histories_are_the_episodes_of_the_learners(tmp_path: Path, monkeypatch:
     )
     recorded = record_small(tmp_path)
     found = load_histories(tmp_path)
-    direct = Histories.of(seen, observation_space=found.observation_space, action_space=found.action_space)
+    direct = Histories.of(seen, found.env)
     one, other = (source.sequences(np.random.default_rng(3), 20, 60) for source in (found, direct))
     for name in ("observations", "actions", "rewards", "ends", "episodes"):
         assert bool((getattr(one, name) == getattr(other, name)).all()), name
-    assert (found.env_id, found.horizon, len(found)) == ("DarkRoom-v0", 6, 5)
+    assert (found.env.env_id, len(found)) == ("DarkRoom-v0", 5)
     assert load_histories(recorded.folder).num_steps == 5 * 4 * 3 * 6
 
 
@@ -159,7 +160,7 @@ def test_learner_learns_the_same_from_the_data_set_of_minari(tmp_path: Path, mon
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     recorded = record_small(tmp_path, credits=Credits(), tasks={"distribution": "fixed", "train": 2, "test": 3})
     one, other = load_histories(recorded.folder), minari_data_set.read_data_set(recorded.identifier)
-    assert (one.tasks, one.env_id, one.env_kwargs, one.horizon) == (other.tasks, other.env_id, other.env_kwargs, 6)
+    assert (one.tasks, one.env) == (other.tasks, other.env)
     rewards = []
     for histories in (one, other):
         drawn = histories.sequences(np.random.default_rng(0), 50, 30, keep=2)
@@ -193,9 +194,9 @@ def test_episodes_of_another_data_set_are_one_history(tmp_path: Path, monkeypatc
         "others/walks-v0", buffers, observation_space=seen, action_space=spaces.Discrete(3)
     )
     histories = minari_data_set.read_data_set("others/walks-v0")
-    histories.check_fits("Any-v0", seen, spaces.Discrete(3), {"size": 3})
+    histories.check_fits(EnvKind(seen, spaces.Discrete(3), "Any-v0", {"size": 3}))
     with pytest.raises(ConfigError, match="these histories are of actions"):
-        histories.check_fits("Any-v0", seen, spaces.Discrete(4))
+        histories.check_fits(EnvKind(seen, spaces.Discrete(4), "Any-v0"))
     drawn = histories.sequences(np.random.default_rng(0), 1, 8)
     assert drawn.observations[:, 0, 0].tolist() == drawn.rewards[:, 0].tolist() == [0, 1, 2, 10, 20, 21, 22, 23]
     assert drawn.actions[:, 0].tolist() == [0, 1, 2, 0, 0, 1, 2, 0]
@@ -303,7 +304,7 @@ def test_infos_that_a_family_declares_are_those_of_a_plain_sampler(
     assert len({len(each) for each in powers}) > 1, "episodes have different lengths"
     assert histories.infos["power"].tolist() == [power for each in powers for power in each]
     assert histories.infos["success"].tolist() == successes == [each[-1] for each in powers]
-    direct = Histories.of(sampled, observation_space=histories.observation_space, action_space=histories.action_space)
+    direct = Histories.of(sampled, histories.env)
     assert {name: values.tolist() for name, values in direct.infos.items()} == {
         name: values.tolist() for name, values in histories.infos.items()
     }

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from maml_rl import MultiTaskSampler
 from maml_rl.config import Config
 from maml_rl.experience import Histories
+from maml_rl.experience.histories import EnvKind
 from maml_rl.experience.recording import About, Recording, space_as_json
 from maml_rl.policies.classical import RandomPolicy
 from tests.small_runs import config_of
@@ -34,16 +35,11 @@ def bandit_histories(means: Any = None) -> Histories:
     actions = np.minimum(np.arange(PULLS), best)
     return Histories(
         [{"mean": mean} for mean in means],
-        [1] * len(means),
-        [PULLS] * len(means),
+        [[PULLS]] * len(means),
         np.zeros((actions.size, 1), np.float32),
-        np.zeros((len(means), 1), np.float32),
         actions.ravel(),
         (actions == best).ravel(),
-        observation_space=spaces.Box(0.0, 1.0, (1,), np.float32),
-        action_space=spaces.Discrete(ARMS),
-        env_id="Bandit-K5-v0",
-        env_kwargs={"pulls": PULLS},
+        EnvKind(spaces.Box(0.0, 1.0, (1,), np.float32), spaces.Discrete(ARMS), "Bandit-K5-v0", {"pulls": PULLS}),
     )
 
 

@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experience import Histories
+from maml_rl.experience.histories import EnvKind
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.metalearners import Batch
@@ -182,14 +183,11 @@ def test_returns_of_histories_of_different_lengths_are_averaged_over_existing_ep
     learner.learn_from(
         Histories(
             [{"mean": np.eye(ARMS)[0]}, {"mean": np.eye(ARMS)[1]}],
-            [2, 1],
-            [1, 1, 1],
-            np.zeros((3, 1), np.float32),
+            [[1, 1], [1]],
             np.zeros((3, 1), np.float32),
             [0, 1, 2],
             [1.0, 5.0, 3.0],
-            observation_space=spaces.Box(0.0, 1.0, (1,), np.float32),
-            action_space=spaces.Discrete(ARMS),
+            EnvKind(spaces.Box(0.0, 1.0, (1,), np.float32), spaces.Discrete(ARMS)),
         )
     )
     assert learner.source_returns.tolist() == [2.0, 5.0]

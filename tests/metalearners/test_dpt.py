@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 
 from maml_rl.experience import Histories
+from maml_rl.experience.histories import EnvKind
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import Batch
 from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
@@ -51,14 +52,11 @@ def test_family_that_does_not_know_its_best_actions_is_refused_in_one_line() -> 
     learner = make_experiment(bandit_config("dpt", context=2)).metalearner
     unknown = Histories(
         [{}],
-        [1],
-        [2],
+        [[2]],
         np.zeros((2, 1), np.float32),
-        np.zeros((1, 1), np.float32),
         [0, 1],
         [0.0, 1.0],
-        observation_space=spaces.Box(0.0, 1.0, (1,), np.float32),
-        action_space=spaces.Discrete(ARMS),
+        EnvKind(spaces.Box(0.0, 1.0, (1,), np.float32), spaces.Discrete(ARMS)),
     )
     with pytest.raises(ValueError, match="the family does not know its best actions") as error:
         learner.learn_from(unknown)
