@@ -21,6 +21,7 @@ from benchmarks.reporting import Report, Row, check_packages, chosen, common_opt
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy
+from maml_rl.policies.transformer import Attention
 
 RATES, PULLS = "Environment steps per second in trials", "Pulls per second in trials"
 SHARES = "Shares"
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
         bandit = _recurrent(BANDIT, pulling["env_kwargs"], units)
         pulls = trials(BANDIT, bandit, options.trials, 1, num_workers=options.num_workers, **pulling)
         attending = TransformerPolicy(
-            bandit.observation_space, bandit.action_space, units, context=options.context, num_layers=options.layers
+            bandit.observation_space, bandit.action_space, units, Attention(options.context, options.layers)
         )
         attention = trials(BANDIT, attending, options.trials, 1, num_workers=options.num_workers, **pulling)
         bare = _bare_cell(bandit, options.trials, options.pulls)

@@ -4,6 +4,7 @@ import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -34,6 +35,8 @@ from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, St
 from maml_rl.metalearners.refusals import refuse_hidden_rewards
 from maml_rl.policies import GRUPolicy, Policy, SequencePolicy, TransformerPolicy
 from maml_rl.policies.heads import CategoricalHead
+from maml_rl.policies.recurrent import Cell
+from maml_rl.policies.transformer import Attention
 from maml_rl.spaces import require_vectors
 
 _TASKS, _RETURNS, _UPDATES, _CONTEXT = (f"histories.{name}" for name in ("tasks", "returns", "updates", "context"))
@@ -78,6 +81,12 @@ class HistorySettings(SettingsModel, MemorySettings):
         ),
     ] = "sampled"
 
+    @property
+    def body(self) -> Cell | Attention:
+        """As of others, and a transformer does not share keys and values between heads."""
+        body = super().body
+        return replace(body, num_key_value_heads=self.num_heads) if isinstance(body, Attention) else body
+
 
 class HistoryLearner(MetaLearner):
     """Base of the learners that never sample: supervised learning on sequences of histories, tested in context.
@@ -109,7 +118,9 @@ class HistoryLearner(MetaLearner):
                 "leave out the policy of the config, or pass one of these"
             )
         # A recurrent layer has no ring that could be too short.
-        self._ring = self.policy.context if isinstance(self.policy, TransformerPolicy) else self.settings.context
+        self._ring = (
+            self.policy.body.sizes.context if isinstance(self.policy, TransformerPolicy) else self.settings.context
+        )
         if self.settings.context > self._ring:
             raise TypeError(
                 f"a context of {self.settings.context} steps is longer than the ring of the policy, which has "
@@ -141,8 +152,7 @@ class HistoryLearner(MetaLearner):
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
         """Make a transformer, or a recurrent policy."""
         refuse_hidden_rewards(config)
-        of_transformer = {"num_key_value_heads": settings.num_heads}
-        policy: Policy = settings.make_policy(env, config, of_transformer=of_transformer, value="none")
+        policy: Policy = settings.make_policy(env, config, value="none")
         return policy
 
     def open_data(self, config: Config, env: MetaVectorEnv) -> None:

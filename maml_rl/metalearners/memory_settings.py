@@ -51,8 +51,8 @@ class MemorySettings(BaseModel):
         observations, actions = env.single_observation_space, env.single_action_space
         hidden_size: int = vars(self)["hidden_size"]
         options |= {"conv_layers": config.conv_layers, "image_scale": config.image_scale, "seed": config.seed}
-        if self.cell != "transformer":
-            return GRUPolicy(observations, actions, hidden_size, cell=self.cell, **of_recurrent, **options)
-        options |= {"context": self.context, "num_layers": self.num_layers, "num_heads": self.num_heads}
+        body = self.body
+        if not isinstance(body, Attention):
+            return GRUPolicy(observations, actions, hidden_size, cell=body, **of_recurrent, **options)
         with refuse_sizes(config):
-            return TransformerPolicy(observations, actions, hidden_size, **of_transformer, **options)
+            return TransformerPolicy(observations, actions, hidden_size, body, **of_transformer, **options)

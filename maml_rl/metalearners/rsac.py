@@ -32,7 +32,7 @@ from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import SquashedGaussianHead
 from maml_rl.policies.slot_rows import through
 from maml_rl.policies.soft_actors import RecurrentActor
-from maml_rl.policies.trial_encoder import TrialEncoder, action_unit, encode, make_linear
+from maml_rl.policies.trial_encoder import EncoderSizes, TrialEncoder, action_unit, encode, make_linear
 from maml_rl.policies.two_hot import TwoHot
 
 Units = Annotated[int, Field(ge=0, le=2**31)]
@@ -55,15 +55,8 @@ class RecurrentCritics(nn.Module):
     ) -> None:
         super().__init__()
         self.two_hot = two_hot
-        mine, size = actor.encoder, actor.encoder.hidden_size
-        self.encoder = TrialEncoder(
-            actor.observation_space,
-            actor.action_space,
-            size,
-            cell=mine.cell,
-            embeddings=mine.embeddings,
-            generator=generator,
-        )
+        mine, size = actor.encoder, actor.encoder.sizes.hidden_size
+        self.encoder = TrialEncoder(actor.observation_space, actor.action_space, mine.sizes, generator)
         own = mine.parts.observation
         self.num_choices = sum(actor.distributions.num_categories)
         entries = 0 if self.num_choices else actor.distributions.noise_size
@@ -90,7 +83,7 @@ class RecurrentCritics(nn.Module):
         if fixed:
             params, entered = {name: param.detach() for name, param in params.items()}, entered.detach()
         present = through(seen, params, "present").relu_()
-        summed = self.heads.first_layer(present, self.encoder.hidden_size, entered, fixed=fixed)
+        summed = self.heads.first_layer(present, self.encoder.sizes.hidden_size, entered, fixed=fixed)
         outputs = self.heads.rest(summed, fixed=fixed)
         each = (self.num_choices,) if self.num_choices else ()
         return outputs.reshape(2, *observations.shape[:2], *each, -1)
@@ -175,14 +168,13 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
         settings.refuse(config, env)
+        embeddings = settings.observation_embedding, settings.action_embedding, settings.reward_embedding
         with refuse_sizes(config):
             return RecurrentActor(
                 env.single_observation_space,
                 env.single_action_space,
-                settings.hidden_size,
+                EncoderSizes(settings.hidden_size, embeddings, settings.body),
                 config.hidden_sizes,
-                cell=settings.body,
-                embeddings=(settings.observation_embedding, settings.action_embedding, settings.reward_embedding),
                 seed=config.seed,
             )
 

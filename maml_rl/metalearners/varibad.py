@@ -25,6 +25,7 @@ from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_re
 from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
 from maml_rl.policies import BeliefPolicy, Policy
 from maml_rl.policies.mlp import Perceptron
+from maml_rl.policies.trial_encoder import EncoderSizes
 
 _DECODER, _BELIEF, _EXPERIENCE = "decoder", "belief", "trials"
 # Number of cells of the largest grid with an output for each.
@@ -126,14 +127,13 @@ class VariBAD(MetaLearner):
         """Make a policy of state and belief."""
         refuse_hidden_rewards(config)
         refuse_small_replay(config, env, "replay-steps", settings.replay_steps, config.fast_batch_size)
+        embeddings = settings.observation_embedding, settings.action_embedding, settings.reward_embedding
         policy = BeliefPolicy(
             env.single_observation_space,
             env.single_action_space,
             config.hidden_sizes,
-            encoder_size=settings.encoder_size,
-            cell=settings.body,
+            EncoderSizes(settings.encoder_size, embeddings, settings.body),
             latent_size=settings.latent_size,
-            embedding_sizes=(settings.observation_embedding, settings.action_embedding, settings.reward_embedding),
             nonlinearity=config.nonlinearity,
             seed=config.seed,
         )

@@ -21,11 +21,10 @@ from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, within
 from maml_rl.policies.mlp import Nonlinearity, Perceptron
 from maml_rl.policies.policy import Memory, Policy, Unrolled
-from maml_rl.policies.recurrent import Cell, Recurrent
+from maml_rl.policies.recurrent import Recurrent
 from maml_rl.policies.sequence_policy import SequencePolicy
 from maml_rl.policies.slot_rows import SlotRows, row_product
-from maml_rl.policies.transformer import Attention
-from maml_rl.policies.trial_encoder import make_body
+from maml_rl.policies.trial_encoder import EncoderSizes, make_body
 from maml_rl.spaces import require_vectors
 
 
@@ -40,13 +39,9 @@ class BeliefPolicy(SequencePolicy):
         observation_space: of one environment; it shows the last action and reward (`observe_last`).
         action_space: of one environment; see `get_policy_for_env`.
         hidden_sizes: units of the layers that act, and of those that estimate values.
-        encoder_size: H, units of the body.
-        cell: of a recurrent body, or the sizes of a transformer.
+        sizes: of the encoder.
         latent_size: Z, numbers of the latent vector.
-        embedding_sizes: units for observation, action, and reward; 0 for an input that the encoder does not have.
         nonlinearity: after each hidden layer: "relu", "tanh", or any element-wise callable on tensors.
-        init_std: initial standard deviation of a Gaussian.
-        min_std: it never falls below this.
         seed: of the initial weights; the global random state does not change.
 
     Raises:
@@ -62,30 +57,21 @@ class BeliefPolicy(SequencePolicy):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         hidden_sizes: Sequence[int] = (32,),
+        sizes: EncoderSizes = EncoderSizes(embeddings=(32, 0, 8)),  # noqa: B008 - frozen
         *,
-        encoder_size: int = 64,
-        cell: Cell | Attention = "gru",
         latent_size: int = 5,
-        embedding_sizes: tuple[int, int, int] = (32, 0, 8),
         nonlinearity: str | Nonlinearity = "tanh",
-        init_std: float = 1.0,
-        min_std: float = 1e-6,
         seed: int = 0,
     ) -> None:
         require_vectors("a BeliefPolicy, as of varibad,", observation_space)
         super().__init__(
-            observation_space,
-            action_space,
-            check_count("encoder_size", encoder_size),
-            value="network",
-            init_std=init_std,
-            min_std=min_std,
+            observation_space, action_space, check_count("hidden_size", sizes.hidden_size), value="network"
         )
         self.latent_size = check_count("latent_size", latent_size)
-        for size in embedding_sizes:
+        for size in sizes.embeddings:
             check_count("an embedding size", size, 0)
-        if not any(embedding_sizes):
-            raise ValueError("the encoder sees nothing; give embedding_sizes at least one size above 0")
+        if not any(sizes.embeddings):
+            raise ValueError("the encoder sees nothing; give embeddings at least one size above 0")
         parts = LastStepParts.within(observation_space, action_space)
         self.own_size = parts.observation.stop
         # Reward and end of the episode are seen together.
@@ -96,7 +82,7 @@ class BeliefPolicy(SequencePolicy):
             for name, part, size in zip(
                 ("observation_embedding", "action_embedding", "outcome_embedding"),
                 (parts.observation, parts.last_action, outcome),
-                embedding_sizes,
+                sizes.embeddings,
                 strict=True,
             )
             if size
@@ -105,13 +91,13 @@ class BeliefPolicy(SequencePolicy):
         make = partial(empty_layer, nn.Linear)
         for name, (part, size) in self._embeddings.items():
             self.add_module(name, make(part.stop - part.start, size))
-        latent = make(encoder_size, 2 * latent_size)
+        latent = make(sizes.hidden_size, 2 * latent_size)
         for layer in (*(self.get_submodule(name) for name in self._embeddings), latent):
             assert isinstance(layer, nn.Linear)
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
         # In the order of all checkpoints.
-        self.core = make_body(cell, sum(embedding_sizes), encoder_size, generator)
+        self.core = make_body(sizes.cell, sum(sizes.embeddings), sizes.hidden_size, generator)
         if isinstance(self.core, Recurrent):
             self.core.joined = False
         self.latent = latent

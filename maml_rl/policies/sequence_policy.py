@@ -36,16 +36,28 @@ ValueKind = Literal["head", "network", "two-hot", "none"]
 _LEAST_STD = 1e-2
 
 
-class SequenceOptions(TypedDict, total=False):
+class InputOptions(TypedDict, total=False):
+    """How a policy takes its observations.
+
+    Attributes:
+        normalize_observations: normalize the unbounded numbers of an observation, such as positions, velocities and the
+            last reward, by the statistics from `normalize_by`; leave others, such as actions and one-hot vectors.
+        conv_layers: see `InputEncoder`.
+        image_scale: see `InputEncoder`.
+    """
+
+    normalize_observations: bool
+    conv_layers: Sequence[ConvLayer] | None
+    image_scale: float | None
+
+
+class SequenceOptions(InputOptions, total=False):
     """Further arguments of policies that are trained on sequences; see `SequencePolicy`."""
 
     value: ValueKind
     init_std: float
     min_std: float
     predict_rewards: bool
-    normalize_observations: bool
-    conv_layers: Sequence[ConvLayer] | None
-    image_scale: float | None
 
 
 class SequencePolicy(MemoryPolicy):
@@ -65,10 +77,7 @@ class SequencePolicy(MemoryPolicy):
         min_std: it never falls below this.
         predict_rewards: add a head for the reward of an action, with one output for each Discrete action, else one that
             takes the action; rl2 trains it by `reward-prediction-coefficient`, and acting does not use it.
-        normalize_observations: normalize the unbounded numbers of an observation, such as positions, velocities and the
-            last reward, by the statistics from `normalize_by`; leave others, such as actions and one-hot vectors.
-        conv_layers: see `InputEncoder`.
-        image_scale: see `InputEncoder`.
+        of_inputs: how observations are taken.
 
     Attributes:
         input_size: numbers of an encoded observation.
@@ -102,41 +111,50 @@ class SequencePolicy(MemoryPolicy):
         init_std: float = 1.0,
         min_std: float = 1e-6,
         predict_rewards: bool = False,
-        normalize_observations: bool = False,
-        conv_layers: Sequence[ConvLayer] | None = None,
-        image_scale: float | None = None,
+        **of_inputs: Unpack[InputOptions],
     ) -> None:
         super().__init__()
         if value not in get_args(ValueKind):
             raise ValueError(f"value must be one of {', '.join(get_args(ValueKind))}, got {value!r}")
         if hidden_size < 1:
             raise ValueError(f"hidden_size must be positive, got {hidden_size}")
-        if not isinstance(observation_space, spaces.Box | spaces.Discrete):
-            raise TypeError(f"no policy for the observation space {observation_space}: expected Box or Discrete")
-        self.observation_space, self.action_space = observation_space, action_space
         self.hidden_size, self.value, self.predicts_rewards = hidden_size, value, predict_rewards
-        self._inputs: InputEncoder | None = None
-        if is_image(observation_space) or isinstance(observation_space, PackedSpace):
-            self._inputs = InputEncoder(observation_space, conv_layers, image_scale=image_scale)
-            self.input_size = self._inputs.size
-        else:
-            refuse_image_options(observation_space, conv_layers, image_scale)
-            self.input_size = spaces.flatdim(observation_space)
+        self.action_space, self._has_one_choice = action_space, isinstance(action_space, spaces.Discrete)
+        self._is_two_hot = value == "two-hot"
+        self._take(observation_space, **of_inputs)
         self.distributions = head_for(action_space, init_std, min_std)
         register_parameters(self, self.distributions)
         self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
         # Layers before a head, by its name; they take inputs and units.
         self._layers: dict[str, Perceptron] = {}
+
+    def _take(
+        self,
+        space: gymnasium.Space[Any],
+        *,
+        normalize_observations: bool = False,
+        conv_layers: Sequence[ConvLayer] | None = None,
+        image_scale: float | None = None,
+    ) -> None:
+        """Take the observations of a space."""
+        if not isinstance(space, spaces.Box | spaces.Discrete):
+            raise TypeError(f"no policy for the observation space {space}: expected Box or Discrete")
+        self.observation_space = space
+        self._inputs: InputEncoder | None = None
+        if is_image(space) or isinstance(space, PackedSpace):
+            self._inputs = InputEncoder(space, conv_layers, image_scale=image_scale)
+            self.input_size = self._inputs.size
+        else:
+            refuse_image_options(space, conv_layers, image_scale)
+            self.input_size = spaces.flatdim(space)
         for name in ("observation_mean", "observation_std"):
             self.register_parameter(name, None)
         if normalize_observations:
-            if self._inputs or not isinstance(observation_space, spaces.Box) or len(observation_space.shape) != 1:
+            if self._inputs or not isinstance(space, spaces.Box) or len(space.shape) != 1:
                 raise ValueError(
-                    f"only vectors are normalized, and the observations are {observation_space}; leave "
-                    "normalize_observations out"
+                    f"only vectors are normalized, and the observations are {space}; leave normalize_observations out"
                 )
-            is_bounded = np.isfinite(observation_space.low) & np.isfinite(observation_space.high)
-            self._normalize(torch.from_numpy(~is_bounded))
+            self._normalize(torch.from_numpy(~(np.isfinite(space.low) & np.isfinite(space.high))))
 
     def _normalize(self, which: Tensor) -> None:
         """Normalize those of the first numbers of an observation for which `which` (size,) is true."""
@@ -316,14 +334,6 @@ class SequencePolicy(MemoryPolicy):
             rewards = rewards.gather(-1, (actions.long() - first).unsqueeze(-1))
         return rewards.squeeze(-1)
 
-    @property
-    def _is_two_hot(self) -> bool:
-        return self.value == "two-hot"
-
-    @property
-    def _has_one_choice(self) -> bool:
-        return isinstance(self.action_space, spaces.Discrete)
-
     def _encode(self, observations: Tensor, params: Params | None = None) -> Tensor:
         """Return observations (M, S, ...) as numbers of the parameters' type; integer ones as one-hot vectors.
 
@@ -412,18 +422,14 @@ class TransformerPolicy(SequencePolicy):
     """A decoder of pre-normalized blocks whose output gives the distribution of actions, and the values.
 
     One step of a trial is one token: the observation, which with `observe_last` includes the last action and reward.
-    Every layer attends to the last `context` tokens, so that a trial may be longer than the context. The memory is that
-    of `Transformer`, and with `token_shift` the last observation, (num, size).
+    Every layer attends to the last tokens, as many as `sizes` say, so that a trial may be longer than the context. The
+    memory is that of `Transformer`, and with `token_shift` the last observation, (num, size).
 
     Args:
         hidden_size: H, width of a token.
-        context: see `Attention`.
-        num_layers: see `Attention`.
-        num_heads: see `Attention`.
-        num_key_value_heads: see `Attention`.
+        sizes: of the layers.
         token_shift: add the previous observation to each token (zeros at the start of a trial). State, action and their
             result are then in one token, and a single layer can look them up.
-        checkpoint_above: see `Transformer`.
         seed: of the initial weights; the global random state does not change.
         options: `value`, `init_std`, ... These and the spaces are those of `SequencePolicy`.
 
@@ -440,21 +446,16 @@ class TransformerPolicy(SequencePolicy):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         hidden_size: int = 64,
+        sizes: Attention = Attention(),  # noqa: B008 - frozen
         *,
-        context: int = 128,
-        num_layers: int = 2,
-        num_heads: int = 4,
-        num_key_value_heads: int = 1,
         token_shift: bool = False,
-        checkpoint_above: int | None = 1024,
         seed: int = 0,
         **options: Unpack[SequenceOptions],
     ) -> None:
-        sizes = Attention(context, num_layers, num_heads, num_key_value_heads)
         super().__init__(observation_space, action_space, hidden_size, **options)
-        self.context, self.token_shift = context, token_shift
+        self.token_shift = token_shift
         inputs = self.input_size * (1 + token_shift)
-        self.body = Transformer(inputs, hidden_size, sizes, checkpoint_above=checkpoint_above)
+        self.body = Transformer(inputs, hidden_size, sizes)
         self.head, self.value_head, self.reward_head = self._make_heads()
         self.value_body = copy.deepcopy(self.body) if self.value == "network" else None
         generator = torch.Generator().manual_seed(seed)

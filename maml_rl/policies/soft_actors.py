@@ -15,10 +15,9 @@ from maml_rl.policies.layers import within
 from maml_rl.policies.memory_body import MemoryStep
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.policy import Memory, Policy, Unrolled
-from maml_rl.policies.recurrent import Cell, Recurrent
+from maml_rl.policies.recurrent import Recurrent
 from maml_rl.policies.slot_rows import SlotRows, through
-from maml_rl.policies.transformer import Attention
-from maml_rl.policies.trial_encoder import TrialEncoder, make_linear
+from maml_rl.policies.trial_encoder import EncoderSizes, TrialEncoder, make_linear
 from maml_rl.spaces import require_vectors
 
 CONTEXT = "context"
@@ -72,15 +71,13 @@ class RecurrentActor(SoftActor, MemoryPolicy):
     Args:
         observation_space: of one environment, which shows the last step: make it with `observe_last`.
         action_space: a bounded Box, or Discrete.
-        hidden_size: units of the body with the memory.
+        sizes: of the encoder.
         hidden_sizes: of the layers above it.
-        cell: "gru", "lstm", or the sizes of a transformer.
-        embeddings: units for the observation, the last action and the last reward; 0 leaves one out.
         seed: of the initial weights; the global random state does not change.
 
     Raises:
         TypeError: If a space is not supported.
-        ValueError: If the observations do not show the last step, or `hidden_size` does not fit to the transformer.
+        ValueError: If the observations do not show the last step, or the units do not fit the transformer.
 
     Source: Ni et al. 2022, https://arxiv.org/abs/2110.05038
     """
@@ -91,22 +88,18 @@ class RecurrentActor(SoftActor, MemoryPolicy):
         self,
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
-        hidden_size: int = 64,
+        sizes: EncoderSizes = EncoderSizes(),  # noqa: B008 - frozen
         hidden_sizes: Sequence[int] = (128, 128),
         *,
-        cell: Cell | Attention = "gru",
-        embeddings: tuple[int, int, int] = (32, 8, 0),
         seed: int = 0,
     ) -> None:
         require_vectors("a RecurrentActor, as of rsac,", observation_space)
         super().__init__(observation_space, action_space, head_of(action_space))
         generator = torch.Generator().manual_seed(seed)
-        self.encoder = TrialEncoder(
-            observation_space, action_space, hidden_size, cell=cell, embeddings=embeddings, generator=generator
-        )
+        self.encoder = TrialEncoder(observation_space, action_space, sizes, generator)
         own = self.encoder.parts.observation
-        self.present = make_linear(own.stop - own.start + 1, embeddings[0], generator)
-        self._add_layers(hidden_size + embeddings[0], hidden_sizes, generator)
+        self.present = make_linear(own.stop - own.start + 1, sizes.embeddings[0], generator)
+        self._add_layers(sizes.hidden_size + sizes.embeddings[0], hidden_sizes, generator)
 
     def initial_memory(self, num: int) -> Memory:
         return self.encoder.core.initial_memory(num, self.head.weight)

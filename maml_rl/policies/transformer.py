@@ -65,6 +65,8 @@ class Transformer(MemoryBody):
         inputs: I, size of the input of a token.
         hidden_size: H, width of a token.
         sizes: of the layers.
+
+    Attributes:
         checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
             less memory and a third more time; None for never.
 
@@ -75,14 +77,16 @@ class Transformer(MemoryBody):
     (rotary positions); Ainslie et al. 2023, https://arxiv.org/abs/2305.13245 (shared keys and values)
     """
 
-    def __init__(self, inputs: int, hidden_size: int, sizes: Attention, *, checkpoint_above: int | None = 1024) -> None:
+    checkpoint_above: int | None = 1024
+
+    def __init__(self, inputs: int, hidden_size: int, sizes: Attention) -> None:
         super().__init__()
         if hidden_size % (2 * sizes.num_heads):
             raise ValueError(
                 f"hidden_size must be a multiple of twice num_heads, {2 * sizes.num_heads}, got {hidden_size}; "
                 "positions turn pairs of numbers of a head"
             )
-        self.hidden_size, self.sizes, self.checkpoint_above = hidden_size, sizes, checkpoint_above
+        self.hidden_size, self.sizes = hidden_size, sizes
         width = hidden_size
         self.head_size = width // sizes.num_heads
         shared = self.head_size * sizes.num_key_value_heads

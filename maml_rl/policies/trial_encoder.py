@@ -5,6 +5,7 @@ episode has ended; see `LastStepParts`.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -44,16 +45,25 @@ def make_body(kind: Cell | Attention, inputs: int, hidden_size: int, generator: 
     return body
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderSizes:
+    """The sizes of an encoder of trials.
+
+    Attributes:
+        hidden_size: H, units of the body.
+        embeddings: units for the observation, the last action and the last reward; 0 leaves one out.
+        cell: of a recurrent body, or the sizes of a transformer.
+    """
+
+    hidden_size: int = 64
+    embeddings: tuple[int, int, int] = (32, 8, 0)
+    cell: Cell | Attention = "gru"
+
+
 class TrialEncoder(nn.Module):
     """Embeddings of observation, last action and last reward, each linear and a ReLU, under a body with a memory.
 
-    Args:
-        observation_space: of one environment, which must show the last step.
-        action_space: of one environment.
-        hidden_size: H, units of the body.
-        cell: of a recurrent body, or the sizes of a transformer.
-        embeddings: units for the observation, the last action and the last reward; 0 leaves one out.
-        generator: draws the initial weights.
+    The observation space must show the last step. The generator draws the initial weights.
     """
 
     unit: Tensor
@@ -62,23 +72,20 @@ class TrialEncoder(nn.Module):
         self,
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
-        hidden_size: int,
-        *,
-        cell: Cell | Attention,
-        embeddings: tuple[int, int, int],
+        sizes: EncoderSizes,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
         self.parts = LastStepParts.within(observation_space, action_space)
-        self.hidden_size, self.cell, self.embeddings = hidden_size, cell, embeddings
+        self.sizes, embeddings = sizes, sizes.embeddings
         self.register_buffer("unit", action_unit(action_space), persistent=False)
         own, action = self.parts.observation, self.parts.last_action
-        sizes = own.stop - own.start + 1, action.stop - action.start, 1
+        entries = own.stop - own.start + 1, action.stop - action.start, 1
         self._embedded = [name for name, units in zip(_EMBEDDINGS, embeddings, strict=True) if units]
-        for name, inputs, units in zip(_EMBEDDINGS.values(), sizes, embeddings, strict=True):
+        for name, inputs, units in zip(_EMBEDDINGS.values(), entries, embeddings, strict=True):
             if units:
                 self.add_module(name, make_linear(inputs, units, generator))
-        self.core = make_body(cell, sum(embeddings), hidden_size, generator)
+        self.core = make_body(sizes.cell, sum(embeddings), sizes.hidden_size, generator)
 
     def see(self, observations: Tensor) -> Tensor:
         """Return the environment's own part of observations (..., size), and whether an episode has just ended."""

@@ -16,6 +16,7 @@ from maml_rl.metalearners import Batch
 from maml_rl.metalearners.ad import AD
 from maml_rl.metalearners.history_learner import LearnedTasks
 from maml_rl.policies import NormalMLPPolicy, TransformerPolicy
+from maml_rl.policies.transformer import Attention
 from maml_rl.runs.checkpoint import Checkpoint, restore
 from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
 
@@ -47,7 +48,7 @@ def test_loss_is_the_mean_cross_entropy_with_smoothed_targets() -> None:
 
 def test_loss_of_gaussian_actions_is_their_negative_log_density() -> None:
     seen, done = spaces.Box(-1.0, 1.0, (2 + 2 + 2,)), spaces.Box(-1.0, 1.0, (2,))
-    policy = TransformerPolicy(seen, done, 8, context=4, num_layers=1, num_heads=2, value="none")
+    policy = TransformerPolicy(seen, done, 8, Attention(4, num_layers=1, num_heads=2), value="none")
     learner = AD(policy, None, settings=AD.Settings(context=4))
     outputs = policy.unroll(torch.zeros(4, 3, 6)).distribution
     actions = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
@@ -81,7 +82,7 @@ def test_sequences_may_be_longer_than_the_context_as_trials_are() -> None:
     learner = make(context=3, sequence_length=PULLS)
     observations, actions = learner.draw(np.random.default_rng(0))
     assert observations.shape[:2] == actions.shape == (PULLS, 16)
-    assert learner.policy.context == 3
+    assert learner.policy.body.sizes.context == 3
     with pytest.raises(ValueError, match="sequence-length, 4, is shorter than the context, 8"):
         make(context=8, sequence_length=4)
 

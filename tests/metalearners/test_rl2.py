@@ -18,6 +18,7 @@ from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, NormalMLPPolicy, Policy, TransformerPolicy, as_policy
+from maml_rl.policies.transformer import Attention
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
 from tests.small_runs import config_of
 
@@ -389,7 +390,7 @@ def recurrent(observation_space: Any, action_space: Any) -> GRUPolicy:
 
 def test_transformer_learns_like_a_recurrent_layer() -> None:
     policy = TransformerPolicy(
-        spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4), 8, context=6, num_heads=2, predict_rewards=True
+        spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4), 8, Attention(6, num_heads=2), predict_rewards=True
     ).double()
     learner, batch = make_learner(policy, num_epochs=20, reward_prediction_coefficient=1.0), make_episodes(EPISODES)
     metrics = learner.update(Batch([batch]))

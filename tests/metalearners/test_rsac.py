@@ -22,6 +22,7 @@ from maml_rl.metalearners.rsac import RSAC
 from maml_rl.policies import GRUPolicy
 from maml_rl.policies.soft_actors import RecurrentActor
 from maml_rl.policies.transformer import Attention
+from maml_rl.policies.trial_encoder import EncoderSizes
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
 from tests.small_runs import config_of
 
@@ -36,7 +37,7 @@ def make(kind: str, cell: Any = "gru", **settings: Any) -> RSAC:
     action = ACTIONS[kind]
     observation = spaces.Box(-np.inf, np.inf, (SIZE + spaces.flatdim(action) + 2,), np.float32)
     size = 6 if isinstance(cell, Attention) else 5
-    policy = RecurrentActor(observation, action, size, (6, 4), cell=cell, embeddings=(4, 3, 2)).double()
+    policy = RecurrentActor(observation, action, EncoderSizes(size, (4, 3, 2), cell), (6, 4)).double()
     learner = RSAC(policy, None, settings=RSAC.Settings(**settings), collection=Collection(gamma=GAMMA))
     generator = torch.Generator().manual_seed(3)
     for network in (learner.policy, learner.critics, learner.targets):
@@ -299,7 +300,7 @@ def test_memory_is_learned_off_policy_from_random_actions(kind: str, cell: Any) 
     action = spaces.Box(-1.0, 1.0, (1,)) if kind == "box" else spaces.Discrete(2)
     width = spaces.flatdim(action) + 3
     observation = spaces.Box(-np.inf, np.inf, (width,), np.float32)
-    policy = RecurrentActor(observation, action, 16, (16,), cell=cell, embeddings=(8, 0, 0))
+    policy = RecurrentActor(observation, action, EncoderSizes(16, (8, 0, 0), cell), (16,))
     settings = RSAC.Settings(learning_rate=5e-3, initial_temperature=0.01, tau=0.05)
     learner = RSAC(policy, None, settings=settings, collection=Collection(gamma=0.0))
     random = torch.Generator().manual_seed(0)

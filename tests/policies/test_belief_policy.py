@@ -11,6 +11,7 @@ from torch import Tensor
 
 from maml_rl.policies import BeliefPolicy
 from maml_rl.policies.transformer import Attention
+from maml_rl.policies.trial_encoder import EncoderSizes
 
 # Three numbers of the environment, then the last action, reward and end of the episode.
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
@@ -18,8 +19,8 @@ SEEN = {kind: spaces.Box(-np.inf, np.inf, (3 + spaces.flatdim(space) + 2,)) for 
 
 
 def make_policy(kind: str, seed: int = 0, **options: Any) -> BeliefPolicy:
-    options = {"encoder_size": 16, "latent_size": 3, "embedding_sizes": (8, 4, 4)} | options
-    policy = BeliefPolicy(SEEN[kind], ACTIONS[kind], (8, 8), seed=seed, **options)
+    sizes = EncoderSizes(**{"hidden_size": 16, "embeddings": (8, 4, 4)} | options)
+    policy = BeliefPolicy(SEEN[kind], ACTIONS[kind], (8, 8), sizes, latent_size=3, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for param in policy.parameters():
@@ -50,7 +51,7 @@ def noise_for(policy: BeliefPolicy, *shape: int) -> Tensor:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"embedding_sizes": (8, 0, 4)}, {"cell": "lstm"}, {"cell": Attention(context=12, num_layers=2, num_heads=2)}],
+    [{}, {"embeddings": (8, 0, 4)}, {"cell": "lstm"}, {"cell": Attention(context=12, num_layers=2, num_heads=2)}],
     ids=("gru", "without actions", "lstm", "transformer"),
 )
 @pytest.mark.parametrize("kind", ACTIONS)
@@ -152,9 +153,9 @@ def test_weights_depend_on_the_seed_and_not_on_the_global_random_state() -> None
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"encoder_size": 0}, "encoder_size must be an integer of at least 1"),
+        ({"sizes": EncoderSizes(0)}, "hidden_size must be an integer of at least 1"),
         ({"latent_size": 0}, "latent_size must be an integer of at least 1"),
-        ({"embedding_sizes": (0, 0, 0)}, "the encoder sees nothing"),
+        ({"sizes": EncoderSizes(embeddings=(0, 0, 0))}, "the encoder sees nothing"),
         ({"observation_space": spaces.Box(-1.0, 1.0, (2,))}, "observe_last=True"),
         ({"hidden_sizes": (0,)}, "layer sizes must be positive"),
     ],

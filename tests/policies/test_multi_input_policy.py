@@ -24,6 +24,7 @@ from maml_rl.metalearners.rl2 import RL2
 from maml_rl.policies import BeliefPolicy, CNNPolicy, GRUPolicy, MultiInputPolicy, Policy, TransformerPolicy
 from maml_rl.policies.heads import SquashedGaussianHead
 from maml_rl.policies.soft_actors import ContextActor, RecurrentActor, head_of
+from maml_rl.policies.transformer import Attention
 from maml_rl.spaces import PackedSpace, flat_observation_space
 from tests.looking_env import LookingEnv
 from tests.small_runs import config_of
@@ -127,7 +128,7 @@ def test_episodes_are_bit_identical_for_any_number_of_workers(memory: str | None
     else:
         options = {"observe_last": True, "slots_per_task": 1}
         if memory == "transformer":
-            policy = TransformerPolicy(WITH_LAST, ACTIONS, 8, context=4, num_heads=2, conv_layers=LAYERS)
+            policy = TransformerPolicy(WITH_LAST, ACTIONS, 8, Attention(4, num_heads=2), conv_layers=LAYERS)
         else:
             policy = GRUPolicy(WITH_LAST, ACTIONS, 8, cell=memory, conv_layers=LAYERS)  # type: ignore[arg-type]
 
@@ -174,7 +175,7 @@ def test_rl2_updates_the_convolutions_and_acting_agrees_with_unrolling(memory: s
     policy: Policy = (
         GRUPolicy(WITH_LAST, ACTIONS, 8, conv_layers=LAYERS)
         if memory == "gru"
-        else TransformerPolicy(WITH_LAST, ACTIONS, 8, context=4, num_heads=2, token_shift=True, conv_layers=LAYERS)
+        else TransformerPolicy(WITH_LAST, ACTIONS, 8, Attention(4, num_heads=2), token_shift=True, conv_layers=LAYERS)
     )
     before = {name: param.detach().clone() for name, param in policy.named_parameters()}
     with sampler_of(policy, observe_last=True, slots_per_task=1) as sampler:

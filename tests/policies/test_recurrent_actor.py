@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maml_rl.policies.soft_actors import RecurrentActor
 from maml_rl.policies.transformer import Attention
+from maml_rl.policies.trial_encoder import EncoderSizes
 
 PLANE = spaces.Box(-0.1, np.array([0.1, 0.3], np.float32), (2,))
 ACTIONS = {"box": PLANE, "discrete": spaces.Discrete(3)}
@@ -21,7 +22,7 @@ CELLS = ["gru", "lstm", Attention(context=3, num_layers=2, num_heads=3)]
 def make(kind: str, cell: Any, reward: int = 4, seed: int = 0) -> RecurrentActor:
     action = ACTIONS[kind]
     observation = spaces.Box(-np.inf, np.inf, (3 + spaces.flatdim(action) + 2,), np.float32)
-    policy = RecurrentActor(observation, action, 6, (7, 5), cell=cell, embeddings=(4, 3, reward), seed=seed)
+    policy = RecurrentActor(observation, action, EncoderSizes(6, (4, 3, reward), cell), (7, 5), seed=seed)
     # Far from the initial weights, under which everything is near zero.
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

@@ -1,5 +1,6 @@
 """Transformers as policies: the same token by token and through whole sequences, and in every placement."""
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from maml_rl import MultiTaskSampler
 from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.machine import single_threaded
 from maml_rl.policies import TransformerPolicy
+from maml_rl.policies.transformer import Attention
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
@@ -24,7 +26,8 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def make_policy(actions: str = "box", **options: Any) -> TransformerPolicy:
-    policy = TransformerPolicy(SEEN, ACTIONS[actions], 16, num_heads=2, **options)
+    sizes = {each.name: options.pop(each.name) for each in fields(Attention) if each.name in options}
+    policy = TransformerPolicy(SEEN, ACTIONS[actions], 16, Attention(**{"num_heads": 2, **sizes}), **options)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         # Biases and heads that are nearly zero would hide errors.
@@ -161,7 +164,7 @@ def test_stacked_parameters_are_those_of_each_task() -> None:
 
 def test_shifted_tokens_are_those_of_a_policy_that_observes_two_steps() -> None:
     policy = make_policy(context=7, token_shift=True, value="network")
-    twice = TransformerPolicy(spaces.Box(-np.inf, np.inf, (6,)), ACTIONS["box"], 16, num_heads=2, context=7)
+    twice = TransformerPolicy(spaces.Box(-np.inf, np.inf, (6,)), ACTIONS["box"], 16, Attention(7, num_heads=2))
     twice.load_state_dict({name: each for name, each in policy.state_dict().items() if "value_body" not in name})
     observations = numbers(20, 4, 3)
     before = torch.cat((torch.zeros(1, 4, 3), observations[:-1]))
@@ -183,7 +186,7 @@ def test_act_does_not_change_its_arguments() -> None:
 def test_episodes_of_different_lengths_are_the_same_in_workers() -> None:
     slots = make_vector_env(ObservedLastStep("DarkRoom-v0"), {})
     spaces_seen = slots.single_observation_space, slots.single_action_space
-    policy = TransformerPolicy(*spaces_seen, 16, num_heads=2, context=24, token_shift=True, seed=3)
+    policy = TransformerPolicy(*spaces_seen, 16, Attention(24, num_heads=2), token_shift=True, seed=3)
     slots.close()
     options: dict[str, Any] = {"slots_per_task": 1, "observe_last": True, "seed": 0}
     digests = []
@@ -199,7 +202,8 @@ def test_long_sequences_have_the_same_gradient_with_less_memory() -> None:
     observations = numbers(40, 2, 3)
     gradients = []
     for above in (None, 10):
-        policy = make_policy(context=16, checkpoint_above=above)
+        policy = make_policy(context=16)
+        policy.body.checkpoint_above = above
         state = torch.get_rng_state()
         unrolled = policy.unroll(observations)
         assert unrolled.values is not None
@@ -244,4 +248,4 @@ def test_initial_weights_depend_only_on_the_seed() -> None:
 )
 def test_sizes_that_do_not_fit_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TransformerPolicy(SEEN, ACTIONS["box"], 16, **options)
+        TransformerPolicy(SEEN, ACTIONS["box"], 16, Attention(**options))
