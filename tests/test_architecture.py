@@ -47,7 +47,7 @@ ROOMS = (
 )
 # File names that parallel rooms share: those of a backend, its workers and their actors; and the commands `train`,
 # `evaluate` and `record` and the functions behind them.
-SHARED_NAMES = {"actor.py", "backend.py", "evaluate.py", "record.py", "train.py", "worker.py"}
+SHARED_NAMES = {"actor.py", "backend.py", "evaluate.py", "record.py", "train.py"}
 
 
 @cache

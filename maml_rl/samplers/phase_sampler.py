@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import gymnasium
 import numpy as np
@@ -16,6 +16,7 @@ from maml_rl.config.placement import Placement, PlacementOptions
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
 from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
+from maml_rl.errors import ChildLost, TaskError
 from maml_rl.policies import Policy, as_policy
 from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer
@@ -27,12 +28,13 @@ from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import PolicyAt
 from maml_rl.samplers.rollout.carried_memory import try_memory
 from maml_rl.samplers.rollout.recomputing import log_probs_of, memory_of
-from maml_rl.samplers.supervision import Supervised
 from maml_rl.samplers.task_source import TaskSource
 from maml_rl.seeding import NamedStreams, PhaseStreams, Purpose, StreamKey, check_seed
 from maml_rl.spaces import require_numbers
 from maml_rl.task_distributions import TaskDistribution
 from maml_rl.task_distributions.task_distribution import TaskSplit
+
+Result = TypeVar("Result")
 
 
 class PhaseSampler(ClosesAtExit):
@@ -127,8 +129,8 @@ class PhaseSampler(ClosesAtExit):
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
         self._recipe = self._recipe.placed(self.placement)
         self.placement = choose(self.placement, self._recipe, policy)
-        backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
-        self._workers = Supervised(backend, self.slots_per_task)
+        self._backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
+        self._closed = self._interrupted = False
         self.policy, self.baseline = policy, baseline
         self._acting_policy = PolicyAt(self.placement.device)
         self._streams: NamedStreams | None = None
@@ -139,7 +141,7 @@ class PhaseSampler(ClosesAtExit):
         self.evaluation, self.timer = evaluation, timer
         self.task_source = TaskSource(
             self._recipe,
-            self._workers,
+            self._do,
             task_distribution,
             task_split or ("test" if evaluation else "training"),
             self.seed,
@@ -170,14 +172,14 @@ class PhaseSampler(ClosesAtExit):
     def __repr__(self) -> str:
         horizon = self._recipe.max_episode_steps
         limit = "" if horizon is None else f", T={horizon}"
-        state = "closed" if self._workers.closed else f"iteration {self.iteration}, phase {self.phase}"
+        state = "closed" if self._closed else f"iteration {self.iteration}, phase {self.phase}"
         name = env_id(self._recipe.env) or "of one's own"
         return f"{type(self).__name__}({name}, B={self.batch_size}{limit}, seed {self.seed}, {state})"
 
     def prepare(self, num_tasks: int) -> None:
         """Start workers for phases of `num_tasks` tasks now, not in the first phase; do nothing if they are running."""
         self.check_threads(num_tasks)
-        self._workers.do(lambda backend: backend.prepare(check_count("num_tasks", num_tasks)))
+        self._do(lambda backend: backend.prepare(check_count("num_tasks", num_tasks)))
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:
         """Begin the next iteration and draw its tasks.
@@ -273,7 +275,7 @@ class PhaseSampler(ClosesAtExit):
             sampled.horizon = phase.horizon
             return phase, sampled
 
-        phase, episodes = self._workers.do(one_phase)
+        phase, episodes = self._do(one_phase)
         if self.record_log_probs:
             with self.timer.stage("inference"):
                 kept = None if self._reset_memory else self.slots_per_task
@@ -298,9 +300,8 @@ class PhaseSampler(ClosesAtExit):
         deterministic: bool = False,
     ) -> Phase:
         """Prepare the workers for a phase, and return the phase."""
-        backend = self._workers.backend
-        backend.prepare(len(tasks))
-        slot = backend.describe()
+        self._backend.prepare(len(tasks))
+        slot = self._backend.describe()
         if not self.policy.reads_text:
             require_numbers(type(self.policy).__name__, slot.observation_space, slot.action_space)
         self.policy.check_spaces(slot.observation_space, slot.action_space)
@@ -322,42 +323,68 @@ class PhaseSampler(ClosesAtExit):
             self.slots_per_task,
         )
 
+    def _do(self, work: Callable[[RolloutBackend], Result]) -> Result:
+        """Do work, again after every loss of a worker: keyed streams give the same result.
+
+        Raises:
+            RuntimeError: If the sampler is closed, or another thread has called `interrupt`.
+        """
+        if self._closed:
+            raise RuntimeError("this sampler or evaluator is closed; make a new one")
+        self._backend.start_phase()
+        while not self._interrupted:
+            try:
+                return work(self._backend)
+            except ChildLost:
+                if not self._interrupted:
+                    self._backend.recover()
+            except TaskError as error:
+                if not error.in_slots:
+                    raise
+                # The caller never chose slots.
+                found = [f"task {slot // self.slots_per_task}: {what}" for slot, what in error.in_slots]
+                raise TaskError("; ".join(found)) from error
+        raise RuntimeError("sampling was interrupted by another thread")
+
     def interrupt(self, *, now: bool) -> None:
         """Make the thread that samples end with an error, and any later attempt, too; any thread may call this.
 
         Args:
             now: kill the workers; otherwise the phase is finished first.
         """
-        self._workers.interrupt(now=now)
+        self._interrupted = True
+        if now:
+            self._backend.kill()
 
     def close(self) -> None:
         """End all workers; nothing can be sampled afterwards. Safe to call twice."""
-        self._workers.close()
+        self._closed = True
+        self._backend.close()
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers on this machine that are running."""
-        return self._workers.backend.pids
+        return self._backend.pids
 
     @property
     def retries(self) -> int:
         """How often episodes were restarted so far, because their environment raised `Retry`."""
-        return self._workers.backend.retries
+        return self._backend.retries
 
     @property
     def waiting_seconds(self) -> float:
         """Seconds for which no slot was ready, where they wait concurrently; of the worker that has waited longest."""
-        return self._workers.backend.waiting_seconds
+        return self._backend.waiting_seconds
 
     @property
     def slot_counts(self) -> SlotCounts | None:
         """Current activity of slots that wait concurrently, for any thread; None where they do not, and on Ray."""
-        return self._workers.backend.slot_counts
+        return self._backend.slot_counts
 
     @property
     def env(self) -> EnvDescription:
         """The `observation_space` and `action_space` of one environment, as in pytorch-maml-rl; not an environment."""
-        return self._workers.do(lambda backend: backend.describe())
+        return self._do(lambda backend: backend.describe())
 
     @property
     def single_observation_space(self) -> gymnasium.Space[Any]:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.checking import DrawsBySeed
 from maml_rl.envs.make_env import env_id
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError, TaskError
+from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.env_recipe import Recipe
-from maml_rl.samplers.supervision import Supervised
 from maml_rl.seeding import StreamKey, generator
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution
 from maml_rl.task_distributions.task_distribution import TaskSplit
 from maml_rl.task_distributions.task_files import try_tasks
+
+Result = TypeVar("Result")
+
+
+class Do(Protocol):
+    """Does work with a backend, again after every loss of a worker."""
+
+    def __call__(self, work: Callable[[RolloutBackend], Result]) -> Result:
+        """Return the result of the work."""
 
 
 class TaskSource:
@@ -22,7 +32,7 @@ class TaskSource:
 
     Args:
         recipe: of the environment.
-        workers: draw the family's own tasks.
+        do: has the workers draw the family's own tasks.
         distribution: what `sample` draws from; None for the family's own distribution.
         split: which tasks, where some are kept apart.
         seed: of the sampler.
@@ -32,14 +42,14 @@ class TaskSource:
     def __init__(
         self,
         recipe: Recipe,
-        workers: Supervised,
+        do: Do,
         distribution: TaskDistribution | None,
         split: TaskSplit,
         seed: int,
         *,
         in_process: bool,
     ) -> None:
-        self._recipe, self._workers, self._seed = recipe, workers, seed
+        self._recipe, self._do, self._seed = recipe, do, seed
         self._distribution, self._split = distribution, split
         self._draws = DrawsBySeed()
         self._has_drawn = False
@@ -53,7 +63,7 @@ class TaskSource:
 
     def _draw_seeded(self, num_tasks: int, seed: int) -> list[Task]:
         def draw(count: int, seed: int) -> list[Task]:
-            return self._workers.do(lambda backend: backend.sample_tasks(count, seed, self._split == "test"))
+            return self._do(lambda backend: backend.sample_tasks(count, seed, self._split == "test"))
 
         tasks = draw(num_tasks, seed)
         self._draws.check(seed, tasks, draw)
@@ -64,13 +74,13 @@ class TaskSource:
         distribution = self._distribution
         if distribution is None:
             return self.draw(num_tasks, key)
-        self._workers.do(lambda backend: backend.prepare(check_count("num_tasks", num_tasks)))
+        self._do(lambda backend: backend.prepare(check_count("num_tasks", num_tasks)))
         family = FamilyTasks(
             env_id(self._recipe.env) or "the family",
-            self._workers.do(lambda backend: backend.describe()).task_space,
+            self._do(lambda backend: backend.describe()).task_space,
             self._draw_seeded,
             self._seed,
-            lambda count, seed: self._workers.do(lambda backend: backend.sample_tasks(count, seed, True)),
+            lambda count, seed: self._do(lambda backend: backend.sample_tasks(count, seed, True)),
         )
         distribution.admit(family, lambda tasks: self._try(tasks, "the distribution"))
         if self._split == "training":

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Task
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.failures import failed
-from maml_rl.samplers.processes.channel import Channel, encode
-from maml_rl.samplers.processes.commands import (
+from maml_rl.samplers.processes.messages import (
     AttachBuffers,
+    Channel,
     Close,
     Command,
     Done,
@@ -30,6 +30,7 @@ from maml_rl.samplers.processes.commands import (
     Tasks,
     Work,
     Worked,
+    encode,
 )
 from maml_rl.samplers.processes.process_setup import ChildEnds, enter_child, leave_child, restore_interpreter
 from maml_rl.samplers.processes.shared_buffers import SharedBuffers, SharedProgress

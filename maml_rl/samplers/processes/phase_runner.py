@@ -17,7 +17,7 @@ from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.hosting import EpisodeHost, pickle_for_hosts
 from maml_rl.samplers.phase import WORKER_STAGES, Phase
-from maml_rl.samplers.processes.commands import LoadPolicy, RunPhase, Work
+from maml_rl.samplers.processes.messages import LoadPolicy, RunPhase, Work
 from maml_rl.samplers.processes.process_setup import restore_interpreter
 from maml_rl.samplers.processes.shared_buffers import SharedPhase
 from maml_rl.samplers.rollout.loop import sample_phase

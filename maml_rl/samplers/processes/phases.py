@@ -15,8 +15,7 @@ from maml_rl.samplers.env_recipe import require_picklable_tasks
 from maml_rl.samplers.episode_arrays import EpisodeArrays, Layout
 from maml_rl.samplers.phase import WORKER_STAGES, Phase
 from maml_rl.samplers.policy_copies import pickle_policy
-from maml_rl.samplers.processes.channel import encode
-from maml_rl.samplers.processes.commands import LoadPolicy, RunPhase
+from maml_rl.samplers.processes.messages import LoadPolicy, RunPhase, encode
 from maml_rl.samplers.processes.shared_buffers import PhasePlan, SharedPhase
 from maml_rl.samplers.processes.startup import LOAD_SECONDS
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv

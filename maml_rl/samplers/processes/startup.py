@@ -9,7 +9,7 @@ from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.errors import ChildLost
 from maml_rl.samplers.describing import describe_slots
 from maml_rl.samplers.env_recipe import Recipe
-from maml_rl.samplers.processes.commands import AttachBuffers, Load, Make, Ready
+from maml_rl.samplers.processes.messages import AttachBuffers, Load, Make, Ready
 from maml_rl.samplers.processes.shared_buffers import SharedBuffers
 from maml_rl.samplers.processes.worker_pool import WorkerPool
 

@@ -23,13 +23,13 @@ from maml_rl.samplers.closing import ClosesAtExit
 from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.env_recipe import Recipe, require_picklable_tasks
 from maml_rl.samplers.phase import split_slots
-from maml_rl.samplers.processes.channel import encode
-from maml_rl.samplers.processes.commands import (
+from maml_rl.samplers.processes.messages import (
     ResetBuffers,
     ResetTask,
     SampleTasks,
     Step,
     Tasks,
+    encode,
 )
 from maml_rl.samplers.processes.shared_buffers import SharedProgress, create_shared_file
 from maml_rl.samplers.processes.startup import Startup

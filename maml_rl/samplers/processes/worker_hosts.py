@@ -17,10 +17,9 @@ from maml_rl.errors import ChildLost
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.hosting import HostedBatch, Request, pickle_for_hosts
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.processes.channel import encode
-from maml_rl.samplers.processes.commands import Work, Worked
+from maml_rl.samplers.processes.messages import Work, Worked, encode
 from maml_rl.samplers.processes.phases import WorkerPhases
-from maml_rl.samplers.processes.worker import Worker
+from maml_rl.samplers.processes.worker_pool import Worker
 
 
 class WorkerHosts:

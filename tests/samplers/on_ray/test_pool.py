@@ -17,7 +17,7 @@ import ray
 
 from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, ConfigError
-from maml_rl.samplers.processes.commands import Failed
+from maml_rl.samplers.processes.messages import Failed
 from maml_rl.samplers.ray import cluster as ray_cluster
 from maml_rl.samplers.ray import places, pool_metrics, team
 from maml_rl.samplers.ray import pool as ray_pool

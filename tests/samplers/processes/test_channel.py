@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from maml_rl.samplers.processes.channel import Channel, encode
+from maml_rl.samplers.processes.messages import Channel, encode
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from gymnasium import spaces
 
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.samplers.describing import describe_task, describe_tasks, shorten
-from maml_rl.samplers.processes import commands
-from maml_rl.samplers.processes.commands import describe_command
-from maml_rl.samplers.processes.worker import describe_exit
+from maml_rl.samplers.processes import messages
+from maml_rl.samplers.processes.messages import describe_command
+from maml_rl.samplers.processes.worker_pool import describe_exit
 
-MESSAGES = [*get_args(commands.Command), *get_args(commands.Reply)]
+MESSAGES = [*get_args(messages.Command), *get_args(messages.Reply)]
 
 
 def test_every_message_is_frozen_picklable_and_numbered() -> None:
@@ -27,7 +27,7 @@ def test_every_message_is_frozen_picklable_and_numbered() -> None:
 
 
 def test_spaces_reach_the_parent_unchanged() -> None:
-    ready = commands.Ready(0, EnvDescription(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3, start=-1), 100, {}))
+    ready = messages.Ready(0, EnvDescription(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3, start=-1), 100, {}))
     assert pickle.loads(pickle.dumps(ready)) == ready
 
 
@@ -66,6 +66,6 @@ def test_cause_of_death_is_reported(code: int | None, text: str) -> None:
 
 
 def test_activity_of_a_child_is_reported() -> None:
-    assert describe_command(commands.Step(1), 17) == "in step 17"
+    assert describe_command(messages.Step(1), 17) == "in step 17"
     assert describe_command(None, None) == "between commands"
-    assert describe_command(commands.Close(0), 3) == "in Close"
+    assert describe_command(messages.Close(0), 3) == "in Close"

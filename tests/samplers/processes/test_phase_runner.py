@@ -10,7 +10,7 @@ from maml_rl.envs import make_vector_env
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.processes.commands import LoadPolicy, RunPhase
+from maml_rl.samplers.processes.messages import LoadPolicy, RunPhase
 from maml_rl.samplers.processes.phase_runner import PhaseRunner
 from maml_rl.samplers.processes.shared_buffers import PhasePlan, SharedPhase, SharedProgress, create_shared_file
 from maml_rl.seeding import PhaseStreams

@@ -10,8 +10,7 @@ import pytest
 
 from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, TaskError
-from maml_rl.samplers.processes.channel import Channel, encode
-from maml_rl.samplers.processes.commands import Done, Failed, Step
+from maml_rl.samplers.processes.messages import Channel, Done, Failed, Step, encode
 from maml_rl.samplers.processes.shared_buffers import SharedProgress, create_shared_file
 from maml_rl.samplers.processes.worker_pool import WorkerPool
 
