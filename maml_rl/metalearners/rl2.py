@@ -2,22 +2,19 @@
 
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field
 
 from maml_rl.config import Config
 from maml_rl.config.settings import Count
-from maml_rl.metalearners.collection import Batch
-from maml_rl.metalearners.device_steps import for_device
 from maml_rl.metalearners.memory_settings import MemorySettings
-from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
+from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
 from maml_rl.metalearners.refusals import refuse_hidden_rewards
-from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
+from maml_rl.metalearners.trial_ppo import TrialPPOLearner, TrialPPOSettings
 from maml_rl.policies import Policy
 from maml_rl.policies.memory_policy import PredictsRewards
 
 
-class RL2(MetaLearner):
+class RL2(TrialPPOLearner):
     """A policy whose memory is the learning algorithm: it sees its rewards, and PPO trains it on whole trials.
 
     A trial is all episodes of a task, one after the other in one slot. Returns are discounted through it, across the
@@ -66,9 +63,6 @@ class RL2(MetaLearner):
         "baseline": "value",
         "bootstrap": "bootstrap-trials",
     }
-    columns = "episode"
-    whole_trials = True
-    updates_on_hosts = True
     settings: Settings
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -92,16 +86,7 @@ class RL2(MetaLearner):
             )
         # The statistics that normalize observations are not trained.
         trained = [param for param in self.policy.parameters() if param.requires_grad]
-        self.optimizer = for_device(torch.optim.Adam(trained, lr=self.settings.learning_rate), self.device)
-        self._ppo = TrialPPO(
-            self.policy,
-            self.optimizer,
-            self.settings,
-            self.collection,
-            device=self.device,
-            reward_prediction_coefficient=self.settings.reward_prediction_coefficient,
-        )
-        self.trials_per_chunk = self._ppo.trials_per_chunk
+        self._train_by_ppo(trained, reward_prediction_coefficient=self.settings.reward_prediction_coefficient)
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
@@ -120,16 +105,3 @@ class RL2(MetaLearner):
             normalize_observations=settings.normalize_observations,
         )
         return policy
-
-    def update(self, batch: Batch) -> dict[str, Any]:
-        return self._ppo.update(self.hosts_of(batch))
-
-    def state_dict(self) -> State:
-        return super().state_dict() | self._ppo.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self._ppo.load_state_dict(state)
-
-    def begin_schedules(self) -> None:
-        self._ppo.num_updates = 0

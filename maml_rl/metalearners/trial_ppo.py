@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
@@ -17,9 +17,9 @@ from maml_rl.derivatives import Answer, Hosts, Memo, remembered
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.collection import Collection
-from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, set_step_size
-from maml_rl.metalearners.metalearner import State
+from maml_rl.metalearners.collection import Batch, Collection
+from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, for_device, set_step_size
+from maml_rl.metalearners.metalearner import MetaLearner, State
 from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.policy import Memory, Policy, Unrolled
 from maml_rl.policies.sequence_policy import SequencePolicy
@@ -666,3 +666,31 @@ class TrialPPO:
             for steps in num_steps
         ]
         return units, scales, explained
+
+
+class TrialPPOLearner(MetaLearner):
+    """A learner of trials whose policy is trained by `TrialPPO`."""
+
+    columns = "episode"
+    whole_trials = True
+    updates_on_hosts = True
+    settings: TrialPPOSettings
+
+    def _train_by_ppo(self, params: Iterable[nn.Parameter], **options: Any) -> None:
+        """Have Adam train parameters of the policy; see `TrialPPO` for the options."""
+        self.optimizer = for_device(torch.optim.Adam(params, lr=self.settings.learning_rate), self.device)
+        self._ppo = TrialPPO(self.policy, self.optimizer, self.settings, self.collection, device=self.device, **options)
+        self.trials_per_chunk = self._ppo.trials_per_chunk
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        return self._ppo.update(self.hosts_of(batch))
+
+    def state_dict(self) -> State:
+        return super().state_dict() | self._ppo.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self._ppo.load_state_dict(state)
+
+    def begin_schedules(self) -> None:
+        self._ppo.num_updates = 0

@@ -20,9 +20,9 @@ from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, for_device
 from maml_rl.metalearners.memory_settings import MemorySettings
-from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
+from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
-from maml_rl.metalearners.trial_ppo import TrialPPO, TrialPPOSettings
+from maml_rl.metalearners.trial_ppo import TrialPPOLearner, TrialPPOSettings
 from maml_rl.policies import BeliefPolicy, Policy
 from maml_rl.policies.mlp import Perceptron
 from maml_rl.policies.trial_encoder import EncoderSizes
@@ -32,7 +32,7 @@ _DECODER, _BELIEF, _EXPERIENCE = "decoder", "belief", "trials"
 _MOST_CELLS = 10_000
 
 
-class VariBAD(MetaLearner):
+class VariBAD(TrialPPOLearner):
     """A recurrent encoder turns the history of a trial into a belief about its task, on which the policy acts.
 
     The encoder is trained as that of a variational autoencoder: from the belief at every step of a trial a decoder
@@ -87,11 +87,8 @@ class VariBAD(MetaLearner):
 
     uses = frozenset({"gamma", "gae-lambda", "hidden-sizes", "nonlinearity", "meta-batch-size"})
     instead = EPISODES_OF_TRIALS | {"bootstrap": "bootstrap-trials"}
-    columns = "episode"
-    whole_trials = True
     # As in the tests of the published code.
     tests_without_noise = True
-    updates_on_hosts = True
     settings: Settings
     policy: BeliefPolicy
 
@@ -102,18 +99,9 @@ class VariBAD(MetaLearner):
                 f"varibad trains a policy of state and belief, and got a {type(self.policy).__name__}; use BeliefPolicy"
             )
         settings = self.settings
-        adam = torch.optim.Adam(self.policy.acting_parameters(), lr=settings.learning_rate)
-        self.optimizer = for_device(adam, self.device)
-        self._ppo = TrialPPO(
-            self.policy,
-            self.optimizer,
-            settings,
-            self.collection,
-            device=self.device,
-            unroll=self.policy.unroll_known,
-            see=self.policy.with_belief,
+        self._train_by_ppo(
+            self.policy.acting_parameters(), unroll=self.policy.unroll_known, see=self.policy.with_belief
         )
-        self.trials_per_chunk = self._ppo.trials_per_chunk
         self.decoder = Decoder(self.policy, settings, self.torch_generator(_DECODER)).to(self.device)
         self.networks = nn.ModuleDict({_DECODER: self.decoder})
         self._trained = [*self.policy.encoder_parameters(), *self.decoder.parameters()]
@@ -152,7 +140,7 @@ class VariBAD(MetaLearner):
             `belief/kl`, for each step of a trial the decoder's loss over the whole trial and the divergence, and
             `belief/grad_norm`.
         """
-        metrics = self._ppo.update(self.hosts_of(batch))
+        metrics = super().update(batch)
         # The belief is learned from whole trials.
         (episodes,) = batch.phases
         self.experience[_EXPERIENCE].append(episodes)
@@ -217,16 +205,6 @@ class VariBAD(MetaLearner):
         losses = self.decoder(latents, steps)
         terms = [torch.where(real > 0, each, 0.0).mul(weight).sum() for each in (losses, divergence)]
         return terms[0] + self.settings.kl_coefficient * terms[1], torch.stack(terms)
-
-    def state_dict(self) -> State:
-        return super().state_dict() | self._ppo.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self._ppo.load_state_dict(state)
-
-    def begin_schedules(self) -> None:
-        self._ppo.num_updates = 0
 
 
 @dataclass(frozen=True, slots=True)
