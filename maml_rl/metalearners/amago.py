@@ -310,11 +310,9 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
         settings.refuse(config, env)
         space = env.single_action_space
         is_bounded = isinstance(space, spaces.Box) and space.is_bounded()
-        # Noise as large as the range, so that the first actions are anywhere in it.
-        init_std = float((space.high - space.low).mean() / 2.0) if is_bounded else 1.0
         normalize = settings.normalize_observations
         policy: Policy = settings.make_policy(
-            env, config, value="none", init_std=init_std, normalize_observations=normalize
+            env, config, value="none", squash=is_bounded, normalize_observations=normalize
         )
         return policy
 

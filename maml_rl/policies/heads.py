@@ -306,7 +306,8 @@ class SquashedGaussianHead(Head):
         event = len(self.action_shape)
         center, half_range = (bound.reshape(self.action_shape) for bound in self.bounds(mean))
         squash = [TanhTransform(), AffineTransform(center, half_range, event_dim=event)]
-        return TransformedDistribution(Independent(Normal(mean, log_std.exp()), event), squash)
+        normal = Normal(mean, log_std.exp(), validate_args=validates(mean))
+        return TransformedDistribution(Independent(normal, event), squash, validate_args=validates(mean))
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
         return log_prob(self.distribution(parameters), actions.to(parameters[0].dtype))

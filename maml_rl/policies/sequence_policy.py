@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from maml_rl.policies.cnn import ConvLayer, InputEncoder, refuse_image_options
-from maml_rl.policies.heads import Head, Params, head_for
+from maml_rl.policies.heads import Head, Params, SquashedGaussianHead, head_for
 from maml_rl.policies.layers import empty_layer, orthogonal, within
 from maml_rl.policies.memory_body import MemoryBody
 from maml_rl.policies.memory_policy import MemoryPolicy
@@ -55,6 +55,7 @@ class SequenceOptions(InputOptions, total=False):
     """Further arguments of policies that are trained on sequences; see `SequencePolicy`."""
 
     value: ValueKind
+    squash: bool
     init_std: float
     min_std: float
     predict_rewards: bool
@@ -73,7 +74,8 @@ class SequencePolicy(MemoryPolicy):
         hidden_size: H, units of the body.
         value: the estimator of values: "head", a linear function of the policy's own units; "two-hot", one that gives
             a distribution over the bins of `TwoHot`; "network", a linear function of a body of its own; or "none".
-        init_std: initial standard deviation of a Gaussian.
+        squash: squash Gaussians, whose deviation then sees the state, into the bounds of a Box, which must have some.
+        init_std: initial standard deviation of a Gaussian that is not squashed.
         min_std: it never falls below this.
         predict_rewards: add a head for the reward of an action, with one output for each Discrete action, else one that
             takes the action; rl2 trains it by `reward-prediction-coefficient`, and acting does not use it.
@@ -108,6 +110,7 @@ class SequencePolicy(MemoryPolicy):
         hidden_size: int,
         *,
         value: ValueKind = "head",
+        squash: bool = False,
         init_std: float = 1.0,
         min_std: float = 1e-6,
         predict_rewards: bool = False,
@@ -122,7 +125,7 @@ class SequencePolicy(MemoryPolicy):
         self.action_space, self._has_one_choice = action_space, isinstance(action_space, spaces.Discrete)
         self._is_two_hot = value == "two-hot"
         self._take(observation_space, **of_inputs)
-        self.distributions = head_for(action_space, init_std, min_std)
+        self.distributions = SquashedGaussianHead(action_space) if squash else head_for(action_space, init_std, min_std)
         register_parameters(self, self.distributions)
         self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
         # Layers before a head, by its name; they take inputs and units.
@@ -365,8 +368,8 @@ class SequencePolicy(MemoryPolicy):
 class GRUPolicy(SequencePolicy):
     """A recurrent layer whose output gives the distribution of actions, and the values.
 
-    Observations are encoded as `SequencePolicy` does. Gaussians have a learned deviation that does not
-    see the state, as those of `NormalMLPPolicy`. The memory of a GRU is (num, H), that of an LSTM twice that.
+    Observations are encoded as `SequencePolicy` does. The learned deviation of Gaussians does not see the state, as
+    that of `NormalMLPPolicy`, unless they are squashed. The memory of a GRU is (num, H), that of an LSTM twice that.
 
     Args:
         hidden_size: H, units of the recurrent layer.

@@ -31,12 +31,14 @@ ACTIONS = {
     "discrete": spaces.Discrete(3),
     "box": spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 1.0]), dtype=np.float64),
 }
+ACTIONS["squashed"] = ACTIONS["box"]
 GAMMA, FURTHER, HIDDEN, CRITICS, BINS, LIMIT, MULTIPLIER = 0.97, 0.8, 6, 3, 11, 50.0, 1.5
 PAIR = [2, 0]
+CENTER, HALF = torch.tensor([0.0, 0.5]).double(), torch.tensor([2.0, 0.5]).double()
 
 
 def make_learner(kind: str, **settings: Any) -> AMAGO:
-    policy = GRUPolicy(OBSERVATIONS, ACTIONS[kind], HIDDEN, value="none", seed=3).double()
+    policy = GRUPolicy(OBSERVATIONS, ACTIONS[kind], HIDDEN, value="none", squash=kind == "squashed", seed=3).double()
     given = AMAGO.Settings.model_validate(
         {
             "hidden-size": HIDDEN,
@@ -69,6 +71,8 @@ def make_trials(kind: str) -> tuple[Tensor, ...]:
     terminal = torch.zeros(4, 3, dtype=torch.float64)
     terminal[1, 1] = 1.0
     actions = torch.randint(3, (4, 3), generator=generator) if kind == "discrete" else draw(4, 3, 2)
+    if kind == "squashed":
+        actions = CENTER + HALF * torch.tanh(actions)
     return seen, actions, rewards, terminal, mask
 
 
@@ -99,7 +103,7 @@ class Plain:
             else self.params
         )
         inputs = units
-        if self.kind == "box":
+        if self.kind != "discrete":
             low, high = (torch.from_numpy(bound) for bound in (ACTIONS["box"].low, ACTIONS["box"].high))
             assert isinstance(action, Tensor)
             inputs = torch.cat([units, (2 * (action - low) / (high - low) - 1).clamp(-1, 1)])
@@ -113,11 +117,14 @@ class Plain:
         out = F.linear(units, self.params["policy.head.weight"], self.params["policy.head.bias"])
         if noise is None:
             return sum(out.softmax(-1)[each] * values(each) for each in range(3))
+        if self.kind == "squashed":
+            mean, log_std = out.chunk(2)
+            return values(CENTER + HALF * torch.tanh(mean + noise * log_std.exp()))
         return values(out + noise * self.params["policy.sigma"].exp())
 
     def losses(self, temperature: float | None, share: float) -> tuple[Tensor, Tensor]:
         noise = None
-        if self.kind == "box":
+        if self.kind != "discrete":
             drawn = torch.randn((5, 3, 2), generator=self.learner.torch_generator("actions"))
             noise = drawn.double()
         of_critics, of_actor, total = 0.0, 0.0, self.mask.sum()
@@ -149,6 +156,11 @@ class Plain:
             out = F.linear(now, self.params["policy.head.weight"], self.params["policy.head.bias"])
             if self.kind == "discrete":
                 log_prob = out.log_softmax(-1)[chosen]
+            elif self.kind == "squashed":
+                mean, log_std = out.chunk(2)
+                inside = (action - CENTER) / HALF
+                log_prob = torch.distributions.Normal(mean, log_std.exp()).log_prob(torch.atanh(inside)).sum()
+                log_prob = log_prob - (HALF * (1.0 - inside**2)).log().sum()
             else:
                 log_prob = torch.distributions.Normal(out, self.params["policy.sigma"].exp()).log_prob(action).sum()
             of_actor += -(1.0 - share) * weight * log_prob
@@ -168,7 +180,7 @@ class Plain:
 
 CASES = pytest.mark.parametrize(
     ("kind", "temperature", "share"),
-    [("discrete", None, 0.0), ("discrete", 2.0, 0.3), ("box", None, 0.0), ("box", 2.0, 0.3)],
+    [("discrete", None, 0.0), ("discrete", 2.0, 0.3), ("box", None, 0.0), ("box", 2.0, 0.3), ("squashed", 2.0, 0.3)],
 )
 
 
