@@ -13,9 +13,6 @@ _CLAUSE = re.compile(r"(===|==|~=|<=|<|>=)\s*(\d+(?:\.\d+)*(?:\.\*)?)")
 def explain_outdated(name: str = "maml-rl") -> str | None:
     """Return which requirement of an installed distribution is not met, and whose requirement excludes it.
 
-    Args:
-        name: of the distribution.
-
     Returns:
         A line for each package that is too old, or None if none is.
     """

@@ -84,9 +84,6 @@ def intra_op_threads(count: int) -> Iterator[None]:
     """Run the `with` block with `count` torch intra-op threads, then restore the calling thread's number.
 
     Every thread has a number of its own, which it takes from the process when it first needs it.
-
-    Args:
-        count: at least 1.
     """
     import torch
 

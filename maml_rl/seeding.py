@@ -114,9 +114,6 @@ class NamedStreams:
     The place is known from the key alone, so there is no state to keep in a checkpoint. Asked again at the same place,
     a name gives the generator that it gave before, which continues: nothing is drawn twice.
 
-    Args:
-        key: the place to begin at.
-
     Raises:
         ValueError: If an entry of the key is out of range.
     """
@@ -345,9 +342,6 @@ class SlotStreams:
     """One stream per environment slot, each from an integer seed.
 
     The draws of a slot depend only on its own seed and on how much it has drawn.
-
-    Args:
-        seeds: (N,) integers in [0, 2**63).
     """
 
     def __init__(self, seeds: ArrayLike) -> None:

@@ -58,9 +58,6 @@ class ArrayElements:
     Whole numbers must be within their bounds: stored with fewer bits, others would become different numbers. Floats may
     be beyond the bounds of their Box, which many environments give only roughly.
 
-    Args:
-        space: Box, Discrete, MultiDiscrete or MultiBinary.
-
     Raises:
         TypeError: If it is none of these, or torch does not compute with its type.
     """
@@ -188,9 +185,6 @@ class _FlatPart(_Part):
 class ObservationFlattener:
     """Writes observations of several parts as one vector, with one-hot vectors for discrete parts.
 
-    Args:
-        space: of the observations.
-
     Attributes:
         flat_space: of the vectors; of the type that holds all parts without loss.
 
@@ -288,10 +282,6 @@ class PackedSpace(spaces.Box):
 
     Args:
         own: `Text`, or a Dict or Tuple with one, or with an image, in it.
-
-    Attributes:
-        own: the same.
-        fields: the parts of it.
 
     Raises:
         TypeError: If a part is not supported.
@@ -398,10 +388,6 @@ def packed(space: Space) -> Space:
 def require_numbers(who: str, *given: Space) -> None:
     """Refuse spaces with text in them where numbers are needed.
 
-    Args:
-        who: needs numbers.
-        *given: the spaces.
-
     Raises:
         TypeError: If one has text.
     """
@@ -414,10 +400,6 @@ def require_numbers(who: str, *given: Space) -> None:
 
 def require_vectors(who: str, space: Space) -> None:
     """Refuse observations that are not vectors of numbers where a policy needs those.
-
-    Args:
-        who: needs vectors.
-        space: of the observations as arrays.
 
     Raises:
         TypeError: If they are others; the message names what takes them.

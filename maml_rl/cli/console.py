@@ -37,14 +37,7 @@ _SHOWN = 80
 
 
 class Ended(KeyboardInterrupt):
-    """SIGTERM, or SIGHUP of a terminal that is gone; they are handled as Ctrl-C is.
-
-    Args:
-        number: of the signal.
-
-    Attributes:
-        exit_code: of the command.
-    """
+    """SIGTERM, or SIGHUP of a terminal that is gone; they are handled as Ctrl-C is."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

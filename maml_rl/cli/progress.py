@@ -18,12 +18,7 @@ _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 class _Progress:
-    """A progress bar in a terminal, above which the log appears.
-
-    Args:
-        shown: whether there is a bar at all.
-        settings: of tqdm.
-    """
+    """A progress bar in a terminal, above which the log appears."""
 
     def __init__(self, *, shown: bool = True, **settings: Any) -> None:
         # disable=None is off unless standard error is a terminal.
@@ -141,11 +136,7 @@ class TrainingProgress(_Progress):
 
 
 class StepProgress(_Progress):
-    """A progress bar over the steps of a command: policies of a report to evaluate, iterations to record.
-
-    Args:
-        unit: name of a step.
-    """
+    """A progress bar over the steps of a command: policies of a report to evaluate, iterations to record."""
 
     def __init__(self, unit: str = "step") -> None:
         super().__init__(total=1, unit=unit)

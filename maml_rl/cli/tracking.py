@@ -113,13 +113,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 @contextmanager
 def tracked(names: Sequence[str], config: Config, folder: Path) -> Iterator[Callable[[Metrics], None]]:
-    """Yield a function that logs every iteration; a run begins with the first one, and ends with its files.
-
-    Args:
-        names: of trackers.
-        config: of the run.
-        folder: of the run.
-    """
+    """Yield a function that logs every iteration; a run begins with the first one, and ends with its files."""
     trackers: list[Tracker] = []
 
     def log(metrics: Metrics) -> None:

@@ -8,11 +8,7 @@ from typing import Any
 
 
 class PendingSample:
-    """Episodes that are sampled at their first access: by `result`, or by unpacking the two.
-
-    Args:
-        sample: samples them.
-    """
+    """Episodes that are sampled at their first access: by `result`, or by unpacking the two."""
 
     def __init__(self, sample: Callable[[], tuple[Any, Any]]) -> None:
         self._sample = sample
@@ -37,10 +33,6 @@ class SamplesInTwoCalls:
         """Return a value that becomes `(train_episodes, valid_episodes)` at its first access.
 
         `metalearner.step(*futures)` and `sample_wait(futures)` access it; nothing is sampled before.
-
-        Args:
-            tasks: M tasks.
-            **options: of `sample`.
         """
         return PendingSample(partial(self.sample, tasks, **options))
 

@@ -88,10 +88,6 @@ Attempt = Callable[[Pause, bool], Coroutine[Any, Any, Outcome]]
 class Attempts:
     """Handles calls that raise `Retry`, in the same way for calls in threads, awaited calls and serial calls.
 
-    Args:
-        max_retries: see `CallRules`.
-        num_envs: N.
-
     Attributes:
         retries: number of restarts in each slot since its episode was begun.
         total: number of all restarts.

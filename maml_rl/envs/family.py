@@ -401,9 +401,6 @@ class BatchOfOne(MetaEnv):
     """A family of one slot as a `gymnasium.Env`, bit-identical to a slot of the vector environment.
 
     It never truncates: `gymnasium.make` wraps it in the time limit that its id is registered with.
-
-    Args:
-        **kwargs: of the family.
     """
 
     family_class: ClassVar[type[BatchedFamily]]

@@ -242,9 +242,6 @@ class SlotGenerators:
     At first every call gets them. If no call draws from them for a while, the process's are only looked at, which costs
     a tenth; from the first call that draws from them then, every call gets them again.
 
-    Args:
-        num_envs: N.
-
     Attributes:
         used: whether a call has drawn from them.
     """

@@ -66,9 +66,6 @@ class LastStepVectorEnv(ObservingVectorEnv):
     The further numbers are all zero at the first step of a trial, which begins with `reset_task`. At the first step of
     a later episode they are those of the last step of the episode before it. See `LastStepParts`. Where observations
     have text in them, the further numbers are the last reward and termination alone.
-
-    Args:
-        env: steps its slots in this process.
     """
 
     def __init__(self, env: MetaVectorEnv) -> None:

@@ -451,11 +451,7 @@ class _OfTheWrapped:
 
 
 class MetaVectorWrapper(MetaVectorEnv, VectorWrapper[Any, Any, Any, Any, Any]):
-    """Slots that another vector environment steps; a subclass overrides what it changes.
-
-    Args:
-        env: steps its slots in this process.
-    """
+    """Slots that another vector environment steps; a subclass overrides what it changes."""
 
     env: MetaVectorEnv
 
@@ -483,18 +479,7 @@ class MetaVectorWrapper(MetaVectorEnv, VectorWrapper[Any, Any, Any, Any, Any]):
 
 @dataclass(frozen=True, slots=True)
 class EnvDescription:
-    """The description of one slot, which determines the layout of the arrays of a phase.
-
-    Attributes:
-        observation_space: of one slot.
-        action_space: of one slot.
-        max_episode_steps: its time limit; None if it has none.
-        recorded_infos: see `MetaEnv`.
-        task_space: see `MetaEnv`.
-        divides: see `MetaVectorEnv`.
-        advances_by_slot: see `MetaVectorEnv`.
-        value_ranges: see `MetaEnv`.
-    """
+    """The description of one slot, which determines the layout of the arrays of a phase."""
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]

@@ -23,9 +23,6 @@ _ARRAYS = np.number | np.bool_ | np.ndarray
 class ResultWriter:
     """Writes the results of environments of one kind into buffers, once they are known to be in their spaces.
 
-    Args:
-        env: one of the environments.
-
     Attributes:
         space: of the observations as arrays.
         infos: those of the last results by slot, unread: a phase reads only the infos that are declared.

@@ -23,9 +23,6 @@ _LAYOUT_SEED = 0
 class TaskObservationVectorEnv(ObservingVectorEnv):
     """Slots whose observations are vectors: the environment's own, then the task's entries in alphabetical order.
 
-    Args:
-        env: steps its slots in this process.
-
     Raises:
         TaskError: If its tasks are not dicts of numbers and arrays.
         TypeError: If observations or actions have text in them.

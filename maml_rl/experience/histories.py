@@ -321,11 +321,7 @@ class Histories:
 
 
 class Distinct:
-    """Numbers observations that repeat, as those of grids do, so that each is kept once.
-
-    Args:
-        space: of the observations.
-    """
+    """Numbers observations that repeat, as those of grids do, so that each is kept once."""
 
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         self._shape, self._dtype = space.shape or (), np.dtype(space.dtype)

@@ -270,11 +270,7 @@ def _episodes(block: Block, action_space: spaces.Space[Any]) -> Iterator[dict[st
 
 
 class _Writer:
-    """Writes groups by HDF5's own functions: those of h5py's objects take twice as long.
-
-    Args:
-        h5py: the module.
-    """
+    """Writes groups by HDF5's own functions: those of h5py's objects take twice as long."""
 
     def __init__(self, h5py: Any) -> None:
         self._h5 = h5py

@@ -38,9 +38,6 @@ class Replay:
         device: where steps are drawn to. On an accelerator the fields have a copy, from which rows are taken by their
             numbers, if it takes at most `DEVICE_SHARE` of the device's free memory, and the tensors are not mapped.
 
-    Attributes:
-        capacity: see above.
-
     Raises:
         ValueError: If a number is not positive.
     """

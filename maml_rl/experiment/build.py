@@ -580,12 +580,7 @@ def _check_env_kwargs(config: Config, spec: EnvSpec) -> None:
 
 
 def _unpacked(creator: Any, name: str) -> list[str]:
-    """Return the names of the further keyword arguments that a signature declares by a TypedDict; none if it does not.
-
-    Args:
-        creator: a class or a function.
-        name: of its `**` parameter.
-    """
+    """Return the names of the keyword arguments that a signature declares by a TypedDict after its `**`, if it does."""
     classes = creator.__mro__ if isinstance(creator, type) else ()
     function = next((vars(each)["__init__"] for each in classes if "__init__" in vars(each)), creator)
     try:

@@ -117,10 +117,6 @@ class Benchmark:
 
         A policy may have its own unit of actions, `normalization_scale`: it maps them onto the same range.
 
-        Args:
-            experiment: of the policy.
-            num_steps: of adaptation, for a learner that takes steps.
-
         Raises:
             ConfigError: In one line, with the difference and the remedy.
         """

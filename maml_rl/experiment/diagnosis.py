@@ -56,9 +56,6 @@ def diagnose(run: Run) -> list[Cause]:
 class _Series:
     """The metrics of a run by name.
 
-    Args:
-        run: with at least one iteration.
-
     Attributes:
         run: the run.
         before: (n,) return before adaptation, in each iteration; empty for a learner that samples nothing.

@@ -61,11 +61,6 @@ def estimate(
 ) -> Estimate:
     """Train for three iterations in a temporary folder, time the last two, and return what the whole run will take.
 
-    Args:
-        config: of the run.
-        device: where the policy and the update run.
-        clock: returns seconds.
-
     Raises:
         ConfigError: As `train`.
         ChildEnvError: If an environment fails.

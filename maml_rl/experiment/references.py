@@ -19,12 +19,7 @@ FREE = ("num_envs", "render_mode", "normalization_scale")
 
 
 def references(env_kwargs: Mapping[str, Any], max_episode_steps: int | None) -> dict[str, tuple[float, float]]:
-    """Return the returns of random actions and of the oracle, by family of a mixture; none of those not measured.
-
-    Args:
-        env_kwargs: of the mixture.
-        max_episode_steps: of an episode; None for those of each family.
-    """
+    """Return the returns of random actions and of the oracle, by family of a mixture; none of those not measured."""
     found = {}
     for each in _measured(FILE):
         name = each["env-name"]

@@ -53,14 +53,6 @@ def add_to_zoo(
 ) -> Path:
     """Evaluate the policy of a run, and put both into the zoo.
 
-    Args:
-        run: the run's folder.
-        name: in the zoo.
-        checkpoint: see `load_policy`.
-        num_tasks: new tasks to evaluate it on.
-        overwrite: replace the policy of this name.
-        num_workers: worker processes of the evaluation; see `MultiTaskSampler`.
-
     Returns:
         The policy's folder in the zoo.
 

@@ -43,9 +43,6 @@ def dice(outcome: PhaseOutcome) -> Tensor:
     log-probabilities of an episode's actions up to step t, and box(x) = exp(x - x without gradient). Where A is the
     return from step t on, it is the sum of box(s_t) * r_t of the first source, up to a constant.
 
-    Args:
-        outcome: of M tasks.
-
     Source: Foerster et al. 2018, https://arxiv.org/abs/1802.05098; Farquhar et al. 2019, for advantages,
     https://arxiv.org/abs/1909.10549
     """

@@ -101,11 +101,7 @@ class RunningSquare:
 
 
 class RunningMoments:
-    """Mean and variance of all numbers so far.
-
-    Args:
-        size: D.
-    """
+    """Mean and variance, (D,), of all numbers so far."""
 
     def __init__(self, size: int) -> None:
         self._count = 0

@@ -90,11 +90,7 @@ class Distributions(ABC):
 
 @dataclass(frozen=True)
 class FormDistributions(Distributions):
-    """The distributions of one form, as any module may return them.
-
-    Args:
-        form: of the distribution.
-    """
+    """The distributions of one form, as any module may return them."""
 
     form: DistributionForm
 

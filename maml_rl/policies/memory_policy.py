@@ -14,11 +14,7 @@ from maml_rl.policies.policy import Memory, Policy, Unrolled
 
 @runtime_checkable
 class PredictsRewards(Protocol):
-    """A policy whose memory may also be trained to predict rewards, as an auxiliary task.
-
-    Attributes:
-        predicts_rewards: whether `predict_rewards` may be called.
-    """
+    """A policy whose memory may also be trained to predict rewards, as an auxiliary task."""
 
     predicts_rewards: bool
 

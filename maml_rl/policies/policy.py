@@ -219,10 +219,6 @@ class Policy(nn.Module, ABC):
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Refuse spaces that the policy does not fit; called before the first phase.
 
-        Args:
-            observation_space: of one environment.
-            action_space: of one environment.
-
         Raises:
             TypeError: If the policy's distribution is of a kind that cannot act.
             ValueError: If a space does not fit.

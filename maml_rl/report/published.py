@@ -30,10 +30,6 @@ _MOST_ITERATIONS = 100
 def published_returns(config: Config, evaluation: Evaluation) -> tuple[float, ...] | None:
     """Return the published mean returns of the same protocol, or None where a run has another one.
 
-    Args:
-        config: of the training.
-        evaluation: of its policy.
-
     Returns:
         The return after 0, 1, ... gradient steps, as far as the evaluation takes steps of the published sizes.
     """

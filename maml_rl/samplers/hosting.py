@@ -121,10 +121,6 @@ class HostedBatch:
     def process(self, block: int, policy: Policy) -> Generator[Phase, TaskEpisodes, list[TaskEpisodes]]:
         """Yield the phases of a block, and get the episodes of each, before each inner step and after the last.
 
-        Args:
-            block: which.
-            policy: with the batch's `state`.
-
         Returns:
             The processed episodes.
         """
@@ -340,14 +336,7 @@ class Carrier(Protocol):
 
 
 class RemoteHosts(Hosts):
-    """Hosts in other processes, which have sampled a batch.
-
-    Args:
-        carrier: to them.
-        batch: the batch that they sample.
-        phase: its first phase, with the policy.
-        timer: gets the seconds of the stages.
-    """
+    """Hosts in other processes, which have sampled a batch."""
 
     _numbers = itertools.count()
 

@@ -19,13 +19,7 @@ from maml_rl.samplers.worker_progress import Progress, ReportingEnv, describe_st
 
 
 class InProcessBackend(VectorEnvBackend):
-    """Steps all slots in this process. As in workers, what an environment raises becomes an error with slot and step.
-
-    Args:
-        placement: how the policy acts.
-        recipe: of the environment.
-        slots_per_task: S, environments per task.
-    """
+    """Steps all slots in this process; an error of an environment names slot and step, as in workers."""
 
     def __init__(self, placement: Placement, recipe: Recipe, slots_per_task: int) -> None:
         super().__init__(placement, recipe, slots_per_task)
@@ -54,11 +48,7 @@ class InProcessBackend(VectorEnvBackend):
 
 
 class _Work(UsersCode):
-    """Makes an error of what the environment raises, except errors of the package, which are complete.
-
-    Attributes:
-        progress: of the slots.
-    """
+    """Makes an error of what the environment raises, except errors of the package, which are complete."""
 
     def __init__(self, env_name: str) -> None:
         super().__init__(self._error, MamlRLError)

@@ -52,10 +52,6 @@ class InnerPhases:
     ) -> tuple[list[TaskEpisodes], Mapping[str, Tensor] | None]:
         """Adapt the policy to every task, new episodes before each gradient step.
 
-        Args:
-            sample: samples a phase, on the device of the adaptation.
-            timer: gets the seconds of the stages.
-
         Returns:
             The episodes before each step, and the adapted parameters (M, ...); None where there is no step.
 

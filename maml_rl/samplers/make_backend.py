@@ -14,13 +14,7 @@ from maml_rl.samplers.processes.backend import ProcessBackend
 
 
 def choose(placement: Placement, recipe: Recipe, policy: Policy) -> Placement:
-    """Return a placement whose "auto" is decided: whether phases are on a device, and if not, where the policy acts.
-
-    Args:
-        placement: as asked for.
-        recipe: of the environment.
-        policy: of the phases.
-    """
+    """Return a placement whose "auto" is decided: whether phases are on a device, and if not, where the policy acts."""
     if placement.backend == "auto" and (placement.engine == "warp" or _is_fastest_on_device(placement, recipe, policy)):
         return placement.replace(backend="device", num_workers=None)
     waits_for_all = placement.recv_timeout is None and placement.num_groups == 1
@@ -62,13 +56,6 @@ def make_backend(
     placement: Placement, recipe: Recipe, policy: Policy, slots_per_task: int, episodes_per_task: int
 ) -> RolloutBackend:
     """Make the backend of a sampler, without starting a worker.
-
-    Args:
-        placement: where the workers are.
-        recipe: of the environment.
-        policy: of the phases.
-        slots_per_task: S.
-        episodes_per_task: B.
 
     Raises:
         ConfigError: If there is no Ray, or its cluster cannot be reached.

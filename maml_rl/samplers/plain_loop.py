@@ -40,11 +40,7 @@ _PLACEMENTS: Mapping[str, Mapping[str, Any]] = {
 
 
 class SampledActions(Policy):
-    """Acts by `sample` of the action space, so that every element of the space may come.
-
-    Args:
-        space: of the actions.
-    """
+    """Acts by `sample` of the action space, so that every element of the space may come."""
 
     noise_kind = "uniform"
     noise_size = 1

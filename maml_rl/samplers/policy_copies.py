@@ -29,11 +29,7 @@ def take_state(policy: Policy, state: Mapping[str, NDArray[Any]]) -> None:
 
 
 class PolicyAt:
-    """Policies on the device where they act: themselves if they are there, else a copy of the newest.
-
-    Args:
-        device: where they act.
-    """
+    """Policies on the device where they act: themselves if they are there, else a copy of the newest."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)

@@ -16,13 +16,7 @@ from maml_rl.samplers.rollout.loop import CentralInference, sample_phase
 
 
 class VectorEnvBackend(RolloutBackend):
-    """Samples in the slots of a vector environment, and makes another when the number of tasks changes.
-
-    Args:
-        placement: how the policy acts if it acts in this process.
-        recipe: of the environment.
-        slots_per_task: S, environments per task.
-    """
+    """Samples in the slots of a vector environment, and makes another when the number of tasks changes."""
 
     def __init__(self, placement: Placement, recipe: Recipe, slots_per_task: int) -> None:
         self._recipe, self._slots_per_task = recipe, slots_per_task

@@ -74,14 +74,7 @@ class PhaseAbandonedError(Exception):
 
 
 class ReportingEnv(MetaVectorWrapper):
-    """An environment that reports progress before each reset and step, and stops when the phase is abandoned.
-
-    Args:
-        env: the environment itself.
-        progress: where to report it.
-        index: which worker.
-        guard: is entered around every call of the environment.
-    """
+    """An environment that reports progress before each reset and step, and stops when the phase is abandoned."""
 
     def __init__(
         self, env: MetaVectorEnv, progress: Progress, index: int, guard: AbstractContextManager[None] = _UNGUARDED

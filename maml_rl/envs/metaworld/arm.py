@@ -54,9 +54,6 @@ class Arm:
 
     Its behavior depends only on the state, and so never on earlier episodes.
 
-    Args:
-        name: of the environment, as "reach-v3".
-
     Attributes:
         env: the environment itself.
         low: (3,) or (6,) lowest numbers of a task.

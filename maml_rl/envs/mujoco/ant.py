@@ -34,10 +34,6 @@ class AntFamily(MujocoFamily):
     The contact forces are `cfrc_ext` of all bodies at the start of the last substep, clipped to [-1, 1]. The reward is
     that of the task plus `survive_reward`, -`control_cost` |a|^2, and -0.0005 times the sum of the squares of the
     clipped forces. An episode terminates when the torso's height leaves [0.2, 1.0] m or the state is not finite.
-
-    Args:
-        entries: the format of its tasks.
-        **options: see `MujocoFamily`.
     """
 
     task_term: ClassVar[str] = "reward_forward"

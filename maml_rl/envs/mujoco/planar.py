@@ -27,10 +27,6 @@ class HalfCheetahFamily(ForwardFamily):
 
     Observations (20,): qpos[1:] (8), qvel (9), position of the torso (3). The reward is that of the task minus
     `control_cost` |a|^2.
-
-    Args:
-        entries: the format of its tasks.
-        **options: see `MujocoFamily`.
     """
 
     control_cost = 0.05
@@ -75,10 +71,6 @@ class PlanarWalkerFamily(ForwardFamily):
     observations are qpos[1:] and qvel, clipped to [-10, 10]; start states are the model's own with U(-0.005, 0.005)
     added to positions and velocities. The reward is that of the task plus 1 for a healthy state and -0.001 |a|^2. An
     episode terminates when the state is not healthy. A step is four substeps.
-
-    Args:
-        entries: the format of its tasks.
-        **options: see `MujocoFamily`.
     """
 
     substeps, start_noise, uniform_velocities, control_cost = 4, 5e-3, True, 1e-3
@@ -155,10 +147,6 @@ class SwimmerFamily(ForwardFamily):
     Start states and observations are those of Gymnasium's Swimmer-v5: qpos[2:] (3) and qvel (5); the model's own state
     with U(-0.1, 0.1) added to positions and velocities. A step is four substeps, 0.04 s. Episodes never terminate. The
     reward is that of the task minus 0.0001 |a|^2.
-
-    Args:
-        entries: the format of its tasks.
-        **options: see `MujocoFamily`.
     """
 
     substeps, uniform_velocities, control_cost = 4, True, 1e-4

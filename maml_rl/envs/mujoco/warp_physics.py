@@ -74,11 +74,7 @@ class _Group:
 
 
 class _WarpDevice:
-    """Warp on one device: its streams, which are torch's, and its messages.
-
-    Args:
-        name: as torch has it; None for the CPU.
-    """
+    """Warp on one device: its streams, which are torch's, and its messages."""
 
     def __init__(self, name: str | None) -> None:
         import torch

@@ -70,11 +70,7 @@ class CountingPolicy(MemoryPolicy):
 
 
 class RandomPolicy(CountingPolicy):
-    """Takes every one of K actions with the same probability.
-
-    Args:
-        num_actions: K.
-    """
+    """Takes every one of K actions with the same probability."""
 
     def initial_memory(self, num: int) -> Memory:
         return ()

@@ -25,11 +25,6 @@ _LOOPS_KEPT = 4
 class DeviceBackend(RolloutBackend):
     """Carries out phases on one device; tasks are drawn on the CPU.
 
-    Args:
-        placement: names the device.
-        recipe: of the environment.
-        slots_per_task: S, environments per task.
-
     Raises:
         ConfigError: If the environment cannot be there; the message says why.
     """

@@ -207,13 +207,7 @@ class DeviceLoop:
 
 
 def device_arrays(env: EnvDescription, sizes: tuple[int, int, int], device: torch.device) -> EpisodeArrays:
-    """Return tensors of zeros for the episodes of a phase.
-
-    Args:
-        env: description of one slot.
-        sizes: M, B and T.
-        device: where they are.
-    """
+    """Return tensors of zeros for the episodes of a phase."""
     layout: dict[str, Any] = dict(EpisodeArrays.layout(env, *sizes))
     for name, (shape, dtype) in layout.items():
         layout[name] = torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
@@ -221,13 +215,7 @@ def device_arrays(env: EnvDescription, sizes: tuple[int, int, int], device: torc
 
 
 class _Record:
-    """What happens in one wave of episodes, in tensors (M, T, S, ...) that stay where they are.
-
-    Args:
-        env: description of one slot.
-        sizes: M, S and T.
-        device: where they are.
-    """
+    """What happens in one wave of episodes, in tensors (M, T, S, ...) that stay where they are."""
 
     def __init__(self, env: EnvDescription, sizes: tuple[int, int, int], device: torch.device) -> None:
         self._grid, self._horizon = sizes[:2], sizes[2]

@@ -103,10 +103,6 @@ class DeviceSlotStreams:
     """One stream for each slot, as `SlotStreams`; what is drawn for a mask is drawn for all slots.
 
     All slots begin together, and those that are active have drawn equally often.
-
-    Args:
-        num_slots: N.
-        device: where they are.
     """
 
     def __init__(self, num_slots: int, device: torch.device) -> None:

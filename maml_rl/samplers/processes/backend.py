@@ -25,12 +25,6 @@ _UNEVEN_SECONDS, _UNEVEN_FRACTION = 0.2, 0.2
 class ProcessBackend(VectorEnvBackend):
     """Steps the slots in child processes, in which the policy acts where that is possible and faster.
 
-    Args:
-        placement: how many workers, and how the policy acts.
-        recipe: of the environment.
-        policy: of the phases; says whether it can act in workers.
-        slots_per_task: S, environments per task.
-
     Raises:
         TypeError: If the environment, or a policy that must act in workers, cannot be pickled.
     """
@@ -126,12 +120,7 @@ class ProcessBackend(VectorEnvBackend):
 
 
 def _are_uneven(seconds_of: Sequence[tuple[slice, float]], parts: Sequence[slice]) -> bool:
-    """Return whether the busiest worker would take much longer than the mean, if each had its own slots.
-
-    Args:
-        seconds_of: units, each with its seconds.
-        parts: slots of each worker.
-    """
+    """Return whether the busiest worker would take much longer than the mean, if each had its own slots."""
 
     def fraction(unit: slice, part: slice) -> float:
         common = min(unit.stop, part.stop) - max(unit.start, part.start)

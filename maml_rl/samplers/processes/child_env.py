@@ -40,12 +40,7 @@ if TYPE_CHECKING:
 
 
 class ChildEnv:
-    """Hosts the environment of a range of slots.
-
-    Args:
-        channel: to the parent.
-        memory: descriptor of the shared memory.
-    """
+    """Hosts the environment of a range of slots."""
 
     _recipe: Recipe
     _env: MetaVectorEnv

@@ -25,16 +25,7 @@ from maml_rl.samplers.worker_progress import PhaseAbandonedError, Progress, Repo
 
 
 class PhaseRunner:
-    """Samples units of phases.
-
-    Args:
-        command: the policy, and where the arrays of phases are.
-        env: description of the slots.
-        memory: descriptor of the shared file.
-        start: where in the file the arrays of phases begin.
-        progress: where the worker reports its progress.
-        index: which worker.
-    """
+    """Samples units of phases."""
 
     def __init__(
         self,
@@ -56,10 +47,6 @@ class PhaseRunner:
 
     def run(self, command: RunPhase, env: MetaVectorEnv) -> None:
         """Sample the unit into the shared episodes, or stop if the parent has abandoned it.
-
-        Args:
-            command: what to sample.
-            env: its slots.
 
         Raises:
             RuntimeError: If the parameters in the shared memory are not those of the phase.

@@ -24,11 +24,7 @@ from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 
 
 class WorkerPhases:
-    """Lets the workers of a vector environment sample phases by themselves.
-
-    Args:
-        env: whose workers.
-    """
+    """Lets the workers of a vector environment sample phases by themselves."""
 
     def __init__(self, env: ParallelVectorEnv) -> None:
         self.env = env

@@ -38,10 +38,6 @@ def create_shared_file() -> int:
 class SharedProgress(Progress):
     """The progress of W workers in memory that all processes share. It is there before any environment is made.
 
-    Args:
-        file: descriptor from `create_shared_file`.
-        num_workers: W.
-
     Attributes:
         size: bytes of all, up to where other arrays may begin.
 

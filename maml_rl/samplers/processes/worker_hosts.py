@@ -27,9 +27,6 @@ class WorkerHosts:
 
     Every worker has its own blocks, whose memos it keeps, and any worker can read the episodes of all tasks. So one
     that replaces a lost worker computes again what that has kept, and samples nothing.
-
-    Args:
-        phases: lets the workers sample.
     """
 
     def __init__(self, phases: WorkerPhases) -> None:

@@ -46,12 +46,6 @@ _CAUSES_SHOWN = 3
 class Worker:
     """One child process, idle or carrying out one command.
 
-    Args:
-        index: which worker.
-        slots: that it owns.
-        process: runs it.
-        progress: where all workers report theirs.
-
     Attributes:
         given: the last command that gave its slots tasks; None for none.
         command: the one that it is carrying out; None if there is none.
@@ -116,11 +110,7 @@ class Worker:
         return int(self._progress.current_slots[self.index])
 
     def describe_work(self, slot: int = -1) -> str:
-        """Return its tasks, in words.
-
-        Args:
-            slot: see `current_slot`.
-        """
+        """Return its tasks, in words."""
         tasks = self.tasks
         if slot < 0:
             return f" with the tasks {describe_tasks(tasks)}" if tasks else ""

@@ -192,11 +192,7 @@ def _from_store(reference: Any) -> Any:
 
 
 class RolloutActor:
-    """Holds the environment and a copy of the policy, and carries out one call after the other.
-
-    Args:
-        slots_per_task: S.
-    """
+    """Holds the environment and a copy of the policy, and carries out one call after the other."""
 
     _recipe: Recipe
     _policy: Policy

@@ -38,12 +38,6 @@ _UNIT_SECONDS = 1.0
 class RayBackend(RolloutBackend):
     """Samples on the actors of a Ray cluster.
 
-    Args:
-        placement: the cluster, and how many of its CPUs.
-        recipe: of the environment.
-        policy: of the phases.
-        slots_per_task: S.
-
     Raises:
         ConfigError: If the cluster cannot be reached, or is too small.
         TypeError: If the environment or the policy cannot be pickled.

@@ -38,12 +38,6 @@ def options_of(asked: Mapping[str, float]) -> dict[str, Any]:
 def require_layout(layout: Layout, number: int, places: Sequence[int], asked: Mapping[str, float]) -> None:
     """Refuse a placement group for which the nodes have no places even when they are otherwise idle.
 
-    Args:
-        layout: of the group.
-        number: of its actors.
-        places: on each node.
-        asked: by each actor.
-
     Raises:
         ConfigError: If they do not fit.
     """

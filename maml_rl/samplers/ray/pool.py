@@ -43,12 +43,6 @@ _LINE = 300
 class RayPool:
     """Gives units to actors on a cluster, and returns their results.
 
-    Args:
-        placement: the cluster, the most actors, and their deadlines.
-        name: of the environment, for messages.
-        code: environment and policy, pickled.
-        slots_per_task: S.
-
     Raises:
         ConfigError: If the cluster cannot be reached, or is too small.
     """

@@ -6,11 +6,7 @@ _TAGS = ("environment",)
 
 
 class PoolMetrics:
-    """Metrics of one pool of actors, with the tag `environment`.
-
-    Args:
-        name: of the environment.
-    """
+    """Metrics of one pool of actors, with the tag `environment`."""
 
     def __init__(self, name: str) -> None:
         tags = {"environment": name}

@@ -34,9 +34,6 @@ def source_digest(name: str) -> str | None:
 
     It is read once in a process. Neither the place of the files, nor compiled files, nor line ends change it.
 
-    Args:
-        name: of the module or package.
-
     Returns:
         Hexadecimal digits; None if there is no such module here, or none with a source file.
     """

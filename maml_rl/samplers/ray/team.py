@@ -29,12 +29,6 @@ SEND_CODE = "install what is missing on all nodes, or send it along with a runti
 class Team:
     """The actors of a run.
 
-    Args:
-        placement: the cluster, the most actors, and their deadlines.
-        name: of the environment, for messages.
-        slots_per_task: S.
-        units: that they work on.
-
     Attributes:
         actors: those that start included.
         cluster: where they are.

@@ -21,9 +21,6 @@ _CAUSES_SHOWN = 3
 class Units:
     """The units of a phase, until all are done.
 
-    Args:
-        max_restarts: how often one unit may lose its actor.
-
     Attributes:
         waiting: those that no actor has.
         open: those without a result.

@@ -33,10 +33,6 @@ def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> No
 def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
     """Refuse a policy with a memory of the wrong shape, before a phase is sampled.
 
-    Args:
-        policy: acts once, on three slots, on its device.
-        observation_space: of one slot.
-
     Raises:
         ValueError: If `initial_memory` or `act` returns a wrong shape; the message names it.
     """
