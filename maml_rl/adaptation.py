@@ -260,15 +260,10 @@ def adapt_steps(
     first_order: bool = False,
     create_graph: bool | None = None,
 ) -> dict[str, Tensor]:
-    """Take one gradient step per batch of episodes, each from where the last one ended; see `adapt`.
+    """Take one gradient step per batch of episodes, each from where the last one ended.
 
-    Args:
-        policy: see `adapt`.
-        episodes: for each step those that were sampled under the parameters before it.
-        params: see `adapt`.
-        rule: a rule, one step size for all steps, or one for each.
-        first_order: see `adapt`.
-        create_graph: see `adapt`.
+    The episodes of a step were sampled under the parameters before it. The rule may be one step size for all steps, or
+    one for each. See `adapt` for the other arguments.
 
     Raises:
         ValueError: If there are no episodes, or not as many as step sizes.

@@ -40,11 +40,7 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
     ) -> TaskEpisodes:
         """Sample a trial of every task: B episodes one after the other, through which the policy keeps its memory.
 
-        Args:
-            tasks: M tasks.
-            params: see `rollout`.
-            num_episodes: of a trial; None for the sampler's `batch_size`.
-            deterministic: see `rollout`.
+        See `rollout` for the arguments; `num_episodes` are those of a trial.
 
         Returns:
             Episodes (M, T, B, ...): column b is episode b of the trial.
@@ -78,11 +74,7 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
     ) -> tuple[TaskEpisodes, Memory]:
         """Sample a trial of every task, and return it with the policy's memory at its end.
 
-        Args:
-            tasks: M tasks.
-            params: see `rollout`.
-            num_episodes: of a trial; None for the sampler's `batch_size`.
-            deterministic: see `rollout`.
+        See `rollout` for the arguments; `num_episodes` are those of a trial.
 
         Returns:
             The episodes, and tensors (M, ...), which are computed once more in this process, bit for bit.

@@ -152,15 +152,9 @@ class PhaseSampler(ClosesAtExit):
     def spaces(
         env_name: EnvMaker, env_kwargs: Mapping[str, Any] | None = None, *, observe_last: bool = False
     ) -> EnvDescription:
-        """Return the spaces of one environment before there is a sampler, such as for `get_policy_for_env`.
+        """Return the spaces of one environment, as a sampler with these arguments has them, before there is one.
 
-        Args:
-            env_name: see the class.
-            env_kwargs: see the class.
-            observe_last: see the class.
-
-        Returns:
-            Its `observation_space` and `action_space`, as a sampler with these arguments has them.
+        They are what `get_policy_for_env` needs.
         """
         shown = ObservedLastStep(env_name) if observe_last else env_name
         env = Recipe.of(shown, env_kwargs, None).make(1)
