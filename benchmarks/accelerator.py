@@ -295,6 +295,27 @@ def iterations(session: Session) -> None:
             )
 
 
+def trials(session: Session) -> None:
+    """Iterations of RL2 on HalfCheetahDir, two episodes of 200 steps: as many tasks as in its config, and more."""
+    for num_tasks in (16, 64, 1_000, 4_000) if not session.small else (4,):
+        sizes = {"meta-batch-size": num_tasks}
+        if session.small:
+            sizes |= {"max-episode-steps": 3, "num-workers": 0}
+        with _reported(session, f"RL2, {num_tasks:,} trials"):
+            config = _config("rl2/halfcheetah-dir-2x200", {**sizes, "engine": "warp"})
+            collecting, updating = _iterate(session, make_experiment(config, session.device), 2 if session.small else 4)
+            seconds = median(collecting) + median(updating)
+            steps = num_tasks * config.fast_batch_size * (config.max_episode_steps or 1)
+            session.row(
+                f"RL2, HalfCheetahDir 2 x 200, {num_tasks:,} trials",
+                seconds,
+                "s an iteration",
+                sampling=median(collecting),
+                update=median(updating),
+                minutes_of_100_million_steps=1e8 / steps * seconds / 60.0,
+            )
+
+
 def _iterate(session: Session, experiment: Experiment, count: int) -> tuple[list[float], list[float]]:
     """Return the seconds of collecting and of updating, of all iterations except the first."""
     learner, collecting, updating = experiment.metalearner, [], []
@@ -337,7 +358,8 @@ def returns(session: Session) -> None:
             continue
         with _reported(session, name):
             found = {}
-            for place, own in (("device", {"backend": "device"}), ("cpu", {"backend": "in-process"})):
+            on_cpu = {"backend": "in-process" if session.small else "processes"}
+            for place, own in (("device", {"backend": "device"}), ("cpu", on_cpu)):
                 run = find_run(f"zoo:{name}")
                 device = session.device if place == "device" else "cpu"
                 experiment = make_experiment(load_config(run / "config.json").override(own), device)
@@ -446,9 +468,11 @@ def tests(session: Session) -> None:
         return
     marked = [str(path) for path in sorted(Path("tests").rglob("test_*.py")) if "mark.cuda" in path.read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-m", "cuda", "-p", "no:cacheprovider", *marked]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TEST_SECONDS, check=False)
+    limited = ["timeout", str(_TEST_SECONDS), *command]
+    done = subprocess.run(limited, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.strip().splitlines() if line.startswith(("E  ", "FAILED", "ERROR"))]
-    session.row("tests marked cuda", done.stdout.strip().splitlines()[-1], "", code=done.returncode, failed=lines[-30:])
+    last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
+    session.row("tests marked cuda", "".join(last), "", code=done.returncode, failed=lines[-30:])
 
 
 # Most valuable first.
@@ -457,6 +481,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "physics": physics,
     "arrays": arrays,
     "iterations": iterations,
+    "trials": trials,
     "copies": copies,
     "groups": groups,
     "graphs": graphs,

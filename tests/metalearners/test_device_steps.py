@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from maml_rl.errors import NonFiniteError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import Batch, MetaLearner, device_steps
 from maml_rl.metalearners.device_steps import DeviceSteps, for_device, set_step_size
 from maml_rl.policies.heads import SquashedGaussianHead
+from tests.device_alone import device_alone
 from tests.metalearners.histories import bandit_config, bandit_histories
 from tests.small_runs import config_of
 
@@ -108,16 +107,6 @@ def test_steps_on_a_device_are_those_of_the_ordinary_path(name: str, request: py
     assert learner.learn(batch, 3) == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-class OnDeviceAlone(TorchDispatchMode):
-    """Refuses operations with tensors of the CPU."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for each in tree_leaves((args, kwargs, result)):
-            assert not isinstance(each, Tensor) or each.device.type == "meta", f"{func} of a tensor of the CPU"
-        return result
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_loss_on_a_device_neither_waits_for_it_nor_copies_to_it(name: str, on_cpu: pytest.MonkeyPatch) -> None:
     """Tensors of the device `meta` have no values: whatever reads one, as for a branch, raises."""
@@ -143,7 +132,7 @@ def test_loss_on_a_device_neither_waits_for_it_nor_copies_to_it(name: str, on_cp
     params = [param for module in modules for param in module.parameters() if param.requires_grad]
     for steps, inputs in calls.values():
         given = [each.to("meta") for each in inputs]
-        with OnDeviceAlone():
+        with device_alone():
             loss, statistics = steps._loss(*given)
             gradients = torch.autograd.grad(loss, params, allow_unused=True)
         assert statistics.device.type == "meta"
@@ -250,6 +239,18 @@ def test_step_that_cannot_be_recorded_is_taken_and_one_warning_says_why(on_cpu: 
     torch.testing.assert_close(loss.param.detach(), 0.8**5 * torch.tensor([3.0, 4.0]))
 
 
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """Have CUDA refuse to wait."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.cuda
 @needs_cuda
 @pytest.mark.parametrize("name", CASES)
@@ -263,6 +264,9 @@ def test_steps_on_cuda_are_recorded_and_agree_with_the_cpu(name: str) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         assert mine == pytest.approx(theirs, rel=2e-2, abs=2e-2)
     assert_same(learner, ordinary, 2e-2)
+    if hasattr(learner, "step_on_trials"):
+        with never_waiting():
+            learner.step_on_trials()
     all_steps = [getattr(each, "_on_device", None) for each in (learner, getattr(learner, "_ppo", None))]
     for steps in [each for each in all_steps if each is not None]:
         assert steps.refusal is None

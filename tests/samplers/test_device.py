@@ -8,19 +8,21 @@ import pytest
 import torch
 
 from maml_rl import MultiTaskSampler, PopulationEvaluator
-from maml_rl.config.config import Config
 from maml_rl.config.placement import Placement
 from maml_rl.envs.make_env import ObservedLastStep, ObservedTask
+from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.envs.registration import FAMILIES
 from maml_rl.errors import ConfigError, NonFiniteError, TaskError
-from maml_rl.experiment.load_policy import load_policy
-from maml_rl.experiment.train import train
 from maml_rl.policies import GRUPolicy, get_policy_for_env
+from maml_rl.samplers.device.phase_loop import DeviceLoop
+from maml_rl.samplers.device.slots import DeviceSlots
 from maml_rl.samplers.device.streams import DeviceSlotStreams, PhaseNoise, philox
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.make_backend import choose
+from maml_rl.samplers.phase import Phase
 from maml_rl.seeding import PhaseStreams, SlotStreams
 from maml_rl.seeding import philox as philox_of_numpy
+from tests.device_alone import META, device_alone
 
 CPU = torch.device("cpu")
 ARRAY_CODE = sorted(name for name, family in FAMILIES.items() if not family.has_physics and not family.extra)
@@ -105,6 +107,37 @@ def test_a_memory_goes_through_a_trial_as_on_the_cpu(env_id):
     (ours,), (theirs,) = (sample(backend, env_id, policy, **options) for backend in ("device", "in-process"))
 
     require_close(ours, theirs)
+
+
+@pytest.mark.parametrize("observe_last", [False, True])
+@pytest.mark.parametrize("env_id", sorted({*ARRAY_CODE} - {"PixelNavigation-v0"}))
+def test_a_step_on_a_device_neither_waits_for_it_nor_copies_to_it(env_id, observe_last):
+    recipe = Recipe.of(ObservedLastStep(env_id) if observe_last else env_id, {}, 12)
+    host = recipe.make(1)
+    seen, done = host.single_observation_space, host.single_action_space
+    policy = GRUPolicy(seen, done, 8) if observe_last else get_policy_for_env(host, hidden_sizes=(8,))
+    slots, tasks = DeviceSlots(recipe.make(6), META), tuple(host.sample_tasks(3, seed=0))
+    phase = Phase(tasks, policy.to(META), None, PhaseStreams(0, 1, 0), 2, 12)
+    loop = DeviceLoop(slots, EnvDescription.of(host), phase)
+    loop._make_actor()
+    with torch.no_grad(), device_alone():
+        loop._begin(torch.zeros(6, dtype=torch.int64, device=META), forget=True)
+        loop._one_step()
+        # After the first, whether an episode may end early is known.
+        loop._one_step()
+
+
+def test_what_a_device_cannot_do_alone_is_refused():
+    rows, index = torch.zeros(3, device=META), torch.zeros(1, dtype=torch.int64, device=META)
+    for work in (
+        lambda: torch.tensor(1.0, device=META),
+        lambda: rows.__setitem__(index, 1.0),
+        lambda: rows + torch.zeros(3),
+    ):
+        with pytest.raises(AssertionError), device_alone():
+            work()
+    with pytest.raises((RuntimeError, NotImplementedError)), device_alone():
+        rows[rows > 0]
 
 
 def perturbed(policy: Any, num_tasks: int, scale: float) -> Any:
@@ -335,19 +368,6 @@ def test_a_population_on_cuda_has_the_returns_of_the_cpu():
 
     np.testing.assert_allclose(*found, rtol=1e-4, equal_nan=True)
     assert np.isnan(found[0]).tolist() == [False, False, True, False, False]
-
-
-@on_gpu
-@pytest.mark.cuda
-@pytest.mark.timeout(300)
-def test_a_run_on_cuda_is_resumed_and_evaluated_on_the_cpu(tmp_path):
-    options = {"env-name": "2DNavigation-v0", "fast-batch-size": 2, "meta-batch-size": 2, "max-episode-steps": 5}
-    for device, num_batches in (("cuda", 1), ("cpu", 2)):
-        config = Config.model_validate(options | {"num-batches": num_batches, "num-workers": 0})
-        train(config, tmp_path, device=device, resume=device == "cpu")
-
-    policy = load_policy(tmp_path)
-    assert all(bool(param.isfinite().all()) and param.device.type == "cpu" for param in policy.parameters())
 
 
 @on_gpu
