@@ -11,7 +11,7 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --constraint constraints.txt
 TRAIN_READY := $(VENV)/.ready-to-train
 READY := $(VENV)/.ready
-# Meta-World needs another MuJoCo than the extra fast. Its benchmark draws a chart.
+# Meta-World needs another MuJoCo than the extra fast.
 METAWORLD_VENV ?= .venv-metaworld
 METAWORLD_RUN := $(METAWORLD_VENV)/bin/python
 METAWORLD_READY := $(METAWORLD_VENV)/.ready
@@ -71,7 +71,7 @@ test-fast: $(READY) ## run the tests that take little time each, in some minutes
 $(METAWORLD_READY): pyproject.toml constraints-metaworld.txt
 	@$(PYTHON) -m venv --clear $(METAWORLD_VENV)
 	@scripts/install-torch $(METAWORLD_RUN)
-	@$(METAWORLD_RUN) -m pip install --quiet --constraint constraints-metaworld.txt --editable '.[metaworld,report,tensorboard,test]' matplotlib stable-baselines3
+	@$(METAWORLD_RUN) -m pip install --quiet --constraint constraints-metaworld.txt --editable '.[metaworld,report,tensorboard,test]' stable-baselines3
 	@touch $@
 
 install-metaworld: $(METAWORLD_READY) ## set up .venv-metaworld for the tests of Meta-World

@@ -1,11 +1,8 @@
-"""The Ray backend on a cluster of several nodes on this machine: speed, fixed cost, scaling, and kills.
+"""Kills actors and nodes of a Ray cluster on this machine at random moments, and compares all episodes.
 
-    python -m benchmarks.cluster --json cluster.json
-    python -m benchmarks.cluster --only kills --kills 200 --json kills.json
+    python -m benchmarks.cluster --kills 200 --json kills.json
 
-"speed" compares two actors with two child processes. "fixed" measures phases of two steps. "scaling" has environments
-that wait instead of computing, so that a few cores can simulate many. "kills" ends actors and nodes at random moments,
-half of them while episodes are being transferred, and compares all digests with those of one process.
+Half of the kills come while episodes are being transferred. All digests are compared with those of one process.
 """
 
 import argparse
@@ -17,85 +14,23 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import gymnasium
-import numpy as np
 import psutil
-from numpy.typing import NDArray
 
-from benchmarks.measuring import Measurements, Participant, Samples, machine, ratios, take_turns
+from benchmarks.measuring import Samples, machine
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
-from benchmarks.systems.layouts import Workload
-from benchmarks.systems.own_sampler import OwnSampler
 from maml_rl import MultiTaskSampler
-from maml_rl.envs.family import BatchedFamily
-from maml_rl.envs.meta_env import Task
-from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.profiling import StageTimer
-from maml_rl.seeding import SlotStreams
 
-PARTS = ("speed", "fixed", "scaling", "kills")
-RATES, SHARES, FIXED = (
-    "Environment steps per second",
-    "Share of the child processes' speed",
-    "A phase of next to nothing",
-)
-SCALING, EFFICIENCY = "Steps per second of environments that wait", "Parallel efficiency"
 FOUND, RECOVERY = "What was found", "From a killed actor to the next finished unit"
-CHILDREN, ACTORS = "2 child processes", "2 Ray actors"
 STORE = 200 * 2**20
 # A phase that takes longer counts as hung.
 _HANG_SECONDS = 180.0
 # How many actors start at once, and how long one may take.
 _START_AT_ONCE = 4
 _START_SECONDS = 180.0
-# Tasks, episodes and steps that each actor samples in a phase of "scaling".
-_SHARE = 4, 8, 25
-# Seconds that a step of a waiting environment takes.
-_STEP_SECONDS = 0.002
-
-
-class WaitingFamily(BatchedFamily):
-    """Waits for 2 ms for every step of every slot, of all slots at once.
-
-    A separate wait for each slot would wake a process 500 times a second: 32 such processes would need more than two
-    cores for that alone.
-    """
-
-    task_description = "number: one that means nothing, uniform in [0, 1]"
-
-    def __init__(self, num_envs: int = 1, *, max_episode_steps: int | None = None) -> None:
-        super().__init__(
-            num_envs,
-            gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32),
-            gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32),
-            {"number": TaskEntry((), "a number", np.isfinite)},
-            max_episode_steps=max_episode_steps,
-        )
-
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw numbers without a meaning."""
-        return [{"number": number} for number in random.uniform(size=num_tasks)]
-
-    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
-        pass
-
-    def _step_slots(
-        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[NDArray[np.float64], bool]:
-        time.sleep(_STEP_SECONDS * (self.num_envs if active is None else int(active.sum())))
-        return np.zeros(self.num_envs), False
-
-    def _write_observations(self, out: NDArray[Any]) -> None:
-        out[:] = 0.0
-
-
-if "Waiting-v0" not in gymnasium.registry:
-    gymnasium.register("Waiting-v0", vector_entry_point="benchmarks.cluster:WaitingFamily")
 
 
 @contextlib.contextmanager
@@ -142,90 +77,6 @@ def wait_for_actors(sampler: MultiTaskSampler, num_actors: int) -> None:
         elif time.monotonic() > since + _START_SECONDS:
             raise RuntimeError(f"{started} of {num_actors} actors have started, none of them in {_START_SECONDS:g} s")
         time.sleep(0.05)
-
-
-def own_sampler(workload: Workload) -> OwnSampler:
-    """Return a sampler of a workload on the connected cluster, with all its actors started."""
-    made = OwnSampler(replace(workload, options={"backend": "ray"}))
-    wait_for_actors(made.sampler, workload.num_workers or 1)
-    return made
-
-
-def speed(options: argparse.Namespace, report: Report) -> None:
-    """Compare two actors with two child processes, interleaved."""
-    sizes = (4, 2, 5) if options.quick else (40, 20, 100)
-    workload = Workload("HalfCheetahDir-v5", *sizes, seed=options.seed, num_workers=2)
-
-    def turn(name: str, system: OwnSampler) -> Measurements:
-        episodes, _, seconds = system.sample()
-        return {name: episodes.num_steps / seconds}
-
-    with (
-        cluster_of(1, 1),
-        contextlib.closing(own_sampler(workload)) as actors,
-        contextlib.closing(OwnSampler(workload)) as children,
-    ):
-        participants = [
-            Participant(CHILDREN, partial(turn, CHILDREN, children)),
-            Participant(ACTORS, partial(turn, ACTORS, actors)),
-        ]
-        warmup = max(options.warmup, 2)
-        rows = take_turns(participants, repeats=options.repeats, warmup=warmup, report=progress(options))
-    for name, samples in rows.items():
-        report.add(RATES, Row(name, samples, "steps/s", str(workload)))
-    report.add(SHARES, Row(f"{ACTORS} / {CHILDREN}", ratios(rows[ACTORS], rows[CHILDREN]), "ratio", str(workload)))
-
-
-def fixed(options: argparse.Namespace, report: Report) -> None:
-    """Measure phases of two steps, on two actors."""
-    workload = Workload("2DNavigation-v0", 2, 1, 1, seed=options.seed, num_workers=2, adapted=False)
-    with cluster_of(1, 1), contextlib.closing(own_sampler(workload)) as actors:
-        for _ in range(5):
-            actors.sample()
-        seconds = [actors.sample()[2] * 1000.0 for _ in range(3 if options.quick else 300)]
-    report.add(FIXED, Row("a phase of 2 steps, 2 actors", Samples(seconds), "ms", "2DNavigation-v0 2 x 1 x 1"))
-
-
-def scaling(options: argparse.Namespace, report: Report) -> None:
-    """Sample waiting environments, the same number per actor, on few and on many actors, interleaved."""
-    numbers = [1, 2] if options.quick else options.actors
-    tasks_per_actor, episodes, steps = (2, 1, 5) if options.quick else _SHARE
-    policy = NormalMLPPolicy(2, 1, (8,))
-
-    def turn(number: int, sampler: MultiTaskSampler, tasks: list[Any]) -> Measurements:
-        started = time.perf_counter()
-        num_steps = sampler.rollout(tasks).num_steps
-        return {f"{number} actors": num_steps / (time.perf_counter() - started)}
-
-    largest = max(numbers)
-    with cluster_of(-(-largest // 2), largest // 2), contextlib.ExitStack() as stack:
-        participants = []
-        for number in numbers:
-            made = MultiTaskSampler(
-                "benchmarks.cluster:Waiting-v0",
-                {},
-                episodes,
-                policy,
-                seed=0,
-                num_workers=number,
-                backend="ray",
-                max_episode_steps=steps,
-            )
-            sampler = stack.enter_context(made)
-            wait_for_actors(sampler, number)
-            progress(options)(f"{number} actors have started")
-            tasks = sampler.sample_tasks(number * tasks_per_actor)
-            participants.append(Participant(f"{number} actors", partial(turn, number, sampler, tasks)))
-        # The first phases create the environments and choose the size of units.
-        warmup = max(options.warmup, 2)
-        rows = take_turns(participants, repeats=options.repeats, warmup=warmup, report=progress(options))
-    note = f"waiting 2 ms a step, {tasks_per_actor} x {episodes} x {steps} for each actor"
-    fewest = numbers[0]
-    for number, (name, samples) in zip(numbers, rows.items(), strict=True):
-        report.add(SCALING, Row(name, samples, "steps/s", note))
-        shares = [share * fewest / number for share in ratios(samples, rows[f"{fewest} actors"]).values]
-        compared = f"steps per second and actor, divided by those with {fewest}"
-        report.add(EFFICIENCY, Row(name, Samples(shares), "ratio", compared))
 
 
 class Kills(StageTimer):
@@ -340,7 +191,7 @@ class Kills(StageTimer):
             self._cluster.add_node(num_cpus=2, object_store_memory=STORE)
 
 
-def kills(options: argparse.Namespace, report: Report) -> None:
+def kill(options: argparse.Namespace, report: Report) -> None:
     """Sample while actors and nodes are killed."""
     sizes = {"batch_size": 10, "max_episode_steps": 100, "seed": options.seed}
     policy = NormalMLPPolicy(2, 2, (64, 64))
@@ -400,22 +251,18 @@ def main(arguments: list[str] | None = None) -> None:
     check_packages(options, ray="the benchmark")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     report = Report("cluster", machine(), chosen(options))
-    parts = {each.__name__: each for each in (speed, fixed, scaling, kills)}
-    for part in options.only:
-        parts[part](options, report)
+    kill(options, report)
     finish(report, options)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = common_options((__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
-    parser.add_argument("--actors", nargs="+", type=int, default=[1, 4, 16, 32], help="numbers of actors of scaling")
     parser.add_argument("--kills", type=int, default=200, help="of actors and nodes")
     parser.add_argument("--minutes", type=float, default=60.0, help="the kills end after, however many there were")
     parser.add_argument("--actors-per-node", type=int, default=9, help="killed actors for each killed node")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.repeats, options.warmup, options.kills = 1, 0, 2
+        options.kills = 2
     return options
 
 

@@ -61,7 +61,7 @@ OTHERS = (
         "workers with queues",
         "queue_workers:make_queue_workers",
         "8 processes, {slots} environment objects",
-        arguments=(8, True),
+        arguments=(8,),
     ),
     Other(
         "gymnasium SyncVectorEnv",

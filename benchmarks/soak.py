@@ -11,16 +11,18 @@ sampling again. The exit code is 1 if anything went wrong.
 
 import argparse
 import faulthandler
+import gc
 import hashlib
 import itertools
 import logging
 import os
+import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -28,8 +30,7 @@ import torch
 
 from benchmarks.chaos import KINDS, Chaos, RecoveryClock
 from benchmarks.measuring import Samples, machine
-from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress, save_figure
-from benchmarks.soak_record import RestartCounter, SoakRecord, growth
+from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
 from benchmarks.systems.layouts import Workload
 from benchmarks.systems.own_training import Training, make_training
 from maml_rl.errors import ChildEnvTimeout
@@ -40,6 +41,60 @@ RECOVERY = "From a kill to sampling again"
 GROWTH = "Growth from the first runs to the last"
 # More than any number of kills: in this benchmark workers die again and again.
 _MAX_RESTARTS = 1_000_000
+
+
+class RestartCounter(logging.Handler):
+    """Counts the warnings about replaced workers instead of printing them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count one."""
+        self.count += 1
+
+
+@dataclass(slots=True)
+class SoakRecord:
+    """The events and resources so far.
+
+    Attributes:
+        runs: training runs that have ended.
+        iterations: iterations that have ended.
+        timeouts: frozen workers that the sampler reported; the iteration was then repeated.
+        mismatches: iterations whose digest differs from the undisturbed run's.
+        hangs: iterations that did not end.
+        memory: bytes of this process after each run.
+        files: open files after each run.
+        workers: processes that remain after each run.
+        last_progress: when the last iteration ended.
+    """
+
+    runs: int = 0
+    iterations: int = 0
+    timeouts: int = 0
+    mismatches: int = 0
+    hangs: int = 0
+    memory: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+    workers: list[int] = field(default_factory=list)
+    last_progress: float = field(default_factory=time.monotonic)
+
+    def take_stock(self) -> None:
+        """Record the resources that this process holds now."""
+        gc.collect()
+        process = psutil.Process()
+        self.memory.append(process.memory_info().rss)
+        self.files.append(process.num_fds())
+        self.workers.append(len(process.children(recursive=True)))
+
+
+def growth(values: list[int]) -> float:
+    """Return by how much the median of the last third exceeds that of the first, without the very first run."""
+    settled = values[1:]
+    third = max(1, len(settled) // 3)
+    return statistics.median(settled[-third:]) - statistics.median(settled[:third])
 
 
 class Soak:
@@ -200,26 +255,7 @@ def _report(soak: Soak, facts: dict[str, object], options: argparse.Namespace, l
     ):
         if len(values) >= 3:
             report.add(GROWTH, Row(name, Samples([growth(values) / scale]), unit))
-    finish(report, options, chart=lambda _, __: _chart(soak, report, options))
-
-
-def _chart(soak: Soak, report: Report, options: argparse.Namespace) -> None:
-    """Draw the times of recoveries, and the memory over the runs."""
-    from matplotlib import pyplot
-
-    figure, (recovery, memory) = pyplot.subplots(1, 2, figsize=(9.0, 3.4), layout="constrained")
-    recovery.hist(soak.clock.latencies, bins=40, color="#4c72b0")
-    recovery.set_xlabel("seconds from a kill to sampling again", fontsize=8)
-    recovery.set_ylabel("kills", fontsize=8)
-    memory.plot([value / 1e6 for value in soak.record.memory], color="#4c72b0")
-    memory.set_xlabel("training runs", fontsize=8)
-    memory.set_ylabel("memory of the parent, MB", fontsize=8)
-    memory.set_ylim(bottom=0.0)
-    for panel in (recovery, memory):
-        panel.tick_params(labelsize=8)
-        panel.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, report, options.chart)
-    pyplot.close(figure)
+    finish(report, options)
 
 
 def _workload(family: str, options: argparse.Namespace) -> Workload:

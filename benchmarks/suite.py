@@ -57,7 +57,7 @@ def _at_horizon_200(**env_kwargs: float) -> dict[str, Any]:
     }
 
 
-# Found by `benchmarks.tune` with another seed, hence other tasks; the methods it is compared with keep what they had.
+# Found by a search with another seed, hence other tasks; the methods it is compared with keep what they had.
 _TUNED_FOR_VELOCITIES = {
     "maml-trpo": {"max-kl": 0.08, "fast-lr": 0.25},
     **{name: {"max-kl": 0.03} for name in (PRETRAIN.name, ORACLE.name, RANDOM.name)},
@@ -176,7 +176,7 @@ _RL2 = Method(
     },
 )
 # Control needs observations in units of their standard deviation, layers that act on them and on the memory, and many
-# small steps. Their size and number, and the weight of the entropy, are those that `benchmarks.tune` found on
+# small steps. Their size and number, and the weight of the entropy, are those that a search found on
 # HalfCheetahVel at horizon 100.
 _RL2_CONTROL = Method(
     "rl2-control",

@@ -34,7 +34,13 @@ SMALLER = {
     ],
 }
 # Those that leave the sizes of a page as they are.
-BRIEFER = {"train": ["--num-batches", "1"], "test": ["--num-batches", "1"], "record": [], "report": ["--videos", "0"]}
+BRIEFER = {
+    "train": ["--num-batches", "1"],
+    "test": ["--num-batches", "1"],
+    "record": [],
+    "report": ["--videos", "0"],
+    "compare": ["--set", "num-batches=1"],
+}
 # These take minutes even in short form, which other tests run; here only the files that they write matter.
 BENCHMARK = re.compile(r"python -m benchmarks\.(?!curves)")
 # These need Meta-World or a Ray cluster, whose own tests train in environments of their own.

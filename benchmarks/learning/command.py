@@ -5,7 +5,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.learning.page import Draw, Tables, draw_charts, draw_curves, tables, write_page
+from benchmarks.learning.page import draw_charts, write_page
 from benchmarks.learning.plan import Plan
 from benchmarks.learning.training import Job, run_jobs
 from maml_rl.arguments import suggest
@@ -13,17 +13,8 @@ from maml_rl.cli.console import Parser
 from maml_rl.envs import FAMILIES
 
 
-def run(
-    plan: Plan, arguments: Sequence[str] | None = None, *, tables: Tables = tables, draw: Draw = draw_curves
-) -> None:
-    """Train what is missing, if `--train` is given, and make the page from the CSV files.
-
-    Args:
-        plan: methods, families and seeds.
-        arguments: of the command line.
-        tables: returns the tables of a family.
-        draw: draws its chart.
-    """
+def run(plan: Plan, arguments: Sequence[str] | None = None) -> None:
+    """Train what is missing, if `--train` is given, and make the page from the CSV files."""
     parser = Parser(
         description=f"Make {plan.page.name} from the CSV files; with --train, first train what they lack.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -50,8 +41,8 @@ def run(
             print(f"left out: {remedy}")
         options.families = asked or [name for name in plan.families if name not in missing]
         run_jobs(_jobs(plan, options), options.minutes)
-    write_page(plan, tables)
-    charts = draw_charts(plan, draw)
+    write_page(plan)
+    charts = draw_charts(plan)
     print("\n".join(f"written: {path}" for path in (plan.page, *charts)))
 
 

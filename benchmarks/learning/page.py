@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -40,18 +40,9 @@ _PLACES = ("includes 0", "is below 0", "is above 0", "cannot be computed")
 # Rows of two methods.
 _Pair = tuple[list[Row], list[Row]]
 
-# (plan, family) -> Markdown.
-Tables = Callable[[Plan, Family], str]
-# (plan, family, file to write) -> nothing.
-Draw = Callable[[Plan, Family, Path], None]
 
-
-def write_page(plan: Plan, tables: Tables) -> None:
+def write_page(plan: Plan) -> None:
     """Write the tables of every family into the page.
-
-    Args:
-        plan: whose page it is.
-        tables: returns those of a family.
 
     Raises:
         ValueError: If the page has no marks for a family that has results, or has marks for one that is not in the
@@ -237,7 +228,7 @@ def tables(plan: Plan, family: Family) -> str:
         return "No results yet."
     finals = final_rows(found)
     parts = [leader(found)]
-    if highlighted := _highlighted(found, minutes=False):
+    if highlighted := _highlighted(found):
         words = f"{family.title}: return after one step over environment steps; highlighted: {_listed(highlighted)}"
         parts.append(f"![{words}](../images/{chart_of(plan, family).name})")
     lines = with_continued(found)
@@ -355,25 +346,25 @@ def _in_percent(estimate: Values) -> str:
     return f"{value:.0f} %" + (f" [{low:.0f}, {high:.0f}]" if np.isfinite(low) else "")
 
 
-def draw_charts(plan: Plan, draw: Draw) -> list[Path]:
+def draw_charts(plan: Plan) -> list[Path]:
     """Draw one chart for each family with results, and return the files."""
     charts = []
     for family in plan.families.values():
-        if _highlighted(rows_of(plan, family), minutes=False):
+        if _highlighted(rows_of(plan, family)):
             charts.append(chart_of(plan, family))
-            draw(plan, family, charts[-1])
+            draw_curves(plan, family, charts[-1])
     return charts
 
 
-def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False) -> None:
-    """Draw the return after one step over environment steps, or minutes: a panel for each of the best methods.
+def draw_curves(plan: Plan, family: Family, path: Path) -> None:
+    """Draw the return after one step over environment steps: a panel for each of the best methods.
 
     The thick line is the interquartile mean over trainings and tasks, the thin ones are the trainings. All other
     methods are gray.
     """
     found = rows_of(plan, family)
-    lines = {name: curves(rows, minutes) for name, rows in found.items() if max(row.iteration for row in rows) > 0}
-    chosen = _highlighted(found, minutes)
+    lines = {name: curves(rows) for name, rows in found.items() if max(row.iteration for row in rows) > 0}
+    chosen = _highlighted(found)
     # The initial policies of a family may be far below everything that is learned.
     later = [middle[1:] for (_, middle), *_ in lines.values()]
     later += [training[1:] for name in chosen for _, training in lines[name][1:]]
@@ -384,12 +375,12 @@ def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False
     panels = []
     for place, name in enumerate(chosen):
         plot = Plot(
-            Axis(x, "minutes of sampling and updates" if minutes else "environment steps", counts=True),
+            Axis(x, "environment steps", counts=True),
             Axis(y, "return after one step"),
             f"{family.title}: {name}",
-            # Three panels side by side fill the width of a page; names of settings need more room.
-            width=400 if minutes else 290,
-            height=300 if minutes else 240,
+            # Three panels side by side fill the width of a page.
+            width=290,
+            height=240,
         )
         if family.threshold is not None:
             plot.line([x.low, x.high], [family.threshold] * 2, "level rest")
@@ -406,28 +397,25 @@ def draw_curves(plan: Plan, family: Family, path: Path, *, minutes: bool = False
     write_panels(path, panels)
 
 
-def _highlighted(found: Mapping[str, Sequence[Row]], minutes: bool) -> list[str]:
-    """Return the methods that a chart highlights: those with the highest returns, or the fastest."""
+def _highlighted(found: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return the methods that a chart highlights: those with the highest returns."""
     trained = {name: rows for name, rows in found.items() if max(row.iteration for row in rows) > 0}
-    order = ranked(final_rows(trained))
-    if minutes:
-        order.sort(key=lambda name: float(np.mean([row.minutes for row in final_rows(trained)[name]])))
-    return order[:_HIGHLIGHTED]
+    return ranked(final_rows(trained))[:_HIGHLIGHTED]
 
 
-def curves(rows: Sequence[Row], minutes: bool = False) -> list[tuple[Values, Values]]:
+def curves(rows: Sequence[Row]) -> list[tuple[Values, Values]]:
     """Return a method's mean at the points that all of its trainings reached, and each training to its end."""
     trainings = list(by_seed(rows).values())
     common = sorted(set.intersection(*({row.iteration for row in of_seed} for of_seed in trainings)))
     at = [[row for row in of_seed if row.iteration in common] for of_seed in trainings]
-    places = np.mean([_places(of_seed, minutes) for of_seed in at], axis=0)
+    places = np.mean([_places(of_seed) for of_seed in at], axis=0)
     middles = _middles([list(of_iteration) for of_iteration in zip(*at, strict=True)])
-    each = [(_places(of_seed, minutes), _middles([[row] for row in of_seed])) for of_seed in trainings]
+    each = [(_places(of_seed), _middles([[row] for row in of_seed])) for of_seed in trainings]
     return [(places, middles), *each]
 
 
-def _places(rows: Sequence[Row], minutes: bool) -> Values:
-    return np.array([row.minutes if minutes else row.env_steps for row in rows], np.float64)
+def _places(rows: Sequence[Row]) -> Values:
+    return np.array([row.env_steps for row in rows], np.float64)
 
 
 def _middles(groups: Sequence[Sequence[Row]]) -> Values:

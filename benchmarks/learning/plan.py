@@ -31,8 +31,6 @@ class Family:
         threshold: return after one step that counts as a result, if one is set.
         changes: of the config, for every method.
         algorithm_changes: of the config, by the name of the method or, where it is missing, of the algorithm.
-        test_changes: of the config, in evaluations.
-        ends_at_threshold: whether a training ends where it has passed the threshold.
         methods: the names of those that are on the page, and trained here unless others are asked for; if empty, all.
     """
 
@@ -44,8 +42,6 @@ class Family:
     threshold: float | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     algorithm_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    test_changes: Mapping[str, Any] = field(default_factory=dict)
-    ends_at_threshold: bool = False
     methods: tuple[str, ...] = ()
 
     def ranges(self) -> ValueRanges:

@@ -13,7 +13,7 @@ from time import monotonic
 import numpy as np
 
 from benchmarks.learning.plan import Family, Method
-from benchmarks.learning.results import SUCCESS, Row, first_passing, read_rows, write_rows
+from benchmarks.learning.results import SUCCESS, Row, read_rows, write_rows
 from maml_rl import __version__
 from maml_rl.envs.meta_env import Task
 from maml_rl.experiment.build import Experiment, make_experiment
@@ -102,12 +102,8 @@ class Job:
         return alike, different
 
     def _is_over(self, rows: list[Row]) -> bool:
-        """Return whether rows are those of a whole training, or of one that has passed its final threshold."""
-        if self.points()[-1] in (row.iteration for row in rows):
-            return True
-        if not self.family.ends_at_threshold or self.family.threshold is None:
-            return False
-        return first_passing(rows, self.family.threshold) is not None
+        """Return whether rows are those of a whole training."""
+        return self.points()[-1] in (row.iteration for row in rows)
 
     def advance(self, point: int, stop: Event, deadline: float) -> bool:
         """Train up to an iteration, evaluate there, and write the row; return whether there was time for it."""
@@ -128,7 +124,7 @@ class Job:
             )
             if len(read_metrics(self.run / METRICS)) < point:
                 return False
-        experiment = make_experiment(config.override(self.family.test_changes))
+        experiment = make_experiment(config)
         if point > 0:
             experiment.restore(self.run / CHECKPOINTS / f"iteration-{point:06d}", self.run)
         evaluation = evaluate(

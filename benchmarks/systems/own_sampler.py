@@ -22,7 +22,6 @@ from maml_rl.episode import TaskEpisodes
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.policies import get_policy_for_env
-from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.seeding import PhaseStreams
 
@@ -35,10 +34,9 @@ class OwnSampler:
 
     Args:
         workload: what to sample.
-        timer: receives the seconds of the stages.
     """
 
-    def __init__(self, workload: Workload, timer: StageTimer = NULL_TIMER) -> None:
+    def __init__(self, workload: Workload) -> None:
         self.workload = workload
         env = make_vector_env(workload.env, dict(workload.env_kwargs), num_envs=1)
         self._policy = policy = get_policy_for_env(env, workload.hidden_sizes, "tanh", seed=workload.seed)
@@ -52,7 +50,6 @@ class OwnSampler:
             seed=workload.seed,
             num_workers=workload.num_workers,
             max_episode_steps=workload.horizon,
-            timer=timer,
             **workload.options,
         )
         self.tasks = self.sampler.sample_tasks(workload.num_tasks)
@@ -274,40 +271,3 @@ class SamplerAndBarePolicy:
         seconds = time.perf_counter() - start
         torch.set_num_threads(threads)
         return seconds
-
-
-class _PlainTimer(StageTimer):
-    """Leaves the time of each stage where it was spent, so that waiting is all the time in which the parent is idle."""
-
-    def move(self, source: str, target: str, seconds: float) -> None:
-        """Do nothing."""
-
-
-class WaitingMode:
-    """Our sampler with one way of waiting, and the time that it waits.
-
-    Args:
-        workload: what to sample, in which way.
-        name: of the rows.
-    """
-
-    def __init__(self, workload: Workload, name: str) -> None:
-        self._timer, self._name = _PlainTimer(), name
-        self._own = OwnSampler(workload, self._timer)
-
-    def turn(self) -> Measurements:
-        """Sample once; return steps per second, mean number of workers per forward pass, and the share of waiting."""
-        self._timer.take()
-        self._timer.take_means()
-        episodes, _, seconds = self._own.sample()
-        # The parent does not see the forward passes of a worker that acts for itself; each is for one worker.
-        workers = self._timer.take_means().get("workers_per_inference", 1.0)
-        return {
-            f"{self._name}: rate": episodes.num_steps / seconds,
-            f"{self._name}: workers": workers,
-            f"{self._name}: waiting": self._timer.take().get("waiting", 0.0) / seconds,
-        }
-
-    def close(self) -> None:
-        """End the sampler's workers."""
-        self._own.close()

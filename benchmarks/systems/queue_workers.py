@@ -4,95 +4,52 @@ from __future__ import annotations
 
 import multiprocessing
 from multiprocessing.queues import Queue
-from queue import Empty
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.systems.collecting import CollectingSystem, Episodes, make_half_cheetah
+from benchmarks.systems.collecting import Float32, LockstepSystem, make_half_cheetah
 from benchmarks.systems.layouts import Job
 
 
-class QueueWorkers(CollectingSystem):
-    """Collects the job with workers that hold whole tasks; the policy acts for those that have answered.
+class _QueueEnvs:
+    """Workers that hold whole tasks; each reads actions from a queue of its own, and all answer into one queue."""
 
-    Every worker reads actions from a queue of its own; all answer into one queue. The parent waits for one answer and
-    takes all others that are ready.
-
-    Args:
-        name: of the row.
-        job: what to collect; every worker holds the slots of `tasks_per_wave / workers` tasks.
-        workers: number of processes; at most the tasks of a wave, else each holds a part of a task.
-        wait_for_all: act only when every worker has answered.
-    """
-
-    def __init__(self, name: str, job: Job, workers: int = 8, wait_for_all: bool = False) -> None:
-        self._wait_for_all = wait_for_all
+    def __init__(self, job: Job, workers: int) -> None:
         workers = max(number for number in range(1, workers + 1) if job.tasks_per_wave % number == 0)
-        self._tasks_per_worker = job.tasks_per_wave // workers
-        slots = self._tasks_per_worker * job.episodes_per_task
         # Forked like the other systems' workers; none of them touches torch.
         context = multiprocessing.get_context("fork")
         self._results: Queue[Any] = context.Queue()
         self._commands: list[Queue[Any]] = [context.Queue() for _ in range(workers)]
         self._workers = [
-            context.Process(target=_run_worker, args=(index, slots, commands, self._results), daemon=True)
+            context.Process(
+                target=_run_worker, args=(index, job.slots // workers, commands, self._results), daemon=True
+            )
             for index, commands in enumerate(self._commands)
         ]
         for worker in self._workers:
             worker.start()
-        sizes, *_ = [self._results.get() for _ in self._workers]
-        super().__init__(name, job, *sizes)
+        (self.observation_size, self.action_size), *_ = [self._results.get() for _ in self._workers]
+
+    def reset(self) -> NDArray[Any]:
+        return self._exchange(["reset"] * len(self._workers))[0]
+
+    def step(self, actions: Float32) -> tuple[NDArray[Any], NDArray[Any]]:
+        return self._exchange(np.split(actions, len(self._workers)))
 
     def close(self) -> None:
-        """End the workers."""
         for commands in self._commands:
             commands.put(None)
         for worker in self._workers:
             worker.join(10.0)
 
-    def _collect_wave(self, wave: slice, episodes: Episodes) -> None:
-        job, per_worker, count = self._job, self._tasks_per_worker, len(self._workers)
-        shape = (per_worker, job.episodes_per_task)
-        tasks = [slice(first, first + per_worker) for first in range(wave.start, wave.stop, per_worker)]
-        policies = [self._policies.of_tasks(of_worker) for of_worker in tasks]
-        policies_of_all = self._policies.of_tasks(wave)
-        noise = self._policies.noise().reshape(job.horizon, count, -1, self._sizes[1])
-        steps = np.full(count, -1)
-        for commands in self._commands:
-            commands.put("reset")
-        running = count
-        while running:
-            answers = self._answers(running)
-            for index, _, rewards in answers:
-                if steps[index] >= 0:
-                    episodes.rewards[tasks[index], steps[index]] = rewards.reshape(shape)
-                steps[index] += 1
-            going_on = sorted(
-                ((index, seen) for index, seen, _ in answers if steps[index] < job.horizon), key=lambda pair: pair[0]
-            )
-            running -= len(answers) - len(going_on)
-            if len(going_on) == count:
-                # One pass for all, where all have answered, costs far less than a small pass for each.
-                together = np.concatenate([seen for _, seen in going_on])
-                chosen = policies_of_all.act(together, noise[steps, np.arange(count)].reshape(len(together), -1))
-                actions = np.split(chosen, count)
-            else:
-                actions = [policies[index].act(seen, noise[steps[index], index]) for index, seen in going_on]
-            for (index, seen), chosen in zip(going_on, actions, strict=True):
-                self._commands[index].put(chosen)
-                episodes.observations[tasks[index], steps[index]] = seen.reshape(*shape, -1)
-                episodes.actions[tasks[index], steps[index]] = chosen.reshape(*shape, -1)
-
-    def _answers(self, running: int) -> list[Any]:
-        """Wait for one answer, or for all, and return the answers."""
-        answers = [self._results.get() for _ in range(running if self._wait_for_all else 1)]
-        while len(answers) < running:
-            try:
-                answers.append(self._results.get_nowait())
-            except Empty:
-                break
-        return answers
+    def _exchange(self, messages: list[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Send each worker its message, and return the observations and rewards of all, in the order of workers."""
+        for commands, message in zip(self._commands, messages, strict=True):
+            commands.put(message)
+        answers = sorted((self._results.get() for _ in messages), key=lambda answer: int(answer[0]))
+        return np.concatenate([seen for _, seen, _ in answers]), np.concatenate([rewards for *_, rewards in answers])
 
 
 def _run_worker(index: int, slots: int, commands: Queue[Any], results: Queue[Any]) -> None:
@@ -112,6 +69,6 @@ def _run_worker(index: int, slots: int, commands: Queue[Any], results: Queue[Any
         results.put((index, observations.copy(), rewards.copy()))
 
 
-def make_queue_workers(name: str, job: Job, workers: int, wait_for_all: bool) -> QueueWorkers:
-    """Return the system with `workers` processes."""
-    return QueueWorkers(name, job, workers, wait_for_all)
+def make_queue_workers(name: str, job: Job, workers: int) -> LockstepSystem:
+    """Return the system with at most this many processes."""
+    return LockstepSystem(name, job, _QueueEnvs(job, workers))

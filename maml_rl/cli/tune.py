@@ -1,7 +1,7 @@
 """The command `maml-rl tune`: a search over settings of a config."""
 
 import argparse
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from maml_rl.cli.console import (
     run_command,
 )
 from maml_rl.cli.run_options import key_values, path_or_name
-from maml_rl.config import Config, load_config
+from maml_rl.config import load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
@@ -24,26 +24,8 @@ from maml_rl.errors import ConfigError
 _SEED = 7000
 
 
-def config_of(name: str) -> Config:
-    """Return the config with a name, or in a YAML file."""
-    path = Path(name)
-    return load_config(path if path.is_file() else find_config(name))
-
-
-def run_tune(
-    arguments: Sequence[str] | None,
-    prog: str,
-    find: Callable[[str], Config] = config_of,
-    reserved: Collection[int] = (),
-) -> int:
-    """Search settings, and return the exit code.
-
-    Args:
-        arguments: those after the name of the command; None for those of this process.
-        prog: the command.
-        find: returns the config of a name.
-        reserved: seeds of reported runs, with which nothing may be searched.
-    """
+def run_tune(arguments: Sequence[str], prog: str) -> int:
+    """Search settings, and return the exit code."""
     parser = Parser(
         prog=prog,
         description="Search settings of a config with Optuna. Trial 0 is the config itself; bad trials end early. The "
@@ -73,19 +55,17 @@ def run_tune(
     add_num_workers(parser)
 
     def tune(options: argparse.Namespace) -> None:
-        if options.seed in reserved:
-            raise ConfigError(
-                f"seed {options.seed} is one of the reported trainings, {sorted(reserved)}; tune with another"
-            )
         if find_spec("optuna") is None:
             raise ConfigError("this needs Optuna; run pip install 'maml-rl[search]'")
         from maml_rl.experiment.search import changed, search
 
+        path = Path(options.config)
+        config = load_config(path if path.is_file() else find_config(options.config))
         workers = {} if options.num_workers is None else {"num-workers": options.num_workers}
         fixed = {key: parse_value(text, f"--set {key}") for key, text in key_values(options.set, "--set").items()}
         with ending_in_order():
             for sentence in search(
-                changed(find(options.config), {**fixed, **workers, "seed": options.seed}),
+                changed(config, {**fixed, **workers, "seed": options.seed}),
                 key_values(options.search, "--search"),
                 options.csv,
                 name=options.config,

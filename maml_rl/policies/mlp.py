@@ -1,6 +1,7 @@
-"""MLPs with parameters for each task; they act 1.8 to 4.7 times as fast as plain modules (benchmarks.kernels).
+"""MLPs with parameters for each task; they act 1.8 to 4.7 times as fast as plain modules.
 
-One batched product for each layer, whose rounding does not depend on the other tasks; see `StackedLayer`.
+Measured in docs/results/benchmark-kernels.json. One batched product for each layer, whose rounding does not depend on
+the other tasks; see `StackedLayer`.
 """
 
 import math

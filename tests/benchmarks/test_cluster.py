@@ -22,11 +22,9 @@ def global_generator_is_put_back() -> Iterator[None]:
     random.setstate(drawn)
 
 
-def test_every_part_is_measured(tmp_path: Path) -> None:
+def test_kills_of_actors_and_nodes_change_no_episode(tmp_path: Path) -> None:
     cluster.main(["--quick", "--quiet", "--json", str(tmp_path / "result.json")])
     tables = json.loads((tmp_path / "result.json").read_text())["tables"]
     found = {row["name"]: row["median"] for row in tables[cluster.FOUND]}
     assert found["actors killed"] + found["nodes killed"] >= 2
     assert (found["changed digests"], found["hangs"], found["actors left over"]) == (0, 0, 0)
-    assert len(tables[cluster.EFFICIENCY]) == 2
-    assert all(row["median"] > 0.0 for title in (cluster.SHARES, cluster.FIXED) for row in tables[title])

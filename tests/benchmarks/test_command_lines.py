@@ -4,48 +4,22 @@ Only the cheapest of them run for every change; the others are nightly.
 """
 
 import json
-import random
-import warnings
 
-import numpy as np
 import pytest
-import torch
 
 from benchmarks import (
     accelerator,
     device_updates,
-    kernels,
-    metaworld,
-    population,
     sampling,
     scaling,
-    single_task,
-    slow_environments,
-    supervision,
-    trials,
     updates,
-    waiting,
 )
-from benchmarks.systems.transforms import JVPLinearization, TracedLinearization
-from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples
-from maml_rl.functional import reinforce_loss
 from maml_rl.machine import usable_cores
-from tests.synthetic import make_episodes, make_policy
 
 
 @pytest.fixture
 def files(tmp_path):
     return tmp_path / "result.json", tmp_path / "result.svg"
-
-
-@pytest.fixture
-def restored_generators():
-    """The global generators, which learners of other packages seed, have their state back after the test."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
 
 
 def run(main, files, *arguments, positive=True):
@@ -90,20 +64,6 @@ def test_system_that_is_not_installed_is_left_out_with_a_sentence(files, monkeyp
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.timeout(60)
-def test_learners_in_parallel_are_compared_with_learners_one_after_another(
-    files, stable_baselines3, restored_generators
-):
-    result, rows = run(single_task.main, files)
-
-    (ratio,) = result["tables"][single_task.RATIOS]
-    first, second = (row["median"] for row in result["tables"][single_task.STEPS])
-    assert ratio["median"] == pytest.approx(first / second)
-    assert len(rows) == 3
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_scaling_measures_cores_environments_and_counts(files):
     cores = ["2", "1"][usable_cores() == 1 :]
@@ -137,42 +97,6 @@ def test_size_that_does_not_make_whole_tasks_is_refused(capsys):
     assert "must be a multiple" in capsys.readouterr().err
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_waiting_measures_every_mode(files):
-    result, _ = run(waiting.main, files, "--only", "steps", positive=False)
-
-    assert list(result["tables"]) == [title for title, _ in waiting.QUANTITIES.values()]
-    for title, _ in waiting.QUANTITIES.values():
-        names = [row["name"] for row in result["tables"][title]]
-        assert {name.rpartition(", ")[2] for name in names} == set(waiting.modes_here())
-    _, workers, shares = (
-        [row["median"] for row in result["tables"][title]] for title, _ in waiting.QUANTITIES.values()
-    )
-    # The parent acts for both workers, for those that have answered, or for a group of one; or a worker acts itself.
-    assert workers[0] == 2.0
-    assert workers[3:5] == [1.0, 1.0]
-    assert all(1.0 <= mean <= 2.0 for mean in workers)
-    assert all(0.0 < share <= 1.0 for share in shares)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_waiting_measures_the_gain_of_prefetch_in_training(files):
-    result, _ = run(waiting.main, files, "--only", "training", positive=False)
-
-    assert list(result["tables"]) == [*(title for title, _ in waiting.TRAINING.values()), waiting.GAIN]
-    for title, _ in waiting.TRAINING.values():
-        assert [row["name"] for row in result["tables"][title]] == list(waiting.PREFETCH)
-    rates, waits = ([row["median"] for row in result["tables"][title]] for title, _ in waiting.TRAINING.values())
-    assert all(rate > 0.0 for rate in rates)
-    assert all(0.0 <= share <= 1.0 for share in waits)
-    (gain,) = result["tables"][waiting.GAIN]
-    assert gain["median"] == pytest.approx(rates[1] / rates[0])
-
-
 @pytest.mark.slow
 def test_updates_on_a_device_are_written_row_by_row_with_the_errors_of_learners(tmp_path, capsys):
     path = tmp_path / "updates.json"
@@ -199,137 +123,6 @@ def test_updates_compares_every_algorithm_with_maml_trpo(files):
     for name in (*updates.ALGORITHMS, "quarter-curvature", "five-iterations", "five-iterations-of-a-quarter"):
         share = rows[name]["median"] / rows["maml-trpo"]["median"]
         assert rows[f"{name} / maml-trpo"]["median"] == pytest.approx(share)
-
-
-@pytest.mark.parametrize("present", [False, True])
-def test_accelerator_is_a_mode_where_there_is_one(present, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: present)
-
-    assert list(waiting.modes_here()) == [*waiting.MODES, *(waiting.ACCELERATOR if present else ())]
-
-
-def test_sizes_that_the_workers_cannot_share_equally_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        waiting.main(["--sizes", "10"])
-
-    assert "multiple of --num-workers" in capsys.readouterr().err
-
-
-def test_wrong_number_of_horizons_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        waiting.main(["--sizes", "160", "--horizons", "5", "6"])
-
-    assert "one number for each of the 1 sizes" in capsys.readouterr().err
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_supervision_compares_workers_with_unsupervised_processes(files):
-    _, rows = run(supervision.main, files)
-
-    share = rows[supervision.SUPERVISED]["median"] / rows[supervision.ALONE]["median"]
-    assert rows["supervised / unwatched"]["median"] == pytest.approx(share)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_population_compares_the_evaluator_with_the_sampler_in_two_shapes(files):
-    result, rows = run(population.main, files)
-
-    names = ["MultiTaskSampler, HalfCheetahDir-v5 2 x 2 x 5", "MultiTaskSampler, HalfCheetahDir-v5 4 x 1 x 5"]
-    assert [row["name"] for row in result["tables"][population.RATES]] == [population.EVALUATOR, *names]
-    for name in names:
-        share = rows[population.EVALUATOR]["median"] / rows[name]["median"]
-        assert rows[f"{population.EVALUATOR} / {name}"]["median"] == pytest.approx(share)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_trials_compare_a_memory_with_none_and_with_its_plain_cell(files):
-    _, rows = run(trials.main, files)
-
-    assert {row for row in rows if " / " in row} == {
-        "GRU of 64 / MLP of 64, 64",
-        "GRU of 64, in trials / GRUCell of 64, bare",
-        "transformer of 64, context 500, in trials / GRU of 64, in trials",
-    }
-
-
-def test_members_that_do_not_make_whole_tasks_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        population.main(["--members", "20"])
-
-    assert "must be a multiple of --task-size" in capsys.readouterr().err
-
-
-# torch warns about its own tracing and scripting.
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-@pytest.mark.timeout(180)
-def test_kernels_compares_every_way_with_the_hand_written_one(files):
-    _, rows = run(kernels.main, files)
-
-    ways = {part: [name for name in rows if name.startswith(f"{part} 4: ")] for part in kernels.PARTS}
-    assert [len(ways[part]) for part in kernels.PARTS] == [3, 5, 2, 2, 2]
-    for part, names in ways.items():
-        for name in names[1:]:
-            share = rows[name]["median"] / rows[f"{part} 4: {kernels.BY_HAND}"]["median"]
-            assert rows[f"gain {name}"]["median"] == pytest.approx(share)
-
-
-def test_torch_transforms_compute_the_same_derivatives_as_the_kernels():
-    policy = make_policy("normal")
-    samples = Samples.of(
-        make_episodes(policy, ((4, 2), (3, 3))), slice(None), dtype=torch.float64, device=torch.device("cpu")
-    )
-    layout = ParameterLayout(policy)
-    start = layout.flatten(policy.stack_parameters(2)).detach()
-    vectors = torch.randn(start.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-    def derivatives(linearization):
-        losses, gradient = linearization.differentiate(
-            lambda x: reinforce_loss(x, samples.advantages, samples.mask), twice=True
-        )
-        products = linearization.hessian_product(vectors), linearization.fisher_product(vectors)
-        return losses, gradient, *(product.clone() for product in products)
-
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = derivatives(PolicyOnSamples(policy, layout, samples).at(start))
-        for kind in (JVPLinearization, TracedLinearization):
-            for value, reference in zip(derivatives(kind(policy, layout, samples, start)), expected, strict=True):
-                torch.testing.assert_close(value, reference)
-
-
-@pytest.mark.metaworld
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_metaworld_steps_the_same_episodes_on_both_sides(files):
-    pytest.importorskip("metaworld")
-
-    _, rows = run(metaworld.main, files)
-
-    share = rows["maml_rl"]["median"] / rows["plain Meta-World"]["median"]
-    assert rows["maml_rl / plain Meta-World"]["median"] == pytest.approx(share)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("faults", ["0", "2"])
-def test_slow_environments_are_compared_with_the_longest_wait_of_a_slot(files, faults):
-    _, rows = run(slow_environments.main, files, "--faults", faults)
-
-    if faults == "0":
-        assert rows["threads, in process, 4 slots"]["median"] >= 0.99
-    else:
-        assert rows["kills"]["median"] >= 2
-        assert rows["retries"]["median"] >= 2
 
 
 @pytest.mark.slow

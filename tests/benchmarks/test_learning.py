@@ -169,7 +169,7 @@ def test_page_without_a_place_for_results_is_refused(done: tuple[Plan, Path]) ->
     text = plan.page.read_text()
     plan.page.write_text("Nothing.\n")
     with pytest.raises(ValueError, match="navigation"):
-        page.write_page(plan, page.tables)
+        page.write_page(plan)
     plan.page.write_text(text)
 
 
@@ -267,18 +267,6 @@ def test_threshold_is_reached_by_two_evaluations_in_a_row() -> None:
 
 def tiny_jobs(folder: Path, family: Family) -> list[Job]:
     return [Job(family, Method("promp", "promp"), seed, folder / "runs", folder, 0) for seed in (0, 1)]
-
-
-def test_training_ends_after_passing_its_final_threshold(tmp_path: Path) -> None:
-    def left(family: Family) -> list[tuple[int, int]]:
-        return [(job.seed, point) for job, point in turns(tiny_jobs(tmp_path, family))]
-
-    family = Family("navigation", "Navigation", "2d-navigation.yaml", 32 * 8, 4, 1.0, TINY)
-    for job in tiny_jobs(tmp_path, family):
-        for iteration, value in ((0, 0.0), (2, 1.0), (4, 1.5))[: 3 - job.seed]:
-            job.publish(row(job.seed, iteration, -9.0, value))
-    assert left(replace(family, ends_at_threshold=True)) == [(1, 4), (1, 6), (1, 8)]
-    assert left(family) == [(1, 4), (0, 6), (1, 6), (0, 8), (1, 8)]
 
 
 def test_published_rows_are_replaced_by_those_of_an_equally_long_training(tmp_path: Path) -> None:
@@ -482,21 +470,12 @@ def test_no_statement_is_based_on_a_single_training() -> None:
     assert sentence.endswith("One run each, which is no evidence: b.")
 
 
-@pytest.mark.parametrize(
-    ("plan", "draw", "tables"),
-    [
-        (COMPARISON, page.draw_curves, page.tables),
-        (SUITE, page.draw_curves, page.tables),
-    ],
-    ids=["comparison", "suite"],
-)
-def test_committed_page_and_charts_are_those_of_the_committed_results(
-    plan: Plan, draw: page.Draw, tables: page.Tables, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("plan", [COMPARISON, SUITE], ids=["comparison", "suite"])
+def test_committed_page_and_charts_are_those_of_the_committed_results(plan: Plan, tmp_path: Path) -> None:
     text = plan.page.read_text(encoding="utf-8")
     for family in (family for family in plan.families.values() if page.rows_of(plan, family)):
-        assert tables(plan, family) in text
-        draw(plan, family, tmp_path / "chart.svg")
+        assert page.tables(plan, family) in text
+        page.draw_curves(plan, family, tmp_path / "chart.svg")
         assert (tmp_path / "chart.svg").read_text() == page.chart_of(plan, family).read_text(), family.name
 
 

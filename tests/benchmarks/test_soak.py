@@ -36,16 +36,13 @@ def test_minute_of_faults_changes_no_result(tmp_path):
 @pytest.mark.timeout(120)
 @pytest.mark.nightly
 def test_kills_are_counted_and_timed(tmp_path):
-    pytest.importorskip("matplotlib")
-
-    files = [f"--json={tmp_path / 'soak.json'}", f"--chart={tmp_path / 'soak.svg'}"]
-    soak.main(["--kills", "3", "--families", "2DNavigation-v0", "--iterations", "2", "--quiet", *files])
+    file = f"--json={tmp_path / 'soak.json'}"
+    soak.main(["--kills", "3", "--families", "2DNavigation-v0", "--iterations", "2", "--quiet", file])
 
     counts, tables = found(tmp_path / "soak.json")
     assert counts["faults injected: kill"] == 3
     assert {name: counts[name] for name in COUNTS} == COUNTS
     assert 0.0 < tables[soak.RECOVERY][0]["median"] < 5.0
-    assert "kills" in (tmp_path / "soak.svg").read_text()
 
 
 def test_growth_compares_the_last_third_with_the_first_without_the_first_run():

@@ -17,8 +17,7 @@ SYSTEMS = {
     "stable-baselines": ("stable_baselines3", "stable_baselines:make_subproc", ()),
     "envpool sync": ("envpool", "envpool_batches:make_sync", ()),
     "envpool async": ("envpool", "envpool_batches:make_async", ()),
-    "queues": ("gymnasium", "queue_workers:make_queue_workers", (8, True)),
-    "queues, those that are ready": ("gymnasium", "queue_workers:make_queue_workers", (2, False)),
+    "queues": ("gymnasium", "queue_workers:make_queue_workers", (8,)),
 }
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import tune as of_suite
 from benchmarks.suite import SUITE
+from maml_rl.cli.main import main
 from maml_rl.config import Config, load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.errors import ConfigError
@@ -64,15 +64,6 @@ def test_keys_of_sections_are_replaced_individually() -> None:
     assert changed.fast_lr == 0.3
     assert changed.env_kwargs == {"low": -1.0, "high": 0.5}
     assert changed.algorithm_settings == {"max-kl": 0.5, "cg-iters": 4}
-
-
-def test_settings_of_the_suite_are_searched_as_they_are_trained() -> None:
-    config = of_suite.base_config("suite:sparse-point-goal/rl2")
-    assert config.env_name == "SparsePointGoal-v0"
-    assert config.meta_batch_size == 400
-    assert config.algorithm_settings["hidden-size"] == 64
-    with pytest.raises(ConfigError, match="suite:sparse-point-goal/trpo is not a training of the suite; give suite:"):
-        of_suite.base_config("suite:sparse-point-goal/trpo")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +128,7 @@ SPACE = ("fast-lr=0.01:1.0:log", "algorithm-settings.cg-iters=1:9", "nonlinearit
 
 def search(path: Path, trials: int, space: tuple[str, ...] = SPACE, *further: str) -> list[dict[str, str]]:
     sizes = ["--env-steps", "900", "--csv", str(path), "--trials", str(trials)]
-    if of_suite.main([CONFIG, "--search", *space, *sizes, *further]):
+    if main(["tune", CONFIG, "--search", *space, *sizes, *further]):
         raise SystemExit
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
@@ -193,7 +184,6 @@ def test_numbers_may_have_an_exponent_alone(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("space", "further", "message"),
     [
-        (SPACE, ("--seed", "1"), "seed 1 is one of the reported trainings"),
         (("fast-lr=0.1",), (), "the values of 'fast-lr' are '0.1': expected LOW:HIGH, LOW:HIGH:log or A|B|C"),
         (("fast-lr",), (), "--search expects KEY=VALUE, got 'fast-lr'"),
         (("fast-lrr=0.1:0.2",), (), "unknown key 'fast-lrr' in the settings that are searched; did you mean 'fast-lr'"),
