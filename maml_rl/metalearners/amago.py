@@ -28,7 +28,7 @@ from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner
 from maml_rl.metalearners.replay_learner import NumTrials, TrialReplayLearner, TrialReplaySettings, take_steps
 from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean, move_targets
 from maml_rl.policies import Policy, SequencePolicy
-from maml_rl.policies.heads import DistributionParams, Head
+from maml_rl.policies.heads import DistributionParams, SquashedGaussianHead
 from maml_rl.policies.two_hot import TwoHot
 
 
@@ -39,48 +39,50 @@ class TrialCritics(nn.Module):
     weights are drawn by `generator`.
     """
 
-    center: Tensor
-    half_range: Tensor
-
     def __init__(
         self,
         policy: SequencePolicy,
-        hidden_sizes: Sequence[int],
-        *,
-        num: int,
+        settings: "CriticSettings",
         num_discounts: int,
-        two_hot: TwoHot,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
         space = policy.action_space
+        self.head: Any = policy.distributions
         self.num_choices = int(space.n) if isinstance(space, spaces.Discrete) else 0
         entries = 0 if self.num_choices else policy.noise_size
-        self.num_discounts, self.two_hot = num_discounts, two_hot
-        center, half = torch.zeros(entries), torch.ones(entries)
-        if isinstance(space, spaces.Box) and space.is_bounded():
-            low, high = (torch.from_numpy(bound.ravel()).float() for bound in (space.low, space.high))
-            center, half = (low + high) / 2.0, (high - low) / 2.0
-        self.register_buffer("center", center, persistent=False)
-        self.register_buffer("half_range", half, persistent=False)
-        outputs = max(1, self.num_choices) * num_discounts * two_hot.num_bins
-        self.layers = EnsembleMLP(policy.hidden_size + entries, hidden_sizes, outputs, generator, num)
+        self.num_discounts, self.two_hot = num_discounts, TwoHot(settings.num_bins, settings.largest_value)
+        outputs = max(1, self.num_choices) * num_discounts * settings.num_bins
+        sizes = settings.critic_layers
+        self.layers = EnsembleMLP(policy.hidden_size + entries, sizes, outputs, generator, settings.num_critics)
 
     def forward(self, units: Tensor, actions: Tensor | None, *, fixed: bool = False) -> Tensor:
         """Return logits (E, L, N, G, bins) of actions, or (E, L, N, K, G, bins) of all discrete ones.
 
         Args:
             units: (L, N, H) of the memory.
-            actions: (L, N, *action shape), of which the range of the space counts; None for discrete ones.
+            actions: (L, N, *action shape); None for discrete ones.
             fixed: take the parameters as constants, so that gradients go to units and actions alone.
         """
         inputs = units
         if actions is not None:
-            scaled = (actions.flatten(2).to(units) - self.center) / self.half_range
-            inputs = torch.cat((units, scaled.clamp(-1.0, 1.0) if self.half_range.numel() else scaled), -1)
+            numbers = actions.flatten(2).to(units)
+            if isinstance(self.head, SquashedGaussianHead):
+                center, half_range = self.head.bounds(numbers)
+                numbers = (numbers - center) / half_range
+            inputs = torch.cat((units, numbers), -1)
         logits = self.layers.rest(self.layers.first_layer(inputs.flatten(0, 1), fixed=fixed), fixed=fixed)
         each = (self.num_choices,) if self.num_choices else ()
         return logits.reshape(self.layers.num, *units.shape[:2], *each, self.num_discounts, self.two_hot.num_bins)
+
+    def values(
+        self, units: Tensor, parameters: DistributionParams, noise: Tensor | None, *, fixed: bool = False
+    ) -> Tensor:
+        """Return the values (E, L, N, G) of a policy, whose actions have these parameters, by each critic."""
+        if noise is None:
+            values = self.two_hot.decode(self(units, None, fixed=fixed))
+            return (parameters[0].softmax(-1).unsqueeze(-1) * values).sum(-2)
+        return self.two_hot.decode(self(units, self.head.act(parameters, noise), fixed=fixed))
 
 
 class CriticSettings(SettingsModel):
@@ -131,17 +133,9 @@ class FilteredActorCritic(MetaLearner):
                 f"{type(self.policy).__name__} with {getattr(self.policy, 'action_space', None)}; leave out the policy "
                 "of the config, or take rl2, which takes all actions"
             )
-        self.two_hot = TwoHot(self.settings.num_bins, self.settings.largest_value)
         discounts = (*self.settings.further_discounts, self.collection.gamma)
         self.discounts = torch.tensor(discounts, dtype=torch.float64, device=self.device)
-        critics = TrialCritics(
-            self.policy,
-            self.settings.critic_layers,
-            num=self.settings.num_critics,
-            num_discounts=len(discounts),
-            two_hot=self.two_hot,
-            generator=self.torch_generator("critics"),
-        )
+        critics = TrialCritics(self.policy, self.settings, len(discounts), self.torch_generator("critics"))
         targets = copy.deepcopy(critics).requires_grad_(False)
         self.networks = nn.ModuleDict({"critics": critics, "targets": targets}).to(self.device)
         self.critics, self.targets = critics, targets
@@ -218,12 +212,12 @@ class FilteredActorCritic(MetaLearner):
         """
         unrolled = self.policy.unroll(seen)
         assert unrolled.units is not None
-        units, head = unrolled.units, self.policy.distributions
+        units, head = unrolled.units, self.critics.head
         parameters = tuple(each.expand(*seen.shape[:2], *each.shape[-1:]) for each in unrolled.distribution)
         before, after = tuple(each[:-1] for each in parameters), tuple(each[1:] for each in parameters)
         own_noise, later_noise = (None, None) if noise is None else (noise.to(units)[:-1], noise.to(units)[1:])
         with torch.no_grad():
-            values = self._values(self.targets, units[1:], after, later_noise)
+            values = self.targets.values(units[1:], after, later_noise)
             following = values[pair].amin(0)
             scaled = self.settings.reward_multiplier * rewards
             targets = scaled.unsqueeze(-1) + self.discounts.to(rewards) * (1.0 - terminal.unsqueeze(-1)) * following
@@ -232,36 +226,20 @@ class FilteredActorCritic(MetaLearner):
             first = int(getattr(self.policy.action_space, "start", 0))
             index = (actions.long() - first).reshape(1, *mask.shape, 1, 1, 1)
             logits = logits.take_along_dim(index, 3).squeeze(3)
-        critic_loss = masked_mean(self.two_hot.loss(logits, targets.expand(logits.shape[:-1])).mean((0, -1)), mask)
+        two_hot = self.critics.two_hot
+        critic_loss = masked_mean(two_hot.loss(logits, targets.expand(logits.shape[:-1])).mean((0, -1)), mask)
         with torch.no_grad():
-            taken = self.two_hot.decode(logits)[..., -1].mean(0)
-            usual = self._values(self.critics, units[:-1], before, own_noise)[..., -1].mean(0)
+            taken = two_hot.decode(logits)[..., -1].mean(0)
+            usual = self.critics.values(units[:-1], before, own_noise)[..., -1].mean(0)
             advantages = taken - usual
         imitation = filtered_imitation(head.log_prob(before, actions), advantages, self.settings.filter_temperature)
         share = self.settings.policy_gradient_share
         actor_loss = (1.0 - share) * masked_mean(imitation, mask)
         if share:
-            reached = self._values(self.critics, units[:-1].detach(), before, own_noise, fixed=True)[..., -1].mean(0)
+            reached = self.critics.values(units[:-1].detach(), before, own_noise, fixed=True)[..., -1].mean(0)
             actor_loss = actor_loss - share * masked_mean(reached, mask)
         imitated = masked_mean((advantages > 0).to(mask.dtype), mask)
         return critic_loss, actor_loss, masked_mean(taken, mask), imitated
-
-    def _values(
-        self,
-        critics: TrialCritics,
-        units: Tensor,
-        parameters: DistributionParams,
-        noise: Tensor | None,
-        *,
-        fixed: bool = False,
-    ) -> Tensor:
-        """Return the values (E, L, N, G) of the policy, by each critic."""
-        head = self.policy.distributions
-        assert isinstance(head, Head)
-        if noise is None:
-            values = self.two_hot.decode(critics(units, None, fixed=fixed))
-            return (parameters[0].softmax(-1).unsqueeze(-1) * values).sum(-2)
-        return self.two_hot.decode(critics(units, head.act(parameters, noise), fixed=fixed))
 
 
 class AMAGO(TrialReplayLearner, FilteredActorCritic):

@@ -29,9 +29,9 @@ from tests.metalearners.plain_two_hot import cross_entropy, decoded
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (5,), np.float64)
 ACTIONS = {
     "discrete": spaces.Discrete(3),
-    "box": spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 1.0]), dtype=np.float64),
+    "box": spaces.Box(-np.inf, np.inf, (2,), np.float64),
+    "squashed": spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 1.0]), dtype=np.float64),
 }
-ACTIONS["squashed"] = ACTIONS["box"]
 GAMMA, FURTHER, HIDDEN, CRITICS, BINS, LIMIT, MULTIPLIER = 0.97, 0.8, 6, 3, 11, 50.0, 1.5
 PAIR = [2, 0]
 CENTER, HALF = torch.tensor([0.0, 0.5]).double(), torch.tensor([2.0, 0.5]).double()
@@ -103,10 +103,8 @@ class Plain:
             else self.params
         )
         inputs = units
-        if self.kind != "discrete":
-            low, high = (torch.from_numpy(bound) for bound in (ACTIONS["box"].low, ACTIONS["box"].high))
-            assert isinstance(action, Tensor)
-            inputs = torch.cat([units, (2 * (action - low) / (high - low) - 1).clamp(-1, 1)])
+        if isinstance(action, Tensor):
+            inputs = torch.cat([units, (action - CENTER) / HALF if self.kind == "squashed" else action])
         first, bias = params["critics.layers.weight0"], params["critics.layers.bias0"]
         hidden = F.relu(inputs @ first[:, 7 * critic : 7 * critic + 7] + bias[7 * critic : 7 * critic + 7])
         out = hidden @ params["critics.layers.weight1"][critic] + params["critics.layers.bias1"][critic, 0]
