@@ -28,7 +28,6 @@ from maml_rl.config import Config, load_config
 from maml_rl.config.catalog import shipped_configs
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import FAMILIES
-from maml_rl.experience.minari_data_set import Credits
 from maml_rl.experiment.record import record
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import algorithms, find_metalearner
@@ -350,8 +349,8 @@ def test_python_of_a_page_runs_as_shown(page: str, tmp_path: Path, monkeypatch: 
         monkeypatch.setenv("MINARI_DATASETS_PATH", "")
         sizes = {"fast-batch-size": 2, "hidden-sizes": [4], "num-batches": 2, "num-workers": 0}
         config = Config.from_mapping(Mapping("the test", {"env-name": "DarkRoom-v0", **sizes}))
-        credits = Credits() if find_spec("minari") else None
-        record(config, "runs/histories/rooms", num_tasks=2, credits=credits)
+        minari = find_spec("minari") is not None
+        record(config, "runs/histories/rooms", num_tasks=2, minari=minari)
     if page == "memory.md":
         trials: dict[str, Any] = {"algorithm": "rl2", "observe-last": True, "algorithm-settings": {"hidden-size": 8}}
         trials |= {"env-kwargs": {"pulls": 10}, "fast-batch-size": 1, "meta-batch-size": 2, "num-batches": 1}

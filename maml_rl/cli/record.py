@@ -15,7 +15,6 @@ from maml_rl.cli.console import (
     placement,
     positive,
     run_command,
-    utf8,
 )
 from maml_rl.cli.run_options import (
     add_config,
@@ -67,12 +66,6 @@ def run_record(arguments: Sequence[str], prog: str) -> int:
     )
     parser.add_argument("--resume", action="store_true", help="continue the recording there, or start it")
     parser.add_argument("--no-minari", action="store_true", help="write only what maml_rl itself reads")
-    parser.add_argument("--author", type=utf8, default="maml_rl", help="for the metadata (default: maml_rl)")
-    parser.add_argument("--author-email", type=utf8, default="", help="for the metadata")
-    parser.add_argument("--code-permalink", type=utf8, default="", help="for the metadata: link to the code")
-    parser.add_argument(
-        "--description", type=utf8, default="", help="for the metadata (default: a description of what is recorded)"
-    )
     add_placement(parser)
     add_trust(parser)
     return run_command(parser, arguments, _record, _how_to_go_on)
@@ -87,19 +80,17 @@ def _record(options: argparse.Namespace) -> None:
         _check_alone(options)
 
     from maml_rl.cli.progress import StepProgress
-    from maml_rl.experience.minari_data_set import Credits
     from maml_rl.experiment.record import CLASSICAL, record, record_run
 
     if options.learner in CLASSICAL and options.iterations:
         raise ConfigError(
             f"{options.learner} goes through one trial of fast-batch-size episodes in each task; leave --iterations out"
         )
-    credits = Credits(options.author, options.author_email, options.code_permalink, options.description)
     with ending_in_order(), StepProgress("checkpoint" if config is None else "iteration") as progress:
         common: dict[str, Any] = {
             "num_tasks": options.tasks,
             "resume": options.resume,
-            "credits": None if options.no_minari else credits,
+            "minari": not options.no_minari,
             "on_iteration": progress,
         }
         if config is None:

@@ -14,7 +14,6 @@ the time and less than half of the room.
 import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
 from operator import itemgetter
@@ -39,23 +38,6 @@ _FILE = "main_data.hdf5"
 _COMPACT_BYTES = 60_000
 
 
-@dataclass(frozen=True, slots=True)
-class Credits:
-    """The author of a data set, in the form of Minari's metadata.
-
-    Attributes:
-        author: a name.
-        author_email: an address; empty for none.
-        code_permalink: where the code is that made it; empty for none.
-        description: of the data set; empty for one that is made from the recording.
-    """
-
-    author: str = "maml_rl"
-    author_email: str = ""
-    code_permalink: str = ""
-    description: str = ""
-
-
 def require_minari() -> None:
     """Refuse, by a ConfigError in one line, a recording for Minari where Minari is not installed."""
     try:
@@ -76,13 +58,12 @@ def dataset_id(env_id: str, learner: str) -> str:
     return f"maml_rl/{(name or number).lower()}/{learner}-v0"
 
 
-def write_data_set(folder: Path, identifier: str, credits: Credits) -> Path:
+def write_data_set(folder: Path, identifier: str) -> Path:
     """Write the recording in a folder as a data set of Minari beside it, whole or not at all.
 
     Args:
         folder: that has a finished recording in it; the data set goes into its folder `data`.
         identifier: of the data set.
-        credits: for its metadata.
 
     Returns:
         The folder of the data set.
@@ -110,7 +91,7 @@ def write_data_set(folder: Path, identifier: str, credits: Credits) -> Path:
             jpeg_encoding=False,
         )
         num_episodes, num_steps = _write_episodes(unfinished / _FILE, recording)
-        metadata = _metadata(recording, identifier, credits)
+        metadata = _metadata(recording, identifier)
         storage.update_metadata(metadata | {"total_episodes": num_episodes, "total_steps": num_steps})
         storage.update_metadata({"dataset_size": float(storage.get_size())})
         remove(finished)
@@ -182,21 +163,17 @@ def _own_kwargs(spec: EnvSpec) -> dict[str, Any]:
     return {name: value for name, value in spec.kwargs.items() if name not in registered or registered[name] != value}
 
 
-def _metadata(recording: FinishedRecording, identifier: str, credits: Credits) -> dict[str, Any]:
+def _metadata(recording: FinishedRecording, identifier: str) -> dict[str, Any]:
     about = recording.about
-    described = credits.description or (
+    described = (
         f"Learning histories of {about.learner} in {len(about.tasks)} tasks of {about.env_id}: what a learner of each "
         f"task did from its first to its last episode, {about.num_iterations} iterations. The attributes of an episode "
         "are task, learner_seed, iteration, trial (the number of the history) and episode (within it)."
     )
-    given: dict[str, Any] = {
-        "code_permalink": credits.code_permalink,
+    return {
         "description": described,
         "algorithm_name": about.learner,
-    }
-    given |= {"author": {credits.author}, "author_email": {credits.author_email} if credits.author_email else ""}
-    return {
-        **{name: value for name, value in given.items() if value},
+        "author": {"maml_rl"},
         "dataset_id": identifier,
         "minari_version": version("minari"),
         "requirements": [f"maml-rl=={version('maml-rl')}"],

@@ -23,7 +23,7 @@ from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, UsersCode, explain
-from maml_rl.experience.minari_data_set import Credits, dataset_id, require_minari, write_data_set
+from maml_rl.experience.minari_data_set import dataset_id, require_minari, write_data_set
 from maml_rl.experience.recording import FOLDER, About, Recording, space_as_json
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.machine import refuse_if_too_large, usual_torch
@@ -92,7 +92,7 @@ def record(
     learner: str = "ppo",
     settings: Mapping[str, Any] = MappingProxyType({}),
     resume: bool = False,
-    credits: Credits | None = Credits(),  # noqa: B008 - frozen
+    minari: bool = True,
     on_iteration: OnIteration | None = None,
 ) -> Recorded:
     """Train one learner for each task, all in parallel, and record all their episodes from the first on.
@@ -111,7 +111,7 @@ def record(
         settings: of the learner, by the names of its `Settings`; and those of the config that it uses, which these
             replace.
         resume: continue a recording that was interrupted.
-        credits: for the metadata of Minari's data set; None for no such data set, only what `load_histories` reads.
+        minari: also write a data set of Minari; without it, only what `load_histories` reads.
         on_iteration: called after each iteration with its returns in words, the number of recorded iterations, and
             their total number.
 
@@ -124,7 +124,7 @@ def record(
     """
     if learner not in LEARNERS:
         raise ConfigError(f"there is no learner {learner!r}{suggest(learner, list(LEARNERS))}")
-    if credits is not None:
+    if minari:
         require_minari()
     of_config, own = _split_settings(learner, settings)
     checked = _check_settings(learner, own)
@@ -178,8 +178,8 @@ def record(
             num_iterations=1 if learners is None else config.num_batches,
         )
         recorded = _record(output, about, sample, learners, on_iteration, resume=resume)
-    if credits is not None:
-        write_data_set(recorded.folder, recorded.identifier, credits)
+    if minari:
+        write_data_set(recorded.folder, recorded.identifier)
     return recorded
 
 
@@ -191,7 +191,7 @@ def record_run(
     num_tasks: int,
     placement: Mapping[str, Any] = MappingProxyType({}),
     resume: bool = False,
-    credits: Credits | None = Credits(),  # noqa: B008 - frozen
+    minari: bool = True,
     trust: bool = False,
     on_iteration: OnIteration | None = None,
 ) -> Recorded:
@@ -206,7 +206,7 @@ def record_run(
         num_tasks: M, histories; tasks as in `record`.
         placement: settings that replace those of the run, as "num-workers".
         resume: continue a recording that was interrupted.
-        credits: see `record`.
+        minari: see `record`.
         trust: whether to import modules that the run names, even if they are not known: this executes their code.
         on_iteration: see `record`.
 
@@ -214,7 +214,7 @@ def record_run(
         ConfigError: If there is no such run, it needs `trust`, Minari is missing, or `output` holds another recording.
         CheckpointError: If a file cannot be written, or is damaged.
     """
-    if credits is not None:
+    if minari:
         require_minari()
     path = find_run(run)
     config = load_run_config(path)
@@ -252,8 +252,8 @@ def record_run(
             num_iterations=len(checkpoints),
         )
         recorded = _record(output, about, sample, None, on_iteration, resume=resume)
-    if credits is not None:
-        write_data_set(recorded.folder, recorded.identifier, credits)
+    if minari:
+        write_data_set(recorded.folder, recorded.identifier)
     return recorded
 
 

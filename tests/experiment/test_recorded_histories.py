@@ -28,7 +28,6 @@ from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience import Histories, load_histories, minari_data_set
 from maml_rl.experience import recording as recording_module
 from maml_rl.experience.histories import EnvKind
-from maml_rl.experience.minari_data_set import Credits
 from maml_rl.experiment import record as record_module
 from maml_rl.experiment.record import Recorded, record, record_run
 from maml_rl.experiment.train import train
@@ -45,7 +44,7 @@ OF_CONFIG = ("tasks", "backend", "num_workers", "seed", "num_batches")
 
 def record_small(folder: Path, **options: Any) -> Recorded:
     config = {name: options.pop(name) for name in list(options) if name in OF_CONFIG}
-    options = {"num_tasks": 5, "credits": None} | options
+    options = {"num_tasks": 5, "minari": False} | options
     return record(config_of(**DARK_ROOM | {"num_batches": 4} | config), folder, **options)
 
 
@@ -107,7 +106,7 @@ def kill(number, original):
 # Before a file is written, before it gets its name, and before an episode of the data set is written.
 for module, name in ((files.os, "fsync"), (files.os, "replace"), (minari_data_set.np, "concatenate")):
     setattr(module, name, kill(-1, getattr(module, name)))
-record_small(Path(sys.argv[1]), resume=True, credits=minari_data_set.Credits())
+record_small(Path(sys.argv[1]), resume=True, minari=True)
 """
 
 
@@ -127,10 +126,10 @@ def test_killed_recording_ends_with_the_same_bytes(
 ) -> None:
     pytest.importorskip("minari")
     small_segments(monkeypatch)
-    record_small(tmp_path / "whole", credits=Credits())
+    record_small(tmp_path / "whole", minari=True)
     kills = sum(killed_at(tmp_path / "killed", place) == -signal.SIGKILL for place in places)
     assert kills == len(places)
-    record_small(tmp_path / "killed", credits=Credits(), resume=True)
+    record_small(tmp_path / "killed", minari=True, resume=True)
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
@@ -158,7 +157,7 @@ def test_histories_are_the_episodes_of_the_learners(tmp_path: Path, monkeypatch:
 def test_learner_learns_the_same_from_the_data_set_of_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    recorded = record_small(tmp_path, credits=Credits(), tasks={"distribution": "fixed", "train": 2, "test": 3})
+    recorded = record_small(tmp_path, minari=True, tasks={"distribution": "fixed", "train": 2, "test": 3})
     one, other = load_histories(recorded.folder), minari_data_set.read_data_set(recorded.identifier)
     assert (one.tasks, one.env) == (other.tasks, other.env)
     rewards = []
@@ -208,7 +207,7 @@ def test_episodes_of_another_data_set_are_one_history(tmp_path: Path, monkeypatc
 def test_minari_reads_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    recorded = record_small(tmp_path, credits=Credits(), tasks={"distribution": "fixed", "train": 2, "test": 3})
+    recorded = record_small(tmp_path, minari=True, tasks={"distribution": "fixed", "train": 2, "test": 3})
     data = minari.load_dataset(recorded.identifier)
     assert list(minari.list_local_datasets()) == ["maml_rl/darkroom/ppo-v0"]
     assert (data.total_episodes, data.total_steps) == (60, 360)
@@ -242,7 +241,7 @@ def test_minari_reads_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("learner", "env_name"), [("thompson", "Bandit-K5-v0"), ("psrl", "TabularMDP-v0")])
 def test_classical_algorithms_are_recorded_through_a_trial(learner: str, env_name: str, tmp_path: Path) -> None:
     config = config_of(env_name=env_name, fast_batch_size=30, num_workers=0, max_episode_steps=None)
-    record(config, tmp_path, num_tasks=40, learner=learner, credits=None)
+    record(config, tmp_path, num_tasks=40, learner=learner, minari=False)
     histories = load_histories(tmp_path)
     assert histories.observation_space.shape == ((1,) if learner == "thompson" else (10,))
     returns = np.stack(histories.returns())
@@ -286,8 +285,8 @@ def test_infos_that_a_family_declares_are_those_of_a_plain_sampler(
     family = "tests.lamp_env:Flickering-v0"
     sizes = {"num_batches": 2, "checkpoint_every": 1, "meta_batch_size": 2, "max_episode_steps": None}
     train(config_of(**DARK_ROOM | sizes | {"env_name": family}), tmp_path / "run", num_workers=0)
-    credits = Credits() if find_spec("minari") else None
-    recorded = record_run(tmp_path / "run", tmp_path, num_tasks=4, placement=HERE, credits=credits, trust=True)
+    minari = find_spec("minari") is not None
+    recorded = record_run(tmp_path / "run", tmp_path, num_tasks=4, placement=HERE, minari=minari, trust=True)
     histories = load_histories(recorded.folder)
     sampled = []
     for iteration, checkpoint in enumerate(sorted((tmp_path / "run" / "checkpoints").iterdir())):
@@ -308,7 +307,7 @@ def test_infos_that_a_family_declares_are_those_of_a_plain_sampler(
     assert {name: values.tolist() for name, values in direct.infos.items()} == {
         name: values.tolist() for name, values in histories.infos.items()
     }
-    if credits is not None:
+    if minari:
         monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
         data = importlib.import_module("minari").load_dataset(recorded.identifier)
         found = list(zip(data.storage.get_episode_metadata(range(data.total_episodes)), data, strict=True))
@@ -385,7 +384,7 @@ def test_learner_of_other_spaces_is_refused_in_one_line(tmp_path: Path) -> None:
     config = config_of(num_workers=0)
     for learner, message in (("q-learning", "states that can be counted"), ("ucb1", "Discrete actions")):
         with pytest.raises(ConfigError, match=f"{learner} cannot learn 2DNavigation-v0: .*{message}"):
-            record(config, tmp_path, num_tasks=2, learner=learner, credits=None)
+            record(config, tmp_path, num_tasks=2, learner=learner, minari=False)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +404,7 @@ def test_classical_learner_without_beliefs_about_the_family_is_refused(
 ) -> None:
     config = config_of(env_name=family, max_episode_steps=6, fast_batch_size=2, num_workers=0)
     with pytest.raises(ConfigError, match=message) as caught:
-        record(config, tmp_path, num_tasks=2, learner=learner, credits=None)
+        record(config, tmp_path, num_tasks=2, learner=learner, minari=False)
     assert "\n" not in str(caught.value)
 
 
@@ -418,7 +417,7 @@ def test_tables_need_states_that_can_be_counted() -> None:
 
 
 def test_settings_of_the_learner_replace_those_of_the_config_that_it_uses(tmp_path: Path) -> None:
-    record(config_of(**DARK_ROOM, gamma=0.5, num_batches=4), tmp_path / "1", num_tasks=5, credits=None)
+    record(config_of(**DARK_ROOM, gamma=0.5, num_batches=4), tmp_path / "1", num_tasks=5, minari=False)
     record_small(tmp_path / "2", settings={"gamma": 0.5})
     assert content(tmp_path / "1") == content(tmp_path / "2")
     record_small(tmp_path / "3")
@@ -428,7 +427,7 @@ def test_settings_of_the_learner_replace_those_of_the_config_that_it_uses(tmp_pa
 def test_width_of_the_bounds_of_ucb1_is_a_setting(tmp_path: Path) -> None:
     bandit = config_of(env_name="Bandit-K5-v0", max_episode_steps=None, fast_batch_size=40, num_workers=0)
     for c in (0.2, 5.0):
-        record(bandit, tmp_path / str(c), num_tasks=30, learner="ucb1", settings={"c": c}, credits=None)
+        record(bandit, tmp_path / str(c), num_tasks=30, learner="ucb1", settings={"c": c}, minari=False)
     narrow, wide = (load_histories(tmp_path / str(c)).returns() for c in (0.2, 5.0))
     assert np.concatenate(narrow).mean() > np.concatenate(wide).mean() + 0.05
 
@@ -436,7 +435,7 @@ def test_width_of_the_bounds_of_ucb1_is_a_setting(tmp_path: Path) -> None:
 def test_missing_minari_is_one_line_before_anything_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(ConfigError, match=r"needs the extra 'data' .*pip install 'maml-rl\[data\]'"):
-        record_small(tmp_path, credits=Credits())
+        record_small(tmp_path, minari=True)
     assert not list(tmp_path.iterdir())
 
 

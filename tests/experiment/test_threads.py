@@ -110,7 +110,7 @@ def test_recording_has_the_same_bytes_for_any_number_of_threads(
     found = []
     for number in (1, 2, 4):
         threads(number)
-        folder = record(config_of(**keys), tmp_path / str(number), num_tasks=20, learner=learner, credits=None).folder
+        folder = record(config_of(**keys), tmp_path / str(number), num_tasks=20, learner=learner, minari=False).folder
         found.append({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
     assert found[1:] == found[:1] * 2
     assert learner != "ppo" or {many for _, count, many in chunks if count > 1} == {1, 2, 4}
