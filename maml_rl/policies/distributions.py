@@ -334,6 +334,8 @@ def log_prob(distribution: Distribution, samples: Tensor) -> Tensor:
             for transform in reversed(distribution.transforms):
                 samples = _move_inside(samples, transform.codomain)
                 before = transform.inv(samples)
+                # Else both refer to each other, and only the garbage collector frees their tensors.
+                transform._inv = None
                 event_dim += transform.domain.event_dim - transform.codomain.event_dim
                 jacobian = transform.log_abs_det_jacobian(before, samples)
                 correction = correction + _sum_last(jacobian, event_dim - transform.domain.event_dim)
