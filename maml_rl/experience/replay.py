@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
+from maml_rl.arrays import to_device
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
@@ -227,9 +228,11 @@ class Replay:
         after = starts + lengths
         (cut,) = np.nonzero(after < ends)
         if len(cut):
-            last = torch.from_numpy(lengths[cut] - 1), torch.from_numpy(cut)
-            steps.next_observations[last] = self._steps.take(after[cut] % self.capacity).observations
-            steps.terminations[last] = steps.truncations[last] = False
+            last = tuple(to_device(torch.from_numpy(each), steps.mask.device) for each in (lengths[cut] - 1, cut))
+            following = self._steps.take(after[cut] % self.capacity)
+            steps.next_observations[last] = following.observations
+            # A number would be copied to the device, which waits.
+            steps.terminations[last] = steps.truncations[last] = torch.zeros_like(following.terminations)
         return steps
 
     def attach(self, folder: str | Path) -> None:

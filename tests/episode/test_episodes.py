@@ -334,6 +334,7 @@ def test_digest_of_literal_episodes_is_the_sha256_of_names_types_shapes_and_byte
     assert episodes.digest() == hashlib.sha256(b"".join(parts)).hexdigest()
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_digest_is_the_same_on_an_accelerator():
     episodes = make([[2, 4], [3, 1]])

@@ -266,6 +266,7 @@ def test_update_runs_on_the_given_device_and_leaves_episodes_and_policy_on_their
     assert next(policy.parameters()).device == torch.device("cpu")
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_on_cuda_agrees_with_the_cpu(kind: str) -> None:

@@ -86,6 +86,7 @@ def test_episodes_are_bit_identical_with_one_transfer_each_way_per_step(
     assert CountingLink.sent == CountingLink.fetched == 6 * options.get("num_groups", 1)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_episodes_on_cuda_agree_with_those_on_the_cpu() -> None:
     policy = NormalMLPPolicy(2, 2, (8,), "tanh")
