@@ -166,20 +166,6 @@ class ArrayFamily(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not know its best actions")
 
-    def goals_at(self, observations: NDArray[Any]) -> list[Task]:
-        """Return tasks whose goals are where observations (K, *obs) were made, for learning in hindsight.
-
-        A family that has goals overrides this and `rewards_between`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not say where a goal is")
-
-    def rewards_between(self, before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the rewards (N,) of steps between observations (N, *obs), each under its slot's task.
-
-        The slots' states change.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not say rewards for other goals")
-
 
 class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
     """Base of the families whose dynamics, reward and observation are array code over slots.

@@ -16,9 +16,11 @@ from maml_rl.experience.steps import Steps
 
 
 class Hindsight:
-    """Relabels trials of a family that can say the reward for another goal: `goals_at` and `rewards_between`.
+    """Relabels trials of a family that can say the reward for another goal; a TypeError for another one.
 
-    The observations of its environments show the last step. A TypeError if the family cannot say it.
+    Its `goals_at(observations)` returns tasks whose goals are where observations (K, *obs) were made, and its
+    `rewards_between(before, after)` the rewards (N,) of steps between observations (N, *obs), each under its slot's
+    task; the slots' states change. The observations that are relabeled show the last step.
 
     Source: Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495
     """
@@ -31,7 +33,7 @@ class Hindsight:
         action_space: gymnasium.Space[Any],
     ) -> None:
         env = make_vector_env(env_id, env_kwargs, 1)
-        if not isinstance(env, BatchedFamily) or type(env).goals_at is BatchedFamily.goals_at:
+        if not isinstance(env, BatchedFamily) or getattr(env, "goals_at", None) is None:
             raise TypeError(
                 f"{env_id} cannot say the reward for another goal; points, grids and dark rooms can, and a family of "
                 "your own with the methods goals_at and rewards_between"

@@ -92,9 +92,11 @@ class GridFamily(BatchedFamily):
         return rewards, False
 
     def goals_at(self, observations: NDArray[Any]) -> list[Task]:
+        """Return tasks whose goals are where observations (K, *obs) were made; see `Hindsight`."""
         return [{"goal": cell} for cell in self._cells_of(observations).astype(np.float64)]
 
     def rewards_between(self, before: NDArray[Any], after: NDArray[Any]) -> Floats:
+        """Return the rewards (N,) of steps between observations (N, *obs); see `Hindsight`."""
         self._cells = self._cells_of(after)
         return self._arrive()[0]
 
@@ -270,7 +272,7 @@ class DarkKeyDoorVectorEnv(DarkFamily):
     default_steps = 50
     colors: ClassVar[Mapping[str, Color]] = {"key": _KEY, "door": _GOAL}
     # A reward depends on what was found before.
-    goals_at, rewards_between = BatchedFamily.goals_at, BatchedFamily.rewards_between
+    goals_at: Any = None
 
     def __init__(self, num_envs: int = 1, *, size: int = 9, **options: Unpack[FamilyOptions]) -> None:
         super().__init__(num_envs, size=size, **options)
