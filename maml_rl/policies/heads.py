@@ -226,11 +226,15 @@ class GaussianHead(Head):
         return (noise * torch.exp(log_std) + mean).reshape(*mean.shape[:-1], *self.action_shape)
 
     def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
-        std = torch.exp(self.log_std(params))
+        std, is_row = torch.exp(self.log_std(params)), len(self.action_shape) == 1
+        of_tasks = std.unsqueeze(1) if std.dim() == 2 else std
 
         def act(units: Tensor, noise: Tensor) -> Tensor:
-            own = std.reshape(std.shape[0], *(1,) * (units.dim() - 2), std.shape[1]) if std.dim() == 2 else std
-            return (noise * own + units).reshape(*units.shape[:-1], *self.action_shape)
+            own = of_tasks
+            if std.dim() == 2 and units.dim() != 3:
+                own = std.reshape(std.shape[0], *(1,) * (units.dim() - 2), std.shape[1])
+            actions = (noise * own).add_(units)
+            return actions if is_row else actions.reshape(*units.shape[:-1], *self.action_shape)
 
         return act
 

@@ -33,6 +33,7 @@ Nonlinearity = Callable[[Tensor], Tensor]
 _ALIGNMENT, _SHORTEST_VECTOR = 16, 4
 
 _NONLINEARITIES: dict[str, Nonlinearity] = {"relu": torch.relu, "tanh": torch.tanh}
+_IN_PLACE: dict[Nonlinearity, Nonlinearity] = {torch.relu: torch.relu_, torch.tanh: torch.tanh_}
 
 
 class MLPOptions(TypedDict, total=False):
@@ -123,13 +124,13 @@ class Perceptron:
         """Return the layers of stacked parameters."""
         return [StackedLayer.of(params[weight], params[bias]) for weight, bias in self.layer_names]
 
-    def stacked_units(self, inputs: Tensor, layers: Sequence[StackedLayer]) -> Tensor:
-        """Return the output units (M, N, out) of inputs (M, N, in)."""
-        for index, layer in enumerate(layers):
-            if index:
-                inputs = self.nonlinearity(inputs)
-            inputs = layer(inputs)
-        return inputs
+    def stacked_units(self, inputs: Tensor, layers: Sequence[StackedLayer], *, in_place: bool = False) -> Tensor:
+        """Return the output units (M, N, out) of inputs (M, N, in); `in_place` without a new array for hidden ones."""
+        nonlinearity = _IN_PLACE.get(self.nonlinearity, self.nonlinearity) if in_place else self.nonlinearity
+        units = layers[0](inputs)
+        for layer in layers[1:]:
+            units = layer(nonlinearity(units))
+        return units
 
 
 class MLPPolicy(Policy):
@@ -215,7 +216,8 @@ class MLPPolicy(Policy):
         layers, act = self.perceptron.stacked_layers(params), self.distributions.actor(params)
 
         def act_stacked(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            return act(self.perceptron.stacked_units(self.encode(observations, first.dtype), layers), noise), ()
+            inputs = self.encode(observations, first.dtype)
+            return act(self.perceptron.stacked_units(inputs, layers, in_place=True), noise), ()
 
         return act_stacked
 
@@ -238,7 +240,7 @@ class MLPPolicy(Policy):
         if len(self.observation_shape) != 1:
             lead = observations.shape[: observations.dim() - len(self.observation_shape)]
             observations = observations.reshape(*lead, self.input_size)
-        return observations.to(dtype)
+        return observations if observations.dtype is dtype else observations.to(dtype)
 
 
 class NormalMLPPolicy(MLPPolicy):

@@ -17,6 +17,7 @@ from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_ta
 from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, TaskError
+from maml_rl.machine import single_threaded
 from maml_rl.policies import Policy, as_policy
 from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer
@@ -317,8 +318,11 @@ class PhaseSampler(ClosesAtExit):
             self.slots_per_task,
         )
 
+    @single_threaded()
     def _do(self, work: Callable[[RolloutBackend], Result]) -> Result:
         """Do work, again after every loss of a worker: keyed streams give the same result.
+
+        torch has one thread here: others would still spin on the cores when the next phase needs them.
 
         Raises:
             RuntimeError: If the sampler is closed, or another thread has called `interrupt`.

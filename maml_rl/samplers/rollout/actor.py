@@ -138,12 +138,13 @@ class Actor:
             ValueError: If the policy returns a memory of another shape than it got.
             NonFiniteError: If a parameter of its distribution is outside of its range.
         """
-        per_task = self._slots_per_task
-        if self._policy.told_who_acts and slots.stop - slots.start < self._num_tasks * per_task:
+        per_task, told = self._slots_per_task, self._policy.told_who_acts
+        if told and slots.stop - slots.start < self._num_tasks * per_task:
             return self.act_for(np.arange(slots.start, slots.stop), noise, running)
         tasks = slice(slots.start // per_task, -(-slots.stop // per_task))
         rows = slice(slots.start - tasks.start * per_task, slots.stop - tasks.start * per_task)
-        num_rows = (tasks.stop - tasks.start) * per_task
+        num_tasks = tasks.stop - tasks.start
+        num_rows = num_tasks * per_task
         if len(noise) != num_rows:
             # A range that cuts a task still passes the whole task; the actions of the other rows are dropped.
             padded = np.zeros((num_rows, noise.shape[1]), np.float32)
@@ -151,20 +152,22 @@ class Actor:
             noise = padded
         before = tuple(tensor[tasks] for tensor in self._memory)
         acting: tuple[Tensor, ...] = ()
-        if self._policy.told_who_acts:
+        if told:
             whose = np.ones(num_rows, np.bool_) if running is None else running
             acting = (torch.from_numpy(whose).unflatten(0, (-1, per_task)),)
         if self._link is None:
-            noise_rows = torch.from_numpy(noise.reshape(-1, per_task, noise.shape[1]))
-            observed = self._observations[tasks]
+            noise_rows = torch.from_numpy(noise.reshape(num_tasks, per_task, noise.shape[1]))
+            observed = self._observations if num_tasks == self._num_tasks else self._observations[tasks]
             actions, after = self._choose(tasks, observed, noise_rows, before, *acting)
-            self._remember(tasks, rows, running, before, _apart_from(after, observed, noise_rows))
-            result: NDArray[np.generic] = actions.flatten(0, 1).numpy()[rows]
-            return result
+            if before or after:
+                self._remember(tasks, rows, running, before, _apart_from(after, observed, noise_rows))
+            of_tasks: NDArray[np.generic] = actions.numpy()
+            return of_tasks.reshape(num_rows, *of_tasks.shape[2:])[rows]
         whole = self._rows[tasks.start * per_task : tasks.stop * per_task]
         there, noise_there = (tensor.unflatten(0, (-1, per_task)) for tensor in self._link.send(whole, noise))
         actions, after = self._choose(tasks, there, noise_there, before, *acting)
-        self._remember(tasks, rows, running, before, _apart_from(after, there, noise_there))
+        if before or after:
+            self._remember(tasks, rows, running, before, _apart_from(after, there, noise_there))
         return self._link.fetch(actions.flatten(0, 1)[rows])
 
     def _choose(
@@ -202,8 +205,6 @@ class Actor:
             before: memory of these tasks, (tasks, S, ...).
             after: the memory that the policy returned.
         """
-        if not before and not after:
-            return
         check_carried_memory(self._policy, after, before)
         num_rows = (tasks.stop - tasks.start) * self._slots_per_task
         everywhere = rows == slice(0, num_rows) and (running is None or bool(running.all()))
@@ -235,7 +236,7 @@ class Actor:
 
 def _apart_from(memory: Memory, *given: Tensor) -> Memory:
     """Return a memory that does not share storage with what the policy was given, which the next step overwrites."""
-    overwritten = {tensor.untyped_storage().data_ptr() for tensor in given} if memory else set()
+    overwritten = {tensor.untyped_storage().data_ptr() for tensor in given}
     return tuple(tensor.clone() if tensor.untyped_storage().data_ptr() in overwritten else tensor for tensor in memory)
 
 

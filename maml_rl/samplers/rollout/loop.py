@@ -109,6 +109,10 @@ class _Loop:
         # The policy acts for whole tasks: where others have some of their slots, rows of this unit stand for these.
         self._is_cut, self._is_padded = num_tasks * phase.per_task > len(own), False
         self._rows = np.empty((num_tasks * phase.per_task, *own.shape[1:]), own.dtype) if self._is_cut else own
+        self._act_together = len(env.parts) == 1 and not phase.policy.told_who_acts
+        self._shows_rows = self._is_cut and together and self._after_the_last is None
+        if self._shows_rows:
+            env.buffers.observations = self._rows[self._own_slots]
         self._actor = Actor(
             phase.policy,
             phase.params,
@@ -177,7 +181,7 @@ class _Loop:
             stepped = [index for index in replied if not self._resetting[index]]
             for slots, _ in self._slots_of(stepped):
                 recorder.write_outcome(slots, buffers)
-            if stepped and np.count_nonzero(buffers.restarted):
+            if recorder.any_restarted and stepped and np.count_nonzero(buffers.restarted):
                 answered = np.concatenate([np.arange(parts[index].start, parts[index].stop) for index in stepped])
                 self._actor.begin_anew(answered[buffers.restarted[answered]] + self._own_slots.start)
             if self._by_slot:
@@ -205,8 +209,8 @@ class _Loop:
             self._timer.observe(WORKERS_PER_INFERENCE, len(members))
             with self._timer.stage("assembly"):
                 self._recorder.write_choice(slots, self._buffers.observations[slots], actions)
-                if self._after_the_last is not None:
-                    self._observe_at(int(self._recorder.steps(slots)[0]) + 1)
+                if self._after_the_last is not None and (step := self._recorder.common_step) is not None:
+                    self._observe_at(step + 1)
             start = 0
             for index in members:
                 stop = start + self._parts[index].stop - self._parts[index].start
@@ -218,14 +222,20 @@ class _Loop:
         first = self._own_slots.start
         if self._is_cut and self._after_the_last is None:
             if not self._is_padded:
-                self._rows[...] = self._buffers.observations[slots][0]
+                shown = self._buffers.observations.copy()
+                self._rows[...] = shown[slots][0]
+                self._rows[self._own_slots] = shown
                 self._is_padded = True
-            self._rows[self._own_slots] = self._buffers.observations
-        noise = self._noise_of(slots)
+            if not self._shows_rows:
+                self._rows[self._own_slots] = self._buffers.observations
         if isinstance(slots, slice):
-            numbers = slice(slots.start + first, slots.stop + first)
+            numbers, step = slice(slots.start + first, slots.stop + first), self._recorder.common_step
+            if step is not None and self._act_together:
+                noise = self._noise_at(int(self._waves[0])).of_tasks(step)
+            else:
+                noise = self._noise_of(slots)
             return self._actor.act(numbers, noise, self._recorder.running(slots))
-        return self._actor.act_for(slots + first, noise)
+        return self._actor.act_for(slots + first, self._noise_of(slots))
 
     def _noise_of(self, slots: SlotIndex) -> NDArray[np.float32]:
         waves, steps = self._waves[slots], self._recorder.steps(slots)

@@ -23,6 +23,9 @@ class EpisodeRecorder:
     Args:
         arrays: the destination, of all tasks of the phase; every entry of its slots is written.
         phase: which slots and episodes.
+
+    Attributes:
+        any_restarted: whether an episode of the wave has begun anew.
     """
 
     def __init__(self, arrays: EpisodeArrays, phase: Phase) -> None:
@@ -37,6 +40,8 @@ class EpisodeRecorder:
         self._lengths, self._terminated, self._truncated = arrays.lengths, arrays.terminated, arrays.truncated
         self._final_observations = arrays.final_observations
         self._observed_in_place = False
+        # That of all slots, as long as it is one; then `_steps` need not be written.
+        self._step: int | None = None
         self._step_infos = {name: array for name, array in arrays.infos.items() if array.ndim == 3}
         self._episode_infos = {name: array for name, array in arrays.infos.items() if array.ndim == 2}
         self._can_be_infinite = {
@@ -64,18 +69,29 @@ class EpisodeRecorder:
         """From here on every slot is at the first step of its episode number `wave`."""
         self._first_episode = wave * self._per_task
         self._episode_of = self._first_episode + self._place_of
-        self._steps = np.zeros(len(self._task_of), np.int64)
+        self._step, self._steps = 0, np.zeros(len(self._task_of), np.int64)
         self._running = np.ones(len(self._task_of), np.bool_)
-        self._any_restarted = False
+        self.any_restarted = False
 
     def begin_episode(self, slot: int, wave: int) -> None:
         """From here on a slot is at the first step of its episode number `wave`."""
+        self._leave_common_step()
         self._episode_of[slot] = wave * self._per_task + self._place_of[slot]
         self._steps[slot], self._running[slot] = 0, True
 
+    @property
+    def common_step(self) -> int | None:
+        """The number of steps that every slot has done; None where they step in several parts, or at any time."""
+        return self._step
+
+    def _leave_common_step(self) -> None:
+        if self._step is not None:
+            self._steps[:], self._step = self._step, None
+
     def steps(self, slots: SlotIndex) -> NDArray[np.int64]:
         """Return the number of steps that each of `slots` has done."""
-        return self._steps[slots]
+        steps = self._steps[slots]
+        return steps if self._step is None else np.full_like(steps, self._step)
 
     def running(self, slots: SlotIndex) -> NDArray[np.bool_]:
         """Return which of the episodes of `slots` continue."""
@@ -87,7 +103,7 @@ class EpisodeRecorder:
         Raises:
             NonFiniteError: If an observation or an action of a running episode is NaN or infinite once it is recorded.
         """
-        if self._any_restarted:
+        if self.any_restarted:
             running = self._running[slots]
             slots, observations, actions = self._numbers(slots)[running], observations[running], actions[running]
         self._check_finite("observation", observations, slots)
@@ -104,9 +120,8 @@ class EpisodeRecorder:
         Raises:
             NonFiniteError: If a reward, once it is recorded, or the final observation of an episode is NaN or infinite.
         """
-        if self._any_restarted:
+        if self.any_restarted:
             slots = self._numbers(slots)[self._running[slots]]
-        running, terminated = self._running[slots], buffers.terminated[slots]
         # The recorded value must be finite: 1e300 is, until it becomes a float32.
         rewards = buffers.rewards[slots].astype(self._rewards.dtype, copy=False)
         self._check_finite("reward", rewards, slots, buffers.rewards[slots])
@@ -115,16 +130,27 @@ class EpisodeRecorder:
             self._rewards[where] = rewards[rows].reshape(grid)
             for name, array in self._step_infos.items():
                 array[where] = infos[name][rows].reshape(grid)
-        steps = self._steps[slots] + 1
-        restarted = buffers.restarted[slots]
-        if np.count_nonzero(restarted):
-            # From here on slots are at different steps, and only those whose episodes continue are written and counted:
-            # the others would run past the horizon.
-            self._any_restarted = True
-            steps[restarted] = 0
-        self._steps[slots] = steps
+        restarted, terminated = buffers.restarted[slots], buffers.terminated[slots]
+        done = terminated | buffers.truncated[slots]
+        num_restarted = np.count_nonzero(restarted)
+        if self._step is not None and len(rewards) == len(self._steps) and not num_restarted:
+            self._step += 1
+            if self._step < self.horizon and not np.count_nonzero(done):
+                return
+            self._steps[:] = self._step
+            steps = self._steps
+        else:
+            self._leave_common_step()
+            steps = self._steps[slots] + 1
+            if num_restarted:
+                # From here on slots are at different steps, and only those whose episodes continue are written and
+                # counted: the others would run past the horizon.
+                self.any_restarted = True
+                steps[restarted] = 0
+            self._steps[slots] = steps
         # At the horizon an episode is truncated, even if the environment has no such limit.
-        ended = running & (terminated | buffers.truncated[slots] | (steps == self.horizon))
+        running = self._running[slots]
+        ended = running & (done | (steps == self.horizon))
         if np.count_nonzero(ended):
             self._check_finite("observation", buffers.observations[slots], slots)
             over = (self._task_of[slots][ended], self._episode_of[slots][ended])
@@ -150,11 +176,14 @@ class EpisodeRecorder:
 
     def _places(self, slots: SlotIndex) -> list[tuple[tuple[Any, ...], slice, tuple[int, ...]]]:
         """Return the index of the entries of `slots` at their steps, each with its rows and their leading shape."""
-        steps = self._steps[slots]
-        if not isinstance(slots, slice) or np.count_nonzero(steps != steps[0]):
-            return [((self._task_of[slots], steps, self._episode_of[slots]), slice(None), (len(steps),))]
+        step = self._step
+        if step is None or not isinstance(slots, slice):
+            steps = self.steps(slots)
+            step = int(steps[0])
+            if not isinstance(slots, slice) or np.count_nonzero(steps != step):
+                return [((self._task_of[slots], steps, self._episode_of[slots]), slice(None), (len(steps),))]
         # At one step those of a task, and those of whole tasks, are one range, which is several times as fast.
-        key, step, first = (slots.start, slots.stop), int(steps[0]), self._first_episode
+        key, first = (slots.start, slots.stop), self._first_episode
         if key not in self._ranges:
             self._ranges[key] = self._ranges_of(slots)
         return [
@@ -193,7 +222,7 @@ class EpisodeRecorder:
         as_type = f" as {values.dtype}" if np.isfinite(shown).all() else ""
         raise not_finite(
             f"the {what} of task {self._first_task + self._task_of[slot]}, episode {self._episode_of[slot]}, "
-            f"step {self._steps[slot]} is not finite{as_type}: {shown}",
+            f"step {self._steps[slot] if self._step is None else self._step} is not finite{as_type}: {shown}",
             (self._first_task + np.unique(self._task_of[slots][~finite])).tolist(),
         )
 
