@@ -292,8 +292,9 @@ class SquashedGaussianHead(Head):
         """Return the middle and half of the range of each entry, (A,) each, of the type and on the device of `like`."""
         key = like.device, like.dtype
         if key not in self._bounds:
-            # Copied once: a graph of a device's work must not copy from the CPU.
-            self._bounds[key] = self.center.to(like), self.half_range.to(like)
+            # Copied once: a graph of a device's work must not copy from the CPU. Perhaps for acting, and then to learn.
+            with torch.inference_mode(False):
+                self._bounds[key] = self.center.to(like), self.half_range.to(like)
         return self._bounds[key]
 
     def parametrize(self, units: Tensor, params: Params) -> DistributionParams:

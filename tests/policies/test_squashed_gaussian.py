@@ -63,3 +63,14 @@ def test_density_is_finite_where_tanh_is_one() -> None:
 def test_deviation_stays_within_its_bounds() -> None:
     _, log_std = SquashedGaussianHead(BOX).parametrize(torch.tensor([0.0, 0.0, -90.0, 90.0]), {})
     assert log_std.tolist() == [-20.0, 2.0]
+
+
+def test_actions_can_be_differentiated_after_acting_without_gradients() -> None:
+    head, (mean, log_std) = SquashedGaussianHead(BOX), parameters(3)
+    noise = torch.ones(3, 2, dtype=torch.float64)
+    with torch.inference_mode():
+        head.act((mean, log_std), noise)
+    mean = mean.detach().requires_grad_()
+    head.act((mean, log_std), noise).sum().backward()
+    squashed = torch.tanh(mean.detach() + log_std.exp())
+    torch.testing.assert_close(mean.grad, (1.0 - squashed**2) * torch.tensor([2.0, 0.25], dtype=torch.float64))
