@@ -290,7 +290,7 @@ class SequencePolicy(MemoryPolicy):
 
     @property
     def has_static_steps(self) -> bool:
-        return self._inputs is None and not self._body.writes_memory
+        return self._inputs is None
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         mine, theirs = (

@@ -106,7 +106,7 @@ class RecurrentActor(SoftActor, MemoryPolicy):
 
     @property
     def has_static_steps(self) -> bool:
-        return not self.encoder.core.writes_memory
+        return True
 
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "rsac lstm": ("rsac", POINT, RSAC | {"cell": "lstm", "sequence-length": 4}),
     "rsac transformer": ("rsac", POINT, RSAC | TRANSFORMER),
     "rsac discrete": ("rsac", GRID, RSAC),
+    "rsac two-hot": ("rsac", POINT, RSAC | {"value": "two-hot"}),
     "pearl": ("pearl", POINT, PEARL),
     "varibad": ("varibad", GRID, VARIBAD),
     "varibad cells": ("varibad", GRID, VARIBAD | {"reward-decoder": "cells", "belief-steps": 2}),
@@ -126,8 +127,9 @@ def test_loss_on_a_device_neither_waits_for_it_nor_copies_to_it(name: str, on_cp
     learner.device = torch.device("meta")
     for name in {"_unit", "discounts"} & vars(learner).keys():
         setattr(learner, name, getattr(learner, name).to("meta"))
-    head = learner.policy.distributions
-    if isinstance(head, SquashedGaussianHead):
+    heads = [vars(each).values() for module in modules for each in module.modules()]
+    for head in {each for parts in heads for each in parts if isinstance(each, SquashedGaussianHead)}:
+        # They go to the device with the first step, which is not recorded.
         head.bounds(torch.empty(0, device="meta"))
     params = [param for module in modules for param in module.parameters() if param.requires_grad]
     for steps, inputs in calls.values():

@@ -13,7 +13,8 @@ from maml_rl.envs.make_env import ObservedLastStep, ObservedTask
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.envs.registration import FAMILIES
 from maml_rl.errors import ConfigError, NonFiniteError, TaskError
-from maml_rl.policies import GRUPolicy, get_policy_for_env
+from maml_rl.policies import GRUPolicy, TransformerPolicy, get_policy_for_env
+from maml_rl.policies.transformer import Attention
 from maml_rl.samplers.device.phase_loop import DeviceLoop
 from maml_rl.samplers.device.slots import DeviceSlots
 from maml_rl.samplers.device.streams import DeviceSlotStreams, PhaseNoise, philox
@@ -337,7 +338,7 @@ def test_graphs_follow_the_parameters_of_each_phase():
 
 @on_gpu
 @pytest.mark.cuda
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("cell", ["gru", "lstm", "transformer"])
 def test_a_memory_goes_through_a_trial_on_cuda_as_on_the_cpu(cell):
     with MultiTaskSampler(
         "2DNavigation-v0", {}, policy=policy_for("2DNavigation-v0"), observe_last=True, num_workers=0
@@ -345,9 +346,13 @@ def test_a_memory_goes_through_a_trial_on_cuda_as_on_the_cpu(cell):
         spaces = sampler.single_observation_space, sampler.single_action_space
     options = {"observe_last": True, "slots_per_task": 1}
 
-    theirs = sample_adapted("in-process", "2DNavigation-v0", GRUPolicy(*spaces, 8, cell=cell), **options)
-    policy = GRUPolicy(*spaces, 8, cell=cell).to("cuda")
-    ours = sample_adapted("device", "2DNavigation-v0", policy, "cuda", **options)
+    def make() -> Any:
+        # A context that is shorter than a trial, so that the ring goes around.
+        attention = Attention(context=7, num_layers=2, num_heads=2)
+        return TransformerPolicy(*spaces, 8, attention) if cell == "transformer" else GRUPolicy(*spaces, 8, cell=cell)
+
+    theirs = sample_adapted("in-process", "2DNavigation-v0", make(), **options)
+    ours = sample_adapted("device", "2DNavigation-v0", make().to("cuda"), "cuda", **options)
 
     for one, other in zip(ours, theirs, strict=True):
         require_close(one, other, 1e-3)
