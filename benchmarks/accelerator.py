@@ -383,84 +383,6 @@ def returns(session: Session) -> None:
             )
 
 
-def groups(session: Session) -> None:
-    """The physics alone, in groups of simulations side by side, and with other controls and sizes."""
-    model = HalfCheetahFamily.body_model()
-    sizes, device = ((800, 8_000, 32_000) if not session.small else (6,)), str(session.device)
-    variants: list[tuple[int, str, WarpLimits, float]] = [(sizes[0], "at rest", WarpLimits(device), 0.0)]
-    for worlds in sizes:
-        variants += [(worlds, f"{count} groups", WarpLimits(device, groups=count), 1.0) for count in (1, 2, 4, 8)]
-    # Other sizes are other kernels, which are compiled.
-    variants.append((sizes[0], "64 rows", WarpLimits(device, 16, 64, 1), 1.0))
-    for worlds, name, limits, scale in variants:
-        if session.left < 5:
-            session.row(f"{worlds:,} worlds, {name}", "left out: no time")
-            continue
-        with _reported(session, f"{worlds:,} worlds, {name}"):
-            steps = 100 if not session.small else 2
-            seconds = _seconds_of_physics(session, make_physics(model, worlds, "warp", 1, limits), scale, steps)
-            session.row(f"{worlds:,} worlds, {name}", worlds * steps / seconds, "steps/s")
-
-
-def _seconds_of_physics(session: Session, physics: Any, scale: float, steps: int) -> float:
-    """Return the shorter of two times for some steps of random controls, from states that these have led to."""
-    device, generator = session.device, torch.Generator(session.device).manual_seed(0)
-    qpos, qvel = physics.bind("qpos"), physics.bind("qvel")
-    controls = [2.0 * torch.rand(len(qpos), 6, generator=generator, device=device) - 1.0 for _ in range(steps)]
-    starts = 0.1 * torch.randn(qpos.shape, generator=generator, device=device)
-    seconds = []
-    for _ in range(2):
-        physics.set_state(starts, torch.zeros_like(qvel))
-        physics.step(controls[0], 5)
-        started = session.wait()
-        for each in controls:
-            physics.step(scale * each, 5)
-        seconds.append(session.wait() - started)
-    return min(seconds)
-
-
-def graphs(session: Session) -> None:
-    """Whether a step can be one graph with the physics in it, instead of three; in a process of its own."""
-    if session.device.type != "cuda":
-        session.row("one graph", "left out: no graphs on the CPU")
-        return
-    code = "from benchmarks.accelerator import one_graph; one_graph()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=False)
-    text = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()[-12:]
-    session.row("one graph", " | ".join(text), "", code=done.returncode)
-
-
-def one_graph() -> None:
-    """Capture substeps of 800 half-cheetahs inside a graph of torch, and compare with their own graph."""
-    model, device = HalfCheetahFamily.body_model(), torch.device("cuda", 0)
-    physics: Any = make_physics(model, 800, "warp", 1, WarpLimits(str(device)))
-    qpos = physics.bind("qpos")
-    random = torch.Generator(device).manual_seed(0)
-    start = torch.tensor(model.qpos0, device=device, dtype=torch.float32)
-    start = start + 0.1 * torch.rand(qpos.shape, generator=random, device=device)
-    controls = torch.rand(800, model.nu, generator=random, device=device) * 2 - 1
-
-    def run(step: Callable[[], object]) -> tuple[Tensor, float]:
-        physics.set_state(start, torch.zeros(800, model.nv, device=device))
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(100):
-            step()
-        torch.cuda.synchronize()
-        return qpos.clone(), time.perf_counter() - started
-
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        run(lambda: physics.step(controls, 5))
-        own, seconds = run(lambda: physics.step(controls, 5))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            physics.step(controls, 5)
-        whole, whole_seconds = run(graph.replay)
-    difference = float((own - whole).abs().max())
-    print(f"own graph {seconds:.4f} s, inside of torch's {whole_seconds:.4f} s, 100 steps; difference {difference:.2e}")
-
-
 def tests(session: Session) -> None:
     """The tests that need CUDA."""
     if session.device.type != "cuda":
@@ -483,8 +405,6 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "iterations": iterations,
     "trials": trials,
     "copies": copies,
-    "groups": groups,
-    "graphs": graphs,
     "updates": updates,
     "returns": returns,
     "tests": tests,

@@ -8,10 +8,9 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -31,8 +30,6 @@ _CONTACTS_WITH_PLANE = 2
 _SPARE_ROWS = 16
 # Model fields that `set_const` writes.
 _DERIVED = ("body_subtreemass", "dof_invweight0", "body_invweight0", "actuator_acc0")
-# Fields that MuJoCo computes once in a substep, at its start, and MuJoCo Warp in every stage of Runge-Kutta.
-_OF_THE_START = ("cfrc_ext", "sensordata")
 # Devices for which this process has compiled or loaded the kernels.
 _ready: set[str] = set()
 
@@ -45,32 +42,11 @@ class WarpLimits:
         device: where they are computed, and their fields are tensors; None for NumPy arrays and the CPU.
         max_contacts: contacts of a simulation, on average over all of them; None for as many as there can be.
         max_constraints: rows of constraints of each simulation; None for as many as there can be.
-        groups: in how many groups a GPU computes the simulations side by side; None for as many as are fast.
     """
 
     device: str | None = None
     max_contacts: int | None = None
     max_constraints: int | None = None
-    groups: int | None = None
-
-
-@dataclass(slots=True)
-class _Group:
-    """Adjacent simulations that are computed by the same launches.
-
-    Attributes:
-        rows: which simulations.
-        model: of MuJoCo Warp.
-        data: of MuJoCo Warp; fields that are read or written from here are views of the arrays of all simulations.
-        stream: of Warp, where they are computed beside other groups; None on a CPU.
-        graphs: by number of substeps.
-    """
-
-    rows: slice
-    model: Any
-    data: Any
-    stream: Any = None
-    graphs: dict[int, Any] = field(default_factory=dict)
 
 
 class _WarpDevice:
@@ -114,6 +90,19 @@ class _WarpDevice:
                 yield
 
     @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Tell Warp if torch's current stream is being recorded as a graph, with what other streams do for it."""
+        if not self.is_cuda or not self._torch.cuda.is_current_stream_capturing():
+            yield
+            return
+        stream = self.stream()
+        self._wp.capture_begin(stream=stream, external=True)
+        try:
+            yield
+        finally:
+            self._wp.capture_end(stream=stream)
+
+    @contextmanager
     def compiling(self) -> Iterator[None]:
         """Tell once in a process that kernels are compiled, which may take long."""
         if str(self.device) in _ready:
@@ -144,17 +133,13 @@ class _WarpDevice:
 class WarpPhysics:
     """`Physics` on MuJoCo Warp, in float32.
 
-    On a GPU the substeps of a step are CUDA graphs, one for each of some groups of simulations, side by side: a few
-    hundred simulations do not fill it. Contacts are counted by atomic operations there, so that a repetition may differ
-    by rounding; on the CPU it does not.
+    On a GPU the substeps of a step are one CUDA graph. Contacts are counted by atomic operations there, so that a
+    repetition may differ by rounding; on the CPU it does not.
 
     Args:
         model: of all simulations.
         num_sims: N.
         limits: where they are, and the room for their contacts.
-
-    Attributes:
-        launch: is given what launches the substeps, and calls it; whoever captures a step as graphs replaces it.
 
     Raises:
         ImportError: If Warp or MuJoCo Warp is missing.
@@ -175,7 +160,6 @@ class WarpPhysics:
         # MuJoCo Warp never resets a simulation by itself.
         self._host = copy.copy(model)
         self._host.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
-        self._is_runge_kutta = model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4
         if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
             # It has no PGS; Newton's method solves the same problem, with fewer iterations.
             self._host.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
@@ -184,47 +168,25 @@ class WarpPhysics:
             contacts if limits.max_contacts is None else check_count("max_contacts", limits.max_contacts),
             rows if limits.max_constraints is None else check_count("max_constraints", limits.max_constraints),
         )
-        count = _groups_for(num_sims) if limits.groups is None else check_count("groups", limits.groups)
-        bounds = np.linspace(0, num_sims, min(count, num_sims) + 1).astype(int).tolist()
         with self._warp.here():
-            self._groups = [
-                _Group(
-                    slice(start, stop),
-                    self._put_model({}, stop - start),
-                    mujoco_warp.make_data(
-                        self._host, nworld=stop - start, nconmax=self._sizes[0], njmax=self._sizes[1]
-                    ),
-                    warp.Stream(self._warp.place) if self._on_cuda else None,
-                )
-                for start, stop in pairwise(bounds)
-            ]
-        self._qpos, self._qvel, self._controls, self._warmstart, self._overflow = map(
-            self._of_all, ("qpos", "qvel", "ctrl", "qacc_warmstart", "overflow")
+            self._data = mujoco_warp.make_data(
+                self._host, nworld=num_sims, nconmax=self._sizes[0], njmax=self._sizes[1]
+            )
+            self._take_model(self._put_model({}))
+        self._qpos, self._qvel, self._controls, self._warmstart, self._overflow = (
+            warp.to_torch(getattr(self._data, name)) for name in ("qpos", "qvel", "ctrl", "qacc_warmstart", "overflow")
         )
         self._bound: dict[str, Tensor] = {}
         self._fields: dict[str, Tensor] = {}
-        self.launch: Callable[[Callable[[], None]], None] = lambda work: work()
 
     def bind(self, field: str) -> Any:
         """Return a live array or tensor (N, ...) over a field."""
         if field not in self._bound:
             own = {"qpos": self._qpos, "qvel": self._qvel, "ctrl": self._controls}
-            tensor = own[field] if field in own else self._of_all(field)
+            tensor = own[field] if field in own else self._wp.to_torch(getattr(self._data, field))
             # MuJoCo has a matrix as a row.
             self._bound[field] = tensor.flatten(-2) if tensor.shape[-2:] == (3, 3) else tensor
         return self._bound[field].numpy() if self._as_numpy else self._bound[field]
-
-    def _of_all(self, field: str) -> Tensor:
-        """Return a field of all simulations, (N, ...), of which those of the groups become views."""
-        parts = [self._wp.to_torch(getattr(group.data, field)) for group in self._groups]
-        whole = parts[0] if len(parts) == 1 else self._torch.cat(parts)
-        for group in self._groups:
-            # A graph knows the place of what it reads and writes.
-            group.graphs.clear()
-            if len(parts) > 1:
-                kind = getattr(group.data, field).dtype
-                setattr(group.data, field, self._wp.from_torch(whole[group.rows], dtype=kind))
-        return whole
 
     def set_state(self, qpos: Any, qvel: Any, mask: Any = None) -> None:
         """Put simulations into states, with nothing left of what came before."""
@@ -234,7 +196,7 @@ class WarpPhysics:
             target[where] = self._warp.tensor(values).to(target.dtype)
         for tensor in (self._controls, self._warmstart, self._overflow):
             tensor[where] = 0
-        self.launch(lambda: self._run(0))
+        self._run(0)
         self._warmstart[where] = 0
         self._restore(kept)
 
@@ -242,14 +204,12 @@ class WarpPhysics:
         """Give every simulation a model of its own."""
         given = {name: self._warp.tensor(values) for name, values in fields.items()}
         with self._warp.here(), self._warp.compiling():
-            for group in self._groups:
-                if given.keys() != self._fields.keys():
-                    group.model = self._put_model(given, group.rows.stop - group.rows.start)
-                    group.graphs.clear()
-                for name, values in given.items():
-                    target = self._wp.to_torch(getattr(group.model, name))
-                    target.copy_(values[group.rows].reshape(target.shape))
-                self._mjw.set_const(group.model, group.data)
+            if given.keys() != self._fields.keys():
+                self._take_model(self._put_model(given))
+            for name, values in given.items():
+                target = self._wp.to_torch(getattr(self._model, name))
+                target.copy_(values.reshape(target.shape))
+            self._mjw.set_const(self._model, self._data)
             self._fields = {name: values.clone() for name, values in given.items()}
 
     def step(self, controls: Any, num_substeps: int, mask: Any = None) -> None:
@@ -261,14 +221,14 @@ class WarpPhysics:
             self._controls.copy_(controls)
         else:
             self._controls.copy_(self._torch.where(active[:, None], controls, self._controls))
-        self.launch(lambda: self._run(num_substeps))
+        self._run(num_substeps)
         self._restore(kept)
 
     def forward(self, mask: Any = None) -> None:
         """Compute derived quantities."""
         kept = self._keep(None if mask is None else ~self._warp.tensor(mask))
         warmstart = self._warmstart.clone()
-        self.launch(lambda: self._run(0))
+        self._run(0)
         self._warmstart.copy_(warmstart)
         self._restore(kept)
 
@@ -299,8 +259,7 @@ class WarpPhysics:
 
     def close(self) -> None:
         """Free the graphs."""
-        for group in self._groups:
-            group.graphs.clear()
+        self._graphs.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: getattr(self, name).cpu() for name in ("_qpos", "_qvel", "_controls", "_warmstart", "_overflow")}
@@ -325,9 +284,19 @@ class WarpPhysics:
 
         return types
 
-    def _put_model(self, own: Mapping[str, Tensor], num_sims: int) -> Any:
+    def _take_model(self, model: Any) -> None:
+        """Compute with a model from now on."""
+        from maml_rl.envs.mujoco.warp_substeps import Substeps
+
+        self._model, self._substeps = model, Substeps(model, self._data)
+        self._graphs: dict[int, Any] = {}
+
+    def _put_model(self, own: Mapping[str, Tensor]) -> Any:
         """Return the model on the device, with room for a value of each field in which simulations differ."""
+        num_sims = self._arguments[1]
         sizes = dict.fromkeys((*own, *_DERIVED), num_sims) if own else {}
+        if self._host.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
+            raise ConfigError("bodies cannot sleep under engine 'warp'; remove the model's flag 'sleep'")
         try:
             model = self._mjw.put_model(self._host, batch_sizes=sizes)
         except (NotImplementedError, ValueError) as error:
@@ -356,74 +325,33 @@ class WarpPhysics:
                 tensor.copy_(self._torch.where(rows, before, tensor))
 
     def _run(self, num_substeps: int) -> None:
-        """Run substeps, or for zero a forward pass: on a GPU as graphs, one for each group, side by side."""
-        if self._on_cuda and not self._torch.cuda.is_current_stream_capturing():
-            self._launch_graphs(num_substeps)
+        """Run substeps, or for zero a forward pass: on a GPU as a graph, or as a part of one that is being recorded."""
+        if not self._on_cuda or self._torch.cuda.is_current_stream_capturing():
+            self._launch(num_substeps)
             return
-        with self._warp.here(), self._warp.compiling():
-            if self._on_cuda:
-                # Whoever captures this stream gets it all.
-                self._wp.capture_begin(stream=self._warp.stream(), external=True)
-            try:
-                for group in self._groups:
-                    self._substeps(group, num_substeps)
-            finally:
-                if self._on_cuda:
-                    self._wp.capture_end(stream=self._warp.stream())
+        if num_substeps not in self._graphs:
+            self._graphs[num_substeps] = self._record(num_substeps)
+        self._graphs[num_substeps].replay()
 
-    def _launch_graphs(self, num_substeps: int) -> None:
-        missing = [group for group in self._groups if num_substeps not in group.graphs]
-        if missing:
-            self._capture(missing, num_substeps)
-        stream = self._warp.stream()
-        if len(self._groups) == 1:
-            self._wp.capture_launch(self._groups[0].graphs[num_substeps], stream=stream)
-            return
-        for group in self._groups:
-            group.stream.wait_stream(stream)
-            self._wp.capture_launch(group.graphs[num_substeps], stream=group.stream)
-        for group in self._groups:
-            stream.wait_stream(group.stream)
-
-    def _capture(self, groups: list[_Group], num_substeps: int) -> None:
-        """Record the graphs of substeps; the state stays as it is."""
+    def _record(self, num_substeps: int) -> Any:
+        """Return a graph of substeps; the state stays as it is."""
         live = [self._qpos, self._qvel, self._warmstart, self._overflow, *self._bound.values()]
         before = [tensor.clone() for tensor in live]
-        with self._warp.here(), self._warp.compiling():
-            for group in groups:
-                # Kernels are compiled and loaded by their first launch.
-                self._substeps(group, num_substeps)
-            self._wp.synchronize_device(self._warp.place)
-            for group in groups:
-                # Not torch's stream, which may be the default one, that cannot be captured.
-                with self._wp.ScopedStream(group.stream, sync_enter=False):
-                    with self._wp.ScopedCapture(device=self._warp.place, stream=group.stream) as capture:
-                        self._substeps(group, num_substeps)
-                    group.graphs[num_substeps] = capture.graph
-            self._wp.synchronize_device(self._warp.place)
+        # Kernels are compiled and loaded by their first launch.
+        self._launch(num_substeps)
+        graph = self._torch.cuda.CUDAGraph()
+        with self._torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._launch(num_substeps)
         for tensor, values in zip(live, before, strict=True):
             tensor.copy_(values)
+        return graph
 
-    def _substeps(self, group: _Group, num_substeps: int) -> None:
-        model, data = group.model, group.data
-        if not num_substeps:
-            self._mjw.forward(model, data)
-            return
-        of_start = [getattr(data, name) for name in _OF_THE_START if name in self._bound]
-        last = num_substeps - 1 if self._is_runge_kutta and of_start else num_substeps
-        for _ in range(last):
-            self._mjw.step(model, data)
-        if last < num_substeps:
-            self._mjw.forward(model, data)
-            kept = [self._wp.clone(array) for array in of_start]
-            self._mjw.rungekutta4(model, data)
-            for array, values in zip(of_start, kept, strict=True):
-                self._wp.copy(array, values)
-
-
-def _groups_for(num_sims: int) -> int:
-    """Return in how many groups a GPU computes simulations fastest."""
-    return 1
+    def _launch(self, num_substeps: int) -> None:
+        with self._warp.here(), self._warp.compiling(), self._warp.recording():
+            if num_substeps:
+                self._substeps.run(num_substeps)
+            else:
+                self._substeps.forward()
 
 
 def _room_for(model: mujoco.MjModel) -> tuple[int, int]:

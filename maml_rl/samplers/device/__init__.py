@@ -1,1 +1,1 @@
-"""Phases that never leave an accelerator: the loop, what it records, its random streams, and its graphs."""
+"""Phases that never leave an accelerator: the loop, what it records, and its random streams."""

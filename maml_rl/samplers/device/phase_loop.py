@@ -6,6 +6,7 @@ what belongs to no episode is not recorded.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,6 @@ from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Memory
 from maml_rl.policies.policy import greedy
-from maml_rl.samplers.device.graphs import Graphs
 from maml_rl.samplers.device.slots import DeviceSlots
 from maml_rl.samplers.device.streams import PhaseNoise
 from maml_rl.samplers.episode_arrays import EpisodeArrays
@@ -186,8 +186,8 @@ class DeviceLoop:
             self._one_step()
         pool = torch.cuda.graph_pool_handle()
         self._begin(seeds, forget=True)
-        self._prepare = Graphs(self._make_actor, None, pool)
-        self._advance = Graphs(self._one_step, self._slots.physics, pool)
+        self._prepare = _recorded(self._make_actor, pool)
+        self._advance = _recorded(self._one_step, pool)
 
     def _collect(self, phase: Phase, arrays: EpisodeArrays) -> TaskEpisodes:
         """Return the episodes of all waves, after waiting for the device once."""
@@ -204,6 +204,17 @@ class DeviceLoop:
         if is_faulty:
             _refuse_not_finite(whole, self._first_task)
         return TaskEpisodes(**arrays.first_steps(longest).by_name(), tasks=phase.tasks, longest=longest)
+
+
+def _recorded(work: Callable[[], None], pool: Any) -> Callable[[], None]:
+    """Run work that has been run before, and return it as a CUDA graph, launched without Python in between."""
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        # A policy may have nothing to prepare.
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+        with torch.cuda.graph(graph, pool, torch.cuda.current_stream(), capture_error_mode="thread_local"):
+            work()
+    return graph.replay
 
 
 def device_arrays(env: EnvDescription, sizes: tuple[int, int, int], device: torch.device) -> EpisodeArrays:

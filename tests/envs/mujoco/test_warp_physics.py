@@ -78,24 +78,55 @@ def test_a_simulation_is_the_same_whatever_others_there_are():
     np.testing.assert_array_equal(all_of_them.bind("qpos")[2:3], one.bind("qpos"))
 
 
-def test_simulations_do_not_depend_on_the_groups_in_which_they_are_computed():
-    env = Walker2DRandParamsVectorEnv(5, engine="mujoco")
-    env.reset_task(env.sample_tasks(5, seed=1))
-    model, found = Walker2DFamily.body_model(), []
-    qpos, qvel, controls = visited(model, 5, 3)
-    for groups in (1, 3):
-        physics = make_physics(model, 5, "warp", 1, WarpLimits(groups=groups))
-        physics.set_model(env.model_fields())
-        fields = [physics.bind(name) for name in ("qpos", "qvel", "xpos", "xmat", "cfrc_ext")]
-        physics.set_state(qpos, qvel)
-        physics.step(controls, 3)
-        physics.set_state(qpos[1:4], qvel[1:4], np.array([False, True, True, True, False]))
-        physics.step(controls, 2, np.array([True, True, False, True, True]))
-        found.append([values.copy() for values in fields])
-    env.close()
+@pytest.mark.parametrize("cone", ["pyramidal", "elliptic"])
+def test_every_kind_of_constraint_is_solved_as_by_mujoco(cone):
+    model = mujoco.MjModel.from_xml_string(f"""
+      <mujoco>
+        <option timestep="0.005" cone="{cone}" tolerance="1e-10"/>
+        <default><geom type="capsule" size="0.05" density="500"/><joint type="hinge" axis="0 1 0"/></default>
+        <worldbody>
+          <geom type="plane" size="5 5 1"/>
+          <body pos="0 0 0.45">
+            <joint type="slide" axis="1 0 0"/><joint type="slide" axis="0 0 1"/><joint name="turn"/>
+            <geom fromto="-0.3 0 0 0.3 0 0"/>
+            <body pos="-0.3 0 0">
+              <joint name="left" range="-30 30" limited="true" frictionloss="2"/><geom fromto="0 0 0 -0.1 0 -0.4"/>
+            </body>
+            <body pos="0.3 0 0">
+              <joint name="right" damping="0.5" armature="0.02" frictionloss="0.1"/><geom fromto="0 0 0 0.1 0 -0.4"/>
+            </body>
+          </body>
+        </worldbody>
+        <equality><joint joint1="left" joint2="right" polycoef="0.1 -1 0 0 0"/></equality>
+        <actuator><motor joint="right" gear="30"/></actuator>
+      </mujoco>""")
+    random = np.random.default_rng(0)
+    qpos = random.uniform((-1.0, -0.15, -0.5, -0.8, -0.8), (1.0, 0.1, 0.5, 0.8, 0.8), (64, 5))
+    qvel, controls = random.standard_normal((64, 5)), random.uniform(-1.0, 1.0, (64, 1))
+    kinds, states, data = set(), set(), mujoco.MjData(model)
+    for start, speed, control in zip(qpos, qvel, controls, strict=True):
+        data.qpos[:], data.qvel[:], data.ctrl[:] = start, speed, control
+        mujoco.mj_forward(model, data)
+        kinds, states = kinds | {int(kind) for kind in data.efc_type}, states | {int(each) for each in data.efc_state}
+    contact = mujoco.mjtConstraint.mjCNSTR_CONTACT_PYRAMIDAL + (cone == "elliptic")
+    # Equalities, frictions of joints, limits, and contacts; inactive, quadratic, and linear on both sides.
+    assert kinds == {0, 1, 3, int(contact)}
+    assert states >= {0, 1, 2, 3}
 
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+    ours, theirs = both(model, 64)
+    for physics in (ours, theirs):
+        physics.bind("qfrc_constraint")
+        physics.set_state(qpos, qvel)
+        physics.step(controls, 1)
+
+    for name in ("qvel", "qfrc_constraint"):
+        one, other = ours.bind(name), theirs.bind(name)
+        error = np.linalg.norm(one - other, axis=1) / np.linalg.norm(other, axis=1)
+        assert np.median(error) < 2e-6
+        assert error.max() < 1e-3
+    assert not ours.overflow.any()
+    iterations = ours._data.solver_niter.numpy()
+    assert 1 <= iterations.min() < iterations.max() < 20
 
 
 def test_every_simulation_has_its_own_model_and_its_constants():
@@ -110,7 +141,7 @@ def test_every_simulation_has_its_own_model_and_its_constants():
         physics.step(controls, 1)
 
     np.testing.assert_allclose(ours.bind("qpos"), theirs.bind("qpos"), rtol=1e-4, atol=1e-5)
-    derived = torch.tensor(ours._groups[0].model.body_subtreemass.numpy())
+    derived = torch.tensor(ours._model.body_subtreemass.numpy())
     np.testing.assert_allclose(derived[:, 0], fields["body_mass"].sum(1), rtol=1e-5)
     assert len({tuple(row) for row in derived.tolist()}) == 3
     env.close()
