@@ -169,10 +169,11 @@ class WarpPhysics:
             rows if limits.max_constraints is None else check_count("max_constraints", limits.max_constraints),
         )
         with self._warp.here():
+            warp_model = self._put_model({})
             self._data = mujoco_warp.make_data(
                 self._host, nworld=num_sims, nconmax=self._sizes[0], njmax=self._sizes[1]
             )
-            self._take_model(self._put_model({}))
+            self._take_model(warp_model)
         self._qpos, self._qvel, self._controls, self._warmstart, self._overflow = (
             warp.to_torch(getattr(self._data, name)) for name in ("qpos", "qvel", "ctrl", "qacc_warmstart", "overflow")
         )
