@@ -274,6 +274,6 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
                 return None
             return RemoteHosts(carrier, batch, phase, self.timer)
 
-        hosts = self._do(all_phases)
+        hosts = self._with_backend(all_phases)
         self.phase += 0 if hosts is None else hosts.num_phases
         return hosts

@@ -142,7 +142,7 @@ class PhaseSampler(ClosesAtExit):
         self.evaluation, self.timer = evaluation, timer
         self.task_source = TaskSource(
             self._recipe,
-            self._do,
+            self._with_backend,
             task_distribution,
             task_split or ("test" if evaluation else "training"),
             self.seed,
@@ -174,7 +174,7 @@ class PhaseSampler(ClosesAtExit):
     def prepare(self, num_tasks: int) -> None:
         """Start workers for phases of `num_tasks` tasks now, not in the first phase; do nothing if they are running."""
         self.check_threads(num_tasks)
-        self._do(lambda backend: backend.prepare(check_count("num_tasks", num_tasks)))
+        self._with_backend(lambda backend: backend.prepare(check_count("num_tasks", num_tasks)))
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:
         """Begin the next iteration and draw its tasks.
@@ -270,7 +270,7 @@ class PhaseSampler(ClosesAtExit):
             sampled.horizon = phase.horizon
             return phase, sampled
 
-        phase, episodes = self._do(one_phase)
+        phase, episodes = self._with_backend(one_phase)
         if self.record_log_probs:
             with self.timer.stage("inference"):
                 kept = None if self._reset_memory else self.slots_per_task
@@ -319,7 +319,7 @@ class PhaseSampler(ClosesAtExit):
         )
 
     @single_threaded()
-    def _do(self, work: Callable[[RolloutBackend], Result]) -> Result:
+    def _with_backend(self, work: Callable[[RolloutBackend], Result]) -> Result:
         """Do work, again after every loss of a worker: keyed streams give the same result.
 
         torch has one thread here: others would still spin on the cores when the next phase needs them.
@@ -382,7 +382,7 @@ class PhaseSampler(ClosesAtExit):
     @property
     def env(self) -> EnvDescription:
         """The `observation_space` and `action_space` of one environment, as in pytorch-maml-rl; not an environment."""
-        return self._do(lambda backend: backend.describe())
+        return self._with_backend(lambda backend: backend.describe())
 
     @property
     def single_observation_space(self) -> gymnasium.Space[Any]:
