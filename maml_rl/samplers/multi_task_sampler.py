@@ -245,7 +245,7 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
         if self.placement.update == "driver" or next(self.policy.parameters()).device.type != "cpu":
             return None
         self.prepare(num_tasks)
-        return self._backend.carrier
+        return self._workers.backend.carrier
 
     def _on_hosts(
         self,
@@ -274,6 +274,6 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
                 return None
             return RemoteHosts(carrier, batch, phase, self.timer)
 
-        hosts = self._with_backend(all_phases)
+        hosts = self._workers.do(all_phases)
         self.phase += 0 if hosts is None else hosts.num_phases
         return hosts

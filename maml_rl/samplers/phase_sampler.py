@@ -38,6 +38,47 @@ from maml_rl.task_distributions.task_distribution import TaskSplit
 Result = TypeVar("Result")
 
 
+class Supervised:
+    """A backend whose work is repeated after every loss of a worker: keyed streams give the same result.
+
+    An object of its own: in a circle of references with the source of tasks, a sampler would outlive its last use.
+
+    Attributes:
+        closed: whether its workers have been ended for good.
+        interrupted: whether another thread has made work end with an error, now and later.
+    """
+
+    def __init__(self, backend: RolloutBackend, slots_per_task: int) -> None:
+        self.backend, self._slots_per_task = backend, slots_per_task
+        self.closed = self.interrupted = False
+
+    @single_threaded()
+    def do(self, work: Callable[[RolloutBackend], Result]) -> Result:
+        """Do work, again after every loss of a worker; an error about a malformed task names the task.
+
+        torch has one thread here: others would still spin on the cores when the next phase needs them.
+
+        Raises:
+            RuntimeError: If the backend is closed, or another thread has interrupted it.
+        """
+        if self.closed:
+            raise RuntimeError("this sampler or evaluator is closed; make a new one")
+        self.backend.start_phase()
+        while not self.interrupted:
+            try:
+                return work(self.backend)
+            except ChildLost:
+                if not self.interrupted:
+                    self.backend.recover()
+            except TaskError as error:
+                if not error.in_slots:
+                    raise
+                # The caller never chose slots.
+                found = [f"task {slot // self._slots_per_task}: {what}" for slot, what in error.in_slots]
+                raise TaskError("; ".join(found)) from error
+        raise RuntimeError("sampling was interrupted by another thread")
+
+
 class PhaseSampler(ClosesAtExit):
     """Samples tasks of one family, and phases of episodes of a policy in them, in this process or in workers.
 
@@ -130,8 +171,8 @@ class PhaseSampler(ClosesAtExit):
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
         self._recipe = self._recipe.placed(self.placement)
         self.placement = choose(self.placement, self._recipe, policy)
-        self._backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
-        self._closed = self._interrupted = False
+        backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
+        self._workers = Supervised(backend, self.slots_per_task)
         self.policy, self.baseline = policy, baseline
         self._acting_policy = PolicyAt(self.placement.device)
         self._streams: NamedStreams | None = None
@@ -142,7 +183,7 @@ class PhaseSampler(ClosesAtExit):
         self.evaluation, self.timer = evaluation, timer
         self.task_source = TaskSource(
             self._recipe,
-            self._with_backend,
+            self._workers,
             task_distribution,
             task_split or ("test" if evaluation else "training"),
             self.seed,
@@ -167,14 +208,14 @@ class PhaseSampler(ClosesAtExit):
     def __repr__(self) -> str:
         horizon = self._recipe.max_episode_steps
         limit = "" if horizon is None else f", T={horizon}"
-        state = "closed" if self._closed else f"iteration {self.iteration}, phase {self.phase}"
+        state = "closed" if self._workers.closed else f"iteration {self.iteration}, phase {self.phase}"
         name = env_id(self._recipe.env) or "of one's own"
         return f"{type(self).__name__}({name}, B={self.batch_size}{limit}, seed {self.seed}, {state})"
 
     def prepare(self, num_tasks: int) -> None:
         """Start workers for phases of `num_tasks` tasks now, not in the first phase; do nothing if they are running."""
         self.check_threads(num_tasks)
-        self._with_backend(lambda backend: backend.prepare(check_count("num_tasks", num_tasks)))
+        self._workers.do(lambda backend: backend.prepare(check_count("num_tasks", num_tasks)))
 
     def sample_tasks(self, num_tasks: int) -> list[Task]:
         """Begin the next iteration and draw its tasks.
@@ -270,7 +311,7 @@ class PhaseSampler(ClosesAtExit):
             sampled.horizon = phase.horizon
             return phase, sampled
 
-        phase, episodes = self._with_backend(one_phase)
+        phase, episodes = self._workers.do(one_phase)
         if self.record_log_probs:
             with self.timer.stage("inference"):
                 kept = None if self._reset_memory else self.slots_per_task
@@ -295,8 +336,9 @@ class PhaseSampler(ClosesAtExit):
         deterministic: bool = False,
     ) -> Phase:
         """Prepare the workers for a phase, and return the phase."""
-        self._backend.prepare(len(tasks))
-        slot = self._backend.describe()
+        backend = self._workers.backend
+        backend.prepare(len(tasks))
+        slot = backend.describe()
         if not self.policy.reads_text:
             require_numbers(type(self.policy).__name__, slot.observation_space, slot.action_space)
         self.policy.check_spaces(slot.observation_space, slot.action_space)
@@ -318,71 +360,45 @@ class PhaseSampler(ClosesAtExit):
             self.slots_per_task,
         )
 
-    @single_threaded()
-    def _with_backend(self, work: Callable[[RolloutBackend], Result]) -> Result:
-        """Do work, again after every loss of a worker: keyed streams give the same result.
-
-        torch has one thread here: others would still spin on the cores when the next phase needs them.
-
-        Raises:
-            RuntimeError: If the sampler is closed, or another thread has called `interrupt`.
-        """
-        if self._closed:
-            raise RuntimeError("this sampler or evaluator is closed; make a new one")
-        self._backend.start_phase()
-        while not self._interrupted:
-            try:
-                return work(self._backend)
-            except ChildLost:
-                if not self._interrupted:
-                    self._backend.recover()
-            except TaskError as error:
-                if not error.in_slots:
-                    raise
-                # The caller never chose slots.
-                found = [f"task {slot // self.slots_per_task}: {what}" for slot, what in error.in_slots]
-                raise TaskError("; ".join(found)) from error
-        raise RuntimeError("sampling was interrupted by another thread")
-
     def interrupt(self, *, now: bool) -> None:
         """Make the thread that samples end with an error, and any later attempt, too; any thread may call this.
 
         Args:
             now: kill the workers; otherwise the phase is finished first.
         """
-        self._interrupted = True
+        self._workers.interrupted = True
         if now:
-            self._backend.kill()
+            self._workers.backend.kill()
 
     def close(self) -> None:
         """End all workers; nothing can be sampled afterwards. Safe to call twice."""
-        self._closed = True
-        self._backend.close()
+        self._workers.closed = True
+        self._workers.backend.close()
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers on this machine that are running."""
-        return self._backend.pids
+        return self._workers.backend.pids
 
     @property
     def retries(self) -> int:
         """How often episodes were restarted so far, because their environment raised `Retry`."""
-        return self._backend.retries
+        return self._workers.backend.retries
 
     @property
     def waiting_seconds(self) -> float:
         """Seconds for which no slot was ready, where they wait concurrently; of the worker that has waited longest."""
-        return self._backend.waiting_seconds
+        return self._workers.backend.waiting_seconds
 
     @property
     def slot_counts(self) -> SlotCounts | None:
         """Current activity of slots that wait concurrently, for any thread; None where they do not, and on Ray."""
-        return self._backend.slot_counts
+        return self._workers.backend.slot_counts
 
     @property
     def env(self) -> EnvDescription:
         """The `observation_space` and `action_space` of one environment, as in pytorch-maml-rl; not an environment."""
-        return self._with_backend(lambda backend: backend.describe())
+        return self._workers.do(lambda backend: backend.describe())
 
     @property
     def single_observation_space(self) -> gymnasium.Space[Any]:

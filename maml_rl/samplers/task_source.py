@@ -20,10 +20,10 @@ from maml_rl.task_distributions.task_files import try_tasks
 Result = TypeVar("Result")
 
 
-class WithBackend(Protocol):
-    """Does work with a backend, again after every loss of a worker."""
+class Workers(Protocol):
+    """Workers that do work again after every loss of one of them."""
 
-    def __call__(self, work: Callable[[RolloutBackend], Result]) -> Result:
+    def do(self, work: Callable[[RolloutBackend], Result]) -> Result:
         """Return the result of the work."""
 
 
@@ -32,7 +32,7 @@ class TaskSource:
 
     Args:
         recipe: of the environment.
-        with_backend: has the workers draw the family's own tasks.
+        workers: draw the family's own tasks.
         distribution: what `sample` draws from; None for the family's own distribution.
         split: which tasks, where some are kept apart.
         seed: of the sampler.
@@ -42,14 +42,14 @@ class TaskSource:
     def __init__(
         self,
         recipe: Recipe,
-        with_backend: WithBackend,
+        workers: Workers,
         distribution: TaskDistribution | None,
         split: TaskSplit,
         seed: int,
         *,
         in_process: bool,
     ) -> None:
-        self._recipe, self._with_backend, self._seed = recipe, with_backend, seed
+        self._recipe, self._workers, self._seed = recipe, workers, seed
         self._distribution, self._split = distribution, split
         self._draws = DrawsBySeed()
         self._has_drawn = False
@@ -63,7 +63,7 @@ class TaskSource:
 
     def _draw_seeded(self, num_tasks: int, seed: int) -> list[Task]:
         def draw(count: int, seed: int) -> list[Task]:
-            return self._with_backend(lambda backend: backend.sample_tasks(count, seed, self._split == "test"))
+            return self._workers.do(lambda backend: backend.sample_tasks(count, seed, self._split == "test"))
 
         tasks = draw(num_tasks, seed)
         self._draws.check(seed, tasks, draw)
@@ -74,13 +74,13 @@ class TaskSource:
         distribution = self._distribution
         if distribution is None:
             return self.draw(num_tasks, key)
-        self._with_backend(lambda backend: backend.prepare(check_count("num_tasks", num_tasks)))
+        self._workers.do(lambda backend: backend.prepare(check_count("num_tasks", num_tasks)))
         family = FamilyTasks(
             env_id(self._recipe.env) or "the family",
-            self._with_backend(lambda backend: backend.describe()).task_space,
+            self._workers.do(lambda backend: backend.describe()).task_space,
             self._draw_seeded,
             self._seed,
-            lambda count, seed: self._with_backend(lambda backend: backend.sample_tasks(count, seed, True)),
+            lambda count, seed: self._workers.do(lambda backend: backend.sample_tasks(count, seed, True)),
         )
         distribution.admit(family, lambda tasks: self._try(tasks, "the distribution"))
         if self._split == "training":

@@ -113,7 +113,7 @@ def put_on_hosts(sampler: MultiTaskSampler, num_hosts: int, losses: float = 0.0)
 
     backend = HostedBackend(*arguments)
     backend._carrier = MemoryCarrier(make, num_hosts, losses)
-    sampler._backend.close()
-    sampler._backend = backend
+    sampler._workers.backend.close()
+    sampler._workers.backend = backend
     sampler.placement = sampler.placement.replace(backend="ray", num_workers=1, update="workers")
     return backend._carrier

@@ -382,7 +382,7 @@ class Losing(StageTimer):
     def stage(self, name: str) -> Any:
         """Before the driver asks for the replies, wait until they are there, without fetching them."""
         if name == "waiting" and self.sampler is not None:
-            calls = [actor.calls[0].reply for actor in self.sampler._backend._pool._team.actors]
+            calls = [actor.calls[0].reply for actor in self.sampler._workers.backend._pool._team.actors]
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=60.0, fetch_local=False)
             assert len(ready) == len(calls)
             (node,) = self._cluster.worker_nodes
@@ -436,7 +436,7 @@ def test_run_that_loses_its_last_node_in_a_phase_warns_and_waits_for_another_up_
         with make_large(backend="ray", num_workers=1, timer=timer, ray_address=running.address) as sampler:
             tasks = sampler.sample_tasks(4)
             caplog.clear()
-            backend: Any = sampler._backend
+            backend: Any = sampler._workers.backend
             # The first start, which takes as long as the machine is busy, has no such limit.
             backend._pool._team._placement = sampler.placement.replace(ray_start_timeout=60.0)
             timer.sampler = sampler
@@ -460,7 +460,7 @@ from maml_rl import MultiTaskSampler
 from maml_rl.policies import NormalMLPPolicy
 
 with MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2, (4,)), backend="ray", ray_address="local") as own:
-    print(own._backend._pool._team.cluster.address, flush=True)
+    print(own._workers.backend._pool._team.cluster.address, flush=True)
     input()
 """
 
