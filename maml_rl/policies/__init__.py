@@ -26,8 +26,11 @@ from maml_rl.policies.mlp import (
 from maml_rl.policies.module_policy import ModulePolicy, as_policy
 from maml_rl.policies.policy import Memory, Policy, Unrolled
 from maml_rl.policies.sequence_policy import GRUPolicy, SequencePolicy, TransformerPolicy
+from maml_rl.policies.transformer import Attention
+from maml_rl.policies.trial_encoder import EncoderSizes
 
 __all__ = [
+    "Attention",
     "BeliefPolicy",
     "BernoulliHead",
     "BernoulliMLPPolicy",
@@ -36,6 +39,7 @@ __all__ = [
     "CategoricalMLPPolicy",
     "DistributionParams",
     "Distributions",
+    "EncoderSizes",
     "ExternalPolicy",
     "ForeignPolicy",
     "GRUPolicy",

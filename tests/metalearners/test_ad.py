@@ -15,8 +15,7 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.metalearners import Batch
 from maml_rl.metalearners.ad import AD
 from maml_rl.metalearners.history_learner import LearnedTasks
-from maml_rl.policies import NormalMLPPolicy, TransformerPolicy
-from maml_rl.policies.transformer import Attention
+from maml_rl.policies import Attention, NormalMLPPolicy, TransformerPolicy
 from maml_rl.runs.checkpoint import Checkpoint, restore
 from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
 

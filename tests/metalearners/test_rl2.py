@@ -17,8 +17,15 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rl2 import RL2
-from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, NormalMLPPolicy, Policy, TransformerPolicy, as_policy
-from maml_rl.policies.transformer import Attention
+from maml_rl.policies import (
+    Attention,
+    CategoricalMLPPolicy,
+    GRUPolicy,
+    NormalMLPPolicy,
+    Policy,
+    TransformerPolicy,
+    as_policy,
+)
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
 from tests.small_runs import config_of
 

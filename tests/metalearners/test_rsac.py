@@ -19,10 +19,8 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rsac import RSAC
-from maml_rl.policies import GRUPolicy
+from maml_rl.policies import Attention, EncoderSizes, GRUPolicy
 from maml_rl.policies.soft_actors import RecurrentActor
-from maml_rl.policies.transformer import Attention
-from maml_rl.policies.trial_encoder import EncoderSizes
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
 from tests.small_runs import config_of
 

@@ -9,9 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from maml_rl.policies import BeliefPolicy
-from maml_rl.policies.transformer import Attention
-from maml_rl.policies.trial_encoder import EncoderSizes
+from maml_rl.policies import Attention, BeliefPolicy, EncoderSizes
 
 # Three numbers of the environment, then the last action, reward and end of the episode.
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}

@@ -21,10 +21,9 @@ from maml_rl.experiment.train import train
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rl2 import RL2
-from maml_rl.policies import BeliefPolicy, CNNPolicy, GRUPolicy, MultiInputPolicy, Policy, TransformerPolicy
+from maml_rl.policies import Attention, BeliefPolicy, CNNPolicy, GRUPolicy, MultiInputPolicy, Policy, TransformerPolicy
 from maml_rl.policies.heads import SquashedGaussianHead
 from maml_rl.policies.soft_actors import ContextActor, RecurrentActor, head_of
-from maml_rl.policies.transformer import Attention
 from maml_rl.spaces import PackedSpace, flat_observation_space
 from tests.looking_env import LookingEnv
 from tests.small_runs import config_of

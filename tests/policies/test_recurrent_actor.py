@@ -8,9 +8,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from maml_rl.policies import Attention, EncoderSizes
 from maml_rl.policies.soft_actors import RecurrentActor
-from maml_rl.policies.transformer import Attention
-from maml_rl.policies.trial_encoder import EncoderSizes
 
 PLANE = spaces.Box(-0.1, np.array([0.1, 0.3], np.float32), (2,))
 ACTIONS = {"box": PLANE, "discrete": spaces.Discrete(3)}

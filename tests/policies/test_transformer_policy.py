@@ -12,8 +12,7 @@ from torch import Tensor
 from maml_rl import MultiTaskSampler
 from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.machine import single_threaded
-from maml_rl.policies import TransformerPolicy
-from maml_rl.policies.transformer import Attention
+from maml_rl.policies import Attention, TransformerPolicy
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
