@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -31,9 +31,12 @@ import torch
 from benchmarks.chaos import KINDS, Chaos, RecoveryClock
 from benchmarks.measuring import Samples, machine
 from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish, progress
-from benchmarks.systems.layouts import Workload
-from benchmarks.systems.own_training import Training, make_training
+from maml_rl import MultiTaskSampler
+from maml_rl.config import Config
+from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import ChildEnvTimeout
+from maml_rl.experiment.build import make_experiment
+from maml_rl.metalearners import MetaLearner
 
 FAMILIES = ("2DNavigation-v0", "TabularMDP-v0", "HalfCheetahDir-v5")
 FOUND = "What was found"
@@ -111,7 +114,7 @@ class Soak:
         self.clock.pids = self.pids
         self.record = SoakRecord()
         self.restarts = RestartCounter()
-        self._training: Training | None = None
+        self._sampler: MultiTaskSampler | None = None
         self._ended = threading.Event()
         kills_only = options.kills is not None
         self.chaos = Chaos(
@@ -125,15 +128,13 @@ class Soak:
 
     def pids(self) -> list[int]:
         """Return the workers of the run under way."""
-        return [] if self._training is None else self._training.sampler.pids
+        return [] if self._sampler is None else self._sampler.pids
 
     def run(self) -> None:
         """Repeat the runs until the time is over or the workers have died often enough."""
-        families = [_workload(family, self._options) for family in self._options.families]
-        undisturbed = {workload.env: list(self._digests(replace(workload, num_workers=0))) for workload in families}
-        workloads = [
-            replace(family, options={"inference": mode}) for mode in ("auto", "central") for family in families
-        ]
+        configs = [self._config(family) for family in self._options.families]
+        undisturbed = {config.env_name: list(self._digests(config.override({"num-workers": 0}))) for config in configs}
+        modes = [config.override({"inference": mode}) for mode in ("auto", "central") for config in configs]
         self.record = SoakRecord()
         log = logging.getLogger("maml_rl")
         log.addHandler(self.restarts)
@@ -141,18 +142,18 @@ class Soak:
         self.chaos.start()
         started = time.monotonic()
         try:
-            for workload in itertools.cycle(workloads):
-                with closing(self._digests(workload)) as digests:
-                    for digest, expected in zip(digests, undisturbed[workload.env], strict=True):
+            for config in itertools.cycle(modes):
+                with closing(self._digests(config)) as digests:
+                    for digest, expected in zip(digests, undisturbed[config.env_name], strict=True):
                         self.record.mismatches += digest != expected
                         # Every family has a run before the end.
-                        if self.record.runs >= len(workloads) and self._over(started):
+                        if self.record.runs >= len(modes) and self._over(started):
                             return
                 self.record.runs += 1
                 self.record.take_stock()
                 self._tell(
-                    f"{time.monotonic() - started:6.0f} s  run {self.record.runs}, {workload.env}, "
-                    f"inference {workload.options['inference']}: "
+                    f"{time.monotonic() - started:6.0f} s  run {self.record.runs}, {config.env_name}, "
+                    f"inference {config.placement.inference}: "
                     f"{self.chaos.total} faults, {self.record.timeouts} reported as hung, "
                     f"{self.record.mismatches} digest mismatches"
                 )
@@ -176,33 +177,48 @@ class Soak:
             return self.chaos.total >= int(self._options.kills)
         return time.monotonic() - started >= 60.0 * float(self._options.minutes)
 
-    def _digests(self, workload: Workload) -> Generator[str]:
+    def _config(self, family: str) -> Config:
+        """Return the config of the runs of a family, by MAML-TRPO."""
+        tasks, episodes, horizon = self._options.size
+        values = {
+            "env-name": family,
+            "meta-batch-size": tasks,
+            "fast-batch-size": episodes,
+            "max-episode-steps": horizon,
+            "hidden-sizes": [16],
+            "seed": self._options.seed,
+            "num-workers": self._options.num_workers,
+            "step-timeout": self._options.step_timeout,
+            "max-restarts": _MAX_RESTARTS,
+        }
+        return Config.from_mapping(Mapping("the soak", values))
+
+    def _digests(self, config: Config) -> Generator[str]:
         """Train from the beginning, and yield a digest of everything after each iteration."""
-        training = make_training(
-            workload, self.clock, step_timeout=self._options.step_timeout, max_restarts=_MAX_RESTARTS
-        )
-        self._training = training if workload.num_workers != 0 else None
+        experiment = make_experiment(config)
+        sampler = experiment.make_sampler(timer=self.clock)
+        self._sampler = sampler if config.placement.num_workers != 0 else None
         try:
             for iteration in range(self._options.iterations):
-                yield self._iterate(training, iteration)
+                yield self._iterate(experiment.metalearner, sampler, iteration)
                 self.record.iterations += 1
                 self.record.last_progress = time.monotonic()
         finally:
-            self._training = None
+            self._sampler = None
             self.clock.forget()
-            training.sampler.close()
+            sampler.close()
 
-    def _iterate(self, training: Training, iteration: int) -> str:
+    def _iterate(self, learner: MetaLearner, sampler: MultiTaskSampler, iteration: int) -> str:
         while True:
             try:
-                train, valid = training.sample()
+                batch = learner.collect(sampler, sampler.sample_tasks(self._options.size[0]))
                 break
             except ChildEnvTimeout:
                 self.record.timeouts += 1
-                training.sampler.seek(iteration - 1)
-        training.update(train, valid)
-        digest = hashlib.sha256("".join(episodes.digest() for episodes in [*train, valid]).encode())
-        digest.update(torch.nn.utils.parameters_to_vector(training.policy.parameters()).detach().numpy().tobytes())
+                sampler.seek(iteration - 1)
+        digest = hashlib.sha256("".join(episodes.digest() for episodes in batch.phases).encode())
+        learner.update(batch)
+        digest.update(torch.nn.utils.parameters_to_vector(learner.policy.parameters()).detach().numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -256,11 +272,6 @@ def _report(soak: Soak, facts: dict[str, object], options: argparse.Namespace, l
         if len(values) >= 3:
             report.add(GROWTH, Row(name, Samples([growth(values) / scale]), unit))
     finish(report, options)
-
-
-def _workload(family: str, options: argparse.Namespace) -> Workload:
-    tasks, episodes, horizon = options.size
-    return Workload(family, tasks, episodes, horizon, (16,), options.seed, options.num_workers)
 
 
 def _shared_files() -> set[str]:

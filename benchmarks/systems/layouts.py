@@ -59,7 +59,6 @@ class Workload:
         env_kwargs: of the family.
         adapted: each task under parameters adapted to it; otherwise under slightly different random ones, so that large
             workloads need no memory for the adaptation.
-        options: further arguments of `MultiTaskSampler`.
         algorithm: its policy samples, with one slot for each task; without a name an MLP samples all episodes of a task
             side by side.
     """
@@ -73,7 +72,6 @@ class Workload:
     num_workers: int | None = None
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     adapted: bool = True
-    options: Mapping[str, Any] = field(default_factory=dict)
     algorithm: str = ""
 
     @property

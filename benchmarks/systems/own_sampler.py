@@ -50,7 +50,6 @@ class OwnSampler:
             seed=workload.seed,
             num_workers=workload.num_workers,
             max_episode_steps=workload.horizon,
-            **workload.options,
         )
         self.tasks = self.sampler.sample_tasks(workload.num_tasks)
         self.params = self._adapted() if workload.adapted else self._drawn()
