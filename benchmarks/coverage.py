@@ -298,41 +298,42 @@ def mean_cells(
         yield _cell("interquartile mean", "normal", *size, 0.0, simulate, simulations)
 
 
-def _percent(cells: Iterable[Cell]) -> str:
-    return " / ".join(f"{100.0 * cell.covered:.0f}" for cell in cells)
+def _table(cells: Sequence[Cell], titles: Sequence[str], row: Callable[[Cell], tuple[str, ...]], column: str) -> str:
+    """Return a table with rows named by `row`, and a column for each value of an attribute of the cells."""
+    by_row: dict[tuple[str, ...], dict[Any, list[Cell]]] = {}
+    for cell in cells:
+        by_row.setdefault(row(cell), {}).setdefault(getattr(cell, column), []).append(cell)
+    values = list(dict.fromkeys(getattr(cell, column) for cell in cells))
+    names = [value if isinstance(value, str) else f"{column} {value:g}" for value in values]
+    lines = [f"| {' | '.join((*titles, *names))} |", "|" + "---|" * len(titles) + "---:|" * len(names)]
+    for name, of_row in by_row.items():
+        shares = (" / ".join(f"{100.0 * cell.covered:.0f}" for cell in of_row.get(value, [])) for value in values)
+        lines.append(f"| {' | '.join((*name, *shares))} |")
+    return "\n".join(lines)
 
 
 def share_table(cells: Sequence[Cell]) -> str:
     """Return a table of shares: a row for each kind, world and number of trainings, a column for each truth."""
-    by_row: dict[tuple[str, str, int], dict[float, list[Cell]]] = {}
-    for cell in cells:
-        by_row.setdefault((cell.kind, cell.world, cell.seeds), {}).setdefault(cell.truth, []).append(cell)
-    truths = list(dict.fromkeys(cell.truth for cell in cells))
-    lines = [
-        f"| interval | luck | runs | {' | '.join(f'truth {truth:g}' for truth in truths)} |",
-        "|---|---|---:|" + "---:|" * len(truths),
-    ]
-    for (kind, world, seeds), row in by_row.items():
-        luck = world if seeds > 1 else ""
-        if seeds == 1 and world != next(iter(WORLDS)):
-            continue
-        lines.append(f"| {kind} | {luck} | {seeds} | {' | '.join(_percent(row[truth]) for truth in truths)} |")
-    return "\n".join(lines)
+    # A single training has no luck.
+    first = next(iter(WORLDS))
+    shown = [cell for cell in cells if cell.seeds > 1 or cell.world == first]
+    return _table(
+        shown,
+        ("interval", "luck", "runs"),
+        lambda cell: (cell.kind, cell.world if cell.seeds > 1 else "", str(cell.seeds)),
+        "truth",
+    )
 
 
 def mean_table(cells: Sequence[Cell]) -> str:
     """Return a table of means: a row for each kind and size, a column for each distribution."""
-    by_row: dict[tuple[str, str], dict[str, list[Cell]]] = {}
-    for cell in cells:
-        size = f"{cell.seeds} runs" if cell.seeds > 1 else "one policy"
+
+    def row(cell: Cell) -> tuple[str, str]:
         if cell.kind == "fixed tasks":
-            size = f"{cell.tasks} tasks x {cell.seeds} adaptations"
-        by_row.setdefault((cell.kind, size), {}).setdefault(cell.world, []).append(cell)
-    names = list(dict.fromkeys(cell.world for cell in cells))
-    lines = [f"| interval | of | {' | '.join(names)} |", "|---|---|" + "---:|" * len(names)]
-    for (kind, size), row in by_row.items():
-        lines.append(f"| {kind} | {size} | {' | '.join(_percent(row.get(name, [])) for name in names)} |")
-    return "\n".join(lines)
+            return cell.kind, f"{cell.tasks} tasks x {cell.seeds} adaptations"
+        return cell.kind, f"{cell.seeds} runs" if cell.seeds > 1 else "one policy"
+
+    return _table(cells, ("interval", "of"), row, "world")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,7 +10,6 @@ wave only, since more would take longer without changing the result.
 
 import argparse
 import importlib.util
-import itertools
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,16 +19,12 @@ from benchmarks.measuring import Participant, Samples, machine, of_cpu_time, rat
 from benchmarks.reporting import HOW_TO_INSTALL, Report, Row, check_packages, chosen, common_options, finish, progress
 from benchmarks.systems.layouts import Job, Workload
 
-PARTS = ("limit", "learners", "others", "navigation")
+PARTS = ("limit", "others")
 CHEETAH = "HalfCheetah, environment steps per second"
 PHYSICS = "Other workloads with physics, environment steps per second"
 MORE = ("Walker2DRandParams-v5", "AntDir-v5", "HumanoidDir-v5")
 ENVS = ("HalfCheetahDir-v5", *MORE)
-NAVIGATION = "2D navigation, environment steps per second"
 SHARES = "Share of the limit"
-# Learners with a memory, with a belief, and with posterior samples; each has one slot per task.
-LEARNERS = ("rsac", "varibad", "rl2", "pearl")
-TRIALS = "Trials and episodes of learners with one slot for each task, environment steps per second"
 TIMES = "How many times as fast as others, HalfCheetah"
 
 
@@ -55,8 +50,7 @@ class Other:
 
 
 OTHERS = (
-    Other("envpool, async", "envpool_batches:make_async", "{slots} environments, batches of half of them", "envpool"),
-    Other("envpool, sync", "envpool_batches:make_sync", "{slots} environments", "envpool"),
+    Other("envpool", "envpool_envs:make_sync", "{slots} environments", "envpool"),
     Other(
         "workers with queues",
         "queue_workers:make_queue_workers",
@@ -109,18 +103,13 @@ class Plan:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = _parse(arguments)
-    check_packages(options, **({} if options.only == ["navigation"] else {"psutil": "the CPU time"}))
+    check_packages(options, psutil="the CPU time")
     report = Report("sampling", machine(), chosen(options))
     plan = Plan()
     with ExitStack() as stack:
-        if "limit" in options.only or "others" in options.only:
-            _plan_physics(plan, stack, options)
-        if "learners" in options.only:
-            _plan_learners(plan, stack, options)
+        _plan_physics(plan, stack, options)
         if "others" in options.only:
             _plan_others(plan, stack, options)
-        if "navigation" in options.only:
-            _plan_navigation(plan, stack, options)
         rows = take_turns(plan.participants, repeats=options.repeats, warmup=options.warmup, report=progress(options))
     plan.fill(report, rows)
     finish(report, options)
@@ -140,13 +129,6 @@ def _plan_physics(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> 
     asked = [workload for workload in (first, *more) if not options.env or workload.env in options.env]
     for workload in asked if "limit" in options.only else (first,):
         _plan_replay(plan, stack, workload, CHEETAH if workload is first else PHYSICS)
-
-
-def _plan_learners(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> None:
-    sizes = [(2, 2, 5)] if options.quick else [(80, 2, 200), (800, 2, 200)]
-    settings = {"seed": options.seed, "num_workers": options.num_workers}
-    for size, algorithm in itertools.product(sizes, LEARNERS):
-        _plan_replay(plan, stack, Workload("HalfCheetahDir-v5", *size, **settings, algorithm=algorithm), TRIALS)
 
 
 def _plan_replay(plan: Plan, stack: ExitStack, workload: Workload, table: str) -> None:
@@ -177,20 +159,6 @@ def _plan_others(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> N
         layout = other.layout.format(slots=job.slots)
         plan.places[other.name] = CHEETAH, layout
         plan.quotients.append((TIMES, f"maml_rl / {other.name}", layout, f"maml_rl, {workload}", other.name))
-
-
-def _plan_navigation(plan: Plan, stack: ExitStack, options: argparse.Namespace) -> None:
-    workload = Workload("2DNavigation-v0", 20, 20, 100, seed=options.seed, num_workers=options.num_workers)
-    if options.quick:
-        workload = replace(workload, num_tasks=2, episodes_per_task=2, horizon=5)
-    ours, keyed, drawn = f"maml_rl, {workload}", "plain policy and its noise", "bare policy and torch.randn"
-    phases = 2 if options.quick else 20
-    host = _host(stack, ours, "own_sampler:SamplerAndBarePolicy", workload, ours, keyed, drawn, phases)
-    plan.participants.append(host.participant())
-    plan.places[ours] = NAVIGATION, _placement(workload)
-    plan.places[keyed] = NAVIGATION, "batched forward passes and keyed noise in a tight loop, one thread"
-    plan.places[drawn] = NAVIGATION, "the same with torch's own noise"
-    plan.quotients += [(SHARES, str(workload), f"of {limit}", ours, limit) for limit in (keyed, drawn)]
 
 
 def _host(stack: ExitStack, name: str, make: str, *arguments: Any) -> Host:

@@ -42,7 +42,7 @@ BRIEFER = {
     "compare": ["--set", "num-batches=1"],
 }
 # These take minutes even in short form, which other tests run; here only the files that they write matter.
-BENCHMARK = re.compile(r"python -m benchmarks\.(?!curves)")
+BENCHMARK = re.compile(r"python -m benchmarks\.")
 # These need Meta-World or a Ray cluster, whose own tests train in environments of their own.
 # Certified benchmarks refuse shorter runs; their own tests run them whole.
 ELSEWHERE = re.compile(r".*\bml1|.* --backend ray\b|.*/tune_step_size|.* --benchmark |maml-rl (benchmarks enter|tune) ")

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.charts import write_panels
 from benchmarks.learning.plan import ORACLE, PRETRAIN, RANDOM, TRPO, Family, Plan
-from benchmarks.learning.results import SUCCESS, Row, Values, by_seed, passing_rows, read_rows
+from benchmarks.learning.results import SUCCESS, Row, Values, by_seed, read_rows
 from maml_rl.experiment.evaluation import (
     Evaluation,
     difference_interval,
@@ -235,8 +235,6 @@ def tables(plan: Plan, family: Family) -> str:
     parts.append(_final_table(lines, family))
     if len(groups := _groups(plan, family)) <= _MOST_GROUPS:
         parts.append(_group_table(final_rows(lines), groups))
-    if family.threshold is not None:
-        parts.append(_threshold_table(found, family.threshold))
     earlier = [
         name
         for name, rows in finals.items()
@@ -319,24 +317,6 @@ def _group_table(finals: Mapping[str, Sequence[Row]], groups: Mapping[str, list[
     return "\n".join(lines)
 
 
-def _threshold_table(found: dict[str, list[Row]], threshold: float) -> str:
-    lines = [
-        f"Until the return after one step is at least {threshold:g} in two evaluations in a row:",
-        "",
-        "| | runs | that reach it | steps | minutes |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for name, rows in found.items():
-        trainings = [of_seed for of_seed in by_seed(rows).values() if len(of_seed) > 1]
-        if not trainings or rows[0].task_returns.shape[1] <= _STEP:
-            continue
-        reached = passing_rows(trainings, threshold)
-        steps = _millions(_steps(reached)) if reached else ""
-        minutes = f"{np.mean([row.minutes for row in reached]):.1f}" if reached else ""
-        lines.append(f"| {name} | {len(trainings)} | {len(reached)} | {steps} | {minutes} |")
-    return "\n".join(lines)
-
-
 def _with_interval(value: float, low: float, high: float) -> str:
     return f"{value:.1f}" + (f" [{low:.1f}, {high:.1f}]" if np.isfinite(low) else "")
 
@@ -370,8 +350,6 @@ def draw_curves(plan: Plan, family: Family, path: Path) -> None:
     later += [training[1:] for name in chosen for _, training in lines[name][1:]]
     x = Span.of([0.0], *(xs for curves in lines.values() for xs, _ in curves), margin=0.0)
     y = Span.of(*later)
-    if family.threshold is not None:
-        y = Span(min(y.low, family.threshold), max(y.high, family.threshold))
     panels = []
     for place, name in enumerate(chosen):
         plot = Plot(
@@ -382,8 +360,6 @@ def draw_curves(plan: Plan, family: Family, path: Path) -> None:
             width=290,
             height=240,
         )
-        if family.threshold is not None:
-            plot.line([x.low, x.high], [family.threshold] * 2, "level rest")
         for other, ((xs, middle), *_) in lines.items():
             if other != name:
                 plot.line(xs, np.clip(middle, y.low, y.high), "rest")

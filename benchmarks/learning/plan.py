@@ -28,7 +28,6 @@ class Family:
         config: file, relative to `configs/maml`; other algorithms may have one of the same name.
         steps: environment steps of a whole training, with any method.
         evaluations: their number, spread evenly over environment steps, without that of the initial policy.
-        threshold: return after one step that counts as a result, if one is set.
         changes: of the config, for every method.
         algorithm_changes: of the config, by the name of the method or, where it is missing, of the algorithm.
         methods: the names of those that are on the page, and trained here unless others are asked for; if empty, all.
@@ -39,7 +38,6 @@ class Family:
     config: str
     steps: int
     evaluations: int = 10
-    threshold: float | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     algorithm_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
@@ -175,7 +173,6 @@ HALFCHEETAH_DIR = Family(
     "HalfCheetahDir, horizon 100",
     "halfcheetah-dir.yaml",
     4_000_000,
-    threshold=150.0,
     algorithm_changes={"rl2": RL2_OF_400_EPISODES, "rl2-control": {}},
 )
 

@@ -2,9 +2,8 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -155,17 +154,3 @@ def by_seed(rows: Iterable[Row]) -> dict[int, list[Row]]:
     for row in sorted(rows, key=lambda row: row.key):
         found.setdefault(row.seed, []).append(row)
     return found
-
-
-def first_passing(rows: Sequence[Row], threshold: float, step: int = 1) -> Row | None:
-    """Return the first evaluation of a training with a return of at least `threshold` in it and in the next one."""
-    for one, following in pairwise(rows):
-        if min(one.returns()[step], following.returns()[step]) >= threshold:
-            return one
-    return None
-
-
-def passing_rows(trainings: Iterable[Sequence[Row]], threshold: float) -> list[Row]:
-    """Return the evaluation at which each training passes the threshold; see `first_passing`. Some may not."""
-    found = (first_passing(of_seed, threshold) for of_seed in trainings)
-    return [row for row in found if row is not None]

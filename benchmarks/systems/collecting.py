@@ -1,7 +1,6 @@
 """The job of every system: M tasks x B episodes x T steps, every task under its own parameters."""
 
 import time
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -92,19 +91,18 @@ class Lockstep(Protocol):
         """Free everything."""
 
 
-class CollectingSystem(ABC):
-    """Collects the job, wave by wave.
+class LockstepSystem:
+    """Collects the job with environments that step together, wave by wave.
 
     Args:
         name: of the row.
         job: what to collect.
-        observation_size: entries of an observation.
-        action_size: entries of an action.
+        envs: `job.slots` environments.
     """
 
-    def __init__(self, name: str, job: Job, observation_size: int, action_size: int) -> None:
-        self._name, self._job, self._sizes = name, job, (observation_size, action_size)
-        self._policies = TaskPolicies(job, observation_size, action_size)
+    def __init__(self, name: str, job: Job, envs: Lockstep) -> None:
+        self._name, self._job, self._envs = name, job, envs
+        self._policies = TaskPolicies(job, envs.observation_size, envs.action_size)
 
     def turn(self) -> Measurements:
         """Collect once; return steps per second."""
@@ -114,49 +112,24 @@ class CollectingSystem(ABC):
 
     def collect(self) -> Episodes:
         """Collect all tasks."""
-        job = self._job
-        episodes = Episodes(job, *self._sizes)
+        job, envs = self._job, self._envs
+        episodes = Episodes(job, envs.observation_size, envs.action_size)
+        shape = (job.tasks_per_wave, job.episodes_per_task)
         for first in range(0, job.num_tasks, job.tasks_per_wave):
-            self._collect_wave(slice(first, first + job.tasks_per_wave), episodes)
+            tasks = slice(first, first + job.tasks_per_wave)
+            policies, noise = self._policies.of_tasks(tasks), self._policies.noise()
+            observations = envs.reset()
+            for step in range(job.horizon):
+                actions = policies.act(observations, noise[step])
+                episodes.observations[tasks, step] = observations.reshape(*shape, -1)
+                episodes.actions[tasks, step] = actions.reshape(*shape, -1)
+                observations, rewards = envs.step(actions)
+                episodes.rewards[tasks, step] = rewards.reshape(shape)
         return episodes
-
-    @abstractmethod
-    def close(self) -> None:
-        """Free everything."""
-
-    @abstractmethod
-    def _collect_wave(self, tasks: slice, episodes: Episodes) -> None:
-        """Collect the episodes of the tasks of a wave."""
-
-
-class LockstepSystem(CollectingSystem):
-    """Collects the job with environments that step together.
-
-    Args:
-        name: of the row.
-        job: what to collect.
-        envs: `job.slots` environments.
-    """
-
-    def __init__(self, name: str, job: Job, envs: Lockstep) -> None:
-        super().__init__(name, job, envs.observation_size, envs.action_size)
-        self._envs = envs
 
     def close(self) -> None:
         """Close the environments."""
         self._envs.close()
-
-    def _collect_wave(self, tasks: slice, episodes: Episodes) -> None:
-        job, envs = self._job, self._envs
-        shape = (job.tasks_per_wave, job.episodes_per_task)
-        policies, noise = self._policies.of_tasks(tasks), self._policies.noise()
-        observations = envs.reset()
-        for step in range(job.horizon):
-            actions = policies.act(observations, noise[step])
-            episodes.observations[tasks, step] = observations.reshape(*shape, -1)
-            episodes.actions[tasks, step] = actions.reshape(*shape, -1)
-            observations, rewards = envs.step(actions)
-            episodes.rewards[tasks, step] = rewards.reshape(shape)
 
 
 def make_half_cheetah() -> gymnasium.Env[NDArray[np.float64], NDArray[np.float32]]:

@@ -59,8 +59,6 @@ class Workload:
         env_kwargs: of the family.
         adapted: each task under parameters adapted to it; otherwise under slightly different random ones, so that large
             workloads need no memory for the adaptation.
-        algorithm: its policy samples, with one slot for each task; without a name an MLP samples all episodes of a task
-            side by side.
     """
 
     env: str
@@ -72,13 +70,11 @@ class Workload:
     num_workers: int | None = None
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     adapted: bool = True
-    algorithm: str = ""
 
     @property
     def slots(self) -> int:
-        """Number of environments: M * B, one per episode, or with an `algorithm` M, one per task."""
+        """Number of environments: M * B, one per episode."""
         return self.num_tasks * self.episodes_per_task
 
     def __str__(self) -> str:
-        size = f"{self.env} {self.num_tasks} x {self.episodes_per_task} x {self.horizon}"
-        return f"{size}, {self.algorithm}" if self.algorithm else size
+        return f"{self.env} {self.num_tasks} x {self.episodes_per_task} x {self.horizon}"

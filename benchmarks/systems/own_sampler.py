@@ -14,13 +14,9 @@ from benchmarks.replay import Replay, Trajectories
 from benchmarks.systems.layouts import Workload
 from maml_rl.adaptation import adapt
 from maml_rl.baseline import LinearFeatureBaseline
-from maml_rl.config import Config
-from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.mujoco.shared_tasks import RandomParameters
 from maml_rl.episode import TaskEpisodes
-from maml_rl.experiment.build import make_experiment
-from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.seeding import PhaseStreams
@@ -59,15 +55,12 @@ class OwnSampler:
         sampler = self.sampler
         streams = PhaseStreams(sampler.seed, sampler.iteration, sampler.phase)
         start = time.perf_counter()
-        episodes = self._roll_out()
+        episodes = sampler.rollout(self.tasks, self.params)
         return episodes, streams, time.perf_counter() - start
 
     def close(self) -> None:
         """End the sampler's workers."""
         self.sampler.close()
-
-    def _roll_out(self) -> TaskEpisodes:
-        return self.sampler.rollout(self.tasks, self.params)
 
     def _adapted(self) -> dict[str, torch.Tensor]:
         """Return the parameters after one gradient step for every task."""
@@ -84,34 +77,6 @@ class OwnSampler:
             return {name: value + 0.01 * torch.randn(value.shape, generator=random) for name, value in stacked.items()}
 
 
-class LearnersSampler(OwnSampler):
-    """Samples the trials, or the episodes, of a learner with its default settings, always of the same tasks.
-
-    Args:
-        workload: what to sample, and with which algorithm.
-    """
-
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        values = {
-            "env-name": workload.env,
-            "env-kwargs": dict(workload.env_kwargs),
-            "algorithm": workload.algorithm,
-            "meta-batch-size": workload.num_tasks,
-            "fast-batch-size": workload.episodes_per_task,
-            "max-episode-steps": workload.horizon,
-            "seed": workload.seed,
-        }
-        config = Config.from_mapping(Mapping("the workload", values))
-        self._whole_trials = find_metalearner(workload.algorithm).whole_trials
-        seen = {"observe-last": True} if self._whole_trials else {"slots-per-task": 1}
-        self.sampler = make_experiment(config.override(seen)).make_sampler(num_workers=workload.num_workers)
-        self.tasks = self.sampler.sample_tasks(workload.num_tasks)
-
-    def _roll_out(self) -> TaskEpisodes:
-        return (self.sampler.rollout_trials if self._whole_trials else self.sampler.rollout)(self.tasks)
-
-
 class SamplerAndReplay:
     """Our sampler on a MuJoCo family, and the replay of its episodes as the limit.
 
@@ -124,7 +89,7 @@ class SamplerAndReplay:
     """
 
     def __init__(self, workload: Workload, name: str, limit: str, in_cpu_time: bool = False) -> None:
-        self._own = LearnersSampler(workload) if workload.algorithm else OwnSampler(workload)
+        self._own = OwnSampler(workload)
         self._name, self._limit = name, limit
         self._in_cpu_time = in_cpu_time
         self._replay: Replay | None = None
@@ -213,60 +178,3 @@ def check_same(episodes: TaskEpisodes, qpos: Any, qvel: Any) -> None:
         if np.array_equal(final[:, : shown.shape[1]], shown):
             return
     raise RuntimeError("the replay did not end in the states in which the episodes ended; its speed would mean nothing")
-
-
-class SamplerAndBarePolicy:
-    """Our sampler on a family without physics, and the plain policy in a tight loop as the limit.
-
-    Args:
-        workload: what to sample.
-        name: of our row.
-        limit: name of the limit's row: forward passes under the same parameters, and the noise that the sampler draws.
-        limit_torch: name of the same with torch's own noise, which is cheaper and not keyed.
-        phases: number of phases in a turn; a single one is too short to time.
-    """
-
-    def __init__(self, workload: Workload, name: str, limit: str, limit_torch: str, phases: int) -> None:
-        self._own, self._phases = OwnSampler(workload), phases
-        self._names = name, limit, limit_torch
-
-    def turn(self) -> Measurements:
-        """Sample, then act in a loop; return steps per second of all."""
-        steps, seconds, keyed, drawn = 0, 0.0, 0.0, 0.0
-        for _ in range(self._phases):
-            episodes, streams, of_phase = self._own.sample()
-            steps += episodes.num_steps
-            seconds += of_phase
-            keyed += self._act(streams)
-            drawn += self._act(None)
-        all_steps = self._phases * self._own.workload.slots * self._own.workload.horizon
-        return dict(zip(self._names, (steps / seconds, all_steps / keyed, all_steps / drawn), strict=True))
-
-    def close(self) -> None:
-        """End the sampler's workers."""
-        self._own.close()
-
-    def _act(self, streams: PhaseStreams | None) -> float:
-        """Return the seconds that the policy needs for one phase: noise in blocks of steps, and forward passes."""
-        workload, policy = self._own.workload, self._own.sampler.policy
-        grid = (workload.num_tasks, workload.episodes_per_task)
-        shape = self._own.sampler.single_observation_space.shape or ()
-        observations = torch.zeros(*grid, *shape)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        start = time.perf_counter()
-        with torch.inference_mode():
-            params = policy.stack_parameters(workload.num_tasks, self._own.params)
-            per_block = max(1, 65_536 // (workload.slots * policy.noise_size))
-            for first in range(0, workload.horizon, per_block):
-                steps = range(first, min(first + per_block, workload.horizon))
-                if streams is None:
-                    noise = torch.randn(len(steps), *grid, policy.noise_size)
-                else:
-                    numbers = streams.action_noise(policy.noise_kind, grid[0], range(grid[1]), steps, policy.noise_size)
-                    noise = torch.from_numpy(numbers)
-                for of_step in noise:
-                    policy.act(observations, of_step, params=params)
-        seconds = time.perf_counter() - start
-        torch.set_num_threads(threads)
-        return seconds

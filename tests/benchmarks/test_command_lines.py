@@ -41,8 +41,7 @@ def run(main, files, *arguments, positive=True):
 def test_sampling_measures_ours_the_limits_and_installed_systems(files, capsys):
     result, rows = run(sampling.main, files)
 
-    learners = [f"HalfCheetahDir-v5 2 x 2 x 5, {name}" for name in sampling.LEARNERS]
-    for workload in ("HalfCheetahDir-v5 2 x 2 x 5", "Walker2DRandParams-v5 2 x 2 x 5", *learners):
+    for workload in ("HalfCheetahDir-v5 2 x 2 x 5", "Walker2DRandParams-v5 2 x 2 x 5"):
         share = rows[f"maml_rl, {workload}"]["median"] / rows[f"replay, {workload}"]["median"]
         assert rows[workload]["median"] == pytest.approx(share)
     names = set(rows) | {remark.split(" was left out")[0] for remark in result["remarks"]}

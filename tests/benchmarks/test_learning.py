@@ -12,7 +12,7 @@ import pytest
 from benchmarks.learning import page
 from benchmarks.learning.command import run
 from benchmarks.learning.plan import COMPARISON, Family, Method, Plan, named
-from benchmarks.learning.results import Row, first_passing, read_rows, write_rows
+from benchmarks.learning.results import Row, read_rows, write_rows
 from benchmarks.learning.training import Job, run_jobs, turns
 from benchmarks.suite import SUITE
 from maml_rl.errors import ConfigError
@@ -28,7 +28,7 @@ from maml_rl.task_distributions.task_files import save_tasks
 
 TINY = {"max-episode-steps": 4, "hidden-sizes": [4], "fast-batch-size": 2, "meta-batch-size": 2, "evaluation-steps": 1}
 # Three meta-updates of an algorithm with an inner step, of 32 environment steps each.
-FAMILY = Family("navigation", "Navigation", "2d-navigation.yaml", 96, 2, -1e6, TINY)
+FAMILY = Family("navigation", "Navigation", "2d-navigation.yaml", 96, 2, TINY)
 
 
 def tiny_plan(folder: Path) -> Plan:
@@ -255,14 +255,6 @@ def test_a_caution_names_the_method_that_it_is_about(tmp_path: Path) -> None:
     save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": value} for value in range(60)])
     text = page.tables(plan, replace(FAMILY, steps=1000))
     assert text.count("this skewed") == text.count("promp: with returns this skewed") == 1
-
-
-def test_threshold_is_reached_by_two_evaluations_in_a_row() -> None:
-    rows = [row(0, index, -50.0, value) for index, value in enumerate([0, 150, 149, 151, 150, 20])]
-    found = first_passing(rows, 150.0)
-    assert found is not None
-    assert found.iteration == 3
-    assert first_passing(rows[:4], 150.0) is None
 
 
 def tiny_jobs(folder: Path, family: Family) -> list[Job]:

@@ -15,8 +15,7 @@ SYSTEMS = {
     "gymnasium async": ("gymnasium", "gymnasium_envs:make_async", ()),
     "gymnasium sync": ("gymnasium", "gymnasium_envs:make_sync", ()),
     "stable-baselines": ("stable_baselines3", "stable_baselines:make_subproc", ()),
-    "envpool sync": ("envpool", "envpool_batches:make_sync", ()),
-    "envpool async": ("envpool", "envpool_batches:make_async", ()),
+    "envpool": ("envpool", "envpool_envs:make_sync", ()),
     "queues": ("gymnasium", "queue_workers:make_queue_workers", (8,)),
 }
 

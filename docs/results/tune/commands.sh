@@ -1,4 +1,4 @@
-# The searches whose trials are in this folder, with the command of version 0.2.0; today `maml-rl tune runs/.../config.json`.
+# The searches whose trials are in this folder, with the command of commit db09b839; today `maml-rl tune runs/.../config.json`.
 python -m benchmarks.tune suite:halfcheetah-vel/maml-trpo --search max-kl=3e-3:1e-1:log fast-lr=0.05:1.0:log --set max-kl=0.03 fast-lr=0.5 --env-steps 2e6 --trials 16 --csv docs/results/tune/halfcheetah-vel-maml-trpo.csv
 python -m benchmarks.tune suite:halfcheetah-vel/promp --search algorithm-settings.learning-rate=3e-4:3e-2:log fast-lr=0.05:1.0:log --set algorithm-settings.learning-rate=0.003 --env-steps 2e6 --trials 16 --csv docs/results/tune/halfcheetah-vel-promp.csv
 python -m benchmarks.tune suite:halfcheetah-vel/promp --search algorithm-settings.learning-rate=1e-3:1e-2:log fast-lr=0.1:0.6:log --set algorithm-settings.learning-rate=0.003 --env-steps 4e6 --trials 10 --csv docs/results/tune/halfcheetah-vel-promp-4m.csv
