@@ -2,8 +2,8 @@
 
 Until the goal is found, every step looks the same: it costs, and where it ends is known beforehand. The optimal search
 is therefore a fixed walk, which starts again in every episode. Once the goal is found, it is optimal to stay, and in
-later episodes to go straight to the goal. Dynamic programming over visited cells and position, in commit db09b839, found
-the walk and that no policy without knowledge of the goal achieves a larger expected return of a trial.
+later episodes to go straight to the goal. The walk was found by dynamic programming over visited cells and position
+(commit db09b839): no policy without knowledge of the goal achieves a larger expected return of a trial.
 """
 
 from typing import Any
