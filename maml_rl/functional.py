@@ -338,10 +338,24 @@ def vector_jacobian_product(
 
 def _discounted_sums(terms: Tensor, factor: float) -> Tensor:
     """Return S_t = terms_t + factor * S_{t+1} along axis -2."""
+    if terms.device.type != "cpu":
+        return _doubled_sums(terms, factor)
     sums = list(terms.unbind(-2))
     for step in range(len(sums) - 2, -1, -1):
         sums[step] = sums[step] + factor * sums[step + 1]
     return torch.stack(sums, dim=-2) if sums else terms
+
+
+def _doubled_sums(terms: Tensor, factor: float) -> Tensor:
+    """Return `_discounted_sums` by few operations, for devices that compute one faster than it is launched.
+
+    Sums over twice as many steps are those from a step and from the first that they leave out.
+    """
+    sums, steps = terms, 1
+    while steps < terms.shape[-2]:
+        begun = torch.add(sums[..., :-steps, :], sums[..., steps:, :], alpha=factor**steps)
+        sums, steps = torch.cat((begun, sums[..., -steps:, :]), -2), 2 * steps
+    return sums
 
 
 def _check_fraction(name: str, value: float) -> None:

@@ -56,6 +56,16 @@ def test_generalized_advantages_of_one_episode_are_the_literal_ones():
     torch.testing.assert_close(advantages, columns(torch.tensor([1.25, 1.0, 2.0])))
 
 
+@pytest.mark.parametrize("factor", [0.0, 0.5, 0.97, 1.0])
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 8, 13, 100])
+def test_sums_that_are_doubled_on_a_device_are_those_of_the_recursion(num_steps, factor):
+    terms = torch.from_numpy(np.random.default_rng(0).standard_normal((2, num_steps, 3)))
+    expected = torch.zeros(2, num_steps + 1, 3, dtype=torch.float64)
+    for step in reversed(range(num_steps)):
+        expected[:, step] = terms[:, step] + factor * expected[:, step + 1]
+    torch.testing.assert_close(functional._doubled_sums(terms, factor), expected[:, :-1], rtol=1e-12, atol=1e-12)
+
+
 @property_test
 @given(ragged(), FACTORS)
 def test_discounted_returns_equal_a_double_loop(episodes, discount):

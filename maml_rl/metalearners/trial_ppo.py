@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from maml_rl import functional
+from maml_rl.arrays import to_device
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import Answer, Hosts, Memo, remembered
@@ -583,7 +584,7 @@ class TrialPPO:
         old, estimates = _old_trials(phases, memo, problem), _estimates(phases, memo, problem, units)
         self._problem, minibatches = problem, []
         for number, each in enumerate(scales):
-            coefficients = torch.tensor([each.entropy_coefficient, each.reward_variance], device=problem.device)
+            coefficients = to_device(torch.tensor([each.entropy_coefficient, each.reward_variance]), problem.device)
             rows = _rows(phases[0], problem, number)
             minibatches.append((*_Given.of(old, *estimates, rows, each), *coefficients.unbind()))
         found = [self._on_device(*given) for _ in range(self._settings.num_epochs) for given in minibatches]
