@@ -30,8 +30,8 @@ from maml_rl.seeding import SlotStreams
 # Of one step along each axis, as of PointGoal-v0.
 _MOVE = 0.1
 _ID, _SCALES = "benchmarks.amago:ScaledPointGoal-v0", (0.01, 1.0, 100.0)
-# The last reward is observed as asinh(reward / unit), a logarithm of all but the smallest.
-_UNIT = 1e-5
+# The last reward is observed as asinh(reward / unit), on which small differences of small ones are visible, too.
+_UNIT = 1e-3
 
 
 class ScaledPointGoalVectorEnv(BatchedFamily):
