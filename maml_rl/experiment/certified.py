@@ -361,14 +361,7 @@ def read_submission(path: str | Path) -> dict[str, Any]:
 
 
 def identity(config: Config, folder: Path, policy: torch.nn.Module, meta_updates: int) -> dict[str, Any]:
-    """Return the identity of a policy: names, digests of config and parameters, meta-updates, training command.
-
-    Args:
-        config: of the run.
-        folder: of the run.
-        policy: as it was loaded.
-        meta_updates: after how many; 0 for parameters that are not trained.
-    """
+    """Return the identity of a policy: names, digests of config and parameters, meta-updates, training command."""
     digest = hashlib.sha256()
     for name, tensor in policy.state_dict().items():
         digest.update(name.encode())

@@ -363,13 +363,7 @@ def _without_each_repetition(
 def _unless_unknown(
     found: NDArray[np.float64], evaluations: Sequence[Evaluation], points: bool = False
 ) -> NDArray[np.float64]:
-    """Return intervals (K, 3) without the bounds of those on drawn tasks that nothing is known of.
-
-    Args:
-        found: the intervals.
-        evaluations: that they are computed from.
-        points: whether an interval may have no width.
-    """
+    """Return intervals (K, 3) without the bounds of those on drawn tasks that nothing is known of."""
     if _fixed(evaluations) or not share_tasks(evaluations):
         return found
     width = found[:, 2] - found[:, 1]

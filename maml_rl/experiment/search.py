@@ -51,15 +51,8 @@ def search(
 ) -> Iterator[str]:
     """Run the trials that a CSV file lacks, and write them; yield a sentence about each, and one about the best.
 
-    Args:
-        config: of all trials, with their seed.
-        texts: the values that are searched, by key; see `distribution_of`.
-        csv_file: of the trials.
-        name: of the config, for the file.
-        num_trials: in all.
-        env_steps: environment steps of a whole trial.
-        runs: folder of the runs.
-        minutes: after which no trial begins.
+    `texts` are the values that are searched, by key, as `distribution_of` reads them; `name` is the config's, for the
+    file. A whole trial has `env_steps` environment steps, and none begins after `minutes`.
 
     Raises:
         ConfigError: If the config, or a value that is searched, is wrong.

@@ -209,16 +209,7 @@ def _over_training(
     *,
     zero: bool = False,
 ) -> Markup | None:
-    """Return the chart of lines over each horizontal axis, as far as all of them go; None where nothing is known.
-
-    Args:
-        title: of the card.
-        label: of the vertical axis.
-        lines: with their curves.
-        note: how to read it.
-        entries: of the legend, as (class, name).
-        zero: whether the vertical axis begins at 0.
-    """
+    """Return the chart of lines over each horizontal axis, as far as all of them go; None where nothing is known."""
     groups = list({line.group.index: line.group for line in lines}.values())
     limit = common_steps(groups) if len(groups) > 1 else np.nan
     if np.isfinite(limit) and not equal_steps(groups):

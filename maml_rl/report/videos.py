@@ -46,11 +46,6 @@ def videos(
 ) -> tuple[Markup | None, list[str]]:
     """Draw some tasks of an evaluation.
 
-    Args:
-        sampled: whose median episodes are shown.
-        count: of tasks.
-        on_video: called before a video is drawn.
-
     Returns:
         The videos, None where the family draws no pictures or nothing is adapted, and sentences about what could not
         be drawn.
@@ -114,11 +109,7 @@ def _videos(sampled: SampledEvaluation, count: int, on_video: Callable[[], objec
 def replay(sampled: SampledEvaluation, phase: int, task: int, episode: int | None = None) -> tuple[Frames, int]:
     """Step an episode again, and return pictures (n, height, width, 3) and how many make a second.
 
-    Args:
-        sampled: which has the episode.
-        phase: of the episode.
-        task: of the phase.
-        episode: of the task; None for that of median return.
+    Without a number of the episode it is that of median return.
 
     Raises:
         gymnasium.error.Error: If nothing can be drawn on this machine.

@@ -53,12 +53,6 @@ class SharedProgress(Progress):
 class SharedBuffers:
     """The arrays that a vector environment and its workers share, over N slots.
 
-    Args:
-        file: descriptor from `create_shared_file`; it may be closed once all processes have mapped it.
-        start: where in the file the arrays begin.
-        env: description of the slots.
-        num_envs: N.
-
     Attributes:
         step: what workers write at every reset and step.
         actions: (N, *act), written by the parent before a step.
@@ -111,13 +105,6 @@ class PhasePlan:
 
 class SharedPhase:
     """Arrays in the shared file. The parent writes the parameters, each worker the episodes of its units.
-
-    Args:
-        file: descriptor of the shared file.
-        start: where in the file the arrays begin.
-        plan: their sizes.
-        env: description of the slots.
-        num_workers: W.
 
     Attributes:
         version: (1,) int64 number of the parameters that are there, counted up when others are written.

@@ -214,10 +214,6 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Start a step of worker `index` and return at once.
 
-        Args:
-            index: which worker.
-            actions: (slots of the worker, *act).
-
         Raises:
             ResetNeeded: If the worker's slots have not been reset.
             AlreadyPendingCallError: If the worker's last step has not been received yet.

@@ -213,11 +213,6 @@ class RolloutActor:
     def carry_out(self, number: int, method: str, *arguments: Any) -> Any:
         """Carry out a call.
 
-        Args:
-            number: of the call, larger than of the one before.
-            method: which.
-            arguments: of the method.
-
         Returns:
             Its result, `Raised` if it raised, or None if the call was abandoned.
         """
