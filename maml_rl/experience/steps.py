@@ -138,7 +138,9 @@ class StepArrays:
             before_wrap = min(len(values), self._capacity - start)
             kept: list[Any] = [(self._fields[name], values)]
             if self.copies:
-                kept.append((self.copies[name], torch.from_numpy(np.ascontiguousarray(values)).to(self._device)))
+                kept.append(
+                    (self.copies[name], to_device(torch.from_numpy(np.ascontiguousarray(values)), self._device))
+                )
             for into, given in kept:
                 into[start : start + before_wrap] = given[:before_wrap]
                 into[: len(values) - before_wrap] = given[before_wrap:]

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from maml_rl import functional
+from maml_rl.arrays import to_device
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, StepSize
 from maml_rl.derivatives.workers import ChunkWorkers
@@ -157,7 +158,8 @@ class VariBAD(TrialPPOLearner):
                 if self._on_device is not None:
                     padded = self._on_device.padded(len(steps.mask), steps.tensors()[:7])
                     found = self._on_device(drawn.chosen, drawn.noise, *padded)
-                    history.append(found[[0, 1, 3]])
+                    # To take them by their numbers would wait for the device.
+                    history.append(torch.cat((found[:2], found[3:])))
                     continue
                 ((statistics, gradients),) = workers.map(self._differentiate, [drawn])
                 for param, gradient in zip(self._trained, gradients, strict=True):
@@ -182,7 +184,7 @@ class VariBAD(TrialPPOLearner):
         else:
             chosen = torch.arange(length).unsqueeze(1).expand(length, num)
         numbers = torch.randn(count, num, self.settings.latent_size, generator=noise)
-        return _Drawn(steps, chosen.to(self.device), numbers.to(self.device))
+        return _Drawn(steps, to_device(chosen, self.device), to_device(numbers, self.device))
 
     def _differentiate(self, drawn: "_Drawn") -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return reconstruction and divergence (2,), means over trials and their steps, and the gradient."""
