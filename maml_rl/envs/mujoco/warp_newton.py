@@ -51,14 +51,18 @@ class _Problem:
         reference: (N, R) acceleration at which a row costs nothing.
         friction: (N, R) force at which the cost of a friction becomes linear.
         inertia: (N, entries).
-        smooth_force: (N, n) all forces except those of constraints.
+        passive_force: (N, n).
+        bias_force: (N, n) of gravity and of velocities, with the other sign.
+        actuator_force: (N, n).
         start: (N, n) first guess of the accelerations.
         residual: (N, R) scratch: the Jacobian times the accelerations, minus the reference.
         speed: (N, R) scratch: its change along the direction.
+        active_weight: (N, R) scratch: the weights, zero where the cost of a row is not quadratic.
         direction: (N, n) scratch: of a line search.
         direction_force: (N, n) scratch: the inertia matrix times it.
         diagonal: (N, n) scratch: of the Cholesky factor.
         factor: (N, n + 1, n) scratch: the Hessian, then its factor; the last row is the gradient, then what solves it.
+        smooth_force: (N, n) result: all forces except those of constraints.
         acceleration: (N, n) result.
         inertia_force: (N, n) result: the inertia matrix times the acceleration.
         constraint_force: (N, n) result.
@@ -87,14 +91,18 @@ class _Problem:
     reference: wp.array2d[float]
     friction: wp.array2d[float]
     inertia: wp.array2d[float]
-    smooth_force: wp.array2d[float]
+    passive_force: wp.array2d[float]
+    bias_force: wp.array2d[float]
+    actuator_force: wp.array2d[float]
     start: wp.array2d[float]
     residual: wp.array2d[float]
     speed: wp.array2d[float]
+    active_weight: wp.array2d[float]
     direction: wp.array2d[float]
     direction_force: wp.array2d[float]
     diagonal: wp.array2d[float]
     factor: wp.array3d[float]
+    smooth_force: wp.array2d[float]
     acceleration: wp.array2d[float]
     inertia_force: wp.array2d[float]
     constraint_force: wp.array2d[float]
@@ -105,7 +113,7 @@ class _Problem:
 
 
 class NewtonSolver:
-    """Finds the accelerations and the forces of constraints, as `mujoco_warp.solve`.
+    """Finds the accelerations and the forces of constraints, as `fwd_acceleration` and `solve` of MuJoCo Warp.
 
     Args:
         model: of MuJoCo Warp, of which `can_solve` is true.
@@ -124,8 +132,10 @@ class NewtonSolver:
         problem.inertia_place, problem.inertia_element = model.M_mulm_madr, model.M_elemid
         problem.num_equalities, problem.num_frictions, problem.num_rows = data.ne, data.nf, data.nefc
         problem.jacobian, problem.weight, problem.reference, problem.friction = efc.J, efc.D, efc.aref, efc.frictionloss
-        problem.inertia, problem.smooth_force, problem.start = data.M, data.qfrc_smooth, data.qacc_warmstart
-        problem.residual, problem.speed = (wp.zeros((sims, rows), dtype=float) for _ in range(2))
+        problem.inertia, problem.start = data.M, data.qacc_warmstart
+        problem.passive_force, problem.bias_force = data.qfrc_passive, data.qfrc_bias
+        problem.actuator_force, problem.smooth_force = data.qfrc_actuator, data.qfrc_smooth
+        problem.residual, problem.speed, problem.active_weight = (wp.zeros((sims, rows), dtype=float) for _ in range(3))
         problem.direction, problem.direction_force, problem.diagonal = (
             wp.zeros((sims, size), dtype=float) for _ in range(3)
         )
@@ -181,6 +191,7 @@ def _begin(p: _Problem, sim: int, lane: int, rows: int) -> None:
     """Begin with the first guess."""
     for i in range(lane, p.size, wp.block_dim()):
         p.acceleration[sim, i] = p.start[sim, i]
+        p.smooth_force[sim, i] = p.passive_force[sim, i] - p.bias_force[sim, i] + p.actuator_force[sim, i]
     _wait()
     for i in range(lane, p.size, wp.block_dim()):
         p.inertia_force[sim, i] = _times_inertia(p, sim, i, p.acceleration)
@@ -210,6 +221,7 @@ def _find_forces(p: _Problem, sim: int, lane: int, rows: int) -> None:
                 state = _LINEAR_POSITIVE
         p.row_force[sim, row] = force
         p.row_state[sim, row] = state
+        p.active_weight[sim, row] = wp.where(state == _QUADRATIC, p.weight[sim, row], 0.0)
     _wait()
 
 
@@ -238,8 +250,7 @@ def _factor_hessian(p: _Problem, sim: int, lane: int, rows: int) -> float:
         if p.inertia_element[i, j] >= 0:
             total = p.inertia[sim, p.inertia_element[i, j]]
         for row in range(rows):
-            if p.row_state[sim, row] == _QUADRATIC:
-                total += p.weight[sim, row] * p.jacobian[sim, row, i] * p.jacobian[sim, row, j]
+            total += p.active_weight[sim, row] * p.jacobian[sim, row, i] * p.jacobian[sim, row, j]
         p.factor[sim, i, j] = total
     _wait()
     # Column by column; the gradient is a further row. The diagonal is kept apart, as all lanes read it meanwhile.
@@ -314,7 +325,9 @@ def _cost_of_row(
 
 @wp.func
 def _search_line(p: _Problem, sim: int, lane: int, rows: int, tolerance: float) -> float:
-    """Step to where the slope along the direction is zero, by Newton's method between bounds; return the improvement.
+    """Step to where the slope along the direction is zero, and return the improvement.
+
+    By Newton's method, or by the secant where that leaves the bounds.
 
     Args:
         p: of which accelerations, and what follows from them, are changed.
@@ -337,12 +350,17 @@ def _search_line(p: _Problem, sim: int, lane: int, rows: int, tolerance: float) 
 
     equalities = p.num_equalities[sim]
     frictions = equalities + p.num_frictions[sim]
-    step, low, high, improvement = float(0.0), float(0.0), float(0.0), float(0.0)
+    step, improvement = float(0.0), float(0.0)
+    low, low_slope, high, high_slope = float(0.0), float(0.0), float(0.0), float(0.0)
     for trial in range(p.line_iterations + 1):
         if trial > 0:
-            step -= slope / wp.max(curvature, _SMALLEST)
-            if step <= low or (high > 0.0 and step >= high):
-                step = 0.5 * (low + high)
+            following = step - slope / wp.max(curvature, _SMALLEST)
+            if high > 0.0 and (following <= low or following >= high):
+                following = low + (high - low) * low_slope / (low_slope - high_slope)
+            # Nothing between the two can be told apart.
+            if wp.abs(following - step) <= _ROUNDING * step:
+                break
+            step = following
         local, size_of_terms = wp.vec3(0.0), float(0.0)
         for row in range(lane, rows, wp.block_dim()):
             friction = float(-1.0)
@@ -366,10 +384,10 @@ def _search_line(p: _Problem, sim: int, lane: int, rows: int, tolerance: float) 
                 break
         if slope < 0.0:
             low = step
+            low_slope = slope
         else:
             high = step
-        if high > 0.0 and 0.5 * (low + high) <= low:
-            break
+            high_slope = slope
     if improvement <= 0.0:
         return 0.0
     for i in range(lane, p.size, wp.block_dim()):

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 _CONTACTS_WITH_PLANE = 2
 # Constraint rows beyond those of contacts with the plane and of limits, for contacts between bodies.
 _SPARE_ROWS = 16
+# Fields that nothing here needs; those of cameras and lights are there for sensors alone.
+_NOT_COMPUTED = ("qacc_smooth", "qLD", "qLDiagInv", "energy", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
 # Model fields that `set_const` writes.
 _DERIVED = ("body_subtreemass", "dof_invweight0", "body_invweight0", "actuator_acc0")
 # Devices for which this process has compiled or loaded the kernels.
@@ -182,6 +184,8 @@ class WarpPhysics:
 
     def bind(self, field: str) -> Any:
         """Return a live array or tensor (N, ...) over a field."""
+        if field in _NOT_COMPUTED:
+            raise ConfigError(f"engine 'warp' does not compute the field {field!r}; use engine 'auto'")
         if field not in self._bound:
             own = {"qpos": self._qpos, "qvel": self._qvel, "ctrl": self._controls}
             tensor = own[field] if field in own else self._wp.to_torch(getattr(self._data, field))
@@ -296,8 +300,8 @@ class WarpPhysics:
         """Return the model on the device, with room for a value of each field in which simulations differ."""
         num_sims = self._arguments[1]
         sizes = dict.fromkeys((*own, *_DERIVED), num_sims) if own else {}
-        if self._host.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
-            raise ConfigError("bodies cannot sleep under engine 'warp'; remove the model's flag 'sleep'")
+        if self._host.nflex or self._host.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
+            raise ConfigError("engine 'warp' has neither flexible bodies nor sleep; use engine 'auto'")
         try:
             model = self._mjw.put_model(self._host, batch_sizes=sizes)
         except (NotImplementedError, ValueError) as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import mujoco_warp as mjw
@@ -26,15 +25,13 @@ class Substeps:
     """Launches substeps of simulations; nothing else launches work on them meanwhile.
 
     Args:
-        model: of MuJoCo Warp, without bodies that sleep.
+        model: of MuJoCo Warp, without flexible bodies and without sleep.
         data: of MuJoCo Warp.
     """
 
     def __init__(self, model: Any, data: Any) -> None:
         self._model, self._data = model, data
-        self._solve: Callable[[], None] = (
-            NewtonSolver(model, data).solve if NewtonSolver.can_solve(model) else partial(mjw.solve, model, data)
-        )
+        self._accelerate = NewtonSolver(model, data).solve if NewtonSolver.can_solve(model) else self._accelerate_theirs
         # Forces of adhesion are passive ones, and depend on contacts.
         has_branches = data.qpos.device.is_cuda and not model.flg_adhesion
         self._branches = [wp.Stream(data.qpos.device) for _ in range(3)] if has_branches else []
@@ -59,8 +56,12 @@ class Substeps:
     def _stage(self, *, with_sensors: bool) -> None:
         """Compute accelerations, and what MuJoCo computes once in a substep, if asked for."""
         model, data = self._model, self._data
-        mjw.fwd_kinematics(model, data)
-        self._beside(0, mjw.collision, mjw.make_constraint)
+        mjw.kinematics(model, data)
+        self._beside(0, mjw.collision)
+        mjw.com_pos(model, data)
+        mjw.camlight(model, data)
+        mjw.tendon(model, data)
+        self._beside(0, mjw.make_constraint)
         self._beside(1, mjw.crb, smooth.tendon_armature)
         mjw.com_vel(model, data)
         self._beside(2, mjw.transmission, _find_velocities, mjw.passive, mjw.fwd_actuation)
@@ -72,10 +73,13 @@ class Substeps:
             data.sensordata.zero_()
             mjw.sensor_pos(model, data)
             mjw.sensor_vel(model, data)
-        mjw.fwd_acceleration(model, data, factorize=True)
-        self._solve()
+        self._accelerate()
         if with_sensors and model.nsensor:
             mjw.sensor_acc(model, data)
+
+    def _accelerate_theirs(self) -> None:
+        mjw.fwd_acceleration(self._model, self._data, factorize=True)
+        mjw.solve(self._model, self._data)
 
     def _beside(self, index: int, *works: Callable[[Any, Any], None]) -> None:
         """Launch work that depends on what has been launched so far, beside what follows."""

@@ -12,6 +12,7 @@ from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import make_physics
 from maml_rl.envs.mujoco.planar import HalfCheetahFamily, Walker2DFamily, Walker2DRandParamsVectorEnv
 from maml_rl.envs.mujoco.warp_physics import WarpLimits
+from maml_rl.errors import ConfigError
 
 pytest.importorskip("mujoco_warp")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -161,6 +162,11 @@ def test_a_copy_continues_from_the_same_states(copied):
         each.step(controls, 2)
 
     np.testing.assert_array_equal(other.bind("qpos"), physics.bind("qpos"))
+
+
+def test_a_field_that_is_not_computed_is_refused():
+    with pytest.raises(ConfigError, match="does not compute the field 'qacc_smooth'"):
+        make_physics(HalfCheetahFamily.body_model(), 1, "warp").bind("qacc_smooth")
 
 
 def test_limits_of_another_engine_are_refused():
