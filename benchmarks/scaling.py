@@ -86,7 +86,7 @@ def _measure_cores(
     """Add the rows of a number of cores, measured for about so many seconds."""
     started = monotonic()
     with ExitStack() as stack:
-        host = Host(f"{cores} cores", "benchmarks.systems.scaled:Scaled", workload, cores)
+        host = Host(f"{cores} cores", "benchmarks.systems.scaled:Scaled", workload, cores, options.threads)
         stack.callback(host.close)
         turns: list[Measurements] = []
         made = monotonic()
@@ -204,6 +204,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--minutes", type=float, help="take about so long: as many rounds as fit, at least one after the warm-up"
+    )
+    parser.add_argument(
+        "--no-threads", dest="threads", action="store_false", help="on several cores measure worker processes only"
     )
     parser.add_argument("--environments", nargs="*", type=int, default=[], help="numbers of environments, on all cores")
     options = parser.parse_args(arguments)

@@ -23,9 +23,10 @@ class Scaled:
     Args:
         workload: what is sampled in every phase; its number of workers is that of the cores.
         cores: how many, spread evenly over those that this process may use.
+        threads: measure threads, too, where there is more than one core.
     """
 
-    def __init__(self, workload: Workload, cores: int) -> None:
+    def __init__(self, workload: Workload, cores: int, threads: bool = True) -> None:
         if hasattr(os, "sched_setaffinity"):
             usable = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(0, usable[:: len(usable) // cores][:cores])
@@ -39,7 +40,7 @@ class Scaled:
         workers = replace(workload, num_workers=cores)
         self._pair = SamplerAndReplay(workers, SAMPLER, LIMIT)
         # With one core they are not threads.
-        self._threads = OwnSampler(replace(workload, num_workers=0)) if usable_cores() > 1 else None
+        self._threads = OwnSampler(replace(workload, num_workers=0)) if threads and usable_cores() > 1 else None
         values = {
             "env-name": workload.env,
             "meta-batch-size": workload.num_tasks,
@@ -53,10 +54,11 @@ class Scaled:
         self._learner: Any = experiment.metalearner
         self._samplers: dict[tuple[str, str, str], Any] = {}
         # One worker computes what one thread does.
-        for names, update in ((IN_THREADS, "driver"), (IN_WORKERS, "workers"))[: min(cores, 2)]:
+        places = [(IN_THREADS, "driver")] if threads or cores == 1 else []
+        for names, update in (*places, *([(IN_WORKERS, "workers")] if cores > 1 else [])):
             config = experiment.config.override({"num-workers": cores, "update": update})
             self._samplers[names] = replace(experiment, config=config).make_sampler(timer=self._timer)
-        self._tasks = self._samplers[IN_THREADS].sample_tasks(workload.num_tasks)
+        self._tasks = next(iter(self._samplers.values())).sample_tasks(workload.num_tasks)
         self._initial = {name: value.clone() for name, value in self._learner.policy.state_dict().items()}
 
     def turn(self) -> Measurements:

@@ -67,7 +67,7 @@ def test_episodes_are_the_same_for_workers_of_any_speed(env: str) -> None:
             digests = [sampler.rollout(tasks).digest()]
             for factors in (np.array(speeds), 1.0 / np.array(speeds)):
                 if speeds:
-                    phases = sampler._backend._phases  # type: ignore[attr-defined]
+                    phases = sampler._workers.backend._phases  # type: ignore[attr-defined]
                     phases.speeds = WorkerSpeeds(num_workers)
                     for _ in range(2):
                         phases.speeds.observe(np.full(num_workers, 10), 1.0 / factors)
