@@ -56,10 +56,6 @@ RUN_PAGES = (
     "slow-environments.md",
     "task-distributions.md",
 )
-# Their blocks are scripts that need packages outside of our extras; they are run where these are installed.
-SCRIPTS = [
-    ("hyperparameter-search.md", "optuna"),
-]
 # Addresses that a page loads by itself; links may lead anywhere.
 LOADED = re.compile(r'<(?:script|img|iframe|source|video)[^>]* src="?([^" >]+)|<link[^>]* rel="?stylesheet[^>]*>')
 TOO_WIDE = "return document.documentElement.scrollWidth > innerWidth"
@@ -248,12 +244,13 @@ def test_search_finds_a_useful_section_for_a_word(site: Path, word: str, page: s
     assert any(content in re.sub("<[^>]*>", "", text) for text in texts), texts
 
 
-def test_every_algorithm_has_a_page_with_example_settings_results_and_source() -> None:
+def test_every_algorithm_has_a_page_with_example_settings_and_results_and_its_paper() -> None:
+    references = (DOCS / "references.bib").read_text(encoding="utf-8")
     for name in algorithms():
         page = PAGES[f"algorithms/{name}.md"]
         assert re.search(r"^maml-rl train \S+$", page, re.MULTILINE)
         headings = re.findall("^## (.*)$", page, re.MULTILINE)
-        assert headings == ["What it computes", "Settings", "Results", "Source"]
+        assert headings == ["What it computes", "Settings", "Results"]
         assert f"<!-- settings of {name} -->" in page
         # Rows of another page, a table of its own, or a word that there is neither.
         results = page.partition("## Results")[2]
@@ -261,7 +258,9 @@ def test_every_algorithm_has_a_page_with_example_settings_results_and_source() -
             f"<!-- rows of {name} in " in results or "There are no full-length runs yet." in results or "\n|" in results
         )
         assert f"](algorithms/{name}.md" in PAGES["algorithms.md"]
-        assert f"](algorithms/{name}.md#source" in PAGES["cite.md"]
+        # The paper is named in the text, and can be cited.
+        assert re.search(rf"^% (.*, )?{name}(, .*)?$", references, re.MULTILINE)
+        assert "https://arxiv.org/abs/" in page
 
 
 def test_every_file_of_results_is_named_beside_its_figures() -> None:
@@ -393,25 +392,6 @@ def test_blocks_for_other_libraries_run_as_shown(tmp_path: Path) -> None:
         assert ended.stdout
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("page", "package"), SCRIPTS)
-def test_script_of_a_page_runs_as_shown(page: str, package: str, tmp_path: Path) -> None:
-    (script,) = (block for block in blocks(page, "python") if f"import {package}\n" in block)
-    for node in ast.walk(ast.parse(script)):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("maml_rl"):
-            assert all(hasattr(import_module(str(node.module)), alias.name) for alias in node.names)
-    if find_spec(package) is None:
-        return
-    (tmp_path / "script.py").write_text(script)
-    small_config(tmp_path, "configs/maml/2d-navigation.yaml")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    command = [sys.executable, "script.py"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
-    assert ended.returncode == 0, ended.stderr
-    assert list(tmp_path.glob("runs/**/metrics.jsonl"))
-    assert {path.name for path in tmp_path.iterdir()} == {"configs", "runs", "script.py"}
-
-
 @pytest.mark.slow
 def test_job_of_slurm_trains_and_continues_when_it_is_submitted_again(tmp_path: Path) -> None:
     (job,) = [block for block in blocks("scaling.md", "bash") if "--array" in block]
@@ -485,7 +465,6 @@ def test_python_on_every_page_is_run_or_part_of_an_example() -> None:
     covered = {
         *RUN_PAGES,
         "other-libraries.md",
-        *(page for page, _ in SCRIPTS),
     }
     for page in PAGES:
         assert page in covered or not blocks(page, "python"), page
