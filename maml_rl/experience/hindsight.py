@@ -1,28 +1,33 @@
-"""Hindsight: trials as they would have been rewarded if their goal had been where they came to."""
+"""Hindsight: trials as they would have been rewarded if their task had been the one that they served best."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.task_entries import parse_tasks
 from maml_rl.experience.steps import Steps
+
+# Tasks of which one is taken.
+_DRAWN = 32
 
 
 class Hindsight:
-    """Relabels trials of a family that can say the reward for another goal; a TypeError for another one.
+    """Relabels trials of a family that can say the reward in another task; a TypeError for another one.
 
-    Its `goals_at(observations)` returns tasks whose goals are where observations (K, *obs) were made, and its
-    `rewards_between(before, after)` the rewards (N,) of steps between observations (N, *obs), each under its slot's
-    task; the slots' states change. The observations that are relabeled show the last step.
+    Its `rewards_between(before, after)` returns the rewards (N,) of steps between observations (N, *obs), each in its
+    row of `tasks`. The observations that are relabeled show the last step.
 
-    Source: Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495
+    Sources: Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495; Li et al. 2020,
+    https://arxiv.org/abs/2002.11708
     """
 
     def __init__(
@@ -32,23 +37,19 @@ class Hindsight:
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
     ) -> None:
-        env = make_vector_env(env_id, env_kwargs, 1)
-        if not isinstance(env, BatchedFamily) or getattr(env, "goals_at", None) is None:
+        self._family: Any = make_vector_env(env_id, env_kwargs, 1)
+        if not isinstance(self._family, BatchedFamily) or getattr(self._family, "rewards_between", None) is None:
             raise TypeError(
                 f"{env_id} cannot say the reward for another goal; points, grids and dark rooms can, and a family of "
-                "your own with the methods goals_at and rewards_between"
+                "your own with the method rewards_between"
             )
         self._parts = LastStepParts.within(observation_space, action_space)
-        # Trials of one family have few different lengths.
-        self._slots = lru_cache(maxsize=4)(lambda num: make_vector_env(env_id, env_kwargs, num))
 
-    def goals(self, trials: Steps, num: int, rng: np.random.Generator) -> list[Task]:
-        """Return for each of the first `num` trials the task whose goal is where a random one of its steps led."""
-        steps = torch.from_numpy(rng.integers(trials.mask[:, :num].sum(0).long().numpy()))
-        reached = trials.next_observations[steps, torch.arange(num)][:, self._parts.observation]
-        family: Any = self._slots(1)
-        goals: list[Task] = family.goals_at(reached.numpy())
-        return goals
+    def best_tasks(self, trials: Steps, num: int, rng: np.random.Generator) -> list[Task]:
+        """Return for each of the first `num` trials that of some tasks drawn in which it has the highest return."""
+        tasks = self._family.draw_tasks(rng, _DRAWN)
+        returns = self._rewards(trials, tasks, np.repeat(np.arange(_DRAWN)[:, None], num, 1)).sum(1)
+        return [tasks[best] for best in returns.argmax(0).tolist()]
 
     def relabel(self, trials: Steps, tasks: Sequence[Task]) -> None:
         """Give the first of N trials (L, N, ...) the rewards that they would have had in other tasks, in place.
@@ -59,16 +60,22 @@ class Hindsight:
             trials: whole, on the CPU.
             tasks: one for each of the first K.
         """
-        length, num = len(trials.rewards), len(tasks)
-        family: Any = self._slots(length * num)
-        family.reset_task([task for _ in range(length) for task in tasks])
-        before, after = (
-            seen[:, :num, self._parts.observation].reshape(length * num, -1).numpy()
-            for seen in (trials.observations, trials.next_observations)
-        )
-        rewards = torch.from_numpy(family.rewards_between(before, after)).reshape(length, num)
-        rewards = rewards.to(trials.rewards) * trials.mask[:, :num]
+        num = len(tasks)
+        rewards = self._rewards(trials, tasks, np.arange(num)[None])[0]
         trials.rewards[:, :num] = rewards
         shown = rewards.unsqueeze(-1).to(trials.observations)
         trials.next_observations[:, :num, self._parts.last_reward] = shown
         trials.observations[1:, :num, self._parts.last_reward] = shown[:-1] * trials.mask[1:, :num, None]
+
+    def _rewards(self, trials: Steps, tasks: Sequence[Task], which: NDArray[np.int64]) -> Tensor:
+        """Return the rewards (C, L, K) of the first K trials in the tasks numbered `which` (C, K)."""
+        (copies, num), length = which.shape, len(trials.rewards)
+        arrays = parse_tasks(tasks, self._family.entries, len(tasks))
+        rows = np.repeat(which[:, None], length, 1).ravel()
+        self._family.take_tasks({name: values[rows] for name, values in arrays.items()})
+        before, after = (
+            np.tile(seen[:, :num, self._parts.observation].reshape(length * num, -1).numpy(), (copies, 1))
+            for seen in (trials.observations, trials.next_observations)
+        )
+        rewards = torch.from_numpy(self._family.rewards_between(before, after)).reshape(copies, length, num)
+        return rewards.to(trials.rewards) * trials.mask[:, :num]

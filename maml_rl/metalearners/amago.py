@@ -266,7 +266,7 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
             Field(description="normalize unbounded observations and the last reward, by moments that follow by tau"),
         ] = False
         hindsight_share: Annotated[
-            Fraction, Field(description="share of an update's trials whose goal is taken to be where they came to")
+            Fraction, Field(description="share of an update's trials whose task is taken to be one that they served")
         ] = 0.0
 
     uses = frozenset({"gamma", "meta-batch-size", "conv-layers", "image-scale"})
@@ -315,7 +315,8 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
         )
         relabeled = round(settings.hindsight_share * settings.batch_size)
         if relabeled and self.hindsight is not None:
-            self.hindsight.relabel(trials, self.hindsight.goals(trials, relabeled, self.generator("hindsight")))
+            tasks = self.hindsight.best_tasks(trials, relabeled, self.generator("hindsight"))
+            self.hindsight.relabel(trials, tasks)
         trials = trials.to(self.device)
         seen, terminal = trials.with_end()
         self._follow(seen[:-1], trials.mask)

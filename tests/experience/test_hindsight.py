@@ -81,13 +81,21 @@ def test_relabeled_with_another_task_a_trial_has_its_rewards(env_id: str) -> Non
             assert trials.rewards[step, trial].item() == pytest.approx(reward, abs=1e-5)
 
 
-def test_some_goal_of_every_trial_is_where_it_came_to() -> None:
-    trials, _, hindsight = sampled("SparsePointGoal-v0", FAMILIES["SparsePointGoal-v0"])
+@pytest.mark.parametrize("env_id", ["DarkRoom-v0", "PointGoal-v0"])
+def test_best_task_of_a_trial_is_the_one_drawn_in_which_it_has_the_highest_return(env_id: str) -> None:
+    trials, _, hindsight = sampled(env_id, FAMILIES[env_id])
     before = trials.rewards.clone()
-    goals = hindsight.goals(trials, 3, np.random.default_rng(0))
-    hindsight.relabel(trials, goals)
-    assert (trials.rewards[:, :3].amax(0) > 0.99).all()
+    found = hindsight.best_tasks(trials, 3, np.random.default_rng(0))
+    hindsight.relabel(trials, found)
     assert torch.equal(trials.rewards[:, 3:], before[:, 3:])
+    highest = trials.rewards[:, :3].sum(0)
+    drawn = make_vector_env(env_id, FAMILIES[env_id], 1).draw_tasks(np.random.default_rng(0), 32)
+    returns = []
+    for task in drawn:
+        hindsight.relabel(trials, [task] * 3)
+        returns.append(trials.rewards[:, :3].sum(0))
+    assert torch.equal(torch.stack(returns).amax(0), highest)
+    assert len(torch.stack(returns).unique()) >= 4
 
 
 def test_family_without_goals_is_refused_with_the_place(tmp_path: Any) -> None:

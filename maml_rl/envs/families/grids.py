@@ -91,10 +91,6 @@ class GridFamily(BatchedFamily):
         self._reward_terms = {self.reward_term: rewards, "success": as_floats(success)}
         return rewards, False
 
-    def goals_at(self, observations: NDArray[Any]) -> list[Task]:
-        """Return tasks whose goals are where observations (K, *obs) were made; see `Hindsight`."""
-        return [{"goal": cell} for cell in self._cells_of(observations).astype(np.float64)]
-
     def rewards_between(self, before: NDArray[Any], after: NDArray[Any]) -> Floats:
         """Return the rewards (N,) of steps between observations (N, *obs); see `Hindsight`."""
         self._cells = self._cells_of(after)
@@ -272,7 +268,7 @@ class DarkKeyDoorVectorEnv(DarkFamily):
     default_steps = 50
     colors: ClassVar[Mapping[str, Color]] = {"key": _KEY, "door": _GOAL}
     # A reward depends on what was found before.
-    goals_at: Any = None
+    rewards_between: Any = None
 
     def __init__(self, num_envs: int = 1, *, size: int = 9, **options: Unpack[FamilyOptions]) -> None:
         super().__init__(num_envs, size=size, **options)

@@ -124,10 +124,6 @@ class PointFamily(BatchedFamily):
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:] = self._position
 
-    def goals_at(self, observations: NDArray[Any]) -> list[Task]:
-        """Return tasks whose goals are where observations (K, *obs) were made; see `Hindsight`."""
-        return [{"goal": position} for position in observations.astype(np.float64)]
-
     def rewards_between(self, before: NDArray[Any], after: NDArray[Any]) -> Floats:
         """Return the rewards (N,) of steps between observations (N, *obs); see `Hindsight`."""
         self._position = after.astype(np.float64)
@@ -260,7 +256,7 @@ class WindVectorEnv(PointFamily):
     default_steps, entry = 75, "wind"
     radius = 0.03
     # Its goal is always the same.
-    goals_at: Any = None
+    rewards_between: Any = None
 
     def __init__(self, num_envs: int = 1, **options: Unpack[PointOptions]) -> None:
         super().__init__(num_envs, **options)
