@@ -1,5 +1,8 @@
 """Takes the screenshots of a report that the documentation shows, in headless Chromium.
 
+    maml-rl train finn2017/2d-navigation --num-batches 30 --meta-batch-size 20 --num-workers 1 --profile
+    maml-rl test runs/finn2017/2d-navigation --fast-batch-size 40
+    maml-rl report runs/finn2017/2d-navigation
     python -m scripts.picture_report runs/finn2017/2d-navigation/report.html docs/images
 
 It writes report.png (desktop, light colors) and report-phone.png (phone, dark colors). With --every-size it writes
