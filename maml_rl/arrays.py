@@ -59,7 +59,8 @@ def write_one_hot(rows: Any, numbers: Any) -> None:
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor on a device; the host does not wait for what the device does before."""
     if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
+        # What is expanded cannot be pinned.
+        return tensor.contiguous().pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
