@@ -69,53 +69,6 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "words"),
-    [
-        (SMALL, ["--num-batches", "-1"], ["num-batches", "at least 1", "-1"]),
-        (SMALL, ["--fast-lr", "fast"], ["fast-lr", "a number"]),
-        (SMALL, ["--device", "abacus"], ["abacus", "--device"]),
-        (SMALL, ["--device", "cpu", "--use-cuda"], ["--use-cuda", "contradicts"]),
-        (SMALL, ["--max-kl", "0"], ["'max-kl' in the command line", "more than 0"]),
-        (SMALL, ["--algorithm", "maml-trop"], ["'algorithm' in the command line", "did you mean 'maml-trpo'"]),
-        (SMALL, ["--algorithm-settings", "{max-lk: 1}"], ["unknown key 'max-lk'", "command line", "'max-kl'"]),
-        (SMALL, ["--algorithm-settings", "7", "--max-kl", "1"], ["algorithm-settings", "a mapping"]),
-        (SMALL, ["--fast_lr", "0.1"], ["unrecognized arguments", "--fast_lr"]),
-        (SMALL, ["--method", "magic"], ["method", "'maml', 'pretrain' or 'oracle'", "magic"]),
-        (SMALL, ["--seeds"], ["--seeds", "at least one argument"]),
-        (SMALL, ["--seeds", "0", "4294967296"], ["seed", "less than 4294967296"]),
-        (SMALL, ["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
-        # In a worker: the number of workers is that of the machine.
-        (SMALL, ["--env-kwargs", "{hihg: 1}"], ["hihg", "did you mean 'high'"]),
-        (SMALL.replace("2DNavigation", "3DNavigation"), [], ["line 1", "did you mean '2DNavigation-v0'"]),
-        (SMALL + "num_steps: 1\n", [], ["small.yaml, line 9", "did you mean 'num-steps'"]),
-        (SMALL + "num-batches: 3\n", [], ["small.yaml, line 9", "duplicate"]),
-        (SMALL + "env-kwargs: {high: 2, low: x}\n", [], ["small.yaml, line 9", "cannot be made"]),
-        ("env-name: !!python/object/apply:os.system ['touch hacked']", [], ["not valid YAML"]),
-    ],
-)
-def test_bad_input_to_train_is_one_line_and_exit_code_2(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    text: str,
-    options: list[str],
-    words: list[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "small.yaml").write_text(text)
-    before = snapshot(tmp_path)
-    assert exit_code(run_train, ["--config", "small.yaml", "--output-folder", "run", *options]) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert output.err.count("\n") == 1
-    assert output.err.startswith("train.py: error: ")
-    for word in words:
-        assert word in output.err
-    assert snapshot(tmp_path) == before
-    assert not (tmp_path / "run").exists()
-
-
 def test_another_run_is_overwritten_only_on_request(
     run_folder: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,47 +76,6 @@ def test_another_run_is_overwritten_only_on_request(
     assert exit_code(run_train, ["--config", str(config), "--output-folder", str(run_folder)]) == 2
     assert "holds another run" in capsys.readouterr().err
     assert snapshot(run_folder) == before
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--num-steps", "-1"], ["--num-steps", "at least 0"]),
-        (["--fast-batch-size", "0"], ["fast-batch-size", "at least 1"]),
-        (["--config", "nowhere.json"], ["nowhere.json", "No such file"]),
-        (["--config", "wrong"], ["wrong is not a run folder", "no config.json", "give a run"]),
-        (["--checkpoint", "3"], ["no checkpoint of iteration 3", "kept are: 0, 2, 4"]),
-        (["--policy", "wrong"], ["wrong/state.json"]),
-        (["--save-tasks", "missing/tasks.json"], ["there is no folder missing", "--save-tasks"]),
-        (["--save-tasks", "there.npz"], ["there.npz exists", "another --save-tasks"]),
-        (["--tasks", "nowhere.json"], ["cannot read the tasks in nowhere.json"]),
-        (["--tasks", "there.npz", "--save-tasks", "more.json"], ["--tasks", "contradicts --save-tasks"]),
-        (["--tasks", "there.npz", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
-        (["--tasks", "2", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
-        (["--tasks", "0"], ["tasks must be at least 1, got 0"]),
-        (["--output", "there.npz"], ["there.npz exists", "--overwrite"]),
-        (["--device", "abacus"], ["abacus"]),
-    ],
-)
-def test_bad_input_to_test_is_one_line_and_exit_code_2(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    run_folder: Path,
-    options: list[str],
-    words: list[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there.npz").write_text("")
-    (tmp_path / "wrong").mkdir()
-    before = snapshot(tmp_path)
-    assert exit_code(run_test, ["--config", str(run_folder / "config.json"), "--output", "results.npz", *options]) == 2
-    output = capsys.readouterr()
-    assert output.err.count("\n") == 1
-    assert output.err.startswith("test.py: error: ")
-    for word in words:
-        assert word in output.err
-    assert snapshot(tmp_path) == before
 
 
 @pytest.mark.parametrize(

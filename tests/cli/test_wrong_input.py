@@ -114,6 +114,8 @@ FILES: dict[str, str | bytes] = {
     "deep.yaml": "a: " + "[" * 500,
     "digits.yaml": SMALL + "seed: " + "9" * 5000 + "\n",
     "overflow.yaml": SMALL + "fast-lr: 1e400\n",
+    "misspelled.yaml": SMALL + "num_steps: 1\n",
+    "unmade.yaml": SMALL + "env-kwargs: {high: 2, low: x}\n",
 }
 
 
@@ -275,6 +277,8 @@ FILE_CASES: list[Case] = [
             ("digits.yaml", ["cannot be read"]),
             ("overflow.yaml", ["fast-lr", "line 8", "finite"]),
             ("broken_run", ["broken_run/config.json", "not valid YAML"]),
+            ("misspelled.yaml", ["misspelled.yaml, line 8", "did you mean 'num-steps'"]),
+            ("unmade.yaml", ["unmade.yaml, line 8", "cannot be made"]),
         )
     ],
     *[
@@ -339,6 +343,23 @@ FILE_CASES: list[Case] = [
             ("lastest", ["there is no checkpoint lastest"]),
             ("file", ["cannot read"]),
             ("x" * 300, ["--checkpoint", "too long for a file system"]),
+        )
+    ],
+    # In a worker: the number of workers is that of the machine.
+    (
+        ["train.py", "--config", "small.yaml", "--output-folder", "out", "--env-kwargs", "{hihg: 1}"],
+        ["hihg", "did you mean 'high'"],
+    ),
+    *[
+        (evaluate(*options), words)
+        for options, words in (
+            (["--output", "file"], ["file exists", "--overwrite"]),
+            (["--save-tasks", "file"], ["file exists", "another --save-tasks"]),
+            (["--checkpoint", "3"], ["no checkpoint of iteration 3", "kept are: 0, 1"]),
+            (["--policy", "folder"], ["folder/state.json"]),
+            (["--config", "folder"], ["folder is not a run folder", "no config.json", "give a run"]),
+            (["--tasks", "file", "--save-tasks", "more.json"], ["--tasks", "contradicts --save-tasks"]),
+            (["--tasks", "2", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
         )
     ],
     (
@@ -434,7 +455,23 @@ VALUE_CASES: list[Case] = [
         )
     ],
     (train("--env-kwargs", "{low: -1.0e308, high: 1.0e308}"), ["high - low must be finite"]),
+    *[
+        (train(*options), words)
+        for options, words in (
+            (["--max-kl", "0"], ["'max-kl' in the command line", "more than 0"]),
+            (["--algorithm", "maml-trop"], ["'algorithm' in the command line", "did you mean 'maml-trpo'"]),
+            (["--algorithm-settings", "{max-lk: 1}"], ["unknown key 'max-lk'", "command line", "'max-kl'"]),
+            (["--algorithm-settings", "7", "--max-kl", "1"], ["algorithm-settings", "a mapping"]),
+            (["--method", "magic"], ["method", "'maml', 'pretrain' or 'oracle'", "magic"]),
+            (["--device", "cpu", "--use-cuda"], ["--use-cuda", "contradicts"]),
+            (["--fast_lr", "0.1"], ["unrecognized arguments", "--fast_lr"]),
+            (["--seeds"], ["--seeds", "at least one argument"]),
+            (["--seeds", "0", "4294967296"], ["seed", "less than 4294967296"]),
+        )
+    ],
     (train("--fast-lr", "1e39"), ["fast-lr", "at most"]),
+    (evaluate("--num-steps", "-1"), ["--num-steps", "at least 0"]),
+    (evaluate("--tasks", "0"), ["tasks must be at least 1, got 0"]),
     (evaluate("--num-steps", "2000", "--halve-step-size", "always"), ["num-steps is 2000", "vanishes"]),
     *[
         (train(f"--{key}", f"{module}:Any"), [key, *words])
