@@ -522,9 +522,11 @@ class TrialPPO:
         if self._settings.anneal_over is not None:
             set_step_size(self._optimizer, self._settings.learning_rate * self._annealed())
         learner = self._learner
+        spaces = learner.policy.observation_space, learner.policy.action_space
         problem = hosts.share(
             _Problem(
-                old=copy.deepcopy(learner),
+                # Spaces never change, and take longer to copy than all else.
+                old=copy.deepcopy(learner, {id(space): space for space in spaces}),
                 num_observed=0 if self._observed is None else len(self._observed.mean),
                 settings=self._settings,
                 collection=self._collection,
