@@ -479,11 +479,7 @@ class MetaVectorWrapper(MetaVectorEnv, VectorWrapper[Any, Any, Any, Any, Any]):
 
 @dataclass(frozen=True, slots=True)
 class EnvDescription:
-    """The description of one slot, which determines the layout of the arrays of a phase.
-
-    Attributes:
-        is_batch: whether the slots are one batch of arrays, of which another with more or fewer is made in no time.
-    """
+    """The description of one slot, which determines the layout of the arrays of a phase."""
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
@@ -491,7 +487,6 @@ class EnvDescription:
     recorded_infos: RecordedInfos
     task_space: TaskSpace | None = None
     divides: bool = False
-    is_batch: bool = False
     advances_by_slot: bool = False
     value_ranges: ValueRanges = field(default_factory=dict)
 
@@ -505,7 +500,6 @@ class EnvDescription:
             dict(env.recorded_infos),
             env.task_space,
             env.divides,
-            env.observes_anywhere,
             env.advances_by_slot,
             dict(env.value_ranges),
         )

@@ -5,9 +5,9 @@ A worker that does not act itself never imports torch, so this module only names
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from maml_rl.envs.meta_env import Task
@@ -156,13 +156,6 @@ def split_slots(num_slots: int, num_workers: int, together: int = 1) -> tuple[sl
     num_workers = min(num_workers, count)
     bounds = [count * index // num_workers * together for index in range(num_workers + 1)]
     return tuple(slice(start, stop) for start, stop in pairwise(bounds))
-
-
-def weighted_parts(num_slots: int, weights: Sequence[float]) -> list[slice]:
-    """Return contiguous ranges of slots whose lengths are about in proportion to weights; some may be empty."""
-    total = sum(weights)
-    bounds = [0, *(round(num_slots * part / total) for part in accumulate(weights))]
-    return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 def units_of(num_slots: int, num_units: int, together: int = 1) -> list[slice]:

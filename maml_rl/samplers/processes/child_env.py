@@ -79,7 +79,6 @@ class ChildEnv:
             except OSError:
                 break
         if hasattr(self, "_env"):
-            self._close_units()
             self._env.close()
 
     def _carry_out(self, command: Command) -> Reply:
@@ -96,7 +95,7 @@ class ChildEnv:
                 self._env.reset_task(tasks)
             case RunPhase():
                 self._tasks, self._first_slot = tuple(command.phase.slot_tasks), command.first_slot
-                self._phases.run(command, self._slots_for(len(self._tasks)))
+                self._phases.run(command, self._first_slots(len(self._tasks)))
             case Work():
                 return Worked(generation, self._phases.work(command))
             case LoadPolicy():
@@ -128,22 +127,13 @@ class ChildEnv:
         self._env.physics_seconds = self._progress.physics_seconds[own]
         return EnvDescription.of(self._env)
 
-    def _slots_for(self, num: int) -> MetaVectorEnv:
-        """Return `num` slots: all, the first of them, or another batch."""
+    def _first_slots(self, num: int) -> MetaVectorEnv:
+        """Return the first `num` slots, which may be all."""
         if num == self._env.num_envs:
             return self._env
         if num not in self._units:
-            if self._env.divides:
-                self._units[num] = self._env.first_slots(num)
-            else:
-                self._close_units()
-                self._units[num] = self._recipe.make(num)
-                self._units[num].physics_seconds = self._env.physics_seconds
+            self._units[num] = self._env.first_slots(num)
         return self._units[num]
-
-    def _close_units(self) -> None:
-        while not self._env.divides and self._units:
-            self._units.popitem()[1].close()
 
     def _report(self) -> None:
         """Report to the parent the counts of this worker's environment since the last report."""

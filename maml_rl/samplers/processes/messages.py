@@ -113,8 +113,7 @@ class RunPhase:
     Attributes:
         version: number of the parameters.
         first_task: which of the tasks in the shared memory is the first.
-        phase: of the unit alone, without policy and parameters; of slots that are a batch there may be more than the
-            worker has.
+        phase: of the unit alone, without policy and parameters; it has fewer slots than the worker, or as many.
         alike: whether the parameters of the first task are those of all.
         timed: whether to measure where the time goes.
         number: which of the phases whose episodes are in the shared memory.

@@ -6,16 +6,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.env_recipe import require_picklable_tasks
 from maml_rl.samplers.episode_arrays import EpisodeArrays, Layout
-from maml_rl.samplers.phase import WORKER_STAGES, Phase, weighted_parts
+from maml_rl.samplers.phase import WORKER_STAGES, Phase
 from maml_rl.samplers.policy_copies import pickle_policy
 from maml_rl.samplers.processes.messages import LoadPolicy, RunPhase, encode
 from maml_rl.samplers.processes.shared_buffers import PhasePlan, SharedPhase
@@ -23,40 +21,6 @@ from maml_rl.samplers.processes.startup import LOAD_SECONDS
 from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
-
-# Phases from which the speeds of workers are estimated.
-_PHASES_SEEN = 8
-# Work is shared out by speeds where the last worker would otherwise take so many times as long.
-WORTH_A_CHANGE = 1.03
-
-
-class WorkerSpeeds:
-    """How fast each worker is, as a multiple of the mean, as far as its last phases tell that from chance.
-
-    Cores are not all equally fast: they differ by design, or share their arithmetic with another core.
-    """
-
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
-        self._seen: deque[NDArray[np.float64]] = deque(maxlen=_PHASES_SEEN)
-
-    def observe(self, steps: NDArray[np.int64], seconds: NDArray[np.float64]) -> None:
-        """Take the steps of each worker in a phase into account, and the seconds that they took."""
-        if (seconds > 0.0).all() and (steps > 0).all():
-            speeds = steps / seconds
-            self._seen.append(speeds / speeds.mean())
-
-    def relative(self) -> NDArray[np.float64]:
-        """Return the estimates (W,), positive: the mean of each, closer to 1 the more its phases differ."""
-        if len(self._seen) < 2 or self._num_workers < 2:
-            return np.ones(self._num_workers)
-        seen = np.stack(self._seen)
-        means = seen.mean(axis=0)
-        by_chance = float(seen.var(axis=0, ddof=1).mean()) / len(seen)
-        lasting = max(0.0, float(means.var(ddof=1)) - by_chance)
-        trust = lasting / (lasting + by_chance) if lasting > 0.0 else 0.0
-        estimates: NDArray[np.float64] = 1.0 + (means - 1.0) * trust
-        return estimates
 
 
 class WorkerPhases:
@@ -66,7 +30,6 @@ class WorkerPhases:
         self.env = env
         # Units of the current phase whose episodes are in the memory, by their first slots.
         self._done: set[int] = set()
-        self.speeds, self._parts = WorkerSpeeds(env.num_workers), list(env.parts)
         self._loaded: tuple[Policy, PhasePlan, SharedPhase, dict[str, Any]] | None = None
 
     def start_phase(self) -> None:
@@ -92,7 +55,7 @@ class WorkerPhases:
             phase: its policy's parameters are sent every time, the rest of the policy only the first time.
             timer: gets the seconds of the stages.
             units: ranges of slots, none longer than any worker's, which workers take when they are idle; None if each
-                samples its own slots, the more the faster it is.
+                samples its own slots.
             number: which of the phases in the shared memory it is.
             num_phases: for how many there is room.
             copies: return a copy, which is made while workers run, as they write the next phase into their memory.
@@ -114,7 +77,7 @@ class WorkerPhases:
         timer.observe(WORKERS_PER_INFERENCE, 1)
         shared.stage_seconds[:] = 0.0
         episodes = shared.episodes[number].empty_like() if copies else shared.episodes[number]
-        ranges, without, generation = units or self._own_parts(), phase.without_policy(), pool.generation
+        ranges, without, generation = units or env.parts, phase.without_policy(), pool.generation
         version = int(shared.version[0])
         commands = [
             RunPhase(generation, version, unit.start // phase.per_task, without.unit(unit), alike, timed, number)
@@ -158,30 +121,12 @@ class WorkerPhases:
                         give(index, waiting.popleft())
                     take_episodes(unit)
             self._done.clear()
-        if units is None and env.is_batch and not done:
-            of_workers = sorted(seconds_of, key=lambda each: each[0].start)
-            steps = [sum(int(episodes.lengths[at].sum()) for at in phase.ranges(unit)) for unit, _ in of_workers]
-            self.speeds.observe(np.array(steps), np.array([seconds for _, seconds in of_workers]))
         if timed:
             # Workers run in parallel: the parent has waited for the busiest.
             of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
             for stage, seconds in zip(WORKER_STAGES, of_busiest.tolist(), strict=True):
                 timer.move("waiting", stage, seconds)
         return episodes, seconds_of
-
-    def _own_parts(self) -> Sequence[slice]:
-        """Return the slots of each worker: its own, or as many as fit its speed where that is worth it."""
-        if self.env.is_batch:
-            speeds: list[float] = self.speeds.relative().tolist()
-
-            def until_last(parts: Sequence[slice]) -> float:
-                return max(float(part.stop - part.start) / speed for part, speed in zip(parts, speeds, strict=True))
-
-            parts = weighted_parts(self.env.num_envs, speeds)
-            is_possible = all(part.start < part.stop for part in parts)
-            if is_possible and until_last(self._parts) > WORTH_A_CHANGE * until_last(parts):
-                self._parts = parts
-        return self._parts
 
     def _write_parameters(self, phase: Phase, num_phases: int) -> tuple[SharedPhase, bool]:
         """Write the parameters of a phase into the shared memory, and give workers its policy.

@@ -128,7 +128,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         self.max_episode_steps, self.recorded_infos = slot.max_episode_steps, slot.recorded_infos
         self.task_space, self.value_ranges = slot.task_space, slot.value_ranges
         self.buffers, self.physics_seconds = self._shared.step, progress.physics_seconds
-        self.divides, self.is_batch = slot.divides, slot.is_batch
+        self.divides = slot.divides
         if slot.advances_by_slot:
             # A worker with threads detects itself which call hangs.
             self.pool.grace = _GRACE_SECONDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from maml_rl.profiling import StageTimer
 from maml_rl.samplers.hosting import HostedBatch, Request, pickle_for_hosts
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.processes.messages import Work, Worked, encode
-from maml_rl.samplers.processes.phases import WORTH_A_CHANGE, WorkerPhases
+from maml_rl.samplers.processes.phases import WorkerPhases
 from maml_rl.samplers.processes.worker_pool import Worker
 
 
@@ -37,8 +37,6 @@ class WorkerHosts:
         # By worker, the policy under which it has received objects, and how many.
         self._sent: WeakKeyDictionary[Worker, tuple[object, frozenset[int]]] = WeakKeyDictionary()
         self._batch: HostedBatch | None = None
-        # Of each of its blocks.
-        self._worker_of: list[int] = []
 
     @property
     def num_hosts(self) -> int:
@@ -72,8 +70,6 @@ class WorkerHosts:
         What follows the last phase is done with the first question.
         """
         self._batch, params = batch, None
-        sizes = [tasks.stop - tasks.start for tasks in map(batch.tasks_of, range(len(batch.blocks)))]
-        self._worker_of = shared_out(sizes, self._phases.speeds.relative().tolist())
         for number in range(batch.num_phases):
             streams = phase.streams._replace(phase=phase.streams.phase + number)
             own = replace(phase, params=params, streams=streams)
@@ -119,11 +115,11 @@ class WorkerHosts:
         assert self._batch is not None
         self._env.settle()
         self._phases.load_again()
-        pool = self._env.pool
+        pool, num_blocks = self._env.pool, len(self._batch.blocks)
         of_worker: dict[int, tuple[int, ...]] = {}
         for block in request.blocks:
             if block not in replies:
-                index = self._worker_of[block]
+                index = block * self.num_hosts // num_blocks
                 of_worker[index] = (*of_worker.get(index, ()), block)
         # A worker keeps what questions have in common. Those that lack the same objects get the same message.
         kept, asked = [request.batch, *request.shared], request.asked
@@ -161,27 +157,3 @@ class WorkerHosts:
                 self._env.recover()
             else:
                 return
-
-
-def shared_out(sizes: Sequence[float], speeds: Sequence[float]) -> list[int]:
-    """Return who does each of several pieces of work: neighbors what is in a row, unless the speeds tell otherwise.
-
-    Args:
-        sizes: of the pieces.
-        speeds: of those who may do them.
-    """
-    in_a_row = [piece * len(speeds) // len(sizes) for piece in range(len(sizes))]
-    loads, by_speed = [0.0] * len(speeds), [0] * len(sizes)
-    # The largest first, each where it is done first.
-    for piece in sorted(range(len(sizes)), key=lambda piece: -sizes[piece]):
-        done_at = [(load + sizes[piece]) / speed for load, speed in zip(loads, speeds, strict=True)]
-        by_speed[piece] = done_at.index(min(done_at))
-        loads[by_speed[piece]] += sizes[piece]
-
-    def last_done(who: Sequence[int]) -> float:
-        own = [0.0] * len(speeds)
-        for size, index in zip(sizes, who, strict=True):
-            own[index] += size
-        return max(load / speed for load, speed in zip(own, speeds, strict=True))
-
-    return by_speed if last_done(in_a_row) > WORTH_A_CHANGE * last_done(by_speed) else in_a_row
