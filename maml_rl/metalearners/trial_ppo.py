@@ -522,7 +522,8 @@ class TrialPPO:
         if self._settings.anneal_over is not None:
             set_step_size(self._optimizer, self._settings.learning_rate * self._annealed())
         learner = self._learner
-        spaces = learner.policy.observation_space, learner.policy.action_space
+        # A module of a user may have none.
+        spaces = [getattr(learner.policy, name, None) for name in ("observation_space", "action_space")]
         problem = hosts.share(
             _Problem(
                 # Spaces never change, and take longer to copy than all else.

@@ -303,15 +303,19 @@ class SquashedGaussianHead(Head):
         return mean, log_std.clamp(*self.log_std_bounds)
 
     def distribution(self, parameters: DistributionParams) -> TransformedDistribution:
+        return self._distribution(parameters, checked=validates(parameters[0]))
+
+    def _distribution(self, parameters: DistributionParams, *, checked: bool | None) -> TransformedDistribution:
         mean, log_std = (entry.reshape(*entry.shape[:-1], *self.action_shape) for entry in parameters)
         event = len(self.action_shape)
         center, half_range = (bound.reshape(self.action_shape) for bound in self.bounds(mean))
         squash = [TanhTransform(), AffineTransform(center, half_range, event_dim=event)]
-        normal = Normal(mean, log_std.exp(), validate_args=validates(mean))
-        return TransformedDistribution(Independent(normal, event), squash, validate_args=validates(mean))
+        normal = Normal(mean, log_std.exp(), validate_args=checked)
+        return TransformedDistribution(Independent(normal, event), squash, validate_args=checked)
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
-        return log_prob(self.distribution(parameters), actions.to(parameters[0].dtype))
+        # A loss that is not finite is named by the learner.
+        return log_prob(self._distribution(parameters, checked=False), actions.to(parameters[0].dtype))
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
         mean, log_std = parameters
