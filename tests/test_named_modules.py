@@ -76,6 +76,7 @@ gymnasium.register("Push-v0", PushEnv, max_episode_steps=5)
     (tmp_path / "neighbor_of_push.py").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    sys.modules.pop("push", None)
     yield tmp_path
     for name in ("push", "neighbor_of_push"):
         sys.modules.pop(name, None)

@@ -93,6 +93,8 @@ def test_family_passes_the_check_as_shown(
     )
     with sampler:
         assert sampler.rollout(sampler.sample_tasks(3)).rewards.shape == (3, 100, 2)
+    # Other tests have a module of this name.
+    sys.modules.pop("push")
 
 
 def test_examples_that_need_an_extra_name_it() -> None:
