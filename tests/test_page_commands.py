@@ -36,7 +36,6 @@ SMALLER = {
 # Those that leave the sizes of a page as they are.
 BRIEFER = {
     "train": ["--num-batches", "1"],
-    "test": ["--num-batches", "1"],
     "record": [],
     "report": ["--videos", "0"],
     "compare": ["--set", "num-batches=1"],
