@@ -240,7 +240,7 @@ class WarpPhysics:
     @property
     def overflow(self) -> Tensor:
         """(2,) bool: whether contacts, and rows of constraints, were too many in any simulation since its start."""
-        kind = self._types().OverflowType
+        kind = self._mjw.OverflowType
         rows = kind.NEFC | kind.NJMAX_NNZ
         # Iterations that do not suffice are no loss: MuJoCo itself ends there.
         contacts = kind.ALL & ~(rows | kind.ITERATIONS | kind.LS_ITERATIONS)
@@ -282,12 +282,6 @@ class WarpPhysics:
             self._bound[name].copy_(values)
         for name, values in saved["state"].items():
             getattr(self, name).copy_(values)
-
-    @staticmethod
-    def _types() -> Any:
-        import mujoco_warp._src.types as types
-
-        return types
 
     def _take_model(self, model: Any) -> None:
         """Compute with a model from now on."""
