@@ -15,6 +15,7 @@ from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot, with_mas
 from maml_rl.envs.meta_env import Task, ValueRanges, require_one_each
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.task_entries import TaskArrays, for_each_task, parse_task, stack_tasks
+from maml_rl.envs.task_space import apportion
 from maml_rl.errors import TaskError
 from maml_rl.seeding import SlotStreams
 from maml_rl.spaces import is_image, write_flat
@@ -38,14 +39,15 @@ class MixtureVectorEnv(BatchedFamily):
     Args:
         num_envs: number of slots. Each has room for a state of every family.
         families: ids of this package's families; or a mapping of each to its weight.
-        arguments: keyword arguments of the families, by id.
+        arguments: keyword arguments of the families, by id; `max_episode_steps` is a family's own time limit.
         engine: of the physics.
         num_threads: of the physics.
         **options: see `BatchedFamily`; `max_episode_steps` None is the time limit of each family, and the task is
             `{"family": id}` with the entries of that family's task.
 
     Raises:
-        ValueError: If fewer than two families are given, one is not of this package, or a weight is not positive.
+        ValueError: If fewer than two families are given, one is given twice or is not of this package, a weight is not
+            positive, or a family has two time limits.
         TypeError: If discrete and continuous actions, or images and vectors, would be mixed.
     """
 
@@ -64,6 +66,9 @@ class MixtureVectorEnv(BatchedFamily):
         weights = dict(families) if isinstance(families, Mapping) else dict.fromkeys(families, 1.0)
         if isinstance(families, str) or not all(isinstance(name, str) for name in weights):
             raise ValueError(f"families must be ids, or a mapping of each to its weight, got {families!r}")
+        if len(weights) < len(families):
+            twice = next(name for name in weights if list(families).count(name) > 1)
+            raise ValueError(f"{twice} is named twice; name each family once, with its weight: {{{twice}: 2.0, ...}}")
         if len(weights) < 2:
             raise ValueError(f"a mixture has at least two families, got {list(weights)}")
         for name in arguments or {}:
@@ -116,14 +121,7 @@ class MixtureVectorEnv(BatchedFamily):
         return self._draw(random, num_tasks, evaluation=True)
 
     def _draw(self, random: np.random.Generator, num_tasks: int, *, evaluation: bool) -> list[Task]:
-        expected = self.weights * num_tasks
-        counts = np.floor(expected).astype(np.int64)
-        left = num_tasks - counts.sum()
-        if left:
-            # Who gets one of the tasks that remain depends on the fractions, so that the expected numbers are exact.
-            edges = np.cumsum(expected - counts)
-            drawn = np.searchsorted(edges, random.random() + np.arange(left), side="right")
-            counts[np.minimum(drawn, len(counts) - 1)] += 1
+        counts = apportion(self.weights * num_tasks, random)
         tasks = []
         for (name, family), count in zip(self.families.items(), counts.tolist(), strict=True):
             draw = family.draw_test_tasks if evaluation else family.draw_tasks
@@ -230,8 +228,13 @@ def _make_family(
             "it as a BatchedFamily"
         )
     options: dict[str, Any] = {**spec.kwargs, **(physics if spec.has_physics else {}), **arguments}
+    if max_episode_steps is not None and "max_episode_steps" in arguments:
+        raise ValueError(
+            f"two time limits of {name}: {max_episode_steps} of the mixture, and "
+            f"{arguments['max_episode_steps']} of its own arguments; keep one"
+        )
     if spec.max_episode_steps is not None:
-        options["max_episode_steps"] = max_episode_steps or spec.max_episode_steps
+        options.setdefault("max_episode_steps", max_episode_steps or spec.max_episode_steps)
     made = getattr(import_module(spec.module), f"{spec.name}VectorEnv")(num_envs, **options)
     assert isinstance(made, BatchedFamily)
     made.autoreset_mode = AutoresetMode.DISABLED

@@ -27,6 +27,22 @@ def task_key(task: Task | Sequence[Task]) -> str:
     return json.dumps(task, sort_keys=True, default=lambda value: value.tolist())
 
 
+def family_of(task: Task) -> str:
+    """Return the family that a task of a mixture names; "" for a task of one family."""
+    return str(task.get("family", ""))
+
+
+def apportion(expected: Floats, random: np.random.Generator) -> NDArray[np.int64]:
+    """Return whole numbers (n,) with the sum of `expected` (n,), each rounded up or down; their means are exact."""
+    counts = np.floor(expected).astype(np.int64)
+    left = round(expected.sum()) - counts.sum()
+    if left:
+        # Who gets one of those that remain depends on the fractions.
+        drawn = np.searchsorted(np.cumsum(expected - counts), random.random() + np.arange(left), side="right")
+        counts[np.minimum(drawn, len(counts) - 1)] += 1
+    return counts
+
+
 @dataclass(frozen=True, slots=True)
 class TaskParameter:
     """One parameter of a task: a number and its distribution.

@@ -22,7 +22,7 @@ from maml_rl.config.config import Config
 from maml_rl.config.settings import SettingsModel
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.task_space import family_of, task_key
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.evaluate import evaluate_trials
@@ -385,8 +385,8 @@ def nearest(tasks: Sequence[Task], others: Sequence[Task]) -> float:
     Those of a mixture are compared within each family.
     """
     closest = float("inf")
-    for family in {task.get("family") for task in tasks}:
-        one, other = ([_vector(task) for task in each if task.get("family") == family] for each in (tasks, others))
+    for family in {family_of(task) for task in tasks}:
+        one, other = ([_vector(task) for task in each if family_of(task) == family] for each in (tasks, others))
         if other:
             closest = min(closest, float(np.linalg.norm(np.stack(one)[:, None] - np.stack(other)[None], axis=-1).min()))
     return closest

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import Task, ValueRanges
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.task_space import family_of, task_key
 from maml_rl.experiment.statistics import (
     ENOUGH_TASKS,
     Statistic,
@@ -84,7 +84,7 @@ class Evaluation:
         Where all of them have references, `NORMALIZED` comes first: all results, with returns of each family that are 0
         for random actions, and 1 for its oracle.
         """
-        names = [str(task.get("family", "")) for task in self.tasks]
+        names = [family_of(task) for task in self.tasks]
         if "" in names:
             return {}
         found = {}

@@ -24,8 +24,8 @@ def references(env_kwargs: Mapping[str, Any], max_episode_steps: int | None) -> 
     for each in _measured(FILE):
         name = each["env-name"]
         arguments = (env_kwargs.get("arguments") or {}).get(name, {})
-        changed = {key: value for key, value in arguments.items() if key not in FREE}
-        steps = max_episode_steps or FAMILIES[name].max_episode_steps
+        changed = {key: value for key, value in arguments.items() if key not in (*FREE, "max_episode_steps")}
+        steps = arguments.get("max_episode_steps") or max_episode_steps or FAMILIES[name].max_episode_steps
         # They are those of the default arguments, which a config may repeat.
         is_measured = steps == each["max-episode-steps"] and changed.items() <= each["env-kwargs"].items()
         if is_measured and name in env_kwargs.get("families", HALF_CHEETAHS):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import reinforce
 from maml_rl.derivatives import Memo
+from maml_rl.envs.task_space import family_of
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.functional import masked_mean, masked_normalize
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings
@@ -42,19 +43,30 @@ class EMAML(AdamLearner):
         return loss
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        self._gains = gains_of(torch.cat(self.hosts_of(batch).map(mean_rewards)))
+        rewards, families = zip(*self.hosts_of(batch).map(mean_rewards), strict=True)
+        self._gains = gains_of(torch.cat(rewards), [name for chunk in families for name in chunk])
         return super().update(batch)
 
 
-def mean_rewards(phases: Sequence[TaskEpisodes], memo: Memo) -> Tensor:
-    """Return each task's mean reward after adaptation, (k,) float64."""
-    return masked_mean(phases[-1].rewards.double(), phases[-1].mask)
+def mean_rewards(phases: Sequence[TaskEpisodes], memo: Memo) -> tuple[Tensor, list[str]]:
+    """Return each task's mean reward after adaptation, (k,) float64, and its family."""
+    valid = phases[-1]
+    families = [family_of(task) for task in valid.tasks] or [""] * len(valid)
+    return masked_mean(valid.rewards.double(), valid.mask), families
 
 
-def gains_of(rewards: Tensor) -> Tensor:
-    """Return by how much each task's mean reward after adaptation, (M,), exceeds that of all tasks, (M,).
+def gains_of(rewards: Tensor, families: Sequence[str]) -> Tensor:
+    """Return by how much each task's mean reward after adaptation, (M,), exceeds that of all of its family, (M,).
 
-    The unit is the deviation over tasks: as that of advantages, the scale of rewards has no influence. Where all tasks
+    The unit is the deviation over these tasks: as that of advantages, the scale of rewards has no influence. Where all
     are equal, gains are zero.
+
+    Args:
+        rewards: (M,) mean reward of each task after adaptation.
+        families: of the M tasks, which rewards of a mixture would otherwise name instead of the task.
     """
-    return masked_normalize(rewards, torch.ones_like(rewards), dims=(0,))
+    gains = torch.zeros_like(rewards)
+    for family in dict.fromkeys(families):
+        mine = torch.tensor([each == family for each in families], device=rewards.device)
+        gains[mine] = masked_normalize(rewards[mine], torch.ones_like(rewards[mine]), dims=(0,))
+    return gains

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Self
 
@@ -13,7 +14,7 @@ from maml_rl.arguments import check_count
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Count, Fraction
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.task_space import TaskParameter, TaskSpace, task_key
+from maml_rl.envs.task_space import TaskParameter, TaskSpace, apportion, family_of, task_key
 from maml_rl.seeding import Purpose, StreamKey, generator
 from maml_rl.task_distributions.task_distribution import FamilyTasks, TaskDistribution, TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks
@@ -28,7 +29,7 @@ _DRAWS = 100
 class TaskList(TaskDistribution):
     """Tasks of a list, in a new random order each time.
 
-    A batch has every task equally often, up to a difference of one.
+    A batch has every task equally often, up to a difference of one; of a mixture it has the list's shares of families.
 
     Args:
         tasks: the list. A config may name a file instead, as `maml-rl test --save-tasks` writes it.
@@ -57,9 +58,17 @@ class TaskList(TaskDistribution):
         return cls(settings.tasks or [] if settings.file is None else read_tasks(settings.file, env_name))
 
     def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
-        """Draw tasks without repetition until all are drawn."""
-        orders = [rng.permutation(len(self.tasks)) for _ in range(-(-num_tasks // len(self.tasks)))]
-        return [self.tasks[index] for index in np.concatenate(orders)[:num_tasks]]
+        """Draw tasks without repetition until all are drawn, of a mixture as many of each family as are its share."""
+        members: dict[str, list[Task]] = {}
+        for task in self.tasks:
+            members.setdefault(family_of(task), []).append(task)
+        sizes = np.array([len(each) for each in members.values()])
+        counts = apportion(sizes * num_tasks / len(self.tasks), rng).tolist()
+        drawn: list[Task] = []
+        for each, count in zip(members.values(), counts, strict=True):
+            orders = [rng.permutation(len(each)) for _ in range(-(-count // len(each)))]
+            drawn += [each[index] for order in orders for index in order][:count]
+        return drawn if len(members) == 1 else [drawn[index] for index in rng.permutation(num_tasks)]
 
     def check(self, family: FamilyTasks) -> list[Task]:
         """Return all tasks."""
@@ -79,7 +88,8 @@ class FixedTasks(TaskDistribution):
     """A set of training tasks and one of test tasks, drawn once from the family; no task is in both.
 
     A batch of training has distinct tasks of the set, new ones in every iteration. Evaluations measure on all test
-    tasks, those during training (`evaluate-every`) on training tasks.
+    tasks, those during training (`evaluate-every`) on training tasks. Of a mixture, both sets and every batch have as
+    many tasks of a family as its weight says, up to rounding.
 
     Args:
         train: number of training tasks.
@@ -172,18 +182,26 @@ class FixedTasks(TaskDistribution):
         drawn: dict[TaskSplit, list[Task]] = {}
         for side, count, draw in sides:
             found: list[Task] = drawn.setdefault(side, [])
+            # How many of each family of a mixture are missing: the first draw has as many as its weight says.
+            missing: Counter[str] = Counter()
             for _ in range(_DRAWS):
-                for task in draw(count, int(rng.integers(2**63))):
-                    text = task_key(task)
-                    if text not in taken and len(found) < count:
+                tasks = draw(count, int(rng.integers(2**63)))
+                missing = missing or Counter(map(family_of, tasks))
+                for task in tasks:
+                    text, name = task_key(task), family_of(task)
+                    if text not in taken and missing[name]:
                         taken.add(text)
                         found.append(task)
+                        missing[name] -= 1
                 if len(found) == count:
                     break
             else:
+                short = next(iter(+missing))
+                known = sum(family_of(task) == short for task in [*drawn["training"], *drawn.get("test", [])])
                 raise ValueError(
-                    f"{family.name} has too few different tasks for {self.train} training tasks and {self.test} test "
-                    f"tasks that are not among them: {len(taken)} were found; lower 'train' or 'test'"
+                    f"{short or family.name} has too few different tasks for {'its share of ' if short else ''}"
+                    f"{self.train} training tasks and {self.test} test tasks that are not among them: {known} were "
+                    f"found; lower 'train' or 'test'{', or its weight' if short else ''}"
                 )
         self._sets = drawn
 

@@ -109,6 +109,8 @@ def test_table_of_a_benchmark_shows_families_apart_and_goes_by_the_normalized_me
         ({"families": FAMILIES}, None, []),
         ({"families": FAMILIES, "arguments": {FAMILIES[0]: {"low": 0.0}}}, 10, FAMILIES[1:]),
         ({"families": FAMILIES, "arguments": {FAMILIES[0]: {"normalization_scale": 3.0}}}, 10, FAMILIES),
+        ({"families": FAMILIES, "arguments": {FAMILIES[0]: {"max_episode_steps": 5}}}, 10, FAMILIES[1:]),
+        ({"families": FAMILIES, "arguments": {FAMILIES[1]: {"max_episode_steps": 10}}}, None, FAMILIES[1:]),
     ],
 )
 def test_references_are_those_of_the_same_problem(kwargs: dict[str, object], steps: int, expected: list[str]) -> None:

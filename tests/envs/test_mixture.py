@@ -68,14 +68,15 @@ def test_slot_is_a_slot_of_its_family(kwargs: dict[str, Any], is_padded: bool) -
 
 
 def test_every_family_ends_at_its_own_time_limit() -> None:
-    mixture: Any = make_vector_env("Mixture-v0", POINTS, 6)
+    own = {"arguments": {"PointGoal-v0": {"max_episode_steps": 5}}}
+    mixture: Any = make_vector_env("Mixture-v0", {**POINTS, **own}, 6)
     mixture.reset_task(tasks := mixture.sample_tasks(6, seed=0))
     mixture.reset_buffers(SEEDS)
     lengths = np.zeros(6, int)
     while not (over := mixture.buffers.terminated | mixture.buffers.truncated).all():
         lengths += ~over
         mixture.step(np.zeros(mixture.action_space.shape, np.float32))
-    limits = {"2DNavigation-v0": 100, "PointGoal-v0": 20, "SemiCircle-v0": 60}
+    limits = {"2DNavigation-v0": 100, "PointGoal-v0": 5, "SemiCircle-v0": 60}
     assert mixture.max_episode_steps == 100
     for length, task, terminated in zip(lengths, tasks, mixture.buffers.terminated, strict=True):
         assert length == limits[task["family"]] or terminated
@@ -115,6 +116,11 @@ def test_episodes_do_not_depend_on_the_placement(kwargs: dict[str, Any]) -> None
         ({"families": ["2DNavigation-v0", "PixelNavigation-v0"]}, "images, as of PixelNavigation-v0"),
         ({"families": {"2DNavigation-v0": 0.0, "PointGoal-v0": 1.0}}, "the weight of 2DNavigation-v0"),
         ({**POINTS, "arguments": {"Wind-v0": {}}}, "arguments of 'Wind-v0'"),
+        ({"families": ["PointGoal-v0", "PointGoal-v0", "Wind-v0"]}, "PointGoal-v0 is named twice.*with its weight"),
+        (
+            {**POINTS, "arguments": {"PointGoal-v0": {"max_episode_steps": 5}}, "max_episode_steps": 9},
+            "two time limits of PointGoal-v0: 9 of the mixture, and 5 of its own",
+        ),
         ({"families": ["2DNavigation-v0", "PointGaol-v0"]}, "did you mean 'PointGoal-v0'"),
     ],
 )

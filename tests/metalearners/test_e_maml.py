@@ -66,5 +66,16 @@ def test_gains_are_mean_rewards_of_real_steps_after_adaptation_in_units_of_their
     # Padding never counts.
     valid.rewards[valid.mask == 0] = torch.nan
     wanted = (np.array(means) - np.mean(means)) / np.std(means)
-    np.testing.assert_allclose(gains_of(mean_rewards(batch.phases, {})), wanted, rtol=1e-6)
-    assert gains_of(torch.tensor([5.0])).tolist() == [0.0]
+    np.testing.assert_allclose(gains_of(*mean_rewards(batch.phases, {})), wanted, rtol=1e-6)
+    assert gains_of(torch.tensor([5.0]), [""]).tolist() == [0.0]
+
+
+def test_gains_of_a_mixture_are_those_of_each_family_alone() -> None:
+    """Rewards of one family would name it, whatever its tasks did."""
+    _, batch = batch_of("random", 3.0)
+    batch.phases[-1].tasks = ({"family": "A", "x": 0.0}, {"family": "B", "x": 0.0}, {"family": "A", "x": 1.0})
+    rewards, families = mean_rewards(batch.phases, {})
+    rewards[1] += 1000.0
+    assert families == ["A", "B", "A"]
+    sign = float(torch.sign(rewards[0] - rewards[2]))
+    np.testing.assert_allclose(gains_of(rewards, families), [sign, 0.0, -sign], rtol=1e-6)

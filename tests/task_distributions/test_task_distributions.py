@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from maml_rl.envs import Task, make_vector_env
+from maml_rl.envs.task_space import task_key
 from maml_rl.task_distributions import (
     Curriculum,
     FamilyTasks,
+    FixedTasks,
     Grid,
     Split,
     Stratified,
@@ -55,6 +57,45 @@ def test_list_draws_tasks_equally_often_up_to_one_draw(num_tasks: int) -> None:
     counts = Counter(velocities(draw(TaskList(tasks), num_tasks)))
     assert sum(counts.values()) == num_tasks
     assert all(num_tasks // 4 <= counts[float(number)] <= -(-num_tasks // 4) for number in range(4))
+
+
+MIXED = {"2DNavigation-v0": 3.0, "PointGoal-v0": 2.0, "SemiCircle-v0": 1.0}
+
+
+def mixture(**weights: float) -> FamilyTasks:
+    env = make_vector_env("Mixture-v0", {"families": weights or MIXED})
+    return FamilyTasks("Mixture-v0", None, lambda count, seed: env.sample_tasks(count, seed=seed), 3)
+
+
+def counts_of(tasks: list[Task]) -> Counter[str]:
+    return Counter(task["family"] for task in tasks)
+
+
+def test_fixed_sets_of_a_mixture_and_all_their_batches_keep_the_weights() -> None:
+    fixed, tasks, rng = FixedTasks(24, 12), mixture(), np.random.default_rng(0)
+    drawn = [counts_of(fixed.sample(tasks, 6, rng)) for _ in range(5)]
+    assert drawn == [Counter({name: round(weight) for name, weight in MIXED.items()})] * 5
+    for side, factor in (("training", 4), ("test", 2)):
+        found = fixed.fixed_tasks()[side]  # type: ignore[index]
+        assert counts_of(found) == {name: factor * weight for name, weight in MIXED.items()}
+    uneven = [counts_of(fixed.sample(tasks, 5, rng)) for _ in range(300)]
+    for name, weight in MIXED.items():
+        numbers = [each[name] for each in uneven]
+        assert all(abs(number - 5 * weight / 6) < 1 for number in numbers)
+        assert np.mean(numbers) == pytest.approx(5 * weight / 6, abs=0.1)
+    every = fixed.sample_validation(tasks, 48, rng)
+    assert set(Counter(map(task_key, every)).values()) == {2}
+
+
+def test_few_tasks_of_a_family_are_refused_instead_of_filled_up_with_those_of_another() -> None:
+    """There are two directions: eighteen velocities and two directions are no even mixture."""
+    few = mixture(**{"HalfCheetahVel-v5": 1.0, "HalfCheetahDir-v5": 1.0})
+    with pytest.raises(ValueError, match=r"HalfCheetahDir-v5 has too few different tasks for its share .*: 2 were"):
+        FixedTasks(20, 10).sample(few, 4, np.random.default_rng(0))
+    fixed = FixedTasks(2, 2)
+    fixed.sample(few, 2, np.random.default_rng(0))
+    for side in ("training", "test"):
+        assert set(counts_of(fixed.fixed_tasks()[side]).values()) == {1}  # type: ignore[index]
 
 
 def test_list_refuses_to_resume_with_other_tasks() -> None:
