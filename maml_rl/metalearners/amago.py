@@ -29,7 +29,7 @@ from maml_rl.metalearners.replay_learner import NumTrials, TrialReplayLearner, T
 from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean, move_targets
 from maml_rl.policies import Policy, SequencePolicy
 from maml_rl.policies.heads import DistributionParams, SquashedGaussianHead
-from maml_rl.policies.two_hot import TwoHot
+from maml_rl.policies.two_hot import OF_BINS, TwoHot
 
 
 class TrialCritics(nn.Module):
@@ -54,7 +54,9 @@ class TrialCritics(nn.Module):
         self.num_discounts, self.two_hot = num_discounts, TwoHot(settings.num_bins, settings.largest_value)
         outputs = max(1, self.num_choices) * num_discounts * settings.num_bins
         sizes = settings.critic_layers
-        self.layers = EnsembleMLP(policy.hidden_size + entries, sizes, outputs, generator, settings.num_critics)
+        self.layers = EnsembleMLP(
+            policy.hidden_size + entries, sizes, outputs, generator, settings.num_critics, of_last=OF_BINS
+        )
 
     def forward(self, units: Tensor, actions: Tensor | None, *, fixed: bool = False) -> Tensor:
         """Return logits (E, L, N, G, bins) of actions, or (E, L, N, K, G, bins) of all discrete ones.

@@ -31,9 +31,9 @@ from maml_rl.policies import Policy
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import SquashedGaussianHead
 from maml_rl.policies.slot_rows import through
-from maml_rl.policies.soft_actors import RecurrentActor
+from maml_rl.policies.soft_actors import LAST_LAYER, RecurrentActor
 from maml_rl.policies.trial_encoder import EncoderSizes, TrialEncoder, action_unit, encode, make_linear
-from maml_rl.policies.two_hot import TwoHot
+from maml_rl.policies.two_hot import OF_BINS, TwoHot
 
 Units = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -62,7 +62,8 @@ class RecurrentCritics(nn.Module):
         entries = 0 if self.num_choices else actor.distributions.noise_size
         self.present = make_linear(own.stop - own.start + 1 + entries, size, generator)
         outputs = (self.num_choices or 1) * (1 if two_hot is None else two_hot.num_bins)
-        self.heads = EnsembleMLP(2 * size, hidden_sizes, outputs, generator)
+        of_last = LAST_LAYER if two_hot is None else OF_BINS
+        self.heads = EnsembleMLP(2 * size, hidden_sizes, outputs, generator, of_last=of_last)
 
     def first_layer(self, units: Tensor) -> Tensor:
         """Return what units (L, N, H) of the encoder add to the first layer of the heads, for `forward`."""

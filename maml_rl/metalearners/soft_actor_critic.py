@@ -79,18 +79,24 @@ class EnsembleMLP(nn.Module):
 
     Its inputs come in parts, so that what several calls have in common is multiplied once: `first_layer` multiplies a
     part, and `rest` goes on from the sum of all parts. The initial weights are those that torch makes, drawn by
-    `generator`.
+    `generator`, and for the last layer by `of_last`: its bound.
     """
 
     def __init__(
-        self, inputs: int, hidden_sizes: Sequence[int], outputs: int, generator: torch.Generator, num: int = 2
+        self,
+        inputs: int,
+        hidden_sizes: Sequence[int],
+        outputs: int,
+        generator: torch.Generator,
+        num: int = 2,
+        of_last: float = LAST_LAYER,
     ) -> None:
         super().__init__()
         self.num = num
         sizes = [inputs, *hidden_sizes, outputs]
         self.num_layers = len(sizes) - 1
         for index, (before, after) in enumerate(pairwise(sizes)):
-            bound = LAST_LAYER if index == self.num_layers - 1 else before**-0.5
+            bound = of_last if index == self.num_layers - 1 else before**-0.5
             # Side by side: all networks multiply the same inputs, and later layers have inputs of their own.
             shapes: dict[str, tuple[int, ...]] = {"weight": (num, before, after), "bias": (num, 1, after)}
             if index == 0:

@@ -27,7 +27,7 @@ from maml_rl.policies.policy import Memory, Unrolled
 from maml_rl.policies.recurrent import Cell, RecurrentStep, make_recurrent
 from maml_rl.policies.slot_rows import SlotRows, row_product, through
 from maml_rl.policies.transformer import Attention, Transformer
-from maml_rl.policies.two_hot import TwoHot
+from maml_rl.policies.two_hot import OF_BINS, TwoHot
 from maml_rl.spaces import PackedSpace, category_counts, is_image, parts_of
 
 ValueKind = Literal["head", "network", "two-hot", "none"]
@@ -188,7 +188,7 @@ class SequencePolicy(MemoryPolicy):
         )
 
     def _initialize_heads(self, generator: torch.Generator, *, of_values: float = 1.0) -> None:
-        of_values = 0.01 if self._is_two_hot else of_values
+        of_values = OF_BINS if self._is_two_hot else of_values
         for head, gain in ((self.head, 0.01), (self.value_head, of_values), (self.reward_head, 1.0)):
             if head is not None:
                 orthogonal(head.weight, generator, gain)

@@ -34,7 +34,12 @@ COLLECTION = Collection(gamma=GAMMA, gae_lambda=LAMBDA)
 
 
 def make_policy(**options: Any) -> GRUPolicy:
-    return GRUPolicy(spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4), 6, **options).double()
+    policy = GRUPolicy(spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4), 6, **options).double()
+    if policy.value == "two-hot":
+        assert policy.value_head is not None
+        with torch.no_grad():
+            policy.value_head.weight.normal_(generator=torch.Generator().manual_seed(1))
+    return policy
 
 
 def make_episodes(lengths: list[list[int]], seed: int = 0) -> TaskEpisodes:
