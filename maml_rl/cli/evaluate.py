@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -67,17 +66,6 @@ def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> i
         "--benchmark", metavar="NAME", help="measure by the rules and on the tasks that `maml-rl benchmarks` lists"
     )
     parser.add_argument(
-        "--submit",
-        type=file_path,
-        metavar="FILE",
-        help="with --benchmark: write what identifies the policy and its returns, for a table of results",
-    )
-    parser.add_argument(
-        "--policy-name",
-        metavar="NAME",
-        help="with --submit: what the table calls the policy (default: the name of its run's folder)",
-    )
-    parser.add_argument(
         "--training-tasks",
         action="store_true",
         help="draw new training tasks instead of test tasks; the results go to training-tasks.npz in the run",
@@ -135,7 +123,7 @@ def _test(options: argparse.Namespace) -> None:
 
     from maml_rl.cli.progress import StepProgress
     from maml_rl.experiment.build import make_experiment
-    from maml_rl.experiment.certified import identity, nearest, save_submission, submission
+    from maml_rl.experiment.certified import nearest
     from maml_rl.experiment.evaluate import evaluate
     from maml_rl.experiment.evaluation import NORMALIZED, REPETITIONS, interval_cautions, intervals_cover
     from maml_rl.task_distributions.task_files import save_tasks
@@ -146,10 +134,9 @@ def _test(options: argparse.Namespace) -> None:
         raise ConfigError(f"{config.algorithm} does not adapt in steps; leave out --num-steps")
     if rules is not None:
         rules.check(experiment, num_steps)
-    meta_updates = 0
     if options.checkpoint != "initial":
         _check_has_policy(config_path, options.checkpoint)
-        meta_updates = experiment.restore(options.checkpoint, config_path.parent)
+        experiment.restore(options.checkpoint, config_path.parent)
     # A restored experiment has the tasks that it was trained on.
     tasks = None if file is None else experiment.load_tasks(file)
     if rules is not None:
@@ -188,12 +175,6 @@ def _test(options: argparse.Namespace) -> None:
     trained = experiment.fixed_tasks("training")
     if rules is not None and trained:
         print(f"the nearest of the {len(trained)} training tasks is {nearest(rules.tasks(), trained):.3g} away")
-    if rules is not None and options.submit is not None:
-        entrant = identity(config, config_path.parent, experiment.policy, meta_updates)
-        command = _command(options, str(options.name or entrant["name"]))
-        if options.policy_name is not None:
-            entrant["name"] = options.policy_name
-        save_submission(options.submit, submission(rules, evaluation, policy=entrant, command=command))
     if rules is not None:
         kind = f"tasks of {rules.name}"
     elif options.training_tasks:
@@ -223,38 +204,19 @@ def _test(options: argparse.Namespace) -> None:
 
 def _benchmark(options: argparse.Namespace) -> "Benchmark | None":
     """Return the benchmark that --benchmark names; refuse options that the benchmark decides."""
-    if options.policy_name is not None and options.submit is None:
-        raise ConfigError("--policy-name is what a table calls the policy; give --submit, too")
-    if options.policy_name is not None and not options.policy_name.strip():
-        raise ConfigError("--policy-name is empty; give a name, or leave it out")
     if options.benchmark is None:
-        if options.submit is not None:
-            raise ConfigError("--submit writes the result of a benchmark; give --benchmark, too")
         return None
     for name in ("tasks", "training_tasks", "save_tasks", "num_batches", "repetitions"):
         if getattr(options, name):
             raise ConfigError(f"--benchmark decides on tasks and repetitions; leave out --{name.replace('_', '-')}")
-    from maml_rl.experiment.certified import check_entrant, find_benchmark
+    from maml_rl.experiment.certified import find_benchmark
 
-    if options.policy_name is not None:
-        check_entrant({"name": options.policy_name})
     return find_benchmark(options.benchmark)
-
-
-def _command(options: argparse.Namespace, policy: str) -> str:
-    """Return the command that measures a policy on a benchmark again."""
-    words = ["maml-rl", "test", policy, "--benchmark", options.benchmark]
-    for name in ("num_steps", "fast_lr", "fast_batch_size", "halve_step_size", "seed"):
-        if getattr(options, name) is not None:
-            words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    if options.checkpoint != "last" and not policy.startswith("zoo:"):
-        words += ["--checkpoint", options.checkpoint]
-    return shlex.join(words)
 
 
 def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
     """Before any work, refuse output files that cannot or must not be written; choose names for those not given."""
-    named = {"--output": options.output, "--save-tasks": options.save_tasks, "--submit": options.submit}
+    named = {"--output": options.output, "--save-tasks": options.save_tasks}
     if options.output is None:
         # Reports take evaluation.npz of a run for its tests.
         file = "training-tasks.npz" if options.training_tasks else "evaluation.npz"

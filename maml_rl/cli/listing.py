@@ -3,10 +3,9 @@
 import json
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from itertools import groupby, takewhile
-from pathlib import Path
 from typing import Any, TypeVar
 
 from maml_rl.arguments import suggest
@@ -171,26 +170,9 @@ def list_benchmarks(text: str, *, verbose: bool) -> Iterable[str]:
                 f"{rules.sha256}.",
             )
     yield ""
-    yield from _wrapped("`maml-rl test RUN --benchmark NAME --submit FILE` measures a policy.")
-    yield from _wrapped("`maml-rl benchmarks enter FILE` shows the result in the table of its benchmark.")
+    yield from _wrapped("`maml-rl test RUN --benchmark NAME` measures a policy.")
     if not verbose:
         yield from _wrapped("--verbose adds the rules of each and the SHA-256 of its tasks.")
-
-
-def list_entries(files: Sequence[Path]) -> Iterable[str]:
-    """Yield the tables of the benchmarks of the given results, with the entries that come with the package.
-
-    Raises:
-        ConfigError: If one is not a submission.
-    """
-    from maml_rl.experiment.standings import ENTERED, as_markdown, read_submissions, standings
-
-    mine, entered = read_submissions(files), read_submissions(sorted(ENTERED.glob("*.json")))
-    for name, submissions in mine.items():
-        yield f"{name}\n"
-        yield as_markdown(standings({**entered.get(name, {}), **submissions}))
-        yield ""
-    yield "To enter the documentation's table, open a pull request that adds the file to docs/results/submissions/."
 
 
 def _entry(start: str, text: str) -> list[str]:

@@ -27,7 +27,7 @@ from maml_rl.cli.console import (
     words_to_complete,
 )
 from maml_rl.cli.evaluate import run_test
-from maml_rl.cli.listing import list_benchmarks, list_configs, list_entries, list_envs, list_zoo
+from maml_rl.cli.listing import list_benchmarks, list_configs, list_envs, list_zoo
 from maml_rl.cli.play import run_play
 from maml_rl.cli.record import run_record
 from maml_rl.cli.train import run_train
@@ -155,23 +155,6 @@ def _run_list(entries: Callable[..., Iterable[str]], description: str, arguments
     return run_command(parser, arguments, show)
 
 
-def run_benchmarks(arguments: Sequence[str], prog: str) -> int:
-    """List the certified benchmarks, or show a result in the table of its benchmark, and return the exit code."""
-    if list(arguments[:1]) != ["enter"]:
-        purpose = "List the benchmarks that maml-rl test --benchmark takes; `enter` shows a result among the others."
-        return _run_list(list_benchmarks, purpose, arguments, prog)
-    parser = Parser(
-        prog=f"{prog} enter", description="Check results of maml-rl test --submit, and show them in their tables."
-    )
-    parser.add_argument("files", nargs="+", type=file_path, metavar="FILE", help="file that --submit has written")
-
-    def show(options: Namespace) -> None:
-        for line in list_entries(options.files):
-            print(line)
-
-    return run_command(parser, arguments[1:], show)
-
-
 def run_zoo(arguments: Sequence[str], prog: str) -> int:
     """List the trained policies that come with the package, or add one, and return the exit code."""
     if list(arguments[:1]) != ["add"]:
@@ -240,7 +223,10 @@ COMMANDS = {
         "list the configs that come with the package",
         partial(_run_list, list_configs, "List the configs that maml-rl train takes by name."),
     ),
-    "benchmarks": Command("list the benchmarks for comparing policies", run_benchmarks),
+    "benchmarks": Command(
+        "list the benchmarks for comparing policies",
+        partial(_run_list, list_benchmarks, "List the benchmarks that maml-rl test --benchmark takes."),
+    ),
     "zoo": Command("list the trained policies that come with the package", run_zoo),
     "check-env": Command("check that your environment is a task family", run_check_env),
     "help": Command("show the options of a command: maml-rl help train", run_help),

@@ -11,15 +11,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any
 
 import numpy as np
-import torch
-from pydantic import Field, StringConstraints, model_validator
 
 from maml_rl.arguments import suggest
-from maml_rl.config.config import Config
-from maml_rl.config.settings import SettingsModel
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import family_of, task_key
@@ -28,23 +24,12 @@ from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.evaluate import evaluate_trials
 from maml_rl.experiment.evaluation import Evaluation
 from maml_rl.experiment.references import FREE
-from maml_rl.foreign_files import Printable, Sha256, checked, parse_json, read_regular
 from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ForeignPolicy
-from maml_rl.runs.atomic_files import replace_file
-from maml_rl.runs.run_folder import CONFIG, load_system
-from maml_rl.runs.system import package_versions, without_folders
 from maml_rl.task_distributions.task_files import read_tasks
 
 FOLDER = Path(__file__).resolve().parents[1] / "certified"
 REGISTRY = FOLDER / "benchmarks.json"
-# Version of the format of submissions; a reader of another version must not guess.
-_FORMAT = 1
-# Of a submission: the largest are a hundred times smaller.
-_MOST_BYTES = 4_000_000
-# No step of a family earns more.
-_MOST_PER_STEP = 1e6
-_InfoName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./ -]{0,49}$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,170 +198,6 @@ def measure(
         repetitions=rules.repetitions,
         seed=seed,
     )
-
-
-def submission(
-    benchmark: Benchmark,
-    evaluation: Evaluation,
-    *,
-    policy: Mapping[str, Any],
-    command: str | None = None,
-) -> dict[str, Any]:
-    """Return the result for a table, as JSON values.
-
-    Args:
-        benchmark: that was measured.
-        evaluation: the measurement on the benchmark's tasks.
-        policy: what identifies it, `name` above all; see `identity`.
-        command: that measures it again.
-
-    Raises:
-        ConfigError: If the policy has no name, or an entry that a file must not have, or adapted to more episodes than
-            the benchmark allows.
-    """
-    if not str(policy.get("name", "")).strip():
-        raise ConfigError("a submission names its policy; give it a name")
-    check_entrant(policy)
-    num_tasks, columns, episodes = evaluation.returns.shape
-    before = (columns - 1) * episodes // evaluation.repetitions
-    if before > benchmark.episodes_before:
-        raise ConfigError(
-            f"{benchmark.name} allows {benchmark.episodes_before} episodes before those that count, and the policy "
-            f"adapted to {before}"
-        )
-
-    def by_repetition(info: str | None = None) -> list[list[list[float]]]:
-        means = evaluation.repetition_returns(info)
-        rounded: list[list[list[float]]] = np.round(means, 6).reshape(num_tasks, -1, columns).tolist()
-        return rounded
-
-    return {
-        "format": _FORMAT,
-        "benchmark": benchmark.name,
-        "tasks-sha256": benchmark.sha256,
-        "policy": dict(policy),
-        "command": command,
-        "seed": evaluation.seed,
-        "episodes-before": before,
-        "columns": evaluation.columns,
-        "versions": package_versions(),
-        # Of every task and repetition, the mean return of the episodes of each column; the last one counts.
-        "returns": by_repetition(),
-        # Likewise the infos that a family records, such as the success of an episode.
-        **({"infos": {name: by_repetition(name) for name in evaluation.infos}} if evaluation.infos else {}),
-    }
-
-
-def save_submission(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write a submission; the file appears whole or not at all."""
-    replace_file(Path(path), (json.dumps(content, indent=None, separators=(",", ":")) + "\n").encode())
-
-
-class Entrant(SettingsModel):
-    """What identifies the policy of a submission; see `identity`."""
-
-    name: Annotated[Printable, StringConstraints(max_length=100, pattern=r"\S")]
-    algorithm: Annotated[Printable, StringConstraints(max_length=100)] | None = None
-    parameters_sha256: Sha256 | None = None
-    config_sha256: Sha256 | None = None
-    meta_updates: Annotated[int, Field(ge=0, le=10**9)] | None = None
-    trained_by: Printable | None = None
-
-
-class Submission(SettingsModel):
-    """The result of a policy on a benchmark, as a file holds it; see `submission` for what the entries mean."""
-
-    format: Annotated[int, Field(ge=_FORMAT, le=_FORMAT)]
-    benchmark: str
-    tasks_sha256: Sha256
-    policy: Entrant
-    command: Printable | None = None
-    seed: Annotated[int, Field(ge=0)]
-    episodes_before: Annotated[int, Field(ge=0)]
-    columns: Annotated[Printable, StringConstraints(max_length=30)]
-    versions: Annotated[dict[Printable, Printable], Field(max_length=30)] = Field(default_factory=dict)
-    returns: list[list[list[float]]]
-    infos: Annotated[dict[_InfoName, list[list[list[float]]]], Field(max_length=20)] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _check_rules(self) -> Self:
-        rules = benchmarks().get(self.benchmark)
-        if rules is None:
-            hint = f"{suggest(self.benchmark, list(benchmarks()))} (`maml-rl benchmarks` lists them)"
-            raise ValueError(f"there is no benchmark {ascii(self.benchmark)[:60]}{hint}")
-        if self.tasks_sha256 != rules.sha256:
-            raise ValueError(f"it was measured on other tasks than those of {rules.name}; measure it again")
-        if self.episodes_before > rules.episodes_before:
-            raise ValueError(
-                f"{rules.name} allows {rules.episodes_before} episodes before those that count, and the policy adapted "
-                f"to {self.episodes_before}"
-            )
-        num_tasks, most = len(rules.tasks()), _MOST_PER_STEP * rules.max_episode_steps
-        for name, values in {"returns": self.returns, **self.infos}.items():
-            columns = {len(column) for task in values for column in task}
-            if len(values) != num_tasks or {len(task) for task in values} != {rules.repetitions} or len(columns) > 1:
-                raise ValueError(
-                    f"{name} must be of {num_tasks} tasks and {rules.repetitions} repetitions of {rules.name}, with as "
-                    "many columns each"
-                )
-            between = max(columns) - 1
-            # Each column but the last has the same number of episodes before those that count.
-            if between < 0 or self.episodes_before % max(1, between) or (between == 0) != (self.episodes_before == 0):
-                raise ValueError(
-                    f"{name} of {between + 1} columns do not fit {self.episodes_before} episodes before them"
-                )
-            if max(abs(value) for task in values for column in task for value in column) > most:
-                raise ValueError(f"{name} beyond {most:.0e} are impossible in {rules.max_episode_steps} steps")
-        return self
-
-
-def check_entrant(policy: Mapping[str, Any]) -> None:
-    """Refuse what identifies a policy if a submission must not hold it."""
-    try:
-        checked(Entrant, dict(policy))
-    except ValueError as error:
-        raise ConfigError(f"a submission cannot hold this policy: {error}") from None
-
-
-def read_submission(path: str | Path) -> dict[str, Any]:
-    """Read a submission.
-
-    Raises:
-        ConfigError: If it is not a submission, or breaks a rule of its benchmark; in one line.
-    """
-    try:
-        content = parse_json(read_regular(Path(path), _MOST_BYTES))
-    except OSError as error:
-        raise ConfigError(f"cannot read the submission {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ConfigError(
-            f"{path} cannot be read as JSON ({error}); maml-rl test --submit writes a submission"
-        ) from None
-    try:
-        checked(Submission, content)
-    except ValueError as error:
-        raise ConfigError(f"{path} is not a submission: {error}") from None
-    found: dict[str, Any] = content
-    return found
-
-
-def identity(config: Config, folder: Path, policy: torch.nn.Module, meta_updates: int) -> dict[str, Any]:
-    """Return the identity of a policy: names, digests of config and parameters, meta-updates, training command."""
-    digest = hashlib.sha256()
-    for name, tensor in policy.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    found: dict[str, Any] = {
-        "name": folder.name,
-        "algorithm": config.algorithm if config.method == "maml" else config.method,
-        "parameters-sha256": digest.hexdigest(),
-        "meta-updates": meta_updates,
-    }
-    if (folder / CONFIG).is_file():
-        found["config-sha256"] = hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest()
-    if meta_updates and (command := load_system(folder).get("command")):
-        found["trained-by"] = without_folders(command)
-    return found
 
 
 def nearest(tasks: Sequence[Task], others: Sequence[Task]) -> float:
