@@ -1,5 +1,6 @@
-"""Environments, tasks and stacks in words, each of bounded length."""
+"""Environments, tasks, stacks and ends of processes in words, each of bounded length."""
 
+import signal
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -68,3 +69,18 @@ def describe_slots(slots: slice) -> str:
 def describe_stack(stack: str) -> str:
     """Return the stack that a worker has shown."""
     return f"Its stack:\n{textwrap.indent(shorten(stack, _MAX_STACK_CHARACTERS), '    ')}"
+
+
+def describe_exit(code: int | None) -> str:
+    """Return the cause of death for an exit code; minus the number of a signal if a signal ended the process."""
+    if code is None:
+        return "ended for an unknown reason"
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    if name == "SIGKILL":
+        return "was killed by SIGKILL (by a user, or by the kernel when memory ran out)"
+    return f"was killed by {name} ({signal.strsignal(-code)})"

@@ -25,27 +25,30 @@ _FORK = 0
 _FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
-def request_fork(requests: socket.socket, ends: ChildEnds) -> int:
-    """Have the server fork a child that takes `ends`; return its process id.
+def request_fork(requests: socket.socket, ends: ChildEnds) -> None:
+    """Request a child that takes `ends`, whose process id the server replies.
 
     Raises:
-        OSError: If the server is gone, or does not reply within the socket's timeout.
+        OSError: If the server is gone.
     """
     socket.send_fds(requests, [_NUMBER.pack(_FORK)], ends)
-    return _receive(requests)
 
 
-def request_exit_code(requests: socket.socket, pid: int) -> int:
-    """Return the exit code of a dead child, minus the signal if a signal ended it.
+def request_exit_code(requests: socket.socket, pid: int) -> None:
+    """Request the exit code of a dead child, minus the signal if a signal ended it.
 
     Raises:
-        OSError: If the server is gone, or does not reply within the socket's timeout.
+        OSError: If the server is gone.
     """
     requests.sendall(_NUMBER.pack(pid))
-    return _receive(requests)
 
 
-def _receive(requests: socket.socket) -> int:
+def receive_reply(requests: socket.socket) -> int:
+    """Return the reply to a request.
+
+    Raises:
+        OSError: If the server is gone.
+    """
     data = requests.recv(_NUMBER.size, socket.MSG_WAITALL)
     if len(data) < _NUMBER.size:
         raise ConnectionResetError("the fork server has ended")

@@ -16,13 +16,18 @@ from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
 from time import monotonic
 
+from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError
+from maml_rl.samplers.describing import describe_exit
 from maml_rl.samplers.processes.child_env import run_child
-from maml_rl.samplers.processes.fork_server import request_exit_code, request_fork
+from maml_rl.samplers.processes.fork_server import receive_reply, request_exit_code, request_fork
 from maml_rl.samplers.processes.process_setup import STACK_SIGNAL, ChildEnds
 
-_SERVER_START_SECONDS = 60.0
-_SERVER_ANSWER_SECONDS = 2.0
+# A busy machine may need this long to start the fork server, which imports torch, or to have it answer.
+_LEAST_SERVER_SECONDS = 60.0
+# A server that is stopped for so long does not get more time, nor one that is only asked for an exit code.
+_STOPPED_SECONDS, _EXIT_CODE_SECONDS = 2.0, 10.0
+_LOOK_SECONDS = 0.5
 _STACK_SECONDS = 0.4
 _STACK_PAUSE_SECONDS = 0.05
 _MAX_STACK_CHARACTERS = 6_000
@@ -168,7 +173,15 @@ class ChildProcess:
 
 
 class _ServerGoneError(ChildEnvError):
-    """The fork server died or hangs, and has been ended."""
+    """The fork server died or hangs, and has been ended; the message says which.
+
+    Attributes:
+        remedy: in words.
+    """
+
+    def __init__(self, cause: str, remedy: str) -> None:
+        super().__init__(cause)
+        self.remedy = remedy
 
 
 class Launcher:
@@ -179,14 +192,15 @@ class Launcher:
         memory: descriptor of the shared memory, which every child gets.
         env_id: environment that the fork server imports ahead; empty for none.
         preload: modules that it imports ahead, too.
-        max_restarts: how often the fork server may die or hang while it starts one child.
+        placement: how often the fork server may die or hang while it starts one child, and how long it may take.
     """
 
     def __init__(
-        self, start_method: str, memory: int, env_id: str, preload: Sequence[str] = (), *, max_restarts: int = 3
+        self, start_method: str, memory: int, env_id: str, preload: Sequence[str] = (), *, placement: Placement
     ) -> None:
         self._start_method, self._memory, self._ahead = start_method, memory, (env_id, tuple(preload))
-        self._max_restarts = max_restarts
+        self._max_restarts = placement.max_restarts
+        self._seconds = max(placement.step_timeout, _LEAST_SERVER_SECONDS)
         self._server: ChildProcess | None = None
 
     def launch(self) -> ChildProcess:
@@ -204,10 +218,9 @@ class Launcher:
         except _ServerGoneError as error:
             times = self._max_restarts + 1
             raise ChildEnvError(
-                f"the fork server, which starts the workers, died or hung {times} times in a row, more often than "
-                f"max_restarts={self._max_restarts} allows ({error.__cause__}); look for what kills it (the kernel, "
-                "when memory runs out, or a limit of the batch system), raise max_restarts, or use "
-                "start_method='spawn', which needs no server"
+                f"the fork server, which starts the workers, was lost {times} times in a row, more often than "
+                f"max_restarts={self._max_restarts} allows; the last one {error}; {error.remedy}, raise max_restarts, "
+                "or use start_method='spawn', which needs no server"
             ) from error
         except OSError as error:
             raise ChildEnvError(
@@ -234,13 +247,14 @@ class Launcher:
         finally:
             ends.close_child_ends()
 
-    def close(self) -> None:
-        """End the fork server, if there is one."""
-        if self._server is not None:
-            server, self._server = self._server, None
-            server.kill()
-            server.wait(_SERVER_ANSWER_SECONDS)
-            server.reap()
+    def close(self) -> int | None:
+        """End the fork server, if there is one, and return its exit code."""
+        if self._server is None:
+            return None
+        server, self._server = self._server, None
+        server.kill()
+        server.wait(_STOPPED_SECONDS)
+        return server.reap()
 
     def _fork(self, ends: ParentEnds) -> ChildProcess:
         # The child would write the contents of the buffers a second time.
@@ -270,23 +284,22 @@ class Launcher:
             pass_fds=child_ends,
             process_group=0,
         )
-        return ChildProcess(popen.pid, ends, popen.wait)
+        return ChildProcess(popen.pid, ends, lambda: _exit_code_of(popen))
 
     def _fork_by_server(self, ends: ParentEnds) -> ChildProcess:
-        seconds = _SERVER_ANSWER_SECONDS
         if self._server is None:
-            seconds = _SERVER_START_SECONDS
             server_ends = ParentEnds()
             start = f"from maml_rl.samplers.processes.fork_server import run_server; run_server(ends, *{self._ahead!r})"
             self._server = self._spawn(server_ends, start)
             server_ends.close_child_ends()
         server = self._server
         try:
-            server.ends.commands.settimeout(seconds)
-            pid = request_fork(server.ends.commands, ends.for_child(self._memory))
-        except OSError as error:
-            self.close()
-            raise _ServerGoneError(f"the fork server died or hangs: {error}") from error
+            request_fork(server.ends.commands, ends.for_child(self._memory))
+            pid = self._answer(server, self._seconds)
+        except OSError:
+            raise _ServerGoneError(
+                describe_exit(self.close()), "look for what ends it (its output, or a limit of the batch system)"
+            ) from None
         except BaseException:
             # Its late reply would be taken for the reply to the next request.
             self.close()
@@ -297,11 +310,31 @@ class Launcher:
         if server is not self._server:
             return None
         try:
-            server.ends.commands.settimeout(_SERVER_ANSWER_SECONDS)
-            return request_exit_code(server.ends.commands, pid)
-        except OSError:
+            request_exit_code(server.ends.commands, pid)
+            return self._answer(server, _EXIT_CODE_SECONDS)
+        except (OSError, _ServerGoneError):
             self.close()
             return None
+
+    def _answer(self, server: ChildProcess, seconds: float) -> int:
+        """Return the server's reply to a request.
+
+        Raises:
+            OSError: If it is dead.
+            _ServerGoneError: If it stays stopped, or does not reply within `seconds`.
+        """
+        start, poll = monotonic(), select.poll()
+        poll.register(server.ends.commands, select.POLLIN)
+        while not poll.poll(_LOOK_SECONDS * 1000):
+            waited = monotonic() - start
+            if waited >= _STOPPED_SECONDS and server.state() == "stopped":
+                raise _ServerGoneError("was stopped by a signal", "look for what stops it")
+            if waited >= seconds:
+                raise _ServerGoneError(
+                    f"did not answer within {seconds:g} s",
+                    "if the machine is busy, raise step_timeout, for which it is waited, too",
+                )
+        return receive_reply(server.ends.commands)
 
 
 def _wait_for_exit_code(pid: int) -> int | None:
@@ -310,6 +343,13 @@ def _wait_for_exit_code(pid: int) -> int | None:
     except ChildProcessError:
         # Other code of this process has waited for all children, or ignores SIGCHLD.
         return None
+
+
+def _exit_code_of(popen: subprocess.Popen[bytes]) -> int | None:
+    # Its own `wait` would report status 0 where the exit code is lost.
+    code = _wait_for_exit_code(popen.pid)
+    popen.returncode = 0 if code is None else code
+    return code
 
 
 @contextmanager

@@ -46,6 +46,8 @@ def enter_child(ends: ChildEnds) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A forked child would inherit the parent's handlers.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A parent that ignores it would hand that down, and the exit codes of processes would be lost here, too.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # In the background of a terminal that stops background output, printing would look like a hang.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})

@@ -82,7 +82,8 @@ class Startup:
         for index in missing:
             pool.launch(index)
         generation, parts = pool.generation, pool.parts
-        pool.ask(missing, LOAD_SECONDS, [Load(generation, self._interpreter, self._recipe) for _ in missing])
+        load_seconds = max(pool.step_timeout, LOAD_SECONDS)
+        pool.ask(missing, load_seconds, [Load(generation, self._interpreter, self._recipe) for _ in missing])
         seconds = max(pool.step_timeout, _LEAST_MAKE_SECONDS)
         makes = [
             Make(generation, index, len(parts), parts[index].stop - parts[index].start, parts[index].start)

@@ -108,7 +108,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         self.spec, self.render_mode = recipe.spec, None
         self.memory = memory = create_shared_file()
         progress = SharedProgress(memory, self.num_workers)
-        launcher = Launcher(start_method, memory, env_id(env), preload, max_restarts=placement.max_restarts)
+        launcher = Launcher(start_method, memory, env_id(env), preload, placement=placement)
         self.pool = WorkerPool(launcher, self.parts, describe_env(env), placement, progress)
         self._progress = progress
         # Without a call of `close` the workers end with this object, or with the interpreter.

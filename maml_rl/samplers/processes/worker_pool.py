@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import select
-import signal
 from collections.abc import Sequence
 from math import inf
 from time import monotonic
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from maml_rl.config.placement import Placement
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
-from maml_rl.samplers.describing import describe_slots, describe_stack, describe_task, describe_tasks
+from maml_rl.samplers.describing import describe_exit, describe_slots, describe_stack, describe_task, describe_tasks
 from maml_rl.samplers.failures import Failed, error_of
 from maml_rl.samplers.processes.messages import (
     Channel,
@@ -486,18 +485,3 @@ def wait_for_ends(workers: Sequence[Worker], seconds: float) -> list[Worker]:
     """Wait at most `seconds`, in all, for processes to end, and return the workers whose processes have not."""
     deadline = monotonic() + seconds
     return [worker for worker in workers if not worker.process.wait(deadline - monotonic())]
-
-
-def describe_exit(code: int | None) -> str:
-    """Return the cause of death for an exit code; minus the number of a signal if a signal ended the process."""
-    if code is None:
-        return "ended for an unknown reason"
-    if code >= 0:
-        return f"exited with status {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    if name == "SIGKILL":
-        return "was killed by SIGKILL (by a user, or by the kernel when memory ran out)"
-    return f"was killed by {name} ({signal.strsignal(-code)})"

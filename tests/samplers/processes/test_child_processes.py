@@ -15,6 +15,7 @@ from phases import NUM_SLOTS, child_processes, make_parallel, play, play_in_proc
 from script_runs import Run, are_gone, finish
 
 from maml_rl.errors import ChildEnvError
+from maml_rl.samplers.processes import launcher
 from maml_rl.samplers.processes.launcher import ChildProcess, Launcher, ParentEnds
 from maml_rl.samplers.processes.vector_env import START_METHODS, ParallelVectorEnv
 
@@ -206,15 +207,15 @@ def test_fork_server_that_dies_again_and_again_ends_in_an_error_with_the_remedy(
 ) -> None:
     starts = []
 
-    def spawn(launcher: Launcher, ends: ParentEnds, statements: str) -> ChildProcess:
+    def spawn(self: Launcher, ends: ParentEnds, statements: str) -> ChildProcess:
         starts.append(statements)
-        return start(launcher, ends, "import os; os._exit(1)")
+        return start(self, ends, "import os; os._exit(1)")
 
     start = Launcher._spawn
     monkeypatch.setattr(Launcher, "_spawn", spawn)
     message = (
-        rf"died or hung {max_restarts + 1} times in a row, more often than max_restarts={max_restarts} allows "
-        r"\(.*\); look for what kills it .*raise max_restarts, or use start_method='spawn'"
+        rf"was lost {max_restarts + 1} times in a row, more often than max_restarts={max_restarts} allows; "
+        r"the last one exited with status 1; look for what ends it .*raise max_restarts, or use start_method='spawn'"
     )
     with pytest.raises(ChildEnvError, match=message) as caught:
         make_parallel(options={"start_method": "forkserver", "max_restarts": max_restarts})
@@ -233,3 +234,26 @@ def test_children_close_what_they_open(start_method: str, monkeypatch: pytest.Mo
         """
     )
     assert finish(running) == (0, "", "")
+
+
+def test_fork_server_that_starts_slowly_may_take_as_long_as_step_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Any start takes longer than these.
+    monkeypatch.setattr(launcher, "_LEAST_SERVER_SECONDS", 0.01)
+    monkeypatch.setattr(launcher, "_LOOK_SECONDS", 0.01)
+    message = r"the last one did not answer within 0.02 s; if the machine is busy, raise step_timeout"
+    with pytest.raises(ChildEnvError, match=message):
+        make_parallel(options={"start_method": "forkserver", "max_restarts": 0, "step_timeout": 0.02})
+    with make_parallel(options={"start_method": "forkserver", "max_restarts": 0, "step_timeout": 30}) as vector_env:
+        np.testing.assert_array_equal(play(vector_env), play_in_process())
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_caller_that_ignores_sigchld_sees_no_traceback(start_method: str, run: Run) -> None:
+    code = f"""
+        import signal
+        if __name__ == "__main__":
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            with ParallelVectorEnv(FaultyEnv, {{}}, 2, num_workers=2, start_method={start_method!r}) as envs:
+                envs.reset(seed=0)
+    """
+    assert finish(run(code)) == (0, "", "")

@@ -8,10 +8,9 @@ import pytest
 from gymnasium import spaces
 
 from maml_rl.envs.meta_env import EnvDescription
-from maml_rl.samplers.describing import describe_task, describe_tasks, shorten
+from maml_rl.samplers.describing import describe_exit, describe_task, describe_tasks, shorten
 from maml_rl.samplers.processes import messages
 from maml_rl.samplers.processes.messages import describe_command
-from maml_rl.samplers.processes.worker_pool import describe_exit
 
 MESSAGES = [*get_args(messages.Command), *get_args(messages.Reply)]
 
