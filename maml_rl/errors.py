@@ -1,4 +1,4 @@
-"""The exceptions that the package raises on purpose; all derive from `MamlRLError`.
+"""The exceptions that the package raises on purpose; all except `RemoteError` derive from `MamlRLError`.
 
 Each has one message with the error, its place and the remedy. They are built from a single string,
 so that they survive pickling between processes.
@@ -54,6 +54,16 @@ class ChildEnvError(MamlRLError, RuntimeError):
 
 class AlgorithmError(MamlRLError, RuntimeError):
     """Code of an algorithm, its policy or its tasks raised; the message names the line, `__cause__` has the rest."""
+
+
+class RemoteError(RuntimeError):
+    """Code of an algorithm or its policy raised in a worker; stands for that exception, whose traceback it has.
+
+    Attributes:
+        summary: the exception, on one line.
+    """
+
+    summary = ""
 
 
 class ChildEnvTimeout(ChildEnvError, TimeoutError):
@@ -122,7 +132,7 @@ def explain(error: BaseException) -> str:
     Where a library raises it, its line there is named, too; the user's code may be an installed package. For an
     exception of this package, return only its message, which says everything.
     """
-    if isinstance(error, ChildEnvError) and error.summary:
+    if isinstance(error, ChildEnvError | RemoteError) and error.summary:
         return error.summary
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
         # Python itself replaces one that leaves a generator or a coroutine.

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.side_by_side import CallHangsError
-from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError, TaskError, explain
+from maml_rl.errors import (
+    ChildEnvError,
+    ChildEnvTimeout,
+    ConfigError,
+    MamlRLError,
+    NonFiniteError,
+    RemoteError,
+    TaskError,
+    explain,
+)
 from maml_rl.samplers.describing import describe_task, shorten
 
 _MAX_MESSAGE_CHARACTERS = 2_000
@@ -29,6 +38,7 @@ class Failed:
         task: that slot's task as text, cut to a bound.
         in_slots: those of a `TaskError`, counted over all workers.
         in_tasks: those of a `NonFiniteError`.
+        of_env: whether the environment raised, and not the policy or the algorithm.
     """
 
     generation: int
@@ -40,6 +50,7 @@ class Failed:
     task: str | None
     in_slots: tuple[tuple[int, str], ...] = ()
     in_tasks: tuple[int, ...] = ()
+    of_env: bool = True
 
     def place(self, preposition: str) -> str:
         """Return its slot and its task in words, as far as they are known: " in slot 3 with the task ..."."""
@@ -47,7 +58,15 @@ class Failed:
         return slot if self.task is None else f"{slot} with the task {self.task}"
 
 
-def failed(generation: int, error: BaseException, slot: int | None, first_slot: int, tasks: Sequence[Task]) -> Failed:
+def failed(
+    generation: int,
+    error: BaseException,
+    slot: int | None,
+    first_slot: int,
+    tasks: Sequence[Task],
+    *,
+    of_env: bool = True,
+) -> Failed:
     """Return the report of an exception for the parent.
 
     Args:
@@ -56,6 +75,7 @@ def failed(generation: int, error: BaseException, slot: int | None, first_slot: 
         slot: which of the worker's slots raised it; None if that is unknown.
         first_slot: number of the worker's first slot.
         tasks: of the worker's slots; empty as long as there are none.
+        of_env: see `Failed`.
     """
     return Failed(
         generation,
@@ -70,6 +90,8 @@ def failed(generation: int, error: BaseException, slot: int | None, first_slot: 
             for number, what in (error.in_slots if isinstance(error, TaskError) else ())
         ),
         in_tasks=error.tasks if isinstance(error, NonFiniteError) else (),
+        # Errors of the package are complete.
+        of_env=of_env or isinstance(error, MamlRLError),
     )
 
 
@@ -81,8 +103,13 @@ def _text(describe: Callable[[], str]) -> str:
         return f"<no text: {type(error).__name__} while describing it>"
 
 
-def error_of(failed: Sequence[tuple[str, Failed]], env_name: str) -> ChildEnvError | TaskError | NonFiniteError:
+def error_of(
+    failed: Sequence[tuple[str, Failed]], env_name: str
+) -> ChildEnvError | TaskError | NonFiniteError | ConfigError | RemoteError:
     """Return the error for workers that raised, each in words: which, and where, and a comma."""
+    summary = "; ".join(dict.fromkeys(reply.summary for _, reply in failed))
+    if all(reply.error == ConfigError.__name__ for _, reply in failed):
+        return ConfigError("; ".join(dict.fromkeys(reply.message for _, reply in failed)))
     if all(reply.error == TaskError.__name__ for _, reply in failed):
         malformed = TaskError(
             "; ".join(f"{reply.message} (counted within {worker.rstrip(',')})" for worker, reply in failed)
@@ -99,8 +126,9 @@ def error_of(failed: Sequence[tuple[str, Failed]], env_name: str) -> ChildEnvErr
             f"{env_name} hangs{reply.place('in')}, {worker.rstrip(',')}: {reply.message}" for worker, reply in failed
         ]
         return ChildEnvTimeout("\n\n".join(hangs))
-    error = ChildEnvError("\n\n".join(_describe_failure(reply, f"{worker} of {env_name}") for worker, reply in failed))
-    error.summary = "; ".join(dict.fromkeys(reply.summary for _, reply in failed))
+    text = "\n\n".join(_describe_failure(reply, f"{worker} of {env_name}") for worker, reply in failed)
+    error = ChildEnvError(text) if any(reply.of_env for _, reply in failed) else RemoteError(text)
+    error.summary = summary
     return error
 
 

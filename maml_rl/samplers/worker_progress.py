@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import astuple
 from time import monotonic
 from typing import Any, Self
@@ -15,8 +15,7 @@ from maml_rl.envs.meta_env import MetaVectorEnv, MetaVectorWrapper, Task
 from maml_rl.samplers.episode_arrays import Layout
 
 # Instead of a number of steps.
-IN_RESET, IN_RESET_TASK = -1, -2
-_UNGUARDED = nullcontext()
+IN_RESET, IN_RESET_TASK, IN_UPDATE = -1, -2, -3
 
 
 class Progress:
@@ -69,6 +68,18 @@ def describe_steps(steps: int | None) -> str:
     return "in reset" if steps is None or steps == IN_RESET else f"in step {steps}"
 
 
+class EnvCalls(AbstractContextManager[None]):
+    """A guard of the calls of an environment: whether the latest one has raised.
+
+    What else raises in a phase or in an update is code of the policy or of the algorithm.
+    """
+
+    raised = False
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.raised = error is not None
+
+
 class PhaseAbandonedError(Exception):
     """The parent has abandoned the phase."""
 
@@ -76,9 +87,7 @@ class PhaseAbandonedError(Exception):
 class ReportingEnv(MetaVectorWrapper):
     """An environment that reports progress before each reset and step, and stops when the phase is abandoned."""
 
-    def __init__(
-        self, env: MetaVectorEnv, progress: Progress, index: int, guard: AbstractContextManager[None] = _UNGUARDED
-    ) -> None:
+    def __init__(self, env: MetaVectorEnv, progress: Progress, index: int, guard: AbstractContextManager[None]) -> None:
         super().__init__(env)
         self._index, self._guard, self._generation = index, guard, 0
         self._generations, self._heartbeats, self._progress = progress.generation, progress.heartbeats, progress.steps

@@ -73,7 +73,9 @@ class ChildEnv:
                 self._report()
             # Even SystemExit: an environment that calls sys.exit has failed, and the parent has to report it.
             except BaseException as error:
-                message = encode(failed(command.generation, error, self._failed_slot(), self._first_slot, self._tasks))
+                of_env = not isinstance(command, RunPhase | Work) or self._phases.calls.raised
+                slot = self._failed_slot()
+                message = encode(failed(command.generation, error, slot, self._first_slot, self._tasks, of_env=of_env))
             try:
                 self._channel.send(message)
             except OSError:

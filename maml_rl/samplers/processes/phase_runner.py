@@ -21,11 +21,15 @@ from maml_rl.samplers.processes.messages import LoadPolicy, RunPhase, Work
 from maml_rl.samplers.processes.process_setup import restore_interpreter
 from maml_rl.samplers.processes.shared_buffers import SharedPhase
 from maml_rl.samplers.rollout.loop import sample_phase
-from maml_rl.samplers.worker_progress import PhaseAbandonedError, Progress, ReportingEnv
+from maml_rl.samplers.worker_progress import EnvCalls, PhaseAbandonedError, Progress, ReportingEnv
 
 
 class PhaseRunner:
-    """Samples units of phases."""
+    """Samples units of phases.
+
+    Attributes:
+        calls: those of the environment.
+    """
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class PhaseRunner:
         self._policy: Policy = pickle.loads(command.policy)
         self._plan, self._index, self._progress = command.plan, index, progress
         self._shared = SharedPhase(memory, start, command.plan, env, len(progress.heartbeats))
+        self.calls = EnvCalls()
         self._host: EpisodeHost | None = None
         self._objects: dict[int, bytes] = {}
         self._first_phase = 0
@@ -62,7 +67,7 @@ class PhaseRunner:
         with torch.no_grad():
             for name, constant in self._policy.named_buffers():
                 constant.copy_(torch.from_numpy(self._shared.constants[name]))
-        slots = ReportingEnv(env, self._progress, self._index)
+        slots = ReportingEnv(env, self._progress, self._index, self.calls)
         slots.begin(command.generation)
         timer = StageTimer() if command.timed else NULL_TIMER
         tasks = slice(command.first_task, command.first_task + len(command.phase.tasks))

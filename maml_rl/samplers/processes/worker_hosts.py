@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -139,7 +140,8 @@ class WorkerHosts:
             message = encode(command)
             for index in indices:
                 self._sent[pool.worker(index)] = pool.worker(index).policy, sent
-                pool.send(index, command, pool.step_timeout, message)
+                # As in this process, an update takes the time that it needs.
+                pool.send(index, command, inf, message)
         having = list(of_worker)
         while having:
             for index in pool.wait(having, timeout=0.0):

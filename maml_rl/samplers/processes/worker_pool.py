@@ -39,6 +39,8 @@ _TERMINATE_SECONDS = 0.2
 _KILL_SECONDS = 2.0
 # Interval at which the parent checks the progress of busy workers.
 _LOOK_SECONDS = 0.2
+# For how long a worker may leave a command unread, if there is no limit for carrying it out.
+_READ_SECONDS = 60.0
 _CAUSES_SHOWN = 3
 
 
@@ -48,8 +50,8 @@ class Worker:
     Attributes:
         given: the last command that gave its slots tasks; None for none.
         command: the one that it is carrying out; None if there is none.
-        seconds: how long it may take for one slot's part of the command.
-        deadline: when it counts as hung, on the monotonic clock.
+        seconds: how long it may take for one slot's part of the command; infinite for an update.
+        since: when that began, on the monotonic clock.
         mark: its progress when the parent last checked.
         reply: its reply, until the parent takes it.
         steps: steps of the episode that it has done; None before the first reset.
@@ -65,7 +67,7 @@ class Worker:
         process.ends.commands.setblocking(False)
         self.channel = Channel(process.ends.commands)
         self.command: Command | None = None
-        self.seconds = self.deadline = inf
+        self.seconds = self.since = inf
         self.mark: tuple[int, float] = (-1, 0.0)
         self.reply: Reply | None = None
         self.steps: int | None = None
@@ -144,7 +146,9 @@ class Worker:
         poll = select.poll()
         poll.register(self.channel, select.POLLOUT)
         poll.register(*self.process.sentinel)
-        if not poll.poll(max(0.0, self.deadline - monotonic()) * 1000):
+        patience = _READ_SECONDS if self.seconds == inf else self.seconds
+        if not poll.poll(max(0.0, self.since + patience - monotonic()) * 1000):
+            self.seconds = patience
             raise TimeoutError
         if self.process.wait(0):
             # A helper process of the environment may still hold the other end of the channel.
@@ -161,12 +165,12 @@ class Worker:
         mark = self.current_slot, float(self._progress.heartbeats[self.index])
         if mark == self.mark:
             return False
-        self.mark, self.deadline = mark, now + self.seconds
+        self.mark, self.since = mark, now
         return True
 
     def is_stopped(self, now: float, seconds: float) -> bool:
-        """Return whether it is stopped, `seconds` after its deadline began, even if it may take longer."""
-        if now < self.deadline - self.seconds + seconds or self.process.state() != "stopped":
+        """Return whether it is stopped, for `seconds` without progress, even if it may take longer."""
+        if now < self.since + seconds or self.process.state() != "stopped":
             return False
         self.seconds = min(self.seconds, seconds)
         return True
@@ -341,7 +345,7 @@ class WorkerPool:
             worker.read_steps()
             if worker.moved_on(now) or worker.command is None:
                 continue
-            if now >= worker.deadline + self.grace or worker.is_stopped(now, self.step_timeout):
+            if now >= worker.since + worker.seconds + self.grace or worker.is_stopped(now, self.step_timeout):
                 overdue.append(worker)
         if overdue:
             self._raise_hung(overdue)

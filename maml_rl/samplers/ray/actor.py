@@ -35,7 +35,7 @@ from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import take_state
 from maml_rl.samplers.ray.source_digests import digests_of
 from maml_rl.samplers.rollout.loop import sample_phase
-from maml_rl.samplers.worker_progress import PhaseAbandonedError, Progress, ReportingEnv
+from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, EnvCalls, PhaseAbandonedError, Progress, ReportingEnv
 
 # Slots are kept in this many different numbers: all units of a phase except the last have the same.
 _SIZES_KEPT = 2
@@ -139,6 +139,7 @@ class Look:
         slot: that it works on, counted over all slots of the phase; None if that is unknown.
         task: of that slot, as text.
         stack: of the working thread, if it was requested.
+        updating: whether it computes on episodes, for which it has all the time it needs.
     """
 
     mark: tuple[int, int, float]
@@ -146,6 +147,7 @@ class Look:
     slot: int | None
     task: str | None
     stack: str
+    updating: bool = False
 
 
 def own_versions(modules: Iterable[str] = ()) -> dict[str, str]:
@@ -208,6 +210,7 @@ class RolloutActor:
         self._tasks: tuple[Task, ...] = ()
         self._first_slot = 0
         self._has_made_env = False
+        self._calls = EnvCalls()
         self._lock = threading.Lock()
 
     def carry_out(self, number: int, method: str, *arguments: Any) -> Any:
@@ -222,6 +225,7 @@ class RolloutActor:
             self._abandoned = {each for each in self._abandoned if each > number}
             self._progress.current_slots[0], self._progress.steps[0] = -1, -1
             self._progress.heartbeats[0] = monotonic()
+            self._calls.raised = False
         if self._progress.generation[0] < 0:
             return None
         try:
@@ -230,7 +234,8 @@ class RolloutActor:
             return None
         # Even SystemExit: an environment that calls sys.exit has failed, and the driver has to report it.
         except BaseException as error:
-            failure = failed(number, error, self._slot(), self._first_slot, self._tasks)
+            of_env = method not in ("run", "work") or self._calls.raised
+            failure = failed(number, error, self._slot(), self._first_slot, self._tasks, of_env=of_env)
             self._drop_envs()
             if self._host is not None:
                 self._host.forget()
@@ -281,6 +286,7 @@ class RolloutActor:
             self._host = EpisodeHost(self._policy, self._sample_block, _from_store, self._beat)
         # What `run` has loaded, or the host, is no longer there for the other.
         self._version = -1
+        self._beat()
         with intra_op_threads(1):
             replies = self._host.carry_out(request)
         return Sampled(replies, {}, *self._take_counts())
@@ -312,7 +318,7 @@ class RolloutActor:
 
     def _beat(self) -> None:
         """Show that it is alive where no environment steps."""
-        self._progress.steps[0] = -1
+        self._progress.steps[0] = IN_UPDATE
         self._progress.heartbeats[0] = monotonic()
 
     def close(self) -> None:
@@ -324,8 +330,10 @@ class RolloutActor:
         if num_slots not in self._envs:
             if len(self._envs) >= _SIZES_KEPT:
                 self._drop_envs()
-            made = self._recipe.make(num_slots, current_slots=self._progress.current_slots)
-            self._envs[num_slots] = ReportingEnv(made, self._progress, 0)
+            self._progress.steps[0] = IN_RESET
+            with self._calls:
+                made = self._recipe.make(num_slots, current_slots=self._progress.current_slots)
+            self._envs[num_slots] = ReportingEnv(made, self._progress, 0, self._calls)
             self._has_made_env = True
             self._progress.heartbeats[0] = monotonic()
         return self._envs[num_slots]
@@ -363,6 +371,7 @@ class RolloutActor:
             None if slot is None else self._first_slot + slot,
             None if slot is None or slot >= len(tasks) else describe_task(tasks[slot]),
             stack,
+            updating=int(progress.steps[0]) == IN_UPDATE,
         )
 
     @ray.method(concurrency_group="control")

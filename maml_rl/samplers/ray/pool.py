@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 
 from maml_rl.config.placement import Placement
-from maml_rl.errors import ChildEnvError, ChildLost, ConfigError
+from maml_rl.errors import ChildEnvError, ChildLost
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.describing import shorten
 from maml_rl.samplers.failures import error_of
@@ -110,8 +110,6 @@ class RayPool:
                     # The store keeps objects that are referred to.
                     unit, reply = replies.pop()
                     if isinstance(reply, Raised):
-                        if reply.failure.error == ConfigError.__name__:
-                            raise ConfigError(reply.failure.message)
                         raise error_of([(_place(unit, reply), reply.failure)], self._name)
                     self._team.metrics.note_unit()
                     yield unit, reply

@@ -149,7 +149,7 @@ class RayWorker:
             # The reply to its call says why an actor died.
             with suppress(RayError):
                 look: Look = ray.get(self._look)
-                if self._latest is None or look.mark != self._latest.mark:
+                if self._latest is None or look.mark != self._latest.mark or look.updating:
                     in_episode = look.steps is not None
                     seconds = self._step_timeout if in_episode else max(self._step_timeout, _LEAST_FIRST_SECONDS)
                     self._deadline = now + seconds

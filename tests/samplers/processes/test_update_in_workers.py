@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ import torch
 from hosted_learning import NUM_TASKS, config_of, learn, learned_here
 
 from maml_rl.derivatives import Hosts, Memo, hosts, samples
-from maml_rl.errors import ConfigError
+from maml_rl.errors import AlgorithmError, ChildEnvTimeout, ConfigError, RemoteError
 from maml_rl.experiment import build
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import MAMLTRPO, trial_ppo
+from maml_rl.policies import NormalMLPPolicy
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.samplers.processes.worker_hosts import WorkerHosts
+from maml_rl.samplers.processes.worker_pool import WorkerPool
 from tests.small_runs import untimed
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.timeout(240)]
@@ -124,6 +127,77 @@ def test_questions_about_episodes_whose_memory_is_used_again_are_refused() -> No
         sampler.rollout(tasks)
         with pytest.raises(RuntimeError, match="the episodes are gone"):
             experiment.metalearner.returns(batch)
+
+
+def refuse(phases: Any, memo: Memo) -> torch.Tensor:
+    raise ValueError("no gradient")
+
+
+class Broken(NormalMLPPolicy):
+    """A policy that cannot act."""
+
+    stateless = True
+
+    def actor(self, params: Any, first_task: int = 0) -> Any:
+        raise ValueError("no actor")
+
+
+@pytest.mark.parametrize("broken", ["update", "policy"])
+def test_error_of_a_learner_in_workers_is_that_of_an_update_in_this_process(broken: str) -> None:
+    messages = []
+    for settings in ({"num-workers": 0}, {"num-workers": 2, "update": "workers"}):
+        experiment = make_experiment(config_of("maml-trpo", **settings))
+        with experiment.make_sampler(num_workers=settings["num-workers"]) as sampler:
+            tasks = sampler.sample_tasks(NUM_TASKS)
+            work: Any = partial(sampler.rollout, tasks)
+            if broken == "update":
+                batch = experiment.metalearner.collect(sampler, tasks)
+                work = partial(experiment.metalearner.hosts_of(batch).map, refuse)
+            else:
+                sampler.policy = Broken(2, 2, (16,))
+            with pytest.raises(AlgorithmError) as raised, experiment.guard:
+                work()
+            messages.append(str(raised.value))
+    assert "ValueError in " in messages[0]
+    assert "test_update_in_workers.py, line" in messages[0]
+    assert messages[1] == messages[0]
+    # Where the traceback in the worker is.
+    assert isinstance(raised.value.__cause__, RemoteError)
+    assert "in refuse" in str(raised.value.__cause__) or "in actor" in str(raised.value.__cause__)
+
+
+def wait_for(phases: Any, memo: Memo, path: str) -> torch.Tensor:
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return torch.zeros(1)
+
+
+def test_update_in_workers_may_take_longer_than_step_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, usual = [], WorkerPool._check_deadlines
+
+    def look(self: WorkerPool, now: float) -> None:
+        looks.append(now)
+        if looks[-1] > looks[0] + 2 * self.step_timeout:
+            (tmp_path / "go").touch()
+        usual(self, now)
+
+    experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
+    with experiment.make_sampler(num_workers=2) as sampler:
+        batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+        monkeypatch.setattr(WorkerPool, "_check_deadlines", look)
+        sampler._workers.backend._env.pool.step_timeout = 0.1
+        experiment.metalearner.hosts_of(batch).map(wait_for, str(tmp_path / "go"))
+    assert len(looks) > 1
+
+
+def test_worker_that_is_stopped_in_an_update_hangs_after_step_timeout(tmp_path: Path) -> None:
+    experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
+    with experiment.make_sampler(num_workers=2) as sampler:
+        batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+        sampler._workers.backend._env.pool.step_timeout = 0.5
+        os.kill(sampler.pids[0], signal.SIGSTOP)
+        with pytest.raises(ChildEnvTimeout, match=r"hangs in an update .*for more than 0\.5 s"):
+            experiment.metalearner.hosts_of(batch).map(wait_for, str(tmp_path / "never"))
 
 
 def test_whole_trials_are_read_from_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
