@@ -5,6 +5,7 @@ rules of `gymnasium.spaces.utils.flatten`, so that code outside of a sampler may
 among the parts, they are an array of bytes; see `PackedSpace`.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -374,15 +375,53 @@ def has_text(space: Space) -> bool:
     return any(isinstance(part, spaces.Text) for _, part in _leaves(own, ()))
 
 
-def packed(space: Space) -> Space:
-    """Return the space of the actions as arrays: of bytes if they have text in them.
+def stored_actions(space: Space) -> Space:
+    """Return the space of actions as policies, learners and recorded episodes have them.
+
+    Those with text in them are bytes, and discrete ones are counted from 0 wherever those of the environment start: the
+    zeros of padding and of a trial's first step are actions, too. `own_actions` returns the environment's.
 
     Raises:
         TypeError: If they are not supported.
     """
-    flat = PackedSpace(space) if has_text(space) and not isinstance(space, PackedSpace) else space
-    array_layout(flat)
-    return flat
+    if isinstance(space, PackedSpace):
+        return space
+    stored = PackedSpace(space) if has_text(space) else space
+    array_layout(stored)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
+        stored = copy.deepcopy(space)
+        vars(stored).update(start=space.start * 0, own=space)
+    return stored
+
+
+def own_space(space: Space) -> Space:
+    """Return the environment's own space of actions, of which a space is that of the stored ones."""
+    own: Space = getattr(space, "own", space)
+    return own
+
+
+def own_actions(space: Space, actions: Any) -> Any:
+    """Return stored actions as the environment gets them, in memory of their own.
+
+    Args:
+        space: of one stored action, as `stored_actions` returns it.
+        actions: one (*act), or many (..., *act) unless there is text in them; numbers are clipped to the bounds of a
+            Box.
+    """
+    if isinstance(space, PackedSpace):
+        return space.element(actions)
+    if isinstance(space, spaces.Box):
+        return np.minimum(np.maximum(actions, space.low), space.high).astype(space.dtype)
+    own = np.int64(actions) if isinstance(space, spaces.Discrete) else np.array(actions, space.dtype)
+    return own if own_space(space) is space else own + own_space(space).start  # type: ignore[attr-defined]
+
+
+def to_stored(space: Space, actions: NDArray[Any]) -> NDArray[Any]:
+    """Return actions (..., *act) of an environment as they are stored; see `own_actions`."""
+    if own_space(space) is space or isinstance(space, PackedSpace):
+        return actions
+    stored: NDArray[Any] = actions - own_space(space).start  # type: ignore[attr-defined]
+    return stored
 
 
 def require_numbers(who: str, *given: Space) -> None:

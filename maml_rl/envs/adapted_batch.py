@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 from numpy.typing import ArrayLike, NDArray
@@ -26,7 +25,7 @@ from maml_rl.envs.meta_env import (
     require_one_each,
     slot_seeds,
 )
-from maml_rl.spaces import ArrayElements, array_writer, require_numbers
+from maml_rl.spaces import ArrayElements, array_writer, own_actions, require_numbers, stored_actions
 
 _TASK_METHODS = ("sample_tasks", "reset_task")
 
@@ -71,8 +70,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         self.max_episode_steps = max_episode_steps or getattr(env, "max_episode_steps", None) or of_spec
         self.recorded_infos = check_recorded_infos(getattr(env, "recorded_infos", {}))
         self.task_space = getattr(env, "task_space", None)
-        self._set_up(env.num_envs, self._writer.flat_space, env.single_action_space)
-        self.action_space = env.action_space
+        self._set_up(env.num_envs, self._writer.flat_space, stored_actions(env.single_action_space))
         self._elements = ArrayElements(self.observation_space)
         self._actions = np.zeros(self.action_space.shape or (), self.action_space.dtype)
         self._generators = SharedGenerators(self.num_envs, (), f"the streams of its slots in {name}")
@@ -133,9 +131,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         active = ~buffers.over
         # A slot whose episode is over repeats its last action.
         self._actions[active] = actions[active]
-        own = self._actions.copy()
-        if isinstance(self.single_action_space, spaces.Box):
-            own = np.clip(own, self.action_space.low, self.action_space.high)  # type: ignore[attr-defined]
+        own = own_actions(self.single_action_space, self._actions)
         observations, rewards, terminated, truncated, infos = self._generators.step(0, partial(self.env.step, own))
         self._last_infos = infos
         terminated, truncated = (

@@ -20,7 +20,7 @@ from maml_rl.envs.meta_env import Task, declared, own_task
 from maml_rl.envs.results import read_reset, read_step
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import ChildEnvError, ChildLost, ConfigError, TaskError, UsersCode, explain
-from maml_rl.spaces import array_layout, array_writer, packed
+from maml_rl.spaces import array_layout, array_writer, stored_actions
 
 _DUTIES = {
     "sample_tasks": "sample_tasks(num_tasks), which draws that many tasks (dicts of numbers and arrays) from np_random",
@@ -93,7 +93,7 @@ def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
             yield f"it lacks the attribute {kind}_space, a Box or Discrete of gymnasium.spaces, for example"
             continue
         try:
-            array_writer(space) if kind == "observation" else packed(space)
+            array_writer(space) if kind == "observation" else stored_actions(space)
         except TypeError as error:
             yield f"as its {kind} space it has an {error}; {_REMEDIES[kind]}"
 

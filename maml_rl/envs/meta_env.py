@@ -405,7 +405,13 @@ class OneBatchVectorEnv(MetaVectorEnv):
     _not_ready: ClassVar[str] = "cannot step before the first reset; call reset first"
 
     def _set_up(self, num_envs: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-        """Set the attributes that follow from the number of slots and the spaces of one."""
+        """Set the attributes that follow from the number of slots and the spaces of one.
+
+        Raises:
+            TypeError: If discrete actions do not start at 0, as arrays of them do; see `maml_rl.spaces.stored_actions`.
+        """
+        if np.any(getattr(action_space, "start", 0)):
+            raise TypeError(f"{type(self).__name__} has the actions {action_space}; those of array code start at 0")
         self.num_envs = num_envs
         self.single_observation_space, self.single_action_space = observation_space, action_space
         self.observation_space = batch_space(observation_space, num_envs)

@@ -9,7 +9,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
@@ -35,7 +34,7 @@ from maml_rl.envs.meta_env import (
 )
 from maml_rl.envs.results import ResultWriter, collect_infos, recorded_infos_of, time_limit
 from maml_rl.errors import ChildEnvError, UsersCode, explain
-from maml_rl.spaces import PackedSpace, packed
+from maml_rl.spaces import own_actions, stored_actions
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
         self.max_episode_steps, self.recorded_infos = time_limit(first), self._writer.recorded_infos
         self.task_space = declared_task_space(first)
         self.value_ranges = check_value_ranges(declared(first, "value_ranges", {}))
-        self._set_up(num_envs, self._writer.space, packed(first.action_space))
+        self._set_up(num_envs, self._writer.space, stored_actions(first.action_space))
         self._reset_task = [find_method(env, "reset_task") for env in self.envs]
         # The method that begins the episode of each slot.
         self._begin: list[Callable[[], Any]] = [env.reset for env in self.envs]
@@ -216,7 +215,8 @@ class SerialVectorEnv(OneBatchVectorEnv):
         writer.infos = {}
         for slot in np.flatnonzero(~buffers.over).tolist():
             self.current_slots[0] = slot
-            step = partial(self._generators.step, slot, partial(self.envs[slot].step, self._action(actions[slot])))
+            own = own_actions(self.single_action_space, actions[slot])
+            step = partial(self._generators.step, slot, partial(self.envs[slot].step, own))
             try:
                 writer.write_step(buffers, slot, self.envs[slot], step())
                 continue
@@ -229,20 +229,6 @@ class SerialVectorEnv(OneBatchVectorEnv):
             del anew
             writer.write_reset(buffers, slot, self.envs[slot], result, restarted=True)
         self.physics_seconds[0] += perf_counter() - start
-
-    def _action(self, action: Any) -> Any:
-        """Return the policy's output as an element of the action space, clipped where that has bounds.
-
-        It is the environment's own: an action may be in memory that the next step overwrites.
-        """
-        space = self.single_action_space
-        if isinstance(space, PackedSpace):
-            return space.element(action)
-        if isinstance(space, spaces.Box):
-            return np.minimum(np.maximum(action, space.low), space.high).astype(space.dtype)
-        if isinstance(space, spaces.Discrete):
-            return np.int64(action)
-        return np.array(action, space.dtype)
 
     def _infos(self) -> dict[str, Any]:
         return collect_infos(self._writer.infos, self.num_envs)

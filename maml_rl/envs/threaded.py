@@ -22,6 +22,7 @@ from maml_rl.envs.meta_env import SEED_BITS, SlotCounts, Task, declared, require
 from maml_rl.envs.results import time_limit
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.side_by_side import LOOK_SECONDS, CallHangsError, SideBySide
+from maml_rl.spaces import own_actions
 
 # Seconds that calls may still take when the slots are closed.
 _CLOSE_SECONDS = 1.0
@@ -133,7 +134,8 @@ class ThreadedVectorEnv(SerialVectorEnv):
         if buffers.terminated[index] or buffers.truncated[index]:
             self._unread.add(index)
             return
-        step = partial(self._generators.step, index, partial(self.envs[index].step, self._action(actions[0])))
+        own = own_actions(self.single_action_space, actions[0])
+        step = partial(self._generators.step, index, partial(self.envs[index].step, own))
         attempt = self._attempts.of(index, step, self._begin[index])
         self._calls.start(index, attempt, awaited=self._is_async[index])
 

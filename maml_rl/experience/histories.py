@@ -22,7 +22,7 @@ from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
-from maml_rl.spaces import write_flat
+from maml_rl.spaces import own_space, write_flat
 
 # If observations repeat, each different one is kept once, with an index for each step.
 _MOST_DIFFERENT = 2**16
@@ -279,7 +279,7 @@ class Histories:
             "the family": (own.env_id, env.env_id),
             "the arguments": (own.env_kwargs, env.env_kwargs),
             "observations": (own.observation_space, env.observation_space),
-            "actions": (own.action_space, env.action_space),
+            "actions": (own_space(own.action_space), own_space(env.action_space)),
         }
         for name, (mine, theirs) in pairs.items():
             # Data sets of others do not say their family.

@@ -31,6 +31,7 @@ from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience.histories import Distinct, EnvKind, Histories
 from maml_rl.experience.recording import Block, FinishedRecording
 from maml_rl.runs.atomic_files import TEMPORARY, remove, sync_folder
+from maml_rl.spaces import own_actions, own_space, stored_actions, to_stored
 
 DATA = "data"
 _FILE = "main_data.hdf5"
@@ -85,7 +86,7 @@ def write_data_set(folder: Path, identifier: str) -> Path:
         storage = MinariStorage.new(
             unfinished,
             observation_space=recording.observation_space,
-            action_space=recording.action_space,
+            action_space=own_space(recording.action_space),
             env_spec=_spec(recording.about.env_id, recording.about.env_kwargs, recording.about.horizon),
             data_format="hdf5",
             jpeg_encoding=False,
@@ -128,10 +129,11 @@ def read_data_set(identifier: str) -> Histories:
             f"Minari cannot load the data set {identifier!r} ({error}); `minari list local` shows those in the folder "
             "that MINARI_DATASETS_PATH names"
         ) from error
-    observation_space, action_space = data.observation_space, data.action_space
-    for space in (observation_space, action_space):
+    observation_space = data.observation_space
+    for space in (observation_space, data.action_space):
         if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
             raise ConfigError(f"a history has arrays, and the data set {identifier!r} has {space}")
+    action_space = stored_actions(data.action_space)
     own = json.loads(data.storage.metadata.get("tasks", "null"))
     trials: dict[int, list[tuple[int, Any]]] = {}
     tasks = {}
@@ -150,7 +152,7 @@ def read_data_set(identifier: str) -> Histories:
         [tasks[trial] for trial in sorted(trials)],
         [[len(each.rewards) for each in history] for history in histories],
         seen if numbers is None else numbers,
-        np.concatenate([each.actions for each in ordered]),
+        to_stored(action_space, np.concatenate([each.actions for each in ordered])),
         np.concatenate([each.rewards for each in ordered]),
         EnvKind(observation_space, action_space, *own_env),
         distinct=None if numbers is None else distinct.table(),
@@ -223,6 +225,8 @@ def _episodes(block: Block, action_space: spaces.Space[Any]) -> Iterator[dict[st
     """Yield the arrays of every episode by the names that Minari has for them."""
     lengths, terminated, truncated = (each.ravel() for each in (block.lengths, block.terminated, block.truncated))
     actions, rewards = block.actions.astype(action_space.dtype), block.rewards.astype(np.float64)
+    if not isinstance(action_space, spaces.Box):
+        actions = own_actions(action_space, actions)
     begin = 0
     for row, length in enumerate(lengths.tolist()):
         steps = slice(begin, begin + length)

@@ -32,7 +32,7 @@ from maml_rl.foreign_files import Printable, checked, parse_json, read_regular
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.segments import Segment, check_order, read_segment, remove_segments, write_segment
-from maml_rl.spaces import array_layout
+from maml_rl.spaces import array_layout, own_space, stored_actions
 
 FOLDER, _INDEX = "recording", "recording.json"
 # Its last entry, the SHA-256 of the others.
@@ -83,7 +83,9 @@ class About(BaseModel):
         if len(self.tasks) != len(self.learner_seeds):
             raise ValueError(f"{len(self.tasks)} tasks, and {len(self.learner_seeds)} learners")
         for space in (self.observation_space, self.action_space):
-            space_from_json(space)
+            made = space_from_json(space)
+        if np.any(getattr(made, "start", 0)):
+            raise ValueError("an earlier version recorded its actions, from where they start on; record it again")
         return self
 
 
@@ -421,10 +423,11 @@ def space_as_json(space: gymnasium.Space[Any]) -> dict[str, Any]:
             for name, found in bounds.items()
         }
         return {"kind": "Box", **ends, "shape": list(space.shape), "dtype": str(space.dtype)}
+    own = {} if own_space(space) is space else {"own_start": np.asarray(own_space(space).start).tolist()}  # type: ignore[attr-defined]
     if isinstance(space, spaces.Discrete):
-        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start), **own}
     if isinstance(space, spaces.MultiDiscrete):
-        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist()}
+        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), **own}
     if isinstance(space, spaces.MultiBinary):
         return {"kind": "MultiBinary", "n": np.asarray(space.n).tolist()}
     raise ConfigError(f"histories of {space} cannot be recorded; expected Box, Discrete, MultiDiscrete or MultiBinary")
@@ -447,8 +450,12 @@ def _space(saved: Mapping[str, Any]) -> gymnasium.Space[Any]:
                 raise ValueError(dtype)
             low, high = (np.broadcast_to(np.array(saved[name], dtype), shape).copy() for name in ("low", "high"))
             return spaces.Box(low, high, dtype=dtype.type)
+        case "Discrete" if "own_start" in saved:
+            return stored_actions(spaces.Discrete(saved["n"], start=saved["own_start"]))
         case "Discrete":
             return spaces.Discrete(saved["n"], start=saved["start"])
+        case "MultiDiscrete" if "own_start" in saved:
+            return stored_actions(spaces.MultiDiscrete(saved["nvec"], start=saved["own_start"]))
         case "MultiDiscrete":
             return spaces.MultiDiscrete(saved["nvec"])
         case "MultiBinary":

@@ -225,8 +225,7 @@ class FilteredActorCritic(MetaLearner):
             targets = scaled.unsqueeze(-1) + self.discounts.to(rewards) * (1.0 - terminal.unsqueeze(-1)) * following
         logits = self.critics(units[:-1], None if self.critics.num_choices else actions)
         if self.critics.num_choices:
-            first = int(getattr(self.policy.action_space, "start", 0))
-            index = (actions.long() - first).reshape(1, *mask.shape, 1, 1, 1)
+            index = actions.long().reshape(1, *mask.shape, 1, 1, 1)
             logits = logits.take_along_dim(index, 3).squeeze(3)
         two_hot = self.critics.two_hot
         critic_loss = masked_mean(two_hot.loss(logits, targets.expand(logits.shape[:-1])).mean((0, -1)), mask)

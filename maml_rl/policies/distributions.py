@@ -26,29 +26,6 @@ from maml_rl import functional
 NoiseKind = Literal["normal", "uniform"]
 
 
-class Integers(Categorical):
-    """A categorical variable with logits (..., K), whose values are integers from `start` on."""
-
-    def __init__(self, logits: Tensor, start: int) -> None:
-        self.start = start
-        super().__init__(logits=logits, validate_args=False)
-
-    @property
-    def mode(self) -> Tensor:
-        """The most probable value, (...) int64."""
-        return self.logits.argmax(-1) + self.start
-
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw values (*sample_shape, ...) int64 from the global generator."""
-        drawn: Tensor = super().sample(torch.Size(sample_shape))
-        return drawn + self.start
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-probability (...) of values (...)."""
-        found: Tensor = super().log_prob(value - self.start)
-        return found
-
-
 class MultiCategorical(Distribution):
     """Independent categorical variables, which may have different numbers of categories.
 

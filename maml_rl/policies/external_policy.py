@@ -13,7 +13,7 @@ from torch import Tensor
 from maml_rl.policies.heads import Params
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.policy import Memory
-from maml_rl.spaces import PackedSpace, array_layout, array_writer, has_text, is_image, packed
+from maml_rl.spaces import PackedSpace, array_layout, array_writer, has_text, is_image, stored_actions, to_stored
 
 
 class ForeignPolicy(Protocol):
@@ -74,7 +74,7 @@ class ExternalPolicy(MemoryPolicy):
                     "act(observations, rewards, dones)"
                 )
         self._seen = array_writer(observation_space).flat_space
-        self._policy, self._chosen = policy, packed(action_space)
+        self._policy, self._chosen = policy, stored_actions(action_space)
         # Number of steps of its trial that each task has taken.
         self._asked = np.zeros(0, np.int64)
 
@@ -158,4 +158,4 @@ class ExternalPolicy(MemoryPolicy):
             )
         if not np.can_cast(chosen.dtype, dtype, "same_kind"):
             raise ValueError(f"{name} returned actions of the type {chosen.dtype}; expected {dtype}")
-        return chosen.astype(dtype)
+        return to_stored(self._chosen, chosen).astype(dtype)

@@ -32,7 +32,6 @@ from maml_rl import functional
 from maml_rl.policies.closed_forms import CategoricalLogProbability, GaussianLogProbability, LogProbability
 from maml_rl.policies.distributions import (
     DistributionForm,
-    Integers,
     MultiCategorical,
     NoiseKind,
     invert_categorical,
@@ -171,8 +170,7 @@ class Head(Distributions):
         """Refuse, by a ValueError, an action space of another shape, type or number of categories than the head's."""
         has_reals, counts = np.issubdtype(action_space.dtype, np.floating), category_counts(action_space)
         fits = tuple(action_space.shape or ()) == self.action_shape and has_reals is (self.noise_kind == "normal")
-        starts = not isinstance(self, CategoricalHead) or self.start == getattr(action_space, "start", 0)
-        if not fits or not starts or tuple(counts) != self.num_categories:
+        if not fits or tuple(counts) != self.num_categories:
             raise ValueError(
                 f"a policy with a {type(self).__name__}, actions of shape {self.action_shape}"
                 f"{f' and {list(self.num_categories)} categories' if self.num_categories else ''} does not fit the "
@@ -344,27 +342,24 @@ class SquashedGaussianHead(Head):
 
 
 class CategoricalHead(Head):
-    """Categorical distribution over K actions, integers from `start` on, with the output units as logits."""
+    """Categorical distribution over K actions, integers from 0 on, with the output units as logits."""
 
     noise_kind: NoiseKind = "uniform"
     noise_size = 1
     action_shape = ()
 
-    def __init__(self, num_actions: int, start: int = 0) -> None:
-        self.num_units, self.num_categories, self.start = num_actions, (num_actions,), start
+    def __init__(self, num_actions: int) -> None:
+        self.num_units, self.num_categories = num_actions, (num_actions,)
 
     def distribution(self, parameters: DistributionParams) -> Categorical:
-        if self.start:
-            return Integers(parameters[0], self.start)
         return Categorical(logits=parameters[0], validate_args=validates(parameters[0]))
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
         """Return actions (...) int64 by inverting the cumulative distribution at `noise` (..., 1) from U[0, 1)."""
-        chosen = parameters[0].argmax(-1) if self.is_greedy else invert_categorical(parameters[0], noise.squeeze(-1))
-        return chosen + self.start if self.start else chosen
+        return parameters[0].argmax(-1) if self.is_greedy else invert_categorical(parameters[0], noise.squeeze(-1))
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
-        return functional.categorical_log_prob(parameters[0], actions - self.start)
+        return functional.categorical_log_prob(parameters[0], actions)
 
     def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
         return functional.categorical_kl(old[0], new[0])
@@ -375,7 +370,7 @@ class CategoricalHead(Head):
         return (functional.categorical_fisher_product(parameters[0], tangents[0], weights),)
 
     def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> CategoricalLogProbability:
-        return CategoricalLogProbability(units, actions - self.start)
+        return CategoricalLogProbability(units, actions)
 
 
 class MultiCategoricalHead(Head):
@@ -442,20 +437,22 @@ class BernoulliHead(Head):
 def head_for(action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std: float = 1e-6) -> Head:
     """Return the head that fits the action space of one environment; a TypeError if there is none.
 
+    Discrete actions are counted from 0, wherever those of the environment start; see `maml_rl.spaces.stored_actions`.
+
     `init_std` is the initial standard deviation of a Gaussian, which never falls below `min_std`.
     """
     match action_space:
         case spaces.Box(shape=shape, dtype=dtype) if np.issubdtype(dtype, np.floating):
             return GaussianHead(shape, init_std, min_std)
-        case spaces.Discrete(n=n, start=start):
-            return CategoricalHead(int(n), int(start))
-        case spaces.MultiDiscrete(nvec=counts, shape=shape, start=start) if not start.any():
+        case spaces.Discrete(n=n):
+            return CategoricalHead(int(n))
+        case spaces.MultiDiscrete(nvec=counts, shape=shape):
             return MultiCategoricalHead(counts.ravel().tolist(), shape)
         case spaces.MultiBinary(shape=shape):
             return BernoulliHead(shape)
     raise TypeError(
-        f"no policy for the action space {action_space}: expected a Box of floats, MultiBinary, Discrete, or "
-        "MultiDiscrete starting at 0; map it to one of these with gymnasium.wrappers.TransformAction"
+        f"no policy for the action space {action_space}: expected a Box of floats, MultiBinary, Discrete or "
+        "MultiDiscrete; map it to one of these with gymnasium.wrappers.TransformAction"
     )
 
 

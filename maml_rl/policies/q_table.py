@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from maml_rl.policies.classical.counting import CountingPolicy, check_countable
 from maml_rl.policies.heads import Params
 from maml_rl.policies.policy import Memory
+from maml_rl.spaces import stored_actions
 
 
 class QTablePolicy(CountingPolicy):
@@ -23,14 +24,12 @@ class QTablePolicy(CountingPolicy):
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], initial_value: float = 0.0
     ) -> None:
         check_countable(observation_space)
-        if not isinstance(action_space, spaces.Discrete) or action_space.start != 0:
-            raise TypeError(
-                f"a table needs Discrete actions that start at 0, and they are {action_space}; use another learner"
-            )
+        if not isinstance(action_space, spaces.Discrete):
+            raise TypeError(f"a table needs Discrete actions, and they are {action_space}; use another learner")
         super().__init__(int(action_space.n), further_noise=1)
         self._is_vector = isinstance(observation_space, spaces.Box)
         self._start = 0 if self._is_vector else int(getattr(observation_space, "start", 0))
-        self._spaces = observation_space, action_space
+        self._spaces = observation_space, stored_actions(action_space)
         self.table = nn.Parameter(torch.full((spaces.flatdim(observation_space), self.num_actions), initial_value))
         self.epsilon = nn.Parameter(torch.ones(()))
 

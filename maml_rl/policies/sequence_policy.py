@@ -28,7 +28,7 @@ from maml_rl.policies.recurrent import Cell, RecurrentStep, make_recurrent
 from maml_rl.policies.slot_rows import SlotRows, row_product, through
 from maml_rl.policies.transformer import Attention, Transformer
 from maml_rl.policies.two_hot import OF_BINS, TwoHot
-from maml_rl.spaces import PackedSpace, category_counts, is_image, parts_of
+from maml_rl.spaces import PackedSpace, category_counts, is_image, parts_of, stored_actions
 
 ValueKind = Literal["head", "network", "two-hot", "none"]
 
@@ -122,7 +122,10 @@ class SequencePolicy(MemoryPolicy):
         if hidden_size < 1:
             raise ValueError(f"hidden_size must be positive, got {hidden_size}")
         self.hidden_size, self.value, self.predicts_rewards = hidden_size, value, predict_rewards
-        self.action_space, self._has_one_choice = action_space, isinstance(action_space, spaces.Discrete)
+        self.action_space, self._has_one_choice = (
+            stored_actions(action_space),
+            isinstance(action_space, spaces.Discrete),
+        )
         self._is_two_hot = value == "two-hot"
         self._take(observation_space, **of_inputs)
         self.distributions = SquashedGaussianHead(action_space) if squash else head_for(action_space, init_std, min_std)
@@ -333,8 +336,7 @@ class SequencePolicy(MemoryPolicy):
             units = torch.cat((units, actions.flatten(2).to(units)), -1)
         rewards = linear(units, params["reward_head.weight"], params["reward_head.bias"])
         if self._has_one_choice:
-            first = int(getattr(self.action_space, "start", 0))
-            rewards = rewards.gather(-1, (actions.long() - first).unsqueeze(-1))
+            rewards = rewards.gather(-1, actions.long().unsqueeze(-1))
         return rewards.squeeze(-1)
 
     def _encode(self, observations: Tensor, params: Params | None = None) -> Tensor:

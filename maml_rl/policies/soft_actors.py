@@ -18,7 +18,7 @@ from maml_rl.policies.policy import Memory, Policy, Unrolled
 from maml_rl.policies.recurrent import Recurrent
 from maml_rl.policies.slot_rows import SlotRows, through
 from maml_rl.policies.trial_encoder import EncoderSizes, TrialEncoder, make_linear
-from maml_rl.spaces import require_vectors
+from maml_rl.spaces import require_vectors, stored_actions
 
 CONTEXT = "context"
 # Bound of the last layer of an actor or a critic: actions start near the middle of their range, with noise as large as
@@ -38,7 +38,7 @@ class SoftActor(Policy):
         super().__init__()
         assert isinstance(observation_space, spaces.Box)
         self.distributions = head
-        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_space, self.action_space = observation_space, stored_actions(action_space)
         self.observation_shape = observation_space.shape
         self.noise_kind, self.noise_size = head.noise_kind, head.noise_size
 
@@ -217,12 +217,11 @@ class ContextActor(SoftActor):
 def head_of(action_space: gymnasium.Space[Any]) -> Head:
     """Return the head of soft actor-critics for actions: squashed Gaussian or categorical; a TypeError for others."""
     match action_space:
-        case spaces.Discrete(n=n, start=0):
+        case spaces.Discrete(n=n):
             return CategoricalHead(int(n))
         case spaces.Box():
             return SquashedGaussianHead(action_space)
     raise TypeError(
-        f"no soft actor-critic for the action space {action_space}: expected a bounded Box of floats, or Discrete "
-        "starting at 0; map it to one of these with gymnasium.wrappers.TransformAction, or take rl2, which takes all "
-        "kinds"
+        f"no soft actor-critic for the action space {action_space}: expected a bounded Box of floats, or Discrete; "
+        "map it to one of these with gymnasium.wrappers.TransformAction, or take rl2, which takes all kinds"
     )

@@ -25,7 +25,7 @@ from maml_rl.policies import Memory, Policy
 from maml_rl.policies.heads import Params
 from maml_rl.samplers.multi_task_sampler import MultiTaskSampler
 from maml_rl.seeding import PhaseStreams
-from maml_rl.spaces import PackedSpace, packed
+from maml_rl.spaces import PackedSpace, own_actions, stored_actions, to_stored
 
 _NUM_TASKS, _EPISODES = 3, 2
 # Their episodes must be the same, to the last bit.
@@ -49,7 +49,7 @@ class SampledActions(Policy):
 
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         super().__init__()
-        self._space, self._packed = copy.deepcopy(space), packed(space)
+        self._space, self._stored = copy.deepcopy(space), stored_actions(space)
 
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
@@ -62,10 +62,10 @@ class SampledActions(Policy):
         # The noise comes in multiples of 2**-24.
         self._space.seed(int(number * 2**24))
         element = self._space.sample()
-        if not isinstance(self._packed, PackedSpace):
-            return np.asarray(element)
-        row = np.zeros(self._packed.shape, np.uint8)
-        self._packed.write(element, row)
+        if not isinstance(self._stored, PackedSpace):
+            return to_stored(self._stored, np.asarray(element))
+        row = np.zeros(self._stored.shape, np.uint8)
+        self._stored.write(element, row)
         return row
 
 
@@ -211,12 +211,11 @@ def _loop(
     env: gymnasium.Env[Any, Any], seed: int, actions: NDArray[Any], horizon: int, kinds: Mapping[str, str]
 ) -> Iterator[Any]:
     """Yield the values of an episode of `env` with the given actions: the loop that anybody would write."""
-    action_space = packed(env.action_space)
+    action_space = stored_actions(env.action_space)
     observation, _ = env.reset(seed=seed)
     for step, action in enumerate(actions):
         yield as_sampled(env, observation)
-        own = action_space.element(action) if isinstance(action_space, PackedSpace) else action.copy()
-        observation, reward, terminated, truncated, info = env.step(own)
+        observation, reward, terminated, truncated, info = env.step(own_actions(action_space, action))
         yield reward
         yield bool(terminated)
         yield bool(terminated or truncated or step == horizon - 1)

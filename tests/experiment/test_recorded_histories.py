@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from maml_rl.metalearners.single_task import SingleTaskPPO
 from maml_rl.policies.classical.counting import check_countable
 from maml_rl.runs.atomic_files import LOCK, check_creatable, lock_folder
 from maml_rl.runs.segments import write_segment
+from tests.numbered_env import NumberedEnv
 from tests.small_runs import config_of, untimed
 
 DARK_ROOM = {"env_name": "DarkRoom-v0", "fast_batch_size": 3, "max_episode_steps": 6, "num_workers": 0}
@@ -172,6 +173,33 @@ def test_learner_learns_the_same_from_the_data_set_of_minari(tmp_path: Path, mon
         values |= {"max-episode-steps": 6, "num-batches": 2, "algorithm-settings": given}
         train(Config.from_mapping(Mapping("the test", values)), tmp_path / name)
     assert untimed(tmp_path / "folder") == untimed(tmp_path / "minari")
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_data_set_of_minari_has_the_actions_of_the_environment(
+    pairs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    kwargs = {"start": 2, "pairs": pairs}
+    family = {"env_name": "Numbered-v0", "env_kwargs": kwargs, "num_batches": 2, "num_workers": 0}
+    recorded = record(config_of(**family), tmp_path, num_tasks=3, minari=True)
+    data = minari.load_dataset(recorded.identifier)
+    assert data.action_space == NumberedEnv(**kwargs).action_space
+    tasks = json.loads(data.storage.metadata["tasks"])
+    for episode, known in zip(
+        data.iterate_episodes(), data.storage.get_episode_metadata(data.episode_indices), strict=True
+    ):
+        env = NumberedEnv(**kwargs)
+        env.reset_task(tasks[known["task"]])
+        env.reset(seed=0)
+        assert [env.step(action)[1] for action in episode.actions] == episode.rewards.tolist()
+    one, other = load_histories(recorded.folder), minari_data_set.read_data_set(recorded.identifier)
+    assert one.actions.min() == 0
+    assert np.array_equal(one.actions, other.actions)
+    other.check_fits(one.env)
+    with pytest.raises(ConfigError, match="these histories are of actions"):
+        other.check_fits(replace(one.env, action_space=NumberedEnv(pairs=pairs).action_space))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

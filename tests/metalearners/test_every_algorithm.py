@@ -186,3 +186,15 @@ def test_checkpoint_of_another_algorithm_is_refused(run: tuple[str, Path], tmp_p
     with pytest.raises(CheckpointError, match=f"is of the algorithm '{algorithm}', not '{other}'") as caught:
         make_experiment(small(other)).restore("latest", folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [name for name in algorithms() if name not in (*OF_HISTORIES, *OF_CONTEXTS)])
+def test_actions_that_start_at_one_are_learned_as_those_that_start_at_zero(algorithm: str, tmp_path: Path) -> None:
+    family = {"env-name": "tests.numbered_env:Numbered-v0", "num-batches": 1, "hidden-sizes": [8]}
+    if algorithm in OF_TRIALS:
+        del family["hidden-sizes"]
+    for start in (0, 1):
+        config = small(algorithm, **family, **{"env-kwargs": {"start": start}})
+        train(config, tmp_path / str(start), num_workers=0)
+    assert_same_run(tmp_path / "1", tmp_path / "0")

@@ -88,20 +88,20 @@ def test_each_part_is_encoded_by_its_kind_as_plain_torch_does_under_own_and_stac
         torch.testing.assert_close(of_tasks[task], alone)
 
 
-def test_actions_and_observations_that_start_at_one_have_their_own_probabilities() -> None:
+def test_observations_that_start_at_one_and_actions_that_do_have_their_own_probabilities() -> None:
     policy = get_policy_for_env(LookingEnv(), (7,))
     rows = rows_of(elements(5))
     (logits,) = policy.distribution_parameters(rows)
-    actions = torch.tensor([1, 2, 1, 2, 2])
-    expected = torch.log_softmax(logits, -1)[torch.arange(5), actions - 1]
+    actions = torch.tensor([0, 1, 0, 1, 1])
+    expected = torch.log_softmax(logits, -1)[torch.arange(5), actions]
     torch.testing.assert_close(policy.log_prob(rows, actions), expected)
     distribution = policy(rows)
     torch.testing.assert_close(distribution.log_prob(actions), expected)
     with torch.random.fork_rng():
-        assert set(distribution.sample((50,)).unique().tolist()) == {1, 2}
-    assert torch.equal(distribution.mode, logits.argmax(-1) + 1)
+        assert set(distribution.sample((50,)).unique().tolist()) == {0, 1}
+    assert torch.equal(distribution.mode, logits.argmax(-1))
     with pytest.raises(ValueError, match="does not fit the action space"):
-        policy.check_spaces(flat_observation_space(SPACE), spaces.Discrete(2))
+        policy.check_spaces(flat_observation_space(SPACE), spaces.Discrete(3))
     with pytest.raises(ValueError, match="the policy is for the observations"):
         policy.check_spaces(PackedSpace(spaces.Dict(dict(SPACE.spaces) | {"direction": spaces.Discrete(4)})), ACTIONS)
 
@@ -148,11 +148,11 @@ def test_episodes_take_a_byte_for_each_number_of_an_image_and_read_back_as_they_
     parts = PackedSpace(SPACE).read(episodes.observations)
     assert parts["image"].shape == (3, 6, 4, 8, 12, 3)
     assert set(np.unique(parts["direction"])) == {1, 2, 3, 4}
-    assert set(np.unique(episodes.actions)) == {1, 2}
+    assert set(np.unique(episodes.actions)) == {0, 1}
     # The task and the lit half determine the reward of each step.
     lit = parts["image"][..., 6:, :].mean((-3, -2, -1)) > parts["image"][..., :6, :].mean((-3, -2, -1))
     left = np.array([task["left"] for task in episodes.tasks]).reshape(-1, 1, 1)
-    assert np.array_equal((episodes.actions.numpy() == left) == ~lit, episodes.rewards.numpy() > 0.0)
+    assert np.array_equal((1 + episodes.actions.numpy() == left) == ~lit, episodes.rewards.numpy() > 0.0)
 
 
 def test_maml_learns_what_only_the_image_shows() -> None:
@@ -190,7 +190,7 @@ def test_rl2_updates_the_convolutions_and_acting_agrees_with_unrolling(memory: s
         noise = torch.full((4, 1, 1), 0.5)
         actions, state = policy.act(rows[step].unsqueeze(1), noise, state)
         chances = torch.softmax(unrolled.distribution[0][step], -1)
-        assert torch.equal(actions[:, 0], 1 + (chances[:, 0] <= 0.5).long())
+        assert torch.equal(actions[:, 0], (chances[:, 0] <= 0.5).long())
 
 
 @pytest.mark.timeout(120)

@@ -3,6 +3,7 @@
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from iterations import digests
@@ -10,8 +11,11 @@ from iterations import digests
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.baseline import make_baseline
 from maml_rl.envs import make_vector_env
+from maml_rl.experiment.evaluate import evaluate_trials
 from maml_rl.metalearners import MAMLTRPO
+from maml_rl.samplers.plain_loop import SampledActions
 from tests.envs.third_party import DictEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv
+from tests.numbered_env import NumberedEnv
 
 KINDS: dict[str, Any] = {
     "float64 observations": WalkEnv,
@@ -28,6 +32,8 @@ PLACES: dict[str, dict[str, Any]] = {
     "groups": {"num_workers": 2, "num_groups": 2},
     "waves": {"num_workers": 0, "slots_per_task": 2},
 }
+# Where actions start, and whether they are pairs of numbers.
+COUNTED = [{"start": start, "pairs": pairs} for start in (0, 1, -5) for pairs in (False, True)]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -55,3 +61,40 @@ def test_arrays_have_the_type_of_the_space_and_an_update_the_type_of_the_policy(
     metrics = MAMLTRPO(policy, 0.1).step(train, valid, cg_damping=1e-2, ls_backtrack_ratio=0.5)
     assert metrics["accepted"]
     assert any(not torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"observe_last": True}, {"slots_per_task": 1}, {"stepping": "threads"}], ids=str
+)
+def test_actions_are_counted_from_zero_wherever_those_of_the_environment_start(options: dict[str, Any]) -> None:
+    found: dict[bool, set[str]] = {False: set(), True: set()}
+    for kwargs in COUNTED:
+        with MultiTaskSampler(
+            NumberedEnv,
+            kwargs,
+            batch_size=4,
+            policy=SampledActions(NumberedEnv(**kwargs).action_space),
+            seed=0,
+            num_workers=0,
+            max_episode_steps=5,
+            **options,
+        ) as sampler:
+            episodes = sampler.rollout(sampler.sample_tasks(3))
+        assert len(set(episodes.lengths.flatten().tolist())) > 1
+        numbers = episodes.actions if episodes.actions.dim() == 3 else episodes.actions[..., 0]
+        paid = torch.tensor([task["paid"] for task in episodes.tasks]).reshape(-1, 1, 1)
+        assert torch.equal((numbers == paid) & (episodes.mask > 0), episodes.rewards > 0)
+        found[kwargs["pairs"]].add(episodes.digest())
+    assert [len(digests) for digests in found.values()] == [1, 1]
+
+
+def test_policies_of_other_people_return_actions_as_the_environment_has_them() -> None:
+    class Last:
+        def reset(self, num_tasks: int) -> None: ...
+
+        def act(self, observations: Any, rewards: Any, dones: Any) -> Any:
+            return np.full(len(observations), -3)
+
+    tasks = [{"paid": paid} for paid in range(3)]
+    found = evaluate_trials(Last(), NumberedEnv, tasks, 1, env_kwargs={"start": -5}, max_episode_steps=4)
+    assert np.ravel(found.returns).tolist() == [0.0, 0.0, 4.0]

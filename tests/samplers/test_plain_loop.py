@@ -15,6 +15,7 @@ from maml_rl.envs.meta_env import StepBuffers
 from maml_rl.envs.results import ResultWriter
 from maml_rl.samplers.plain_loop import compare_with_loop
 from tests.envs.third_party import CellEnv, DictEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv
+from tests.numbered_env import NumberedEnv
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.timeout(120)]
 EVERYWHERE = (
@@ -88,11 +89,18 @@ class GlobalEnv(WalkEnv):
         return observation, reward + np.random.standard_normal(), *rest
 
 
+class ShiftedEnv(NumberedEnv):
+    def __init__(self) -> None:
+        super().__init__(start=-5, pairs=True)
+
+
 def compared(env: Any, **options: Any) -> str:
     return compare_with_loop(env, env, max_episode_steps=6, **options)
 
 
-@pytest.mark.parametrize("env", [WalkEnv, InfoEnv, DictEnv, PixelEnv, CellEnv, KnobsEnv, SwitchesEnv, GuessingEnv])
+@pytest.mark.parametrize(
+    "env", [WalkEnv, InfoEnv, DictEnv, PixelEnv, CellEnv, KnobsEnv, SwitchesEnv, GuessingEnv, ShiftedEnv]
+)
 def test_environments_of_every_kind_have_the_values_of_a_loop_in_every_placement(env: Any) -> None:
     assert compared(env).endswith(EVERYWHERE)
 

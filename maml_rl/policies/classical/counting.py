@@ -62,7 +62,7 @@ class CountingPolicy(MemoryPolicy):
         LastStepParts.within(observation_space, action_space)
 
     def _check_actions(self, space: gymnasium.Space[Any]) -> None:
-        if not isinstance(space, spaces.Discrete) or (space.n, space.start) != (self.num_actions, 0):
+        if not isinstance(space, spaces.Discrete) or space.n != self.num_actions:
             raise ValueError(
                 f"{type(self).__name__} for {self.num_actions} actions does not fit the action space {space}; make it "
                 "for the actions of the environment"
