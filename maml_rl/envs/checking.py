@@ -15,7 +15,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import VectorEnv
 
 from maml_rl.envs.calls import Awaited, is_async
-from maml_rl.envs.global_generators import KeptGenerators, seconds_of_own_generators
+from maml_rl.envs.global_generators import KeptGenerators, construct, seconds_of_own_generators
 from maml_rl.envs.meta_env import Task, declared, own_task
 from maml_rl.envs.results import read_reset, read_step
 from maml_rl.envs.task_space import TaskSpace
@@ -194,8 +194,8 @@ def check_meta_env(
     It steps the environment a few times. It warns of breaches of Gymnasium's own rules, which
     `gymnasium.utils.env_checker.check_env` finds in the family, without the wrappers around it. It warns where
     `reset_task` does not refuse malformed tasks by a ValueError or changes a task that it was given, where the
-    environment draws from generators of the process, and where no reward differs between tasks, which may be right
-    where rewards are sparse.
+    environment or its constructor draws from generators of the process, and where no reward differs between tasks,
+    which may be right where rewards are sparse.
 
     Args:
         env: one environment, not a vector.
@@ -272,7 +272,15 @@ def _check_contract(
     if make_another is None and spec is not None and all(each.kwargs is not None for each in spec.additional_wrappers):
         make_another = partial(gymnasium.make, spec)
     if make_another is not None:
-        _check_task_before_reset(make_another(), own_task(tasks[0]))
+        another, drawn = construct(make_another)
+        _check_task_before_reset(another, own_task(tasks[0]))
+        if drawn:
+            warnings.warn(
+                f"its constructor draws from {' and '.join(drawn)}; a sampler gives it the same numbers in every slot "
+                "and for every seed, so that all environments are those of one family; what must differ, such as a "
+                "port, can come from random.SystemRandom()",
+                stacklevel=3,
+            )
     for task in tasks:
         reset_task(task)
         first = _episode(env, seed)

@@ -1,7 +1,8 @@
 """The generators of `random`, NumPy and torch that belong to the process, for environments that draw from them.
 
 The first call of an environment that draws from them is noticed. From then on each slot has such generators of its own
-while its code runs, keyed as all other streams, and those of the process stay as they were.
+while its code runs, keyed as all other streams, and those of the process stay as they were. Constructors always have
+them, all the same.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from time import perf_counter
@@ -25,13 +27,15 @@ from maml_rl.envs.task_space import Task, task_key
 
 logger = logging.getLogger(__name__)
 
-# Steps of a slot before it is believed that the environment does not draw from the process's generators. Later steps do
-# not look at torch's, which would take longer than all other work on them.
+# Steps of a slot before it is believed that the environment does not draw from the process's generators.
 STEPS_TRIED = 100
 # The Mersenne twister: how many words its state has, and one that tells whether they are other words than before.
 _WORDS, _SOME_WORD = 624, 300
+# In a generator of torch: where it says behind its words whether it keeps a normal number, of either size, and how many
+# bytes are before its words at most.
+_NORMALS, _MOST_BEFORE_WORDS = (8, 20), 512
 # What a stream is for: the second word of its key.
-_EPISODE, _TASK, _DRAWS = 1, 2, 3
+_EPISODE, _TASK, _DRAWS, _CONSTRUCTOR = 1, 2, 3, 4
 
 
 class DrawsGloballyError(Exception):
@@ -155,7 +159,52 @@ def _torch() -> _Generator:
     def seeded(seed: np.random.SeedSequence) -> Any:
         return torch.Generator().manual_seed(_integer(seed) % 2**63).get_state()
 
-    return _Generator("torch", lambda: get_state().numpy().tobytes(), get_state, set_state, seeded)
+    offset = _offset_of_torch_words()
+    if offset is None:
+        return _Generator("torch", lambda: get_state().numpy().tobytes(), get_state, set_state, seeded)
+    # In memory, which takes an eighth of the time of a state, and needs no lock.
+    words = own._cdata + offset
+    left, word = ctypes.c_int.from_address(words - 12), ctypes.c_uint32.from_address(words + 4 * _SOME_WORD)
+    normal, other = (ctypes.c_bool.from_address(words + 4 * _WORDS + each) for each in _NORMALS)
+    return _Generator(
+        "torch", lambda: (left.value, word.value, normal.value, other.value), get_state, set_state, seeded
+    )
+
+
+def _offset_of_torch_words() -> int | None:
+    """Return where a generator of torch has its words in memory; None if that is unknown.
+
+    Before them is how many are left, behind them are the normal numbers that it keeps.
+    """
+    import torch
+
+    example: Any = torch.Generator()
+    address = getattr(example, "_cdata", None)
+    if address is None:
+        return None
+    torch.rand(3, generator=example)
+    state = example.get_state().numpy()
+    if state.nbytes < 8 * (3 + _WORDS):
+        return None
+    # In the state every word has 8 bytes, after those of the seed, of what is left, and of the next word.
+    words = state[: 8 * (3 + _WORDS)].view(np.uint64)[3:].astype(np.uint32).tobytes()
+    # The words end within the object, so that nothing behind it is read before they are found.
+    for offset in range(12, _MOST_BEFORE_WORDS, 4):
+        if ctypes.string_at(address + offset, 64) == words[:64]:
+            break
+    else:
+        return None
+
+    found = ctypes.string_at(address + offset, 4 * _WORDS) == words
+    # The first normal number is drawn with the second, which it keeps.
+    left, keeps = [], []
+    for _ in range(3):
+        left.append(ctypes.c_int.from_address(address + offset - 12).value)
+        keeps.append(ctypes.string_at(address + offset + 4 * _WORDS + _NORMALS[1], 1))
+        torch.randn((), dtype=torch.float64, generator=example)
+    expected = state[8:12].view(np.int32)[0]
+    is_known = found and left == [expected, left[1], left[1]] and left[1] < expected and keeps == [b"\0", b"\1", b"\0"]
+    return offset if is_known else None
 
 
 def _integer(seed: np.random.SeedSequence) -> int:
@@ -167,8 +216,30 @@ def _generators() -> list[_Generator]:
     return [_numpy(), _python(), *([_torch()] if "torch" in sys.modules else [])]
 
 
+def _looks_at(*places: Callable[[], Any]) -> Callable[[], tuple[Any, ...]]:
+    """Return what looks at two or three generators, at every step: without a loop it takes half as long."""
+    first, second, *others = places
+    if not others:
+        return lambda: (first(), second())
+    (third,) = others
+    return lambda: (first(), second(), third())
+
+
 def _look_at(generators: Sequence[_Generator]) -> tuple[Any, ...]:
     return tuple([each.place() for each in generators])
+
+
+def _has_drawn_from_new(generators: Sequence[_Generator]) -> bool:
+    """Return whether a call that was the first to import torch has drawn from its generator, which is then as new."""
+    new = _generators()[len(generators) :]
+    if not new:
+        return False
+    import torch
+
+    (generator,), untouched = new, torch.Generator().get_state()
+    drawn = not torch.equal(generator.save(), untouched)
+    generator.restore(untouched)
+    return drawn
 
 
 def _places() -> dict[str, Any]:
@@ -189,11 +260,6 @@ def _states_of(words: tuple[int, int]) -> list[Any]:
 
 def _key_of_task(task: Task) -> tuple[int, int]:
     return zlib.crc32(task_key(task).encode()), _TASK
-
-
-def _look_at_two(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, ...]:
-    # At every step: without a loop it takes half as long.
-    return first(), second()
 
 
 class KeptGenerators:
@@ -218,6 +284,10 @@ class KeptGenerators:
         """Seed the generators, as those of a slot that is given a task."""
         self._seed(_key_of_task(task))
 
+    def seed_for_constructor(self) -> None:
+        """Seed the generators, as where an environment is made."""
+        self._seed((0, _CONSTRUCTOR))
+
     def _seed(self, key: tuple[int, int]) -> None:
         self.drawn()
         for each, state in zip(_generators(), _states_of(key), strict=True):
@@ -234,6 +304,24 @@ class KeptGenerators:
         self.drawn()
         for each, state in zip(_generators(), self._before, strict=False):
             each.restore(state)
+
+
+def construct(make: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Return what a constructor makes, and the names of the process's generators from which it has drawn.
+
+    All constructions draw the same numbers, in any process and for any seed: what a constructor draws belongs to the
+    family, of which each slot, each worker and each resumed run has the same environment.
+    """
+    generators = _generators()
+    with KeptGenerators() as kept:
+        kept.seed_for_constructor()
+        made = make()
+        drawn = kept.drawn()
+    if not _has_drawn_from_new(generators):
+        return made, drawn
+    with suppress(Exception):
+        made.close()
+    return construct(make)
 
 
 class SlotGenerators:
@@ -254,8 +342,9 @@ class SlotGenerators:
         # The process's states when something was last called, which they still are unless others have drawn since.
         self._places: tuple[Any, ...] = ()
         self._saved: list[Any] = []
-        self._cheap = numpy, python = _numpy(), _python()
-        self._look_at_cheap = partial(_look_at_two, numpy.place, python.place)
+        self._watched: list[_Generator] = []
+        self._has_torch = False
+        self._places_now: Callable[[], tuple[Any, ...]] = tuple
 
     def step(self, slot: int, call: Callable[[], Any]) -> Any:
         """Return the result of a step.
@@ -268,7 +357,7 @@ class SlotGenerators:
         if self._steps_to_try > 0:
             self._steps_to_try -= 1
             return self._with_own(slot, call)
-        return self._watch(call, self._look_at_cheap, self._cheap)
+        return self._watch(call)
 
     def begin(self, slot: int, seed: int | None, call: Callable[[], Any]) -> Any:
         """Return the result of a reset, with which the streams of an episode begin; without a seed they continue."""
@@ -285,27 +374,29 @@ class SlotGenerators:
     def _repeatable(self, slot: int, key: Callable[[], tuple[int, int]] | None, call: Callable[[], Any]) -> Any:
         if key is not None:
             self._keys[slot], self._states[slot] = key, None
-        if not self.used and self._steps_to_try <= 0:
-            generators = _generators()
-            try:
-                return self._watch(call, partial(_look_at, generators), generators)
-            except DrawsGloballyError:
-                pass
-        return self._with_own(slot, call)
+        watched = not self.used and self._steps_to_try <= 0
+        try:
+            return self._watch(call) if watched else self._with_own(slot, call)
+        except DrawsGloballyError:
+            return self._with_own(slot, call)
 
-    def _watch(
-        self, call: Callable[[], Any], look: Callable[[], tuple[Any, ...]], generators: Sequence[_Generator]
-    ) -> Any:
+    def _watch(self, call: Callable[[], Any]) -> Any:
+        if not self._has_torch:
+            self._watched, self._has_torch = _generators(), "torch" in sys.modules
+            self._places_now = _looks_at(*[each.place for each in self._watched])
+        look = self._places_now
         places = look()
         if places != self._places:
-            self._places, self._saved = places, [each.save() for each in generators]
+            self._places, self._saved = places, [each.save() for each in self._watched]
         try:
             result = call()
         finally:
             if look() != places:
                 self.used = True
-                for each, state in zip(generators, self._saved, strict=True):
+                for each, state in zip(self._watched, self._saved, strict=True):
                     each.restore(state)
+            if not self._has_torch and _has_drawn_from_new(self._watched):
+                self.used = True
         if self.used:
             raise DrawsGloballyError
         return result
@@ -314,19 +405,26 @@ class SlotGenerators:
         generators = _generators()
         own = self._states[slot]
         if own is None or len(own) < len(generators):
-            # The slot may be the first to import torch.
+            # A call may have been the first to import torch.
             own = [*(own or []), *_states_of(self._keys[slot]())[len(own or []) :]]
         before = [each.save() for each in generators]
         for each, state in zip(generators, own, strict=True):
             each.restore(state)
-        places = _look_at(generators)
+        places, is_over = _look_at(generators), False
         try:
-            return call()
+            result = call()
+            is_over = True
         finally:
             self.used = self.used or _look_at(generators) != places
-            self._states[slot] = [each.save() for each in generators]
+            after = [each.save() for each in generators]
             for each, state in zip(generators, before, strict=True):
                 each.restore(state)
+            if is_over and _has_drawn_from_new(generators):
+                # As if it had not been called.
+                self.used, self._states[slot] = True, own
+                raise DrawsGloballyError
+            self._states[slot] = after
+        return result
 
 
 class SharedGenerators(SlotGenerators):

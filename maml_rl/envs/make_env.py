@@ -19,7 +19,7 @@ from maml_rl.envs.adapted_batch import AdaptedVectorEnv, has_tasks
 from maml_rl.envs.calls import CallRules, is_async
 from maml_rl.envs.checking import require_task_methods
 from maml_rl.envs.family import BatchedFamily
-from maml_rl.envs.global_generators import SharedGenerators
+from maml_rl.envs.global_generators import SharedGenerators, construct
 from maml_rl.envs.last_step import LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task, declared, own_task
 from maml_rl.envs.registration import FAMILIES, find_spec
@@ -148,9 +148,15 @@ def _adapted(
     check_count("num_envs", num_envs)
     if current_slots is not None:
         current_slots[0] = 0
-    made = [make_env(**env_kwargs)]
+    make = partial(_constructed, make_env, **env_kwargs)
+    made = [make()]
     adapter = ThreadedVectorEnv if steps_in_threads(made[0], rules) else SerialVectorEnv
-    return adapter(lambda: made.pop() if made else make_env(**env_kwargs), {}, num_envs, current_slots, rules)
+    return adapter(lambda: made.pop() if made else make(), {}, num_envs, current_slots, rules)
+
+
+def _constructed(make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Return what a constructor makes; all of them draw the same from the process's generators."""
+    return construct(partial(make, *args, **kwargs))[0]
 
 
 def make_vector_env(
@@ -201,7 +207,7 @@ def make_vector_env(
         raise ValueError("the sampler resets the slots itself; leave autoreset_mode out of the environment's arguments")
     if makes_vector(env):
         assert callable(env)
-        made = env(num_envs=check_count("num_envs", num_envs), **kwargs)
+        made = _constructed(env, num_envs=check_count("num_envs", num_envs), **kwargs)
         return _adapted_batch(made, max_episode_steps, current_slots, rules)
     if not isinstance(env, str):
         make_limited = partial(_make_limited, env, max_episode_steps)
@@ -212,8 +218,12 @@ def make_vector_env(
         threads = {"num_threads": num_threads} if spec.id in FAMILIES and FAMILIES[spec.id].has_physics else {}
         # Vector environments of other code need not know of a limit: the sampler ends episodes there, too.
         own_limit = limit if _takes(_creator_of(spec.vector_entry_point), "max_episode_steps") else {}
-        vector_env = gymnasium.make_vec(
-            spec.id, num_envs, vectorization_mode="vector_entry_point", **{**threads, **kwargs, **own_limit}
+        vector_env = _constructed(
+            gymnasium.make_vec,
+            spec.id,
+            num_envs,
+            vectorization_mode="vector_entry_point",
+            **{**threads, **kwargs, **own_limit},
         )
         if isinstance(vector_env, BatchedFamily):
             vector_env.autoreset_mode = AutoresetMode.DISABLED

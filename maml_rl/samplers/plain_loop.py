@@ -16,7 +16,7 @@ from torch import Tensor
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.checking import as_sampled, find_method
 from maml_rl.envs.family import BatchOfOne
-from maml_rl.envs.global_generators import KeptGenerators
+from maml_rl.envs.global_generators import KeptGenerators, construct
 from maml_rl.envs.make_env import EnvMaker, check_stepping
 from maml_rl.envs.meta_env import SEED_BITS
 from maml_rl.envs.task_space import task_key
@@ -98,7 +98,7 @@ def compare_with_loop(
     """
     names, steps = [], 0
     first: tuple[list[Any], str] | None = None
-    looped, generators = make_one(), KeptGenerators()
+    (looped, _), generators = construct(make_one), KeptGenerators()
     with closing(looped), generators:
         policy = SampledActions(looped.action_space)
         for name in _placements(env, looped):

@@ -8,11 +8,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
 from maml_rl import MultiTaskSampler
 from maml_rl.envs import TaskParameter, TaskSpace, check_meta_env
+from maml_rl.envs.global_generators import construct
 from maml_rl.errors import ChildEnvError
 from maml_rl.policies import NormalMLPPolicy
 from tests.envs.third_party import CellEnv, DictEnv, KnobsEnv, NoTaskEnv, PixelEnv, SplitEnv, SwitchesEnv, WalkEnv
@@ -276,6 +278,20 @@ def test_use_of_generators_of_the_process_is_a_remark_with_its_cost(make_env: An
         check_meta_env(make_env())
     assert re.match(rf"the environment draws from {names}; .* for \d+ microseconds a step", str(caught[0].message))
     assert repr(states) == repr((np.random.get_state(), random.getstate()))
+
+
+class MadeGlobally(WalkEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = float(np.random.uniform()) + float(torch.rand(()))
+
+
+def test_constructor_that_draws_from_generators_of_the_process_is_a_remark() -> None:
+    env, drawn = construct(MadeGlobally)
+    assert drawn == ["np.random", "torch"]
+    assert env.bias == construct(MadeGlobally)[0].bias
+    with pytest.warns(UserWarning, match=r"its constructor draws from np.random and torch; .* the same numbers in eve"):
+        check_meta_env(env, make_another=MadeGlobally)
 
 
 class PaysAlmostNever(WalkEnv):

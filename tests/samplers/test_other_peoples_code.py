@@ -103,11 +103,12 @@ class TakesTaskApart(KeepsActions):
 
 
 def sampled(make_env: Any, num_tasks: int = 3, **options: Any) -> TaskEpisodes:
-    policy = get_policy_for_env(make_env(), (4,), "tanh")
     settings = {"batch_size": 4, "seed": 0, "max_episode_steps": 6, "start_method": "fork", **options}
+    if "policy" not in settings:
+        settings["policy"] = get_policy_for_env(make_env(), (4,), "tanh")
     if settings.get("num_workers") == 0:
         del settings["start_method"]
-    with MultiTaskSampler(make_env, policy=policy, **settings) as sampler:
+    with MultiTaskSampler(make_env, **settings) as sampler:
         tasks = sampler.sample_tasks(num_tasks)
         given = copy.deepcopy(tasks)
         episodes = sampler.rollout(tasks)
@@ -450,6 +451,134 @@ def test_environment_that_draws_from_global_generators_has_equal_digests_everywh
         assert len(observations[:, 4, :, 0].unique()) == 12
     if "reset_task" in GLOBAL[kind]["calls"].split():
         assert len(observations[..., 1].unique()) == 3
+
+
+class DrawsLate(DrawsGlobally):
+    """Draws from its third episode on, long after its slot is believed not to draw."""
+
+    begun = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.begun += 1
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        drawn = self.number("step") if self.begun > 2 else 0.0
+        return np.array([drawn, self.of_task]), drawn, False, False, {}
+
+
+@pytest.mark.parametrize("which", ["numpy", "random", "torch", "torch-normal"])
+def test_environment_that_draws_late_has_equal_digests_everywhere(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(global_generators, "STEPS_TRIED", 6)
+    if which == "torch-normal":
+        monkeypatch.setattr(torch, "rand", lambda shape: torch.randn(shape, dtype=torch.float64))
+    make_env, digests = partial(DrawsLate, calls="step", which=which.partition("-")[0]), set()
+    policy = get_policy_for_env(make_env(), (4,), "tanh")
+    for place in ({"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "inference": "central"}):
+        options: dict[str, Any] = {"policy": policy, "seed": 0, "max_episode_steps": 6, "start_method": "fork", **place}
+        if not place["num_workers"]:
+            del options["start_method"]
+        with MultiTaskSampler(make_env, batch_size=4, **options) as sampler:
+            for _ in range(3):
+                episodes = sampler.rollout(sampler.sample_tasks(3))
+        assert len(episodes.rewards[:, -1].unique()) == 12
+        digests.add(episodes.digest())
+    assert len(digests) == 1
+
+
+def test_place_of_torchs_generator_is_read_in_memory_and_moves_with_every_draw() -> None:
+    """A state takes ten times as long, twice a step of every environment; this fails where torch keeps it elsewhere."""
+    assert global_generators._offset_of_torch_words() is not None
+    generator = global_generators._torch()
+    before = generator.save()
+    # The first normal number is drawn with the second, which leaves the words as they are.
+    draws = [lambda: torch.rand(()), lambda: torch.randn(()), lambda: torch.randn(()), lambda: torch.randperm(3)]
+    for draw in [*draws, lambda: torch.rand(624), lambda: torch.manual_seed(7)]:
+        place = generator.place()
+        assert generator.place() == place
+        draw()
+        assert generator.place() != place
+    generator.restore(before)
+
+
+FIRST_TO_IMPORT_TORCH = """
+import sys
+import numpy as np
+from maml_rl.envs import global_generators, make_vector_env
+from tests.envs.third_party import WalkEnv
+
+class Imports(WalkEnv):
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+        self.drawn = self.draw("constructor")
+
+    def draw(self, call):
+        if call != self.call:
+            return 0.0
+        import torch
+        return float(torch.rand(()))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([self.draw("reset"), self.drawn]), {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return np.array([self.draw("step"), self.drawn]), *rest
+
+global_generators.STEPS_TRIED = int(sys.argv[2])
+for _ in range(2):
+    assert ("torch" in sys.modules) == bool(_)
+    env = make_vector_env(Imports, {"call": sys.argv[1]}, 2)
+    env.reset_task([{"slope": 0.5}] * 2)
+    seen = []
+    for _ in range(2):
+        seen.append(env.reset(seed=[3, 4])[0].copy())
+        for _ in range(3):
+            seen.append(env.step(np.zeros((2, 1), np.float32))[0].copy())
+    env.close()
+    print(np.array(seen[4:]).tolist())
+"""
+
+
+@pytest.mark.parametrize("steps_tried", [0, 100])
+@pytest.mark.parametrize("call", ["constructor", "reset", "step"])
+def test_first_call_that_imports_torch_draws_as_later_ones_do(call: str, steps_tried: int) -> None:
+    command = [sys.executable, "-c", FIRST_TO_IMPORT_TORCH, call, str(steps_tried)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=40).stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+
+
+class DrawsWhenMade(DrawsGlobally):
+    """Draws in its constructor, and pays the number."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("constructor", **options)
+        self.of_task = self.paid = self.number("constructor")
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self.price = task["price"]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, _, *rest = super().step(action)
+        return observation, self.paid, *rest
+
+
+@pytest.mark.parametrize("which", ["numpy", "random", "torch"])
+def test_constructors_that_draw_globally_make_one_family_everywhere(which: str) -> None:
+    make_env, digests = partial(DrawsWhenMade, which=which), set()
+    policy = get_policy_for_env(DrawsGlobally(), (4,), "tanh")
+    with global_generators.KeptGenerators() as generators:
+        for seed, place in enumerate((*PLACES, "in process")):
+            # What others have drawn before.
+            generators.seed(seed)
+            if place not in ("partial waits", "groups"):
+                episodes = sampled(make_env, policy=policy, **PLACES[place])
+                assert len(episodes.observations[..., 1].unique()) == 1
+                digests.add(episodes.digest())
+    assert len(digests) == 1
 
 
 @pytest.mark.timeout(120)
