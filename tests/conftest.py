@@ -83,7 +83,7 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     For tests that are not about how workers start. Newer Pythons warn of threads in a process that forks.
     """
     if sys.version_info < (3, 12):
-        monkeypatch.setattr("maml_rl.samplers.processes.vector_env.START_METHODS", ("fork", "forkserver", "spawn"))
+        monkeypatch.setattr("maml_rl.samplers.work.child.vector_env.START_METHODS", ("fork", "forkserver", "spawn"))
 
 
 @pytest.fixture

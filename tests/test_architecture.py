@@ -162,14 +162,15 @@ def test_circle_is_found() -> None:
 
 def test_no_file_imports_itself_through_others() -> None:
     graph = files()
-    assert graph["maml_rl.samplers.make_backend"] >= {"maml_rl.samplers.backend", "maml_rl.samplers.ray.backend"}
+    assert graph["maml_rl.samplers.make_backend"] >= {"maml_rl.samplers.backend", "maml_rl.samplers.work.ray.backend"}
     assert circle(graph) == []
 
 
-def test_ray_does_not_import_child_processes() -> None:
-    of_ray = {module: imported for module, imported in files().items() if module.startswith("maml_rl.samplers.ray")}
-    assert len(of_ray) > 4
-    assert not [module for module, imported in of_ray.items() if any("samplers.processes" in each for each in imported)]
+def test_transports_of_work_do_not_import_each_other() -> None:
+    for one, other in (("child", "ray"), ("ray", "child")):
+        of_one = {name: found for name, found in files().items() if name.startswith(f"maml_rl.samplers.work.{one}.")}
+        assert len(of_one) > 4
+        assert not [name for name, found in of_one.items() if any(f"work.{other}." in each for each in found)]
 
 
 @pytest.mark.parametrize("floor", ["samplers", "envs", "policies"])

@@ -18,7 +18,7 @@ _OF_RAY = (
     *("actor", "authentication", "backend", "cluster", "left_out", "places", "pool", "pool_metrics", "team", "units"),
     "worker",
 )
-OF_EXTRAS = {f"maml_rl.samplers.ray.{name}": "ray" for name in _OF_RAY}
+OF_EXTRAS = {f"maml_rl.samplers.work.ray.{name}": "ray" for name in _OF_RAY}
 
 
 def module_names() -> list[str]:

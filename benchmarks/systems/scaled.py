@@ -134,7 +134,7 @@ class Scaled:
 @contextmanager
 def _counted_messages() -> Iterator[list[int]]:
     """Yield the sizes in bytes of the messages that this process sends to workers in the `with` block."""
-    from maml_rl.samplers.processes.messages import Channel
+    from maml_rl.samplers.work.child.messages import Channel
 
     sizes, send = list[int](), Channel.send_some
 

@@ -42,7 +42,7 @@ from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.hosting import HOST_ROOM
 from maml_rl.samplers.importing import find_unimportable
-from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
+from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
 from maml_rl.spaces import PackedSpace, array_layout, is_image, require_numbers
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_distribution, task_distributions

@@ -10,11 +10,11 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from maml_rl.samplers.multi_task_sampler import MultiTaskSampler as MultiTaskSampler
     from maml_rl.samplers.population import PopulationEvaluator as PopulationEvaluator
-    from maml_rl.samplers.processes.vector_env import ParallelVectorEnv as ParallelVectorEnv
+    from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv as ParallelVectorEnv
 
 _HOMES = {
     "MultiTaskSampler": "maml_rl.samplers.multi_task_sampler",
-    "ParallelVectorEnv": "maml_rl.samplers.processes.vector_env",
+    "ParallelVectorEnv": "maml_rl.samplers.work.child.vector_env",
     "PopulationEvaluator": "maml_rl.samplers.population",
 }
 

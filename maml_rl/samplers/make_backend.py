@@ -10,7 +10,7 @@ from maml_rl.policies import Policy
 from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.in_process import InProcessBackend
-from maml_rl.samplers.processes.backend import ProcessBackend
+from maml_rl.samplers.work.child.backend import ProcessBackend
 
 
 def choose(placement: Placement, recipe: Recipe, policy: Policy) -> Placement:
@@ -67,7 +67,7 @@ def make_backend(
     if placement.backend == "ray":
         # Only users of the backend need the package.
         try:
-            from maml_rl.samplers.ray.backend import RayBackend
+            from maml_rl.samplers.work.ray.backend import RayBackend
         except ModuleNotFoundError as error:
             if error.name != "ray":
                 raise

@@ -20,7 +20,8 @@ STORE = 100 * 2**20
 HERE = Path(__file__).resolve().parent
 # Set for the nodes, not in a runtime_env of the connection, so that actors use the processes that a node has
 # prestarted.
-PATHS = os.pathsep.join([str(HERE), str(HERE / "on_ray"), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+_FOLDERS = (HERE, HERE / "work" / "on_ray", HERE.parents[1])
+PATHS = os.pathsep.join([*map(str, _FOLDERS), os.environ.get("PYTHONPATH", "")])
 FINDS_TESTS = {"PYTHONPATH": PATHS}
 
 

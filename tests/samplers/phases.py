@@ -14,8 +14,8 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ChildLost
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
 from maml_rl.samplers.rollout.loop import sample_phase
+from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 
 NUM_SLOTS = 5
 SEED = 7

@@ -12,7 +12,7 @@ import os, signal, sys, time
 import numpy as np
 from faulty_env import FaultyEnv, HelpedEnv
 from functools import partial
-from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
+from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 """
 
 

@@ -13,7 +13,7 @@ from faulty_env import FaultyEnv
 
 from maml_rl.envs import make_vector_env
 from maml_rl.samplers.env_recipe import Recipe
-from maml_rl.samplers.processes.vector_env import ParallelVectorEnv
+from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 
 
 class InstanceOfSomething:
@@ -35,7 +35,7 @@ def test_recipe_that_cannot_reach_a_child_is_refused_before_any_process_starts(
     env: Any, env_kwargs: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "maml_rl.samplers.processes.launcher.Launcher.launch", lambda self: pytest.fail("a process started")
+        "maml_rl.samplers.work.child.launcher.Launcher.launch", lambda self: pytest.fail("a process started")
     )
     with pytest.raises(TypeError, match=message):
         ParallelVectorEnv(env, env_kwargs, 2, 2)

@@ -28,7 +28,7 @@ ENV = """
 import gymnasium
 from maml_rl import MultiTaskSampler
 from maml_rl.policies import NormalMLPPolicy
-from maml_rl.samplers.processes import launcher
+from maml_rl.samplers.work.child import launcher
 from tests.envs.third_party import WalkEnv
 
 class Own(WalkEnv):

@@ -1,0 +1,320 @@
+"""Messages between parent and worker, small frozen dataclasses, and the channel: one stream socket per worker.
+
+Every command and every reply has a generation number: the parent counts it up when it abandons work, and drops replies
+of an earlier generation. Observations, actions, rewards and seeds are not sent: they are in shared memory.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.samplers.failures import Failed
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.work.child.shared_buffers import PhasePlan
+from maml_rl.samplers.worker_progress import describe_steps
+
+if TYPE_CHECKING:
+    # It imports torch, which workers that do not act do not need.
+    from maml_rl.samplers.hosting import Request
+
+_HEADER = struct.Struct("!Q")
+# Linux only; elsewhere Python's default of ignoring SIGPIPE does the same.
+_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Prepare the interpreter and import the modules of the environment; the reply is `Done`.
+
+    Attributes:
+        interpreter: import path, working folder and main module of the parent (see `process_setup.interpreter_state`).
+        recipe: pickle of (id or callable, keyword arguments).
+    """
+
+    generation: int
+    interpreter: dict[str, Any]
+    recipe: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """Make the environment of your slots; the reply is `Ready`.
+
+    Attributes:
+        index: which worker you are.
+        num_workers: of how many.
+        num_envs: how many slots you have.
+        first_slot: the first of them, counted over all workers.
+    """
+
+    generation: int
+    index: int
+    num_workers: int
+    num_envs: int
+    first_slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttachBuffers:
+    """From now on read and write the shared buffers of all `num_envs` slots; you know which of them are yours."""
+
+    generation: int
+    num_envs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTask:
+    """Give slot i of the worker the task tasks[i]."""
+
+    generation: int
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetBuffers:
+    """Reset all slots with the seeds in the shared memory."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Step all slots with the actions in the shared memory."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPolicy:
+    """Load a policy, to sample whole phases with it.
+
+    Attributes:
+        plan: where their arrays are.
+        policy: pickled.
+        interpreter: as in `Load`; None if the policy does not need it.
+    """
+
+    generation: int
+    plan: PhasePlan
+    policy: bytes
+    interpreter: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPhase:
+    """Sample a unit of a phase, under the parameters in the shared memory, into the episodes there.
+
+    Attributes:
+        version: number of the parameters.
+        first_task: which of the tasks in the shared memory is the first.
+        phase: of the unit alone, without policy and parameters; it has fewer slots than the worker, or as many.
+        alike: whether the parameters of the first task are those of all.
+        timed: whether to measure where the time goes.
+        number: which of the phases whose episodes are in the shared memory.
+    """
+
+    generation: int
+    version: int
+    first_task: int
+    phase: Phase
+    alike: bool = False
+    timed: bool = False
+    number: int = 0
+
+    @property
+    def first_slot(self) -> int:
+        """Number of its first slot, counted over all slots of the phase."""
+        return self.first_task * self.phase.per_task + int(self.phase.own_slots.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute on the episodes in the shared memory; the reply is `Worked`.
+
+    Attributes:
+        request: see `hosting.Request`.
+        blocks: of its blocks, those of each worker.
+        objects: that it refers to, and that the worker does not have yet, pickled, by their numbers.
+        first_phase: number of the first phase of the batch.
+        interpreter: as in `Load`; None if the objects do not need it.
+    """
+
+    generation: int
+    request: Request
+    blocks: dict[int, tuple[int, ...]]
+    objects: dict[int, bytes]
+    first_phase: int
+    interpreter: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTasks:
+    """Draw tasks; the reply is `Tasks`."""
+
+    generation: int
+    num_tasks: int
+    seed: int | None
+    evaluation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the environment and end; there is no reply."""
+
+    generation: int
+
+
+Command = (
+    Load | Make | AttachBuffers | ResetTask | ResetBuffers | Step | LoadPolicy | RunPhase | Work | SampleTasks | Close
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The command is carried out; its results, if any, are in the shared memory."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The environment is made; describes its slots."""
+
+    generation: int
+    env: EnvDescription
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """The replies about the blocks of the request, by block, pickled."""
+
+    generation: int
+    replies: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Tasks drawn by the worker's environment."""
+
+    generation: int
+    tasks: list[Task]
+
+
+Reply = Done | Ready | Tasks | Worked | Failed
+
+
+def describe_command(command: Command | None, steps: int | None) -> str:
+    """Return the activity of a worker after `steps` steps of the episode; None means before its first reset."""
+    match command:
+        case Load():
+            return "while starting"
+        case Make():
+            return "while making the environment"
+        case AttachBuffers() | ResetTask():
+            return "in reset_task"
+        case ResetBuffers():
+            return "in reset"
+        case LoadPolicy():
+            return "while loading the policy"
+        case Step() | RunPhase():
+            return describe_steps(steps)
+        case SampleTasks():
+            return "in sample_tasks"
+        case Work():
+            return "in an update"
+        case None:
+            return "between commands" if steps is None else f"between commands, after {steps} steps"
+        case _:
+            return f"in {type(command).__name__}"
+
+
+def encode(message: Any) -> bytes:
+    """Return a message as bytes for the channel."""
+    payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _HEADER.pack(len(payload)) + payload
+
+
+class Channel:
+    """One end. A worker's end blocks; the parent's never does, since a hung worker must not hang the parent.
+
+    Args:
+        end: connected stream socket, which the channel takes over.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._bytes = bytearray()
+        self._messages: deque[Any] = deque()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor; -1 once closed."""
+        return self._end.fileno()
+
+    def send(self, message: bytes) -> None:
+        """Send an encoded message, waiting as long as it takes.
+
+        Raises:
+            OSError: If the other end is gone.
+        """
+        self._end.sendall(message, _FLAGS)
+
+    def send_some(self, message: bytes | memoryview) -> int:
+        """Send the beginning of an encoded message and return its length; 0 if the socket is full.
+
+        Raises:
+            OSError: If the other end is gone.
+        """
+        try:
+            return self._end.send(message, _FLAGS)
+        except BlockingIOError:
+            return 0
+
+    def receive(self) -> Any:
+        """Wait for the next message.
+
+        Raises:
+            EOFError: If the other end is gone.
+        """
+        while not self._messages:
+            self._messages.extend(self.receive_some())
+        return self._messages.popleft()
+
+    def receive_some(self) -> list[Any]:
+        """Read once from the socket, and return the messages that are now complete.
+
+        Raises:
+            EOFError: If the other end is gone.
+        """
+        try:
+            data = self._end.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise EOFError(str(error)) from error
+        if not data:
+            raise EOFError("the other end is closed")
+        self._bytes += data
+        messages = []
+        while (payload := self._next_payload()) is not None:
+            messages.append(pickle.loads(payload))
+        return messages
+
+    def _next_payload(self) -> bytes | None:
+        if len(self._bytes) < _HEADER.size:
+            return None
+        end = _HEADER.size + int(_HEADER.unpack_from(self._bytes)[0])
+        if len(self._bytes) < end:
+            return None
+        payload = bytes(self._bytes[_HEADER.size : end])
+        del self._bytes[:end]
+        return payload
+
+    def close(self) -> None:
+        """Close this end."""
+        self._end.close()

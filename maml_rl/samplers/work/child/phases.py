@@ -1,0 +1,197 @@
+"""Phases that workers sample by themselves: parameters go to them, a message starts a unit, and episodes come back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maml_rl.policies import Policy
+from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers.env_recipe import require_picklable_tasks
+from maml_rl.samplers.episode_arrays import EpisodeArrays, Layout
+from maml_rl.samplers.phase import WORKER_STAGES, Phase
+from maml_rl.samplers.policy_copies import pickle_policy
+from maml_rl.samplers.rollout.actor import phase_parameters
+from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
+from maml_rl.samplers.work.child.messages import LoadPolicy, RunPhase, encode
+from maml_rl.samplers.work.child.shared_buffers import PhasePlan, SharedPhase
+from maml_rl.samplers.work.child.startup import LOAD_SECONDS
+from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
+
+
+class WorkerPhases:
+    """Lets the workers of a vector environment sample phases by themselves."""
+
+    def __init__(self, env: ParallelVectorEnv) -> None:
+        self.env = env
+        # Units of the current phase whose episodes are in the memory, by their first slots.
+        self._done: set[int] = set()
+        self._loaded: tuple[Policy, PhasePlan, SharedPhase, dict[str, Any]] | None = None
+
+    def start_phase(self) -> None:
+        """Begin another phase: no unit of it is done."""
+        self._done.clear()
+
+    def sample(
+        self,
+        phase: Phase,
+        timer: StageTimer = NULL_TIMER,
+        units: Sequence[slice] | None = None,
+        *,
+        number: int = 0,
+        num_phases: int = 1,
+        copies: bool = True,
+    ) -> tuple[EpisodeArrays, list[tuple[slice, float]]]:
+        """Have workers sample a phase, and wait for it.
+
+        A worker hangs if it takes longer than `step_timeout` for one call of one slot. After a `ChildLost` the units
+        that were done are not sampled again, until `start_phase`.
+
+        Args:
+            phase: its policy's parameters are sent every time, the rest of the policy only the first time.
+            timer: gets the seconds of the stages.
+            units: ranges of slots, none longer than any worker's, which workers take when they are idle; None if each
+                samples its own slots.
+            number: which of the phases in the shared memory it is.
+            num_phases: for how many there is room.
+            copies: return a copy, which is made while workers run, as they write the next phase into their memory.
+
+        Returns:
+            The episodes, (M, T, B, ...), in the shared memory or copied; and the units, each with the seconds that its
+            environments took.
+
+        Raises:
+            TypeError: If the policy or a task cannot be pickled.
+            ChildLost: If a worker died.
+            NonFiniteError: If an observation, an action or a reward is NaN or infinite.
+            TaskError: If a task is malformed.
+            ChildEnvError: If an environment raised, or the memory cannot be allocated.
+            ChildEnvTimeout: If a worker hangs.
+        """
+        env, pool, timed = self.env, self.env.pool, timer is not NULL_TIMER
+        shared, alike = self._write_parameters(phase, num_phases)
+        timer.observe(WORKERS_PER_INFERENCE, 1)
+        shared.stage_seconds[:] = 0.0
+        episodes = shared.episodes[number].empty_like() if copies else shared.episodes[number]
+        ranges, without, generation = units or env.parts, phase.without_policy(), pool.generation
+        version = int(shared.version[0])
+        commands = [
+            RunPhase(generation, version, unit.start // phase.per_task, without.unit(unit), alike, timed, number)
+            for unit in ranges
+        ]
+        try:
+            messages = [encode(each) for each in commands]
+        except Exception:
+            require_picklable_tasks(phase.slot_tasks)
+            raise
+        # For each busy worker its unit, and its seconds before that.
+        having: dict[int, tuple[slice, float]] = {}
+        seconds_of: list[tuple[slice, float]] = []
+
+        def give(index: int, which: int) -> None:
+            having[index] = ranges[which], float(env.physics_seconds[index])
+            pool.send(index, commands[which], pool.step_timeout, messages[which])
+
+        def take_episodes(unit: slice) -> None:
+            if copies:
+                for of_tasks in phase.ranges(unit):
+                    episodes.view(*of_tasks).fill(shared.episodes[number].view(*of_tasks))
+
+        with timer.stage("waiting"):
+            waiting = deque(which for which, unit in enumerate(ranges) if unit.start not in self._done)
+            done = [unit for unit in ranges if unit.start in self._done]
+            if units is None:
+                while waiting:
+                    give(waiting[0], waiting.popleft())
+            for index in range(min(env.num_workers, len(waiting))):
+                give(index, waiting.popleft())
+            for unit in done:
+                take_episodes(unit)
+            while having:
+                for index in pool.wait(list(having), timeout=0.0):
+                    pool.take(index)
+                    unit, before = having.pop(index)
+                    self._done.add(unit.start)
+                    seconds_of.append((unit, float(env.physics_seconds[index]) - before))
+                    if waiting:
+                        give(index, waiting.popleft())
+                    take_episodes(unit)
+            self._done.clear()
+        if timed:
+            # Workers run in parallel: the parent has waited for the busiest.
+            of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
+            for stage, seconds in zip(WORKER_STAGES, of_busiest.tolist(), strict=True):
+                timer.move("waiting", stage, seconds)
+        return episodes, seconds_of
+
+    def _write_parameters(self, phase: Phase, num_phases: int) -> tuple[SharedPhase, bool]:
+        """Write the parameters of a phase into the shared memory, and give workers its policy.
+
+        Returns:
+            The memory, and whether only the parameters of the first task are there, which are those of all.
+        """
+        num_tasks, constants = len(phase.tasks), dict(phase.policy.named_buffers())
+        # The policy's own parameters are sent once, in the place of those of the first task.
+        alike = phase.params is None and not phase.policy.has_memory
+        if alike:
+            of_phase, is_stacked = {name: value.unsqueeze(0) for name, value in phase.policy.named_parameters()}, True
+        else:
+            with torch.no_grad():
+                of_phase, is_stacked = phase_parameters(phase.policy, num_tasks, phase.params)
+        plan = PhasePlan(
+            phase.sizes, _layout(of_phase, num_tasks if alike else None), _layout(constants), is_stacked, num_phases
+        )
+        shared = self._load(phase.policy, plan)
+        for tensors, arrays in ((of_phase, shared.parameters), (constants, shared.constants)):
+            for name, tensor in tensors.items():
+                target = arrays[name][:1] if alike and tensors is of_phase else arrays[name]
+                target[...] = tensor.detach().cpu().numpy()
+        shared.version[0] += 1
+        return shared, alike
+
+    def _load(self, policy: Policy, plan: PhasePlan) -> SharedPhase:
+        """Return the memory for phases of `policy`, the same as long as policy and plan are the same.
+
+        Workers get the policy, all of it except parameters and constants, before their next unit.
+        """
+        env, startup = self.env, self.env.startup
+        if self._loaded is None or self._loaded[0] is not policy or self._loaded[1] != plan:
+            shared = SharedPhase(env.memory, startup.buffers.size, plan, startup.env, env.num_workers)
+            shared.version[0] = 0
+            text = pickle_policy(policy)
+            load: dict[str, Any] = {"plan": plan, "policy": text, "interpreter": startup.interpreter_for(text)}
+            self._loaded = policy, plan, shared, load
+        self.load_again()
+        return self._loaded[2]
+
+    def episodes(self, number: int) -> EpisodeArrays:
+        """Return the episodes of a phase in the shared memory, which are valid until the next of this number begins."""
+        assert self._loaded is not None
+        return self._loaded[2].episodes[number]
+
+    def load_again(self) -> None:
+        """Give workers that replace others the policy."""
+        assert self._loaded is not None
+        env, load = self.env, self._loaded[3]
+        pool = env.pool
+        without = [index for index in range(env.num_workers) if pool.worker(index).policy is not load]
+        if without:
+            seconds = max(pool.step_timeout, LOAD_SECONDS)
+            pool.ask(without, seconds, [LoadPolicy(pool.generation, **load) for _ in without])
+            for index in without:
+                pool.worker(index).policy = load
+
+
+def _layout(tensors: Mapping[str, Tensor], num_tasks: int | None = None) -> Layout:
+    """Return shapes and types of tensors; with `num_tasks` for so many tasks, where the tensors are of one."""
+    return {
+        name: (
+            tuple(tensor.shape) if num_tasks is None else (num_tasks, *tensor.shape[1:]),
+            torch.empty(0, dtype=tensor.dtype).numpy().dtype,
+        )
+        for name, tensor in tensors.items()
+    }

@@ -1,0 +1,293 @@
+"""ParallelVectorEnv: the parent's side of W workers, each of which steps a range of the slots."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any, Unpack
+
+import gymnasium
+import numpy as np
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
+from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike, NDArray
+
+from maml_rl.arguments import check_count
+from maml_rl.config.placement import Placement, PlacementOptions
+from maml_rl.envs.make_env import env_id
+from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task, require_one_each, slot_seeds
+from maml_rl.errors import ChildEnvError, ChildLost
+from maml_rl.samplers.closing import ClosesAtExit
+from maml_rl.samplers.describing import describe_env
+from maml_rl.samplers.env_recipe import Recipe, require_picklable_tasks
+from maml_rl.samplers.phase import split_slots
+from maml_rl.samplers.work.child.messages import (
+    ResetBuffers,
+    ResetTask,
+    SampleTasks,
+    Step,
+    Tasks,
+    encode,
+)
+from maml_rl.samplers.work.child.shared_buffers import SharedProgress, create_shared_file
+from maml_rl.samplers.work.child.startup import Startup
+from maml_rl.samplers.work.child.worker_pool import WorkerPool
+
+START_METHODS = ("forkserver", "spawn", "fork")
+_CLOSE_SECONDS = 2.0
+# Seconds after the deadline of a call in which its worker may report that it hangs.
+_GRACE_SECONDS = 0.5
+
+
+class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
+    """N slots of a family, stepped by W workers, which are child processes.
+
+    Environments are made in the workers, from an id or a callable. Observations, actions and rewards are in shared
+    memory; sockets carry only commands. When a worker dies, the call raises `ChildLost`, and `recover` replaces the
+    worker, whose slots then need tasks. When one raises or hangs, the call raises an error and ends all workers; the
+    next `reset_task`, `reset` or `sample_tasks` starts new ones.
+
+    Only one thread may use it at a time.
+
+    Args:
+        env: a registered id, "module:id", or a picklable callable that makes a `gymnasium.Env`.
+        env_kwargs: keyword arguments of the environment.
+        num_envs: N.
+        num_workers: W, at least 1; with more workers than slots, every slot has one. None for that of the placement.
+        max_episode_steps: time limit; None for the environment's own.
+        granularity: number of slots that stay together in one worker, a divisor of N.
+        preload: modules that are imported once for all workers, if the start method is "forkserver".
+        placement: limits of the workers, and how they step. Making an environment may take at least 10 seconds; where a
+            worker works on all its slots together, `step_timeout` is for all of them.
+        **options: the fields of `Placement` one by one, such as `start_method`; they replace those of `placement`.
+
+    Attributes:
+        pool: the workers.
+        startup: makes them ready, and has what they share.
+        memory: descriptor of the shared file.
+
+    Raises:
+        TypeError: If `env` is an environment object or cannot be pickled, or a space is not supported.
+        ValueError: If a number is out of range, the id is unknown, or the environments' spaces differ.
+        ChildEnvError: If the environment cannot be made, or there is not enough memory.
+        ChildEnvTimeout: If making it takes too long.
+    """
+
+    # Until there is something to close.
+    closed = True
+
+    def __init__(
+        self,
+        env: str | Callable[..., gymnasium.Env[Any, Any]],
+        env_kwargs: Mapping[str, Any] | None = None,
+        num_envs: int = 1,
+        num_workers: int | None = None,
+        *,
+        max_episode_steps: int | None = None,
+        granularity: int = 1,
+        preload: Sequence[str] = (),
+        placement: Placement | None = None,
+        **options: Unpack[PlacementOptions],
+    ) -> None:
+        if placement is None and num_workers is None:
+            num_workers = 1
+        placement = Placement.of_call(ParallelVectorEnv, placement, num_workers, options)
+        num_envs, num_workers = check_count("num_envs", num_envs), check_count("num_workers", placement.workers)
+        if os.name != "posix":
+            raise ChildEnvError("child processes need Linux or macOS; sample in this process with num_workers=0")
+        from maml_rl.samplers.work.child.launcher import Launcher
+
+        recipe = Recipe.of(env, env_kwargs, max_episode_steps).placed(placement)
+        start_method = placement.start_method or START_METHODS[0]
+        if start_method != "fork":
+            recipe.require_importable()
+        self.parts = split_slots(num_envs, num_workers, granularity)
+        self.num_envs, self.num_workers = num_envs, len(self.parts)
+        self.spec, self.render_mode = recipe.spec, None
+        self.memory = memory = create_shared_file()
+        progress = SharedProgress(memory, self.num_workers)
+        launcher = Launcher(start_method, memory, env_id(env), preload, placement=placement)
+        self.pool = WorkerPool(launcher, self.parts, describe_env(env), placement, progress)
+        self._progress = progress
+        # Without a call of `close` the workers end with this object, or with the interpreter.
+        self._finalizer = weakref.finalize(self, _end, self.pool, memory)
+        self._step_message = (-1, b"")
+        self.closed = False
+        try:
+            self.startup = startup = Startup(recipe, self.pool, memory, needs_main=start_method != "fork")
+            startup.complete()
+        except BaseException:
+            self.close()
+            raise
+        slot, self._shared = startup.env, startup.buffers
+        self.single_observation_space, self.single_action_space = slot.observation_space, slot.action_space
+        self.observation_space = batch_space(slot.observation_space, num_envs)
+        self.action_space = batch_space(slot.action_space, num_envs)
+        self.max_episode_steps, self.recorded_infos = slot.max_episode_steps, slot.recorded_infos
+        self.task_space, self.value_ranges = slot.task_space, slot.value_ranges
+        self.buffers, self.physics_seconds = self._shared.step, progress.physics_seconds
+        self.divides = slot.divides
+        if slot.advances_by_slot:
+            # A worker with threads detects itself which call hangs.
+            self.pool.grace = _GRACE_SECONDS
+
+    @property
+    def retries(self) -> int:
+        """How often episodes of all workers were restarted so far."""
+        return int(self._progress.retries.sum())
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Seconds for which no slot was ready, of the worker that has waited longest."""
+        return float(self._progress.waiting_seconds.max())
+
+    def slot_counts(self) -> SlotCounts | None:
+        """Return the activity of the slots of workers in which the policy acts."""
+        counts = self._progress.slot_counts.copy()
+        if not counts.any(axis=1).all():
+            # Not all have begun, or none ever does.
+            return None
+        worker = int(counts[:, 4].argmax())
+        slowest = int(counts[worker, 3])
+        waiting, acting, done = counts[:, :3].sum(0).astype(int).tolist()
+        slot = slowest + self.parts[worker].start if slowest >= 0 else -1
+        return SlotCounts(waiting, acting, done, slot, float(counts[worker, 4]))
+
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
+        """Draw tasks from the generator of the first worker's environment."""
+        check_count("num_tasks", num_tasks, 0)
+        self.settle()
+        command = SampleTasks(self.pool.generation, num_tasks, seed, evaluation)
+        (reply,) = self.pool.ask([0], self.pool.step_timeout, [command])
+        assert isinstance(reply, Tasks)
+        return reply.tasks
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        """Give slot i the task `tasks[i]`; see `MetaVectorEnv`. Unfinished steps are dropped.
+
+        Raises:
+            TypeError: If a task cannot be pickled.
+            TaskError: If a task is malformed, or there is not one per slot.
+        """
+        require_one_each(tasks, self.num_envs)
+        all_tasks = tuple(tasks)
+        self.settle()
+        generation = self.pool.generation
+        commands = [ResetTask(generation, all_tasks[part]) for part in self.parts]
+        try:
+            messages = [encode(command) for command in commands]
+        except Exception:
+            require_picklable_tasks(all_tasks)
+            raise
+        self.pool.ask(range(self.num_workers), self.pool.step_timeout, commands, messages)
+
+    def reset_buffers(self, seeds: ArrayLike) -> None:
+        """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`. Unfinished steps are dropped."""
+        array = np.asarray(seeds, np.int64)
+        if array.shape != (self.num_envs,):
+            raise ValueError(f"expected one seed for each of the {self.num_envs} slots, got shape {array.shape}")
+        self.settle()
+        self._shared.seeds[:] = array
+        workers = range(self.num_workers)
+        for index in workers:
+            self.pool.worker(index).steps = None
+        self.pool.ask(workers, self.pool.step_timeout, [ResetBuffers(self.pool.generation) for _ in workers])
+        for index in workers:
+            self.pool.worker(index).steps = 0
+
+    def reset(
+        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Reset all slots, each with a seed of its own; there are no infos.
+
+        Raises:
+            ValueError: If a slot has no seed, or there are options: slots in workers are not reset alone.
+        """
+        seeds = slot_seeds(seed, self.num_envs)
+        if options or None in seeds:
+            raise ValueError("slots in workers are reset together, each with a seed; pass seed and no options")
+        self.reset_buffers(np.array(seeds))
+        return self.buffers.observations.copy(), {}
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        """Start a step of worker `index` and return at once.
+
+        Raises:
+            ResetNeeded: If the worker's slots have not been reset.
+            AlreadyPendingCallError: If the worker's last step has not been received yet.
+            ChildLost: If it is dead.
+        """
+        worker = self.pool.worker(index)
+        if worker.steps is None:
+            raise ResetNeeded("cannot step before the first reset; call reset first")
+        if worker.outstanding:
+            raise AlreadyPendingCallError(
+                f"the last step of worker {index} has not been received; call step_recv first", "step"
+            )
+        target = self._shared.actions[self.parts[index]]
+        actions = np.asarray(actions)
+        if actions.shape != target.shape:
+            raise ValueError(f"expected actions of shape {target.shape} for worker {index}, got {actions.shape}")
+        target[...] = actions
+        command = Step(self.pool.generation)
+        if self._step_message[0] != command.generation:
+            self._step_message = (command.generation, encode(command))
+        self.pool.send(index, command, self.pool.step_timeout, self._step_message[1])
+
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        """Wait for steps that were started; see `MetaVectorEnv`.
+
+        Raises:
+            NoAsyncCallError: If no step was started.
+            ChildLost: If a worker died.
+            ChildEnvError: If an environment raised.
+            ChildEnvTimeout: If a worker hangs.
+        """
+        outstanding = self.pool.outstanding()
+        indices = outstanding if indices is None else indices
+        if not indices or not set(indices).issubset(outstanding):
+            raise NoAsyncCallError("no step was started; call step_send first", "step")
+        replied = self.pool.wait(indices, inf if timeout is None else timeout)
+        for index in replied:
+            self.pool.take(index)
+            worker = self.pool.worker(index)
+            worker.steps = (worker.steps or 0) + 1
+        return replied
+
+    def recover(self) -> None:
+        """Replace the workers that have died and drop unfinished work; then the phase can be repeated.
+
+        Raises:
+            ChildEnvError: If one worker has died more than `max_restarts` times since `start_phase`.
+        """
+        while True:
+            try:
+                self.pool.check_restarts()
+                self.settle()
+            except ChildLost:
+                continue
+            return
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that are running."""
+        return [worker.process.pid for worker in self.pool.living()]
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End all workers: ask, then terminate, then kill."""
+        self.pool.stop(_CLOSE_SECONDS)
+        self._finalizer()
+
+    def settle(self) -> None:
+        """Start the workers that are missing, and wait until all are idle."""
+        if self.closed:
+            raise RuntimeError("this ParallelVectorEnv is closed; make a new one")
+        self.startup.complete()
+        self.pool.abandon()
+
+
+def _end(pool: WorkerPool, memory: int) -> None:
+    pool.stop(_CLOSE_SECONDS)
+    os.close(memory)

@@ -1,0 +1,161 @@
+"""Worker processes as hosts of an update: they compute on the episodes that they have sampled into shared memory."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import ChildLost
+from maml_rl.profiling import StageTimer
+from maml_rl.samplers.hosting import HostedBatch, Request, pickle_for_hosts
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.work.child.messages import Work, Worked, encode
+from maml_rl.samplers.work.child.phases import WorkerPhases
+from maml_rl.samplers.work.child.worker_pool import Worker
+
+
+class WorkerHosts:
+    """Carries requests to the workers of a vector environment; see `hosting.Carrier`.
+
+    Every worker has its own blocks, whose memos it keeps, and any worker can read the episodes of all tasks. So one
+    that replaces a lost worker computes again what that has kept, and samples nothing.
+    """
+
+    def __init__(self, phases: WorkerPhases) -> None:
+        self._phases, self._env = phases, phases.env
+        # Of the newest batch, pickled, by number.
+        self._objects: dict[int, bytes] = {}
+        self._numbers = itertools.count()
+        # By worker, the policy under which it has received objects, and how many.
+        self._sent: WeakKeyDictionary[Worker, tuple[object, frozenset[int]]] = WeakKeyDictionary()
+        self._batch: HostedBatch | None = None
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of workers."""
+        return self._env.num_workers
+
+    def put(self, value: Any) -> int:
+        """Keep something for the workers that will need it.
+
+        Raises:
+            TypeError: If it cannot be pickled.
+        """
+        if isinstance(value, HostedBatch):
+            self._objects.clear()
+            self._sent.clear()
+        try:
+            pickled = pickle_for_hosts(value)
+        # A part's own __reduce__ may raise anything.
+        except Exception as error:
+            raise TypeError(
+                f"part of the algorithm cannot be pickled for the workers ({type(error).__name__}: {error}); use "
+                "functions that a module defines at its top level, or `update: driver`"
+            ) from error
+        number = next(self._numbers)
+        self._objects[number] = pickled
+        return number
+
+    def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
+        """Have all phases of a batch sampled: all workers sample a phase, then adapt the tasks of their blocks.
+
+        What follows the last phase is done with the first question.
+        """
+        self._batch, params = batch, None
+        for number in range(batch.num_phases):
+            streams = phase.streams._replace(phase=phase.streams.phase + number)
+            own = replace(phase, params=params, streams=streams)
+            self._until_done(
+                partial(self._phases.sample, own, timer, number=number, num_phases=batch.num_phases, copies=False)
+            )
+            if number + 1 < batch.num_phases:
+                with timer.stage("inner"):
+                    replies = sorted(self.carry_out(replace(request, sampled=number + 1), batch))
+                    of_blocks = [each for _, each in replies]
+                    params = {name: torch.cat([block[name] for block in of_blocks]) for name in of_blocks[0]}
+
+    def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
+        """Have workers carry out a request; see `Carrier`.
+
+        Raises:
+            RuntimeError: If another phase has taken the memory of the episodes.
+        """
+        self._check(batch)
+        self._env.pool.start_phase()
+        replies: dict[int, Any] = {}
+        self._until_done(lambda: self._ask(request, replies))
+        if request.asked is not None:
+            del self._objects[request.asked.held]
+        return iter(replies.items())
+
+    def read(self, batch: HostedBatch) -> TaskEpisodes:
+        """Return a copy of the episodes of a batch's first phase; see `carry_out` for the errors."""
+        self._check(batch)
+        arrays = self._phases.episodes(0).copy()
+        return TaskEpisodes(**arrays.by_name(), tasks=batch.phase.tasks, horizon=batch.phase.horizon)
+
+    def _check(self, batch: HostedBatch) -> None:
+        if batch is not self._batch:
+            raise RuntimeError("the episodes are gone, since others have been sampled; ask about a batch before that")
+
+    def forget(self) -> None:
+        """Forget the batch: its memory will be used for another phase."""
+        self._batch = None
+
+    def _ask(self, request: Request, replies: dict[int, Any]) -> None:
+        """Ask for the replies that are missing."""
+        assert self._batch is not None
+        self._env.settle()
+        self._phases.load_again()
+        pool, num_blocks = self._env.pool, len(self._batch.blocks)
+        of_worker: dict[int, tuple[int, ...]] = {}
+        for block in request.blocks:
+            if block not in replies:
+                index = block * self.num_hosts // num_blocks
+                of_worker[index] = (*of_worker.get(index, ()), block)
+        # A worker keeps what questions have in common. Those that lack the same objects get the same message.
+        kept, asked = [request.batch, *request.shared], request.asked
+        alike: dict[frozenset[int], list[int]] = {}
+        for index in of_worker:
+            worker = pool.worker(index)
+            loaded, sent = self._sent.get(worker, (None, frozenset[int]()))
+            alike.setdefault(sent if loaded is worker.policy else frozenset(), []).append(index)
+        for sent, indices in alike.items():
+            objects = {each.held: self._objects[each.held] for each in kept if each.held not in sent}
+            sent |= set(objects)
+            objects |= {} if asked is None else {asked.held: self._objects[asked.held]}
+            needed = (self._env.startup.interpreter_for(pickled) for pickled in objects.values())
+            interpreter = next((state for state in needed if state is not None), None)
+            first_phase = self._batch.phase.streams.phase
+            command = Work(pool.generation, request, of_worker, objects, first_phase, interpreter)
+            message = encode(command)
+            for index in indices:
+                self._sent[pool.worker(index)] = pool.worker(index).policy, sent
+                # As in this process, an update takes the time that it needs.
+                pool.send(index, command, inf, message)
+        having = list(of_worker)
+        while having:
+            for index in pool.wait(having, timeout=0.0):
+                reply = pool.take(index)
+                assert isinstance(reply, Worked)
+                replies.update(pickle.loads(reply.replies))
+                having.remove(index)
+
+    def _until_done(self, work: Callable[[], object]) -> None:
+        """Do work, again after every loss of a worker."""
+        while True:
+            try:
+                work()
+            except ChildLost:
+                self._env.recover()
+            else:
+                return

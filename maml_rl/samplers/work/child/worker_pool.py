@@ -1,0 +1,491 @@
+"""The parent's side of its workers: commands, bounded waits, and what happens when a worker dies, raises or hangs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections.abc import Sequence
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from maml_rl.config.placement import Placement
+from maml_rl.envs.meta_env import Task
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
+from maml_rl.samplers.describing import describe_exit, describe_slots, describe_stack, describe_task, describe_tasks
+from maml_rl.samplers.failures import Failed, error_of
+from maml_rl.samplers.work.child.messages import (
+    Channel,
+    Close,
+    Command,
+    Reply,
+    ResetTask,
+    RunPhase,
+    describe_command,
+    encode,
+)
+from maml_rl.samplers.work.child.shared_buffers import SharedProgress
+from maml_rl.samplers.worker_progress import IN_RESET, IN_RESET_TASK, Progress
+
+if TYPE_CHECKING:
+    from maml_rl.samplers.work.child.launcher import ChildProcess, Launcher
+
+_log = logging.getLogger("maml_rl")
+
+# How long other workers may take to finish their commands once one has failed: the error is raised within a second.
+_GRACE_SECONDS = 0.4
+_TERMINATE_SECONDS = 0.2
+_KILL_SECONDS = 2.0
+# Interval at which the parent checks the progress of busy workers.
+_LOOK_SECONDS = 0.2
+# For how long a worker may leave a command unread, if there is no limit for carrying it out.
+_READ_SECONDS = 60.0
+_CAUSES_SHOWN = 3
+
+
+class Worker:
+    """One child process, idle or carrying out one command.
+
+    Attributes:
+        given: the last command that gave its slots tasks; None for none.
+        command: the one that it is carrying out; None if there is none.
+        seconds: how long it may take for one slot's part of the command; infinite for an update.
+        since: when that began, on the monotonic clock.
+        mark: its progress when the parent last checked.
+        reply: its reply, until the parent takes it.
+        steps: steps of the episode that it has done; None before the first reset.
+        ready: whether its environment is made and writes into the shared buffers.
+        policy: identity of the policy that it has loaded to sample whole phases; None for none.
+    """
+
+    def __init__(self, index: int, slots: slice, process: ChildProcess, progress: Progress) -> None:
+        self.index, self._slots, self.process, self._progress = index, slots, process, progress
+        # A dead worker may have left the number of its slot there.
+        progress.current_slots[index] = -1
+        self.given: ResetTask | RunPhase | None = None
+        process.ends.commands.setblocking(False)
+        self.channel = Channel(process.ends.commands)
+        self.command: Command | None = None
+        self.seconds = self.since = inf
+        self.mark: tuple[int, float] = (-1, 0.0)
+        self.reply: Reply | None = None
+        self.steps: int | None = None
+        self.ready = False
+        self.policy: object = None
+
+    def __str__(self) -> str:
+        return f"worker {self.index} (pid {self.process.pid}, {describe_slots(self.slots)})"
+
+    @property
+    def slots(self) -> slice:
+        """Its slots, counted over all workers; those of the unit that it samples, or has sampled last."""
+        if not isinstance(self.given, RunPhase):
+            return self._slots
+        own, first = self.given.phase.own_slots, self.given.first_slot
+        return slice(first, first + own.stop - own.start)
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """The tasks of these slots; empty as long as there are none."""
+        match self.given:
+            case RunPhase(phase=phase):
+                return phase.slot_tasks
+            case ResetTask(tasks=tasks):
+                return tasks
+        return ()
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether it carries out a command, or has a reply that the parent has not taken."""
+        return self.command is not None or self.reply is not None
+
+    @property
+    def doing(self) -> str:
+        """Its activity, in words."""
+        return describe_command(self.command, self.steps)
+
+    @property
+    def current_slot(self) -> int:
+        """The slot that it works on, counted within the worker; -1 if that is unknown."""
+        return int(self._progress.current_slots[self.index])
+
+    def describe_work(self, slot: int = -1) -> str:
+        """Return its tasks, in words."""
+        tasks = self.tasks
+        if slot < 0:
+            return f" with the tasks {describe_tasks(tasks)}" if tasks else ""
+        return f" of slot {self.slots.start + slot}" + (f" with the task {describe_task(tasks[slot])}" if tasks else "")
+
+    def send(self, command: Command, seconds: float, message: bytes) -> None:
+        """Send it a command while it is idle.
+
+        Args:
+            command: the one to carry out.
+            seconds: see the class.
+            message: the command, encoded.
+
+        Raises:
+            TimeoutError: If it does not even read the command.
+            OSError: If it is dead.
+        """
+        self.command, self.reply, self.seconds = command, None, seconds
+        self.mark = (-1, -1.0)
+        self.moved_on(monotonic())
+        if isinstance(command, ResetTask | RunPhase):
+            self.given = command
+        if isinstance(command, RunPhase):
+            # Its episodes will be over: before its next step it has to be reset.
+            self.steps, self._progress.steps[self.index] = None, IN_RESET_TASK
+        sent = self.channel.send_some(message)
+        while sent < len(message):
+            self._wait_for_room()
+            sent += self.channel.send_some(memoryview(message)[sent:])
+
+    def _wait_for_room(self) -> None:
+        poll = select.poll()
+        poll.register(self.channel, select.POLLOUT)
+        poll.register(*self.process.sentinel)
+        patience = _READ_SECONDS if self.seconds == inf else self.seconds
+        if not poll.poll(max(0.0, self.since + patience - monotonic()) * 1000):
+            self.seconds = patience
+            raise TimeoutError
+        if self.process.wait(0):
+            # A helper process of the environment may still hold the other end of the channel.
+            raise ConnectionResetError
+
+    def read_steps(self) -> None:
+        """Read the number of its steps, if it samples a whole phase."""
+        if isinstance(self.command, RunPhase):
+            steps = int(self._progress.steps[self.index])
+            self.steps = None if steps == IN_RESET else steps
+
+    def moved_on(self, now: float) -> bool:
+        """Return whether it is at another slot or step than in the last call; if so, its deadline begins anew."""
+        mark = self.current_slot, float(self._progress.heartbeats[self.index])
+        if mark == self.mark:
+            return False
+        self.mark, self.since = mark, now
+        return True
+
+    def is_stopped(self, now: float, seconds: float) -> bool:
+        """Return whether it is stopped, for `seconds` without progress, even if it may take longer."""
+        if now < self.since + seconds or self.process.state() != "stopped":
+            return False
+        self.seconds = min(self.seconds, seconds)
+        return True
+
+
+class WorkerPool:
+    """All workers of one vector environment.
+
+    Args:
+        launcher: starts their processes.
+        parts: slots of each worker.
+        env_name: for messages.
+        placement: how often one worker may die in one phase, and after how many seconds a worker that does not run at
+            all counts as hung, even where it may take longer.
+        progress: where workers report their progress.
+
+    Attributes:
+        parts: as given, as `progress`.
+        step_timeout: seconds for one call of one slot.
+        workers: None where there is none at present.
+        generation: number of the current work; replies to earlier work are dropped.
+        grace: seconds after its deadline for which a worker may still say itself what hangs.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        parts: Sequence[slice],
+        env_name: str,
+        placement: Placement,
+        progress: SharedProgress,
+    ) -> None:
+        self._launcher, self.parts, self._env_name = launcher, parts, env_name
+        self.step_timeout, self._max_restarts = placement.step_timeout, placement.max_restarts
+        self.workers: list[Worker | None] = [None] * len(parts)
+        self.generation = 0
+        self.grace = 0.0
+        self.progress = progress
+        self._owner, self._quiet = os.getpid(), False
+        self._next_look = 0.0
+        self._poll = select.poll()
+        self._by_descriptor: dict[int, Worker] = {}
+        self._lost: list[str] = []
+        self._failed: list[tuple[str, Failed]] = []
+        self.start_phase()
+
+    # Starting and sending.
+
+    def launch(self, index: int) -> None:
+        """Start worker `index`, instead of one that did not get ready."""
+        unready = self.workers[index]
+        if unready is not None:
+            unready.process.kill()
+            unready.process.wait(_KILL_SECONDS)
+            self._release(unready)
+        worker = Worker(index, self.parts[index], self._launcher.launch(), self.progress)
+        self.workers[index] = worker
+        self._poll.register(worker.channel, select.POLLIN)
+        self._poll.register(*worker.process.sentinel)
+        for descriptor in (worker.channel.fileno(), worker.process.sentinel[0]):
+            self._by_descriptor[descriptor] = worker
+
+    def living(self) -> list[Worker]:
+        """Return the current workers."""
+        return [worker for worker in self.workers if worker is not None]
+
+    def worker(self, index: int) -> Worker:
+        """Return worker `index`.
+
+        Raises:
+            ChildLost: If there is none.
+        """
+        worker = self.workers[index]
+        if worker is None:
+            raise ChildLost(f"worker {index} of {self._env_name} is gone; reset the slots to continue with a new one")
+        return worker
+
+    def send(self, index: int, command: Command, seconds: float, message: bytes | None = None) -> None:
+        """Send an idle worker a command.
+
+        Args:
+            index: which worker.
+            command: the one to carry out.
+            seconds: how long it may take for one slot's part of that, or for all of it if its slots are one batch.
+            message: the command, if it is encoded already.
+
+        Raises:
+            ChildLost: If the worker is dead.
+            ChildEnvTimeout: If it does not even read the command.
+        """
+        worker = self.worker(index)
+        try:
+            worker.send(command, seconds, message or encode(command))
+        except TimeoutError:
+            self._raise_hung([worker])
+        except OSError:
+            self._reap(worker)
+            self._raise_faults()
+
+    def ask(
+        self,
+        indices: Sequence[int],
+        seconds: float,
+        commands: Sequence[Command],
+        messages: Sequence[bytes | None] | None = None,
+    ) -> list[Reply]:
+        """Make several workers carry out one command each, all at the same time, and return their replies."""
+        for index, command, message in zip(indices, commands, messages or [None] * len(commands), strict=True):
+            self.send(index, command, seconds, message)
+        self.wait(indices)
+        return [self.take(index) for index in indices]
+
+    # Waiting.
+
+    def take(self, index: int) -> Reply:
+        """Return the reply of a worker that has replied."""
+        worker = self.worker(index)
+        reply, worker.reply = worker.reply, None
+        assert reply is not None
+        return reply
+
+    def outstanding(self) -> list[int]:
+        """Return the workers that carry out a command, or have a reply that has not been taken."""
+        return [worker.index for worker in self.living() if worker.outstanding]
+
+    def abandon(self) -> None:
+        """Drop all outstanding work, after waiting for the workers to be done with it."""
+        outstanding = self.outstanding()
+        if outstanding:
+            self.generation += 1
+            # A worker that samples a whole phase reads this at every step, and stops.
+            self.progress.generation[0] = self.generation
+            self.wait(outstanding)
+            for index in outstanding:
+                self.worker(index).reply = None
+
+    def wait(self, indices: Sequence[int], timeout: float = inf) -> list[int]:
+        """Wait until all of `indices` have replied, or until `timeout` seconds are over and at least one has.
+
+        Returns:
+            Those that have replied.
+
+        Raises:
+            ChildLost: If any worker died.
+            ChildEnvError: If any worker raised.
+            ChildEnvTimeout: If any worker hangs.
+        """
+        busy = {index for index in indices if self.worker(index).command is not None}
+        give_up = monotonic() + timeout
+        self._raise_faults()
+        while busy:
+            until = self._next_look if len(busy) == len(indices) else min(self._next_look, give_up)
+            busy.difference_update(self._receive(until - monotonic()))
+            self._raise_faults()
+            now = monotonic()
+            # First of all: with a short timeout the same few workers may reply in time again and again.
+            if now >= self._next_look:
+                self._next_look = now + _LOOK_SECONDS
+                self._check_deadlines(now)
+            if now >= give_up and len(busy) < len(indices):
+                break
+        return [index for index in indices if index not in busy]
+
+    def _check_deadlines(self, now: float) -> None:
+        """Restart the deadline of every worker that has moved on to another slot or step.
+
+        Raises:
+            ChildEnvTimeout: If a worker has been at the same slot and step for too long.
+        """
+        overdue = []
+        for worker in self.living():
+            worker.read_steps()
+            if worker.moved_on(now) or worker.command is None:
+                continue
+            if now >= worker.since + worker.seconds + self.grace or worker.is_stopped(now, self.step_timeout):
+                overdue.append(worker)
+        if overdue:
+            self._raise_hung(overdue)
+
+    def _receive(self, seconds: float) -> list[int]:
+        """Wait for replies and deaths, record all of them, and return the workers that have finished their command."""
+        done = []
+        for descriptor, _ in self._poll.poll(max(0.0, seconds) * 1000):
+            worker = self._by_descriptor.get(descriptor)
+            if worker is None:
+                continue  # its death was noticed a moment ago, through its other descriptor
+            try:
+                if descriptor != worker.channel.fileno():
+                    raise EOFError
+                for reply in worker.channel.receive_some():
+                    if worker.command is None or reply.generation != worker.command.generation:
+                        continue
+                    is_current = reply.generation == self.generation
+                    if is_current and isinstance(reply, Failed):
+                        worker.read_steps()
+                        self._failed.append((f"{worker}, {worker.doing},", reply))
+                    worker.command, worker.reply = None, reply if is_current else None
+                if worker.command is None:
+                    done.append(worker.index)
+            except EOFError:
+                self._reap(worker)
+        return done
+
+    # Faults.
+
+    def start_phase(self) -> None:
+        """Count the deaths of workers from zero."""
+        self._deaths: list[list[str]] = [[] for _ in self.parts]
+
+    def check_restarts(self) -> None:
+        """Refuse to continue with a worker that keeps dying.
+
+        Raises:
+            ChildEnvError: If a worker has died more than `max_restarts` times in this phase; with the last causes.
+        """
+        worst = max(range(len(self._deaths)), key=lambda index: len(self._deaths[index]))
+        causes = self._deaths[worst]
+        if len(causes) > self._max_restarts:
+            self.stop(_GRACE_SECONDS)
+            self.start_phase()
+            last = "\n".join(causes[-_CAUSES_SHOWN:])
+            raise ChildEnvError(
+                f"worker {worst} of {self._env_name} died {len(causes)} times in one phase, more often than "
+                f"max_restarts={self._max_restarts} allows; the last causes:\n{last}"
+            )
+
+    def _reap(self, worker: Worker) -> None:
+        """Release a worker that is dead or no longer reads, and log the cause."""
+        if not worker.process.wait(1.0):
+            worker.process.kill()
+            worker.process.wait(_KILL_SECONDS)
+        worker.read_steps()
+        stack = worker.process.read_stack()
+        code = self._release(worker)
+        text = f"{worker} of {self._env_name} {describe_exit(code)} {worker.doing}{worker.describe_work()}"
+        if not self._quiet:
+            _log.warning("%s; a new worker will take its place", text)
+        self._lost.append(text)
+        self._deaths[worker.index].append(f"{text}. {describe_stack(stack)}" if stack else text)
+
+    def _raise_faults(self) -> None:
+        """Raise an error if a worker has failed or died since the last call."""
+        if self._failed:
+            until = monotonic() + _GRACE_SECONDS
+            while (seconds := until - monotonic()) > 0 and any(worker.command for worker in self.living()):
+                self._receive(seconds)
+            failed = self._failed
+            self.stop(_GRACE_SECONDS)
+            raise error_of(failed, self._env_name)
+        lost, self._lost = self._lost, []
+        if lost:
+            raise ChildLost("; ".join(lost) + "; reset the slots to continue with new workers")
+
+    def _raise_hung(self, hung: Sequence[Worker]) -> None:
+        """Kill workers that hang, end the others, and raise an error that shows the stacks of those that hung."""
+        for worker in hung:
+            worker.process.ask_for_stack()
+        texts = []
+        for worker in hung:
+            stack, state = worker.process.read_stack(), worker.process.state()
+            worker.process.kill()
+            shown = describe_stack(stack) if stack else f"It showed no stack; it was {state or 'in an unknown state'}."
+            texts.append(
+                f"{worker} of {self._env_name} hangs {worker.doing}{worker.describe_work(worker.current_slot)}, for "
+                f"more than {worker.seconds:g} s; it was killed. {shown}"
+            )
+        self.stop(_GRACE_SECONDS)
+        raise ChildEnvTimeout(
+            "\n\n".join(texts) + "\nIf it only needs longer, raise step_timeout, the time for one call of one slot. If "
+            "all slots of a worker share that time, fewer slots_per_task or more workers help, too."
+        )
+
+    # Ending.
+
+    def kill(self) -> None:
+        """Kill all workers without logging; waits raise `ChildLost`."""
+        self._quiet = True
+        for worker in self.living():
+            worker.process.kill()
+
+    def stop(self, patience: float) -> None:
+        """End all workers and their helpers: ask, after `patience` seconds (busy ones: fewer) terminate, then kill."""
+        if os.getpid() != self._owner:
+            return  # a process forked from the parent has a copy of this object, but these are not its children
+        workers = self.living()
+        deadline = monotonic() + patience
+        for worker in workers:
+            try:
+                worker.channel.send_some(encode(Close(self.generation)))
+            except OSError:
+                continue  # it is dead, as the wait finds at once
+        busy = [worker for worker in workers if worker.command is not None]
+        alive = wait_for_ends(busy, min(patience, _GRACE_SECONDS))
+        alive += wait_for_ends([worker for worker in workers if worker not in busy], deadline - monotonic())
+        for worker in alive:
+            worker.process.terminate()
+        alive = wait_for_ends(alive, _TERMINATE_SECONDS)
+        for worker in alive:
+            worker.process.kill()
+        wait_for_ends(alive, _KILL_SECONDS)
+        for worker in workers:
+            self._release(worker)
+        self._lost, self._failed = [], []
+        self._launcher.close()
+
+    def _release(self, worker: Worker) -> int | None:
+        """Remove a worker from the pool, release its resources, and return its exit code."""
+        for descriptor in (worker.channel.fileno(), worker.process.sentinel[0]):
+            self._poll.unregister(descriptor)
+            del self._by_descriptor[descriptor]
+        self.workers[worker.index] = None
+        return worker.process.reap()
+
+
+def wait_for_ends(workers: Sequence[Worker], seconds: float) -> list[Worker]:
+    """Wait at most `seconds`, in all, for processes to end, and return the workers whose processes have not."""
+    deadline = monotonic() + seconds
+    return [worker for worker in workers if not worker.process.wait(deadline - monotonic())]

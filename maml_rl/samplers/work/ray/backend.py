@@ -1,0 +1,268 @@
+"""The Ray backend: a phase is cut into units of work, ranges of slots, which actors of a cluster sample."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import ray
+from ray import cloudpickle
+
+from maml_rl.config.placement import Placement
+from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.policies import Policy
+from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.samplers.backend import RolloutBackend
+from maml_rl.samplers.describing import describe_env
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.episode_arrays import EpisodeArrays
+from maml_rl.samplers.hosting import Carrier, HostedBatch, Request
+from maml_rl.samplers.phase import UNITS_PER_WORKER, WORKER_STAGES, Phase, slots_together, units_of
+from maml_rl.samplers.policy_copies import state_of
+from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
+from maml_rl.samplers.work.ray.actor import PhaseData, Sampled, Stored
+from maml_rl.samplers.work.ray.pool import RayPool
+from maml_rl.samplers.work.ray.source_digests import digests_of, modules_of_user
+from maml_rl.samplers.work.ray.worker import RayWorker, Unit
+
+# There are several units for each actor where a unit takes at least this long.
+_UNIT_SECONDS = 1.0
+
+
+class RayBackend(RolloutBackend):
+    """Samples on the actors of a Ray cluster.
+
+    Raises:
+        ConfigError: If the cluster cannot be reached, or is too small.
+        TypeError: If the environment or the policy cannot be pickled.
+    """
+
+    def __init__(self, placement: Placement, recipe: Recipe, policy: Policy, slots_per_task: int) -> None:
+        name = describe_env(recipe.env)
+        self._pickled_recipe, self._policy = _pickled(recipe, f"the environment {name}"), policy
+        code = self._pickled_recipe, _pickled_policy(policy)
+        self._versions = itertools.count()
+        self._slot: EnvDescription | None = None
+        self._units_per_actor = 1
+        self._retries, self._waiting_seconds = 0, 0.0
+        # Which actor has a block of the newest batch.
+        self._owners: dict[int, RayWorker] = {}
+        self._pool = RayPool(placement, name, code, slots_per_task)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the actors on this machine."""
+        return self._pool.pids
+
+    @property
+    def retries(self) -> int:
+        """Number of episodes that actors have restarted so far."""
+        return self._retries
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Seconds for which no slot was ready, the mean over actors."""
+        return self._waiting_seconds
+
+    def prepare(self, num_tasks: int) -> None:
+        """Request actors for phases of `num_tasks` tasks."""
+        self._pool.prepare(num_tasks)
+
+    def describe(self) -> EnvDescription:
+        """Return the description of one slot."""
+        if self._slot is None:
+            self._slot = self._ask(Unit("describe", ()), 1)
+        return self._slot
+
+    def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
+        """Let an actor draw tasks."""
+        tasks: list[Task] = self._ask(Unit("sample_tasks", (num_tasks, seed, evaluation)), num_tasks)
+        return tasks
+
+    def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
+        """Sample a phase in units, each by whichever actor is free."""
+        num_tasks, per_task = len(phase.tasks), phase.per_task
+        slot = self.describe()
+        if not len(self._pool):
+            self.prepare(num_tasks)
+        self._take_policy(phase)
+        self._pool.warn_of_unused_places(num_tasks)
+        timed = timer is not NULL_TIMER
+        with timer.stage("assembly"):
+            state = state_of(phase.policy)
+            data = ray.put(PhaseData(next(self._versions), phase.without_policy(), state, timed))
+            arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *phase.sizes))
+            num_units = len(self._pool) * self._units_per_actor
+            together = slots_together(num_tasks, per_task, num_units)
+            units = [_run_unit(data, slots, phase) for slots in units_of(num_tasks * per_task, num_units, together)]
+        timer.observe(WORKERS_PER_INFERENCE, 1)
+        started, waiting = monotonic(), 0.0
+        for unit, reply in self._pool.results(units, timer):
+            assert isinstance(reply, Sampled)
+            self._retries += reply.retries
+            waiting += reply.waiting_seconds
+            with timer.stage("assembly"):
+                for block, sampled in zip(phase.ranges(unit.part), reply.result, strict=True):
+                    arrays.view(*block).fill(sampled)
+        # Actors wait in parallel.
+        self._waiting_seconds += waiting / max(1, len(self._pool))
+        self._choose_units(monotonic() - started)
+        if timed:
+            # Actors run in parallel: the driver has waited for the busiest.
+            busiest = self._pool.busiest_seconds
+            for stage in WORKER_STAGES:
+                timer.move("waiting", stage, busiest.get(stage, 0.0))
+        return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
+
+    @property
+    def carrier(self) -> Carrier:
+        """This backend: its actors keep episodes."""
+        return self
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of actors, those that start included."""
+        return len(self._pool)
+
+    def put(self, value: Any) -> Any:
+        """Put something into Ray's object store."""
+        # As bytes, so that the actor, and not Ray, reports a failed import on a node.
+        pickled = _pickled(value, "the algorithm")
+        # A batch depends on the policy and the environment, whose code actors have compared at their start.
+        modules = () if isinstance(value, HostedBatch) else modules_of_user([pickled])
+        return ray.put(Stored(pickled, digests_of(modules)))
+
+    def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
+        """Let actors sample the blocks of a batch."""
+        self._take_policy(phase)
+        for _ in self.carry_out(request, batch):
+            pass
+
+    def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
+        """Let actors carry out a request."""
+        if request.asked is None:
+            self._pool.warn_of_unused_places(len(batch.blocks), "block")
+            shares: list[tuple[RayWorker | None, list[int]]] = [(None, [block]) for block in request.blocks]
+            self._owners = {}
+        else:
+            of_owner: dict[RayWorker | None, list[int]] = {}
+            for block in request.blocks:
+                of_owner.setdefault(self._owners.get(block), []).append(block)
+            shares = list(of_owner.items())
+        units = [_work_unit(request, tuple(blocks), batch, worker) for worker, blocks in shares]
+        for unit, reply in self._pool.results(units):
+            assert isinstance(reply, Sampled)
+            self._retries += reply.retries
+            self._waiting_seconds += reply.waiting_seconds / max(1, len(self._pool))
+            assert unit.worker is not None
+            for block, of_block in reply.result.items():
+                self._owners[block] = unit.worker
+                yield block, of_block
+
+    def read(self, batch: HostedBatch) -> None:
+        """Return None: actors have the episodes."""
+
+    def kill(self) -> None:
+        """Kill all actors without logging."""
+        self._pool.kill()
+
+    def close(self) -> None:
+        """End all actors."""
+        self._pool.close()
+
+    def _ask(self, unit: Unit, num_tasks: int) -> Any:
+        """Let an actor carry out one unit, and return its result."""
+        self.prepare(num_tasks)
+        ((_, reply),) = self._pool.results([unit])
+        return reply
+
+    def _take_policy(self, phase: Phase) -> None:
+        """Replace the actors if a phase has a policy that differs from theirs in more than parameters and constants."""
+        if phase.policy is self._policy:
+            return
+        if _without_tensors(phase.policy) != _without_tensors(self._policy):
+            self._pool.replace_code((self._pickled_recipe, _pickled_policy(phase.policy)))
+            self.prepare(len(phase.tasks))
+        self._policy = phase.policy
+
+    def _choose_units(self, seconds: float) -> None:
+        """Choose how many units each actor gets in the next phase, after one that took `seconds`."""
+        most = min(UNITS_PER_WORKER, int(seconds / _UNIT_SECONDS))
+        # Another number means other sizes, which need new slots.
+        if most < self._units_per_actor or most >= 2 * self._units_per_actor:
+            self._units_per_actor = max(1, 2 ** (most.bit_length() - 1)) if most else 1
+
+
+def _run_unit(data: Any, slots: slice, phase: Phase) -> Unit:
+    """Return the unit that samples in a range of the slots of a phase; parameters of their tasks go to its actor."""
+    part = phase.unit(slots)
+    own = None
+    if part.params is not None:
+        own = ray.put({name: value.detach().cpu().numpy() for name, value in part.params.items()})
+    unit = Unit("run", (data, own, slots), slots, part.tasks)
+    if len(part.tasks) > 1:
+        within = range(slots.start // phase.per_task + 1, -(-slots.stop // phase.per_task))
+        bounds = [slots.start, *(task * phase.per_task for task in within), slots.stop]
+        unit.pieces = lambda: [_run_unit(data, slice(*piece), phase) for piece in itertools.pairwise(bounds)]
+    return unit
+
+
+def _work_unit(request: Request, blocks: tuple[int, ...], batch: HostedBatch, worker: RayWorker | None) -> Unit:
+    """Return the unit that carries out a request on some of the blocks, for the actor that has them."""
+    tasks = tuple(task for block in blocks for task in batch.phase.tasks[batch.tasks_of(block)])
+    unit = Unit("work", (replace(request, blocks=blocks),), batch.tasks_of(blocks[0]), tasks, worker=worker)
+    if len(blocks) > 1:
+        # Their episodes are sampled again, by as many actors as there are.
+        unit.pieces = lambda: [_work_unit(request, (block,), batch, None) for block in blocks]
+        unit.whole_tries = 0
+    return unit
+
+
+def _pickled(value: Any, name: str) -> bytes:
+    """Return an object as bytes, with the code that a worker could not import.
+
+    Raises:
+        TypeError: If it cannot be pickled; the message names the part.
+    """
+    try:
+        pickled: bytes = cloudpickle.dumps(value)
+    # A part's own __reduce__ may raise anything.
+    except Exception as error:
+        raise TypeError(
+            f"{_culprit(value, name)} cannot be pickled for Ray actors ({type(error).__name__}: {error}); pass plain "
+            "data, and make such an object where it is used"
+        ) from error
+    return pickled
+
+
+def _pickled_policy(policy: Policy) -> bytes:
+    """Return a policy as bytes for an actor, which computes on the CPU."""
+    pickled = _pickled(policy, f"the policy {type(policy).__name__}")
+    if any(tensor.device.type != "cpu" for tensor in policy.parameters()):
+        pickled = cloudpickle.dumps(copy.deepcopy(policy).to("cpu"))
+    return pickled
+
+
+def _without_tensors(policy: Policy) -> bytes:
+    """Return a policy as bytes, of its parameters and constants only shapes and types."""
+    pickled: bytes = cloudpickle.dumps(copy.deepcopy(policy).to("meta"))
+    return pickled
+
+
+def _culprit(value: Any, name: str) -> str:
+    """Return the name of the innermost part that cannot be pickled."""
+    parts = list(value.items()) if isinstance(value, Mapping) else list(getattr(value, "__dict__", {}).items())
+    if dataclasses.is_dataclass(value):
+        parts = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
+    for key, part in parts:
+        try:
+            cloudpickle.dumps(part)
+        except Exception:
+            return _culprit(part, name if key in ("_modules", "_parameters", "_buffers") else f"{name}.{key}")
+    return name

@@ -1,0 +1,259 @@
+"""Children as processes: their start, their end, their helper processes, and their imports."""
+
+import gc
+import os
+import signal
+import threading
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from faulty_env import HelpedEnv
+from phases import NUM_SLOTS, child_processes, make_parallel, play, play_in_process, play_until_through
+from script_runs import Run, are_gone, finish
+
+from maml_rl.errors import ChildEnvError
+from maml_rl.samplers.work.child import launcher
+from maml_rl.samplers.work.child.launcher import ChildProcess, Launcher, ParentEnds
+from maml_rl.samplers.work.child.vector_env import START_METHODS, ParallelVectorEnv
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_forgotten_vector_env_takes_its_children_with_it() -> None:
+    before = child_processes()
+    vector_env = make_parallel()
+    assert len(child_processes() - before) == 2
+    del vector_env
+    assert child_processes() == before
+
+
+def test_close_is_idempotent_and_ends_children_and_fork_server() -> None:
+    before = child_processes()
+    vector_env = make_parallel(options={"start_method": "forkserver"})
+    assert len(child_processes() - before) == 3
+    vector_env.close()
+    vector_env.close()
+    assert child_processes() == before
+    with pytest.raises(RuntimeError, match="is closed"):
+        vector_env.reset(seed=0)
+
+
+def test_close_lets_environments_close(tmp_path: Path) -> None:
+    vector_env = make_parallel(fault="raise", place="close", marker=str(tmp_path / "closed"))
+    vector_env.close()
+    assert (tmp_path / "closed").exists()
+
+
+def test_helpers_of_an_environment_end_with_it(tmp_path: Path) -> None:
+    before = child_processes()
+    pid_file = tmp_path / "pids"
+    make_env = partial(HelpedEnv, pid_file=str(pid_file), fault="kill", place=2, marker=str(tmp_path / "marker"))
+    with ParallelVectorEnv(make_env, None, NUM_SLOTS, 2, start_method="fork") as vector_env:
+        np.testing.assert_array_equal(play_until_through(vector_env), play_in_process())
+        # One slot for each child, and again those of the child that was killed.
+        assert len(pid_file.read_text().split()) > NUM_SLOTS
+        helpers = [process for process in child_processes() - before if process.pid not in vector_env.pids]
+        assert len(helpers) == NUM_SLOTS
+    pids = [int(pid) for pid in pid_file.read_text().split()]
+    assert are_gone([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], seconds=2.0)
+
+
+def test_garbage_of_the_parent_is_not_collected_in_a_forked_child(tmp_path: Path) -> None:
+    class Unreachable:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            (tmp_path / str(os.getpid())).touch()
+
+    gc.disable()
+    try:
+        Unreachable()
+        with make_parallel(fault="collect", place=1, marker=str(tmp_path / "collected")) as vector_env:
+            play(vector_env)
+    finally:
+        gc.enable()
+    assert (tmp_path / "collected").exists()
+    gc.collect()
+    assert {path.name for path in tmp_path.iterdir()} == {"collected", str(os.getpid())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_fork_server_may_die_or_hang_like_any_process(number: int) -> None:
+    before = child_processes()
+    with make_parallel(options={"start_method": "forkserver"}) as vector_env:
+        (server,) = (process for process in child_processes() - before if process.pid not in vector_env.pids)
+        server.send_signal(number)
+        np.testing.assert_array_equal(play_until_through(vector_env), play_in_process())
+        os.kill(vector_env.pids[1], signal.SIGKILL)
+        np.testing.assert_array_equal(play_until_through(vector_env), play_in_process())
+    assert child_processes() <= before
+
+
+def test_children_outlive_the_thread_that_started_them() -> None:
+    made: list[ParallelVectorEnv] = []
+    thread = threading.Thread(target=lambda: made.append(make_parallel()))
+    thread.start()
+    thread.join()
+    with made[0] as vector_env:
+        np.testing.assert_array_equal(play(vector_env), play_in_process())
+
+
+# What children import.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_children_import_neither_torch_nor_the_main_script(start_method: str, run: Run, tmp_path: Path) -> None:
+    # A fake torch, before the real one on the path, which takes long to load.
+    (tmp_path / "torch.py").touch()
+    code = f"""
+        import torch
+        from faulty_env import WatchingEnv
+        # No guard, on purpose: the children need nothing of this script.
+        vector_env = ParallelVectorEnv(WatchingEnv, num_envs=2, num_workers=2, start_method={start_method!r})
+        vector_env.reset(seed=0)
+        vector_env.step(np.zeros((2, 1), np.float32))
+        print(vector_env.buffers.infos["torch"].tolist())
+        vector_env.close()
+    """
+    assert finish(run(code)) == (0, "[0.0, 0.0]\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_environment_may_be_defined_in_the_main_script(start_method: str, run: Run) -> None:
+    code = f"""
+        import gymnasium
+
+        class MyEnv(FaultyEnv):
+            pass
+
+        gymnasium.register("Mine-v0", MyEnv, max_episode_steps=4)
+
+        if __name__ == "__main__":
+            for env in (MyEnv, "Mine-v0"):
+                with ParallelVectorEnv(env, num_envs=2, num_workers=2, start_method={start_method!r}) as vector_env:
+                    print(vector_env.reset(seed=0)[0].shape, vector_env.max_episode_steps)
+    """
+    assert finish(run(code)) == (0, "(2, 2) None\n(2, 2) 4\n", "")
+
+
+@pytest.mark.slow
+def test_script_without_guard_whose_environment_needs_it_fails_with_the_remedy(run: Run) -> None:
+    code = """
+        class MyEnv(FaultyEnv):
+            pass
+
+        vector_env = ParallelVectorEnv(MyEnv, num_envs=2, num_workers=2)
+    """
+    code_, _, errors = finish(run(code))
+    assert code_ == 1
+    assert 'put what it does under `if __name__ == "__main__":`' in errors
+
+
+def test_shared_memory_that_cannot_be_allocated_is_a_clear_error(run: Run) -> None:
+    code = """
+        import resource
+        from maml_rl.errors import ChildEnvError
+        # The same system call fails on a full memory file system, which not every machine lets a test mount.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            ParallelVectorEnv(FaultyEnv, num_envs=1000, num_workers=2, start_method="fork")
+        except ChildEnvError as error:
+            print(error)
+    """
+    _, output, errors = finish(run(code))
+    assert output.startswith("cannot get 0.0 MiB of shared memory for 1000 slots of Box("), errors
+    assert "File too large" in output
+
+
+def test_nothing_is_left_in_dev_shm() -> None:
+    def files() -> set[Path]:
+        return {path for path in Path("/dev/shm").glob("*") if path.stat().st_uid == os.getuid()}
+
+    before = files()
+    with make_parallel() as vector_env:
+        play(vector_env)
+        assert files() <= before
+
+
+def test_lack_of_descriptors_is_a_clear_error(run: Run) -> None:
+    code = """
+        import resource
+        from maml_rl.errors import ChildEnvError
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+        try:
+            ParallelVectorEnv(FaultyEnv, num_envs=100, num_workers=100, start_method="fork")
+        except ChildEnvError as error:
+            print(error)
+        with ParallelVectorEnv(FaultyEnv, num_envs=2, num_workers=2, start_method="fork") as vector_env:
+            print(len(vector_env.pids))
+    """
+    _, output, errors = finish(run(code))
+    assert output.splitlines()[0].startswith("no child process could be started: [Errno 24] Too many open files"), (
+        errors
+    )
+    assert output.splitlines()[1] == "2"
+
+
+@pytest.mark.parametrize("max_restarts", [0, 2])
+def test_fork_server_that_dies_again_and_again_ends_in_an_error_with_the_remedy(
+    max_restarts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    def spawn(self: Launcher, ends: ParentEnds, statements: str) -> ChildProcess:
+        starts.append(statements)
+        return start(self, ends, "import os; os._exit(1)")
+
+    start = Launcher._spawn
+    monkeypatch.setattr(Launcher, "_spawn", spawn)
+    message = (
+        rf"was lost {max_restarts + 1} times in a row, more often than max_restarts={max_restarts} allows; "
+        r"the last one exited with status 1; look for what ends it .*raise max_restarts, or use start_method='spawn'"
+    )
+    with pytest.raises(ChildEnvError, match=message) as caught:
+        make_parallel(options={"start_method": "forkserver", "max_restarts": max_restarts})
+    assert "\n" not in str(caught.value)
+    assert len(starts) == max_restarts + 1
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_children_close_what_they_open(start_method: str, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error::ResourceWarning")
+    running = run(
+        f"""
+        if __name__ == "__main__":
+            with ParallelVectorEnv(FaultyEnv, {{}}, 2, num_workers=2, start_method={start_method!r}) as envs:
+                envs.reset(seed=0)
+        """
+    )
+    assert finish(running) == (0, "", "")
+
+
+def test_fork_server_that_starts_slowly_may_take_as_long_as_step_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Any start takes longer than these.
+    monkeypatch.setattr(launcher, "_LEAST_SERVER_SECONDS", 0.01)
+    monkeypatch.setattr(launcher, "_LOOK_SECONDS", 0.01)
+    message = r"the last one did not answer within 0.02 s; if the machine is busy, raise step_timeout"
+    with pytest.raises(ChildEnvError, match=message):
+        make_parallel(options={"start_method": "forkserver", "max_restarts": 0, "step_timeout": 0.02})
+    with make_parallel(options={"start_method": "forkserver", "max_restarts": 0, "step_timeout": 30}) as vector_env:
+        np.testing.assert_array_equal(play(vector_env), play_in_process())
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_caller_that_ignores_sigchld_sees_no_traceback(start_method: str, run: Run) -> None:
+    code = f"""
+        import signal
+        if __name__ == "__main__":
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            with ParallelVectorEnv(FaultyEnv, {{}}, 2, num_workers=2, start_method={start_method!r}) as envs:
+                envs.reset(seed=0)
+    """
+    assert finish(run(code)) == (0, "", "")

@@ -1,0 +1,293 @@
+"""Updates in worker processes: the same bytes as in this process, whenever workers are killed."""
+
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hosted_learning import NUM_TASKS, config_of, learn, learned_here
+
+from maml_rl.derivatives import Hosts, Memo, hosts, samples
+from maml_rl.errors import AlgorithmError, ChildEnvTimeout, ConfigError, RemoteError
+from maml_rl.experiment import build
+from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.train import train
+from maml_rl.metalearners import MAMLTRPO, trial_ppo
+from maml_rl.policies import NormalMLPPolicy
+from maml_rl.runs.checkpoint import latest_intact
+from maml_rl.runs.run_folder import CHECKPOINTS
+from maml_rl.samplers.work.child.worker_hosts import WorkerHosts
+from maml_rl.samplers.work.child.worker_pool import WorkerPool
+from tests.small_runs import untimed
+
+pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.timeout(240)]
+
+KILLS = 10
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks of few tasks, and blocks of several of them."""
+    monkeypatch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
+    monkeypatch.setattr(hosts, "_FEW_BLOCKS", 4)
+    monkeypatch.setattr(trial_ppo, "_CHUNK", 1)
+
+
+def in_workers(algorithm: str, iterations: int = 2, num_workers: int = 2, **settings: Any) -> Any:
+    experiment = make_experiment(config_of(algorithm, **{"num-workers": num_workers, "update": "workers", **settings}))
+    with experiment.make_sampler(num_workers=num_workers) as sampler:
+        return learn(experiment, sampler, iterations, on_hosts=True)
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["maml-trpo", "promp", "meta-sgd", "reptile", "e-maml", "cavia", "rl2", "varibad"]
+)
+def test_parameters_and_metrics_are_those_of_an_update_in_this_process(algorithm: str) -> None:
+    assert in_workers(algorithm) == learned_here(algorithm)
+
+
+def test_policy_of_another_experiment_acts_in_the_workers() -> None:
+    settings = {"num-workers": 2, "update": "workers"}
+    experiment = make_experiment(config_of("maml-trpo"))
+    with make_experiment(config_of("maml-trpo", **settings)).make_sampler(num_workers=2) as sampler:
+        assert learn(experiment, sampler, 2, on_hosts=True) == learned_here("maml-trpo")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num-steps": 2, "slots-per-task": 2, "algorithm-settings": {"curvature-fraction": 0.5}},
+        {"env-name": "HopperRandParams-v5", "max-episode-steps": 40},
+        # More workers than blocks.
+        {"meta-batch-size": NUM_TASKS, "num_workers": 5},
+    ],
+)
+def test_update_in_workers_has_the_same_bytes_for_other_settings(settings: dict[str, Any]) -> None:
+    num_workers = settings.pop("num_workers", 3)
+    expected = learned_here("maml-trpo", 1, **settings)
+    assert in_workers("maml-trpo", 1, num_workers, **settings) == expected
+
+
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "rl2", "varibad"])
+def test_workers_that_are_killed_while_they_compute_change_no_byte(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice, usual, killed, timers = random.Random(0), WorkerHosts._ask, [], []
+
+    def kill(env: Any) -> None:
+        """Kill a worker that lives; another may have been killed, and not been replaced yet."""
+        while True:
+            with suppress(ProcessLookupError, IndexError):
+                os.kill(pid := choice.choice(env.pids), signal.SIGKILL)
+                killed.append(pid)
+                return
+            time.sleep(0.001)
+
+    def ask_of_the_dying(self: WorkerHosts, request: Any, replies: dict[int, Any]) -> None:
+        if len(timers) < KILLS and request.asked is not None and not replies:
+            timers.append(threading.Timer(choice.choice([0.0, 0.002, 0.01]), kill, [self._env]))
+            timers[-1].start()
+        usual(self, request, replies)
+
+    expected = learned_here(algorithm)
+    monkeypatch.setattr(WorkerHosts, "_ask", ask_of_the_dying)
+    found = in_workers(algorithm, **{"max-restarts": 10})
+    for timer in timers:
+        timer.join()
+    assert len(killed) == KILLS
+    assert found == expected
+
+
+def number_of(phases: Any, memo: Memo, function: Any) -> torch.Tensor:
+    return torch.tensor(function(1))
+
+
+def test_argument_that_cannot_be_pickled_is_a_clear_error() -> None:
+    experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
+    with experiment.make_sampler(num_workers=2) as sampler:
+        batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+        assert isinstance(batch.hosts, Hosts)
+        with pytest.raises(TypeError, match=r"cannot be pickled for the workers .*`update: driver`"):
+            batch.hosts.map(number_of, lambda x: x)
+        assert len(batch.hosts.map(number_of, int)) > 1
+
+
+def test_questions_about_episodes_whose_memory_is_used_again_are_refused() -> None:
+    experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
+    with experiment.make_sampler(num_workers=2) as sampler:
+        tasks = sampler.sample_tasks(NUM_TASKS)
+        batch = experiment.metalearner.collect(sampler, tasks)
+        sampler.rollout(tasks)
+        with pytest.raises(RuntimeError, match="the episodes are gone"):
+            experiment.metalearner.returns(batch)
+
+
+def refuse(phases: Any, memo: Memo) -> torch.Tensor:
+    raise ValueError("no gradient")
+
+
+class Broken(NormalMLPPolicy):
+    """A policy that cannot act."""
+
+    stateless = True
+
+    def actor(self, params: Any, first_task: int = 0) -> Any:
+        raise ValueError("no actor")
+
+
+@pytest.mark.parametrize("broken", ["update", "policy"])
+def test_error_of_a_learner_in_workers_is_that_of_an_update_in_this_process(broken: str) -> None:
+    messages = []
+    for settings in ({"num-workers": 0}, {"num-workers": 2, "update": "workers"}):
+        experiment = make_experiment(config_of("maml-trpo", **settings))
+        with experiment.make_sampler(num_workers=settings["num-workers"]) as sampler:
+            tasks = sampler.sample_tasks(NUM_TASKS)
+            work: Any = partial(sampler.rollout, tasks)
+            if broken == "update":
+                batch = experiment.metalearner.collect(sampler, tasks)
+                work = partial(experiment.metalearner.hosts_of(batch).map, refuse)
+            else:
+                sampler.policy = Broken(2, 2, (16,))
+            with pytest.raises(AlgorithmError) as raised, experiment.guard:
+                work()
+            messages.append(str(raised.value))
+    assert "ValueError in " in messages[0]
+    assert "test_update_in_workers.py, line" in messages[0]
+    assert messages[1] == messages[0]
+    # Where the traceback in the worker is.
+    assert isinstance(raised.value.__cause__, RemoteError)
+    assert "in refuse" in str(raised.value.__cause__) or "in actor" in str(raised.value.__cause__)
+
+
+def wait_for(phases: Any, memo: Memo, path: str) -> torch.Tensor:
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return torch.zeros(1)
+
+
+def test_update_in_workers_may_take_longer_than_step_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, usual = [], WorkerPool._check_deadlines
+
+    def look(self: WorkerPool, now: float) -> None:
+        looks.append(now)
+        if looks[-1] > looks[0] + 2 * self.step_timeout:
+            (tmp_path / "go").touch()
+        usual(self, now)
+
+    experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
+    with experiment.make_sampler(num_workers=2) as sampler:
+        batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+        monkeypatch.setattr(WorkerPool, "_check_deadlines", look)
+        sampler._workers.backend._env.pool.step_timeout = 0.1
+        experiment.metalearner.hosts_of(batch).map(wait_for, str(tmp_path / "go"))
+    assert len(looks) > 1
+
+
+def test_worker_that_is_stopped_in_an_update_hangs_after_step_timeout(tmp_path: Path) -> None:
+    experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
+    with experiment.make_sampler(num_workers=2) as sampler:
+        batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+        sampler._workers.backend._env.pool.step_timeout = 0.5
+        os.kill(sampler.pids[0], signal.SIGSTOP)
+        with pytest.raises(ChildEnvTimeout, match=r"hangs in an update .*for more than 0\.5 s"):
+            experiment.metalearner.hosts_of(batch).map(wait_for, str(tmp_path / "never"))
+
+
+def test_whole_trials_are_read_from_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for update in ("workers", "driver"):
+        experiment = make_experiment(config_of("varibad", update=update, **{"num-workers": 2}))
+        with experiment.make_sampler(num_workers=2) as sampler:
+            batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+            with monkeypatch.context() as patch:
+                # No worker is asked.
+                patch.setattr(WorkerHosts, "_ask", None)
+                (episodes,) = batch.phases
+            later = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+            assert episodes.digest() != later.phases[0].digest()
+            goals = [task["goal"].tolist() for task in episodes.tasks]
+            found.append((episodes.digest(), episodes.horizon, goals, episodes.chunks))
+    assert found[0] == found[1]
+
+
+def test_update_in_workers_needs_workers_in_which_the_policy_acts() -> None:
+    for settings in (
+        {"num-workers": 0},
+        {"num-workers": 2, "inference": "central"},
+        {"num-workers": 2, "num-groups": 2},
+    ):
+        with pytest.raises(ConfigError, match="update='workers' needs workers in which the policy acts"):
+            make_experiment(config_of("maml-trpo", update="workers", **settings)).make_sampler()
+
+
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "rl2", "varibad"])
+def test_run_leaves_its_updates_to_four_workers_and_has_the_same_bytes(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, usual = [], WorkerHosts.carry_out
+
+    def counted(self: WorkerHosts, request: Any, batch: Any) -> Any:
+        asked.append(request.asked is not None)
+        return usual(self, request, batch)
+
+    monkeypatch.setattr(WorkerHosts, "carry_out", counted)
+    found = []
+    for num_workers in (0, 3, 4):
+        asked.clear()
+        train(config_of(algorithm, update="auto"), folder := tmp_path / str(num_workers), num_workers=num_workers)
+        assert any(asked) == (num_workers == 4)
+        checkpoint = latest_intact(folder / CHECKPOINTS)
+        tensors = {path.name: path.read_bytes() for path in checkpoint[0].glob("*.safetensors")}
+        assert tensors
+        found.append((untimed(folder), tensors))
+    assert found[0] == found[1] == found[2]
+
+
+class Unpicklable(MAMLTRPO):
+    """A learner with a part that has no pickle."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.part = lambda: None
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ({}, "workers"),
+        ({"num-workers": 3}, "driver"),
+        ({"num-workers": None, "backend": "in-process"}, "driver"),
+        ({"update": "driver"}, "driver"),
+        ({"prefetch": 1}, "driver"),
+        ({"inference": "central"}, "driver"),
+        ({"num-groups": 2}, "driver"),
+        ({"recv-timeout": 1.0}, "driver"),
+        ({"algorithm": "pearl"}, "driver"),
+        ({"algorithm": "rl2"}, "workers"),
+        ({"algorithm": "rl2", "meta-batch-size": 3}, "driver"),
+        ({"algorithm": f"{__name__}:Unpicklable"}, "driver"),
+    ],
+)
+def test_automatic_place_of_a_runs_updates(settings: dict[str, Any], place: str) -> None:
+    values = {"num-workers": 4, "algorithm": "maml-trpo", **settings}
+    experiment = make_experiment(config_of(values.pop("algorithm"), **values))
+    with experiment.make_sampler(in_run=True) as sampler:
+        assert sampler.placement.update == place
+    # Batches of other samplers may be used after the next is sampled.
+    with experiment.make_sampler() as sampler:
+        assert sampler.placement.update == "driver"
+
+
+def test_updates_stay_in_the_driver_where_workers_would_lack_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = make_experiment(config_of("maml-trpo", **{"num-workers": 4}))
+    for left, place in ((None, "workers"), (2**31, "workers"), (2**30, "driver")):
+        monkeypatch.setattr(build, "available_memory", lambda left=left: left)
+        with experiment.make_sampler(in_run=True) as sampler:
+            assert sampler.placement.update == place

@@ -1,0 +1,281 @@
+"""ParallelVectorEnv: its results are those of the same slots in one process, for any number of children."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from faulty_env import HORIZON, DifferentEnv, FaultyEnv, NestedEnv, PictureEnv
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
+from gymnasium.vector import AutoresetMode
+from phases import NUM_SLOTS, child_processes, first_goals, make_parallel, play, play_in_process
+
+from maml_rl.envs import make_vector_env
+from maml_rl.errors import ChildEnvError, TaskError
+from maml_rl.samplers.work.child.vector_env import START_METHODS, ParallelVectorEnv
+
+pytestmark = pytest.mark.timeout(60)
+
+
+# The same as in one process.
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, NUM_SLOTS, 100])
+def test_slots_give_the_same_results_for_any_number_of_children(num_workers: int) -> None:
+    with make_parallel(num_workers) as vector_env:
+        assert vector_env.num_workers == len(vector_env.pids) == min(num_workers, NUM_SLOTS)
+        lengths = [part.stop - part.start for part in vector_env.parts]
+        assert sum(lengths) == NUM_SLOTS
+        assert max(lengths) - min(lengths) <= 1
+        assert [part.stop for part in vector_env.parts[:-1]] == [part.start for part in vector_env.parts[1:]]
+        np.testing.assert_array_equal(play(vector_env), play_in_process())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_slots_give_the_same_results_for_any_start_method(start_method: str) -> None:
+    with make_parallel(options={"start_method": start_method}) as vector_env:
+        np.testing.assert_array_equal(play(vector_env), play_in_process())
+
+
+@pytest.mark.parametrize("env_id", ["TabularMDP-v0", "2DNavigation-v0", "AntDir-v5"])
+def test_batched_families_give_the_same_results_through_gymnasiums_interface(env_id: str) -> None:
+    children = ParallelVectorEnv(env_id, {}, 3, 2, start_method="fork")
+    with children:
+        alone = make_vector_env(env_id, {}, 3)
+        assert children.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+        assert children.observation_space == alone.observation_space
+        assert children.action_space == alone.action_space
+        assert children.max_episode_steps == alone.max_episode_steps
+        tasks = alone.sample_tasks(3, seed=4)
+        action_space = gymnasium.vector.utils.batch_space(alone.single_action_space, 3)
+        action_space.seed(1)
+        results = []
+        for vector_env in (alone, children):
+            vector_env.reset_task(tasks)
+            results.append([vector_env.reset(seed=[3, 1, 2])[0]])
+        for _ in range(4):
+            actions = action_space.sample()
+            for vector_env, result in zip((alone, children), results, strict=True):
+                result.append(vector_env.step(actions)[:4])
+        alone.close()
+        assert_same(results[1], results[0])
+
+
+def assert_same(left: Any, right: Any) -> None:
+    if isinstance(left, dict):
+        assert list(left) == list(right)
+        left, right = list(left.values()), list(right.values())
+    if isinstance(left, list | tuple):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    else:
+        assert left.dtype == right.dtype
+        np.testing.assert_array_equal(left, right)
+
+
+def test_every_slot_gets_the_task_at_its_index() -> None:
+    """Tasks are not sliced by the number of processes."""
+    goals = [10.0, 11.0, 12.0, 13.0, 14.0]
+    with make_parallel(2) as vector_env:
+        vector_env.reset_task([{"goal": goal} for goal in goals])
+        vector_env.reset(seed=0)
+        observations, rewards, *_ = vector_env.step(np.zeros((NUM_SLOTS, 1), np.float32))
+        np.testing.assert_allclose(rewards + observations[:, 0], goals)
+
+
+def test_every_slot_has_a_stream_of_its_own_and_seed_zero_is_a_seed() -> None:
+    with make_parallel(2) as vector_env:
+        first, _ = vector_env.reset(seed=0)
+        again, _ = vector_env.reset(seed=0)
+        other, _ = vector_env.reset(seed=NUM_SLOTS)
+        vector_env.reset_buffers(np.zeros(NUM_SLOTS, np.int64))
+        equal_seeds = vector_env.buffers.observations
+    np.testing.assert_array_equal(first, again)
+    assert len(np.unique(np.concatenate([first, other])[:, 0])) == 2 * NUM_SLOTS
+    assert len(np.unique(equal_seeds[:, 0])) == 1
+
+
+def test_integers_and_floats_keep_their_types() -> None:
+    with ParallelVectorEnv(PictureEnv, None, 3, 2, start_method="fork") as vector_env:
+        observations, _ = vector_env.reset(seed=0)
+        assert observations.dtype == np.uint8
+        assert observations.shape == (3, 3, 5)
+        observations, rewards, terminated, truncated, _ = vector_env.step(np.array([2, 5, 3]))
+    np.testing.assert_array_equal(observations[:, 0, 0], [252, 255, 253])
+    np.testing.assert_array_equal(rewards, [2.0, 5.0, 3.0])
+    np.testing.assert_array_equal(terminated, [False, True, False])
+    np.testing.assert_array_equal(truncated, [False] * 3)
+
+
+def test_float64_observations_are_not_rounded() -> None:
+    with make_parallel() as vector_env:
+        observations, _ = vector_env.reset(seed=0)
+    assert observations.dtype == np.float64
+    assert (observations != observations.astype(np.float32)).any()
+
+
+def test_results_are_the_callers_own() -> None:
+    with make_parallel() as vector_env:
+        observations, _ = vector_env.reset(seed=0)
+        kept = observations.copy()
+        stepped, rewards, *_ = vector_env.step(np.ones((NUM_SLOTS, 1), np.float32))
+        kept_rewards = rewards.copy()
+        vector_env.step(np.ones((NUM_SLOTS, 1), np.float32))
+        np.testing.assert_array_equal(observations, kept)
+        np.testing.assert_array_equal(rewards, kept_rewards)
+        assert not np.shares_memory(stepped, vector_env.buffers.observations)
+
+
+def test_seconds_of_physics_are_counted_for_every_child() -> None:
+    with make_parallel() as vector_env:
+        play(vector_env)
+        first = vector_env.physics_seconds.copy()
+        play(vector_env)
+        assert (first > 0).all()
+        assert (vector_env.physics_seconds > first).all()
+
+
+# Waiting.
+
+
+@pytest.fixture
+def half_blocked(tmp_path: Path) -> Any:
+    """Two children; the second does not finish its first step before the gate is open."""
+    marker = str(tmp_path / "marker")
+    with make_parallel(fault="wait", place=0, marker=marker, slot_task=first_goals()[3]) as vector_env:
+        vector_env.reset_task([{"goal": goal} for goal in first_goals()])
+        vector_env.reset_buffers(np.arange(NUM_SLOTS))
+        for index, part in enumerate(vector_env.parts):
+            vector_env.step_send(index, np.zeros((part.stop - part.start, 1), np.float32))
+        yield vector_env, Path(f"{marker}.gate")
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.05])
+def test_partial_wait_takes_at_least_one_worker_and_all_that_have_replied(half_blocked: Any, timeout: float) -> None:
+    vector_env, gate = half_blocked
+    assert vector_env.step_recv(timeout) == [0]
+    gate.touch()
+    assert vector_env.step_recv(timeout) == [1]
+    with pytest.raises(NoAsyncCallError):
+        vector_env.step_recv()
+
+
+def test_wait_for_one_group_leaves_the_other_alone(half_blocked: Any) -> None:
+    vector_env, gate = half_blocked
+    assert vector_env.step_recv(None, [0]) == [0]
+    vector_env.step_send(0, np.zeros((2, 1), np.float32))
+    gate.touch()
+    assert vector_env.step_recv(None, [1]) == [1]
+    # The reply of worker 0, which arrived during the wait for worker 1, is kept.
+    assert vector_env.step_recv(None, [0]) == [0]
+
+
+def test_full_wait_takes_all(half_blocked: Any) -> None:
+    vector_env, gate = half_blocked
+    gate.touch()
+    assert vector_env.step_recv() == [0, 1]
+
+
+def test_unfinished_step_is_dropped_by_the_next_reset(half_blocked: Any) -> None:
+    vector_env, gate = half_blocked
+    assert vector_env.step_recv(0.0) == [0]
+    gate.touch()
+    np.testing.assert_array_equal(play(vector_env), play_in_process())
+
+
+# Calls out of order, and bad input.
+
+
+def test_calls_out_of_order_are_refused() -> None:
+    actions = np.zeros((2, 1), np.float32)
+    with make_parallel() as vector_env:
+        with pytest.raises(ResetNeeded):
+            vector_env.step_send(0, actions)
+        vector_env.reset(seed=0)
+        with pytest.raises(NoAsyncCallError):
+            vector_env.step_recv()
+        vector_env.step_send(0, actions)
+        with pytest.raises(AlreadyPendingCallError):
+            vector_env.step_send(0, actions)
+        with pytest.raises(NoAsyncCallError):
+            vector_env.step_recv(None, [1])
+        assert vector_env.step_recv() == [0]
+
+
+def test_wrong_shapes_are_refused() -> None:
+    with make_parallel() as vector_env:
+        with pytest.raises(TaskError, match="one task for each of the 5 slots, got 2"):
+            vector_env.reset_task([{"goal": 0.0}] * 2)
+        with pytest.raises(ValueError, match="one seed for each of the 5 slots"):
+            vector_env.reset_buffers([1, 2])
+        for options in ({}, {"seed": 0, "options": {"reset_mask": np.ones(5, np.bool_)}}):
+            with pytest.raises(ValueError, match="reset together, each with a seed"):
+                vector_env.reset(**options)
+        vector_env.reset(seed=0)
+        with pytest.raises(ValueError, match=r"shape \(2, 1\) for worker 0, got \(3, 1\)"):
+            vector_env.step_send(0, np.zeros((3, 1)))
+        with pytest.raises(ValueError, match="one action for each"):
+            vector_env.step(np.zeros((3, 1)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_envs": 0}, "num_envs"),
+        ({"num_workers": -1}, "num_workers"),
+        ({"num_workers": 0}, "num_workers"),
+        ({"step_timeout": 0.0}, "step_timeout"),
+        ({"start_method": "threads"}, "start_method must be 'forkserver', 'spawn' or 'fork', got 'threads'"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ParallelVectorEnv(FaultyEnv, **arguments)
+
+
+def test_unknown_id_is_refused_with_the_closest_one() -> None:
+    with pytest.raises(ValueError, match=r"did you mean '2DNavigation-v0'"):
+        ParallelVectorEnv("2DNavigatoin-v0")
+
+
+def test_task_that_cannot_be_pickled_is_named() -> None:
+    with make_parallel() as vector_env:
+        tasks: list[dict[str, Any]] = [{"goal": 0.0} for _ in range(NUM_SLOTS)]
+        tasks[3] = {"goal": 0.0, "hook": lambda: None}
+        with pytest.raises(TypeError, match=r"entry 'hook' of the task of slot 3.*cannot be pickled"):
+            vector_env.reset_task(tasks)
+        np.testing.assert_array_equal(play(vector_env), play_in_process())
+
+
+def test_malformed_task_is_a_task_error_as_in_process() -> None:
+    with ParallelVectorEnv("2DNavigation-v0", {}, 4, 2, start_method="fork") as vector_env:
+        tasks = vector_env.sample_tasks(4, seed=0)
+        tasks[3] = {"gaol": [0.0, 0.0]}
+        with pytest.raises(TaskError, match=r"slot 1: unknown entry 'gaol'.*worker 1 \(pid \d+, slots 2-3\)"):
+            vector_env.reset_task(tasks)
+
+
+def test_different_spaces_in_two_children_are_named() -> None:
+    before = child_processes()
+    with pytest.raises(
+        ValueError, match=r"same observation space: slot 0 \(worker 0\) has Box.*slot 1 \(worker 1\) has Box"
+    ):
+        ParallelVectorEnv(DifferentEnv, None, 2, 2, start_method="fork")
+    assert child_processes() == before
+
+
+def test_unsupported_space_is_named() -> None:
+    before = child_processes()
+    with pytest.raises(ChildEnvError, match="unsupported space Sequence"):
+        ParallelVectorEnv(NestedEnv, None, 2, 2, start_method="fork")
+    assert child_processes() == before
+
+
+def test_time_limit_reaches_the_children() -> None:
+    with ParallelVectorEnv(FaultyEnv, None, 2, 2, max_episode_steps=HORIZON - 3, start_method="fork") as vector_env:
+        vector_env.reset(seed=0)
+        ends = [vector_env.step(np.zeros((2, 1), np.float32))[3].all() for _ in range(HORIZON - 3)]
+    assert ends == [False] * (HORIZON - 4) + [True]

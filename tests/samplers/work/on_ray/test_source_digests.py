@@ -1,0 +1,143 @@
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import cloudpickle
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+
+import maml_rl
+from maml_rl.errors import ConfigError
+from maml_rl.samplers.work.ray import source_digests
+from maml_rl.samplers.work.ray.actor import _from_store
+from maml_rl.samplers.work.ray.backend import RayBackend
+from maml_rl.samplers.work.ray.source_digests import modules_of_user, source_digest
+
+pytestmark = pytest.mark.ray
+
+# A family whose class is in one module of a package and imports two others outside of it.
+FILES = {
+    "digested/__init__.py": "",
+    "digested/family.py": "import digested_beside\nfrom digested_with import shift\n\n\nclass Family:\n    pass\n",
+    "digested/unused.py": "NUMBER = 1\n",
+    "digested_beside.py": "NUMBER = 2\n",
+    "digested_with.py": "def shift(number):\n    return number + 1\n",
+}
+
+
+def write(folder: Path, **changes: str) -> Path:
+    for name, text in {**FILES, **{name.replace("__", "/") + ".py": text for name, text in changes.items()}}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text.encode())
+    return folder
+
+
+@pytest.fixture
+def digest_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, str], str | None]]:
+    """Digest a module as a process would that has it in this folder."""
+
+    def digest(folder: Path, name: str) -> str | None:
+        with monkeypatch.context() as context:
+            context.syspath_prepend(str(folder))
+            return source_digest.__wrapped__(name)
+
+    yield digest
+    source_digest.cache_clear()
+    source_digests._is_installed.cache_clear()
+
+
+def test_digest_does_not_depend_on_place_compiled_files_or_line_ends(
+    digest_at: Callable[[Path, str], str | None], tmp_path: Path
+) -> None:
+    here, there = write(tmp_path / "here"), write(tmp_path / "there" / "deeper")
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(there)], check=True)
+    for file in there.rglob("*.py"):
+        file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    assert digest_at(here, "digested") == digest_at(there, "digested") is not None
+    assert digest_at(here, "digested_with") == digest_at(there, "digested_with") is not None
+
+
+@pytest.mark.parametrize("changed", ["digested__family", "digested__unused", "digested__new"])
+def test_digest_of_a_package_depends_on_every_file_of_it(
+    changed: str, digest_at: Callable[[Path, str], str | None], tmp_path: Path
+) -> None:
+    here, there = write(tmp_path / "here"), write(tmp_path / "there", **{changed: "NUMBER = 3\n"})
+    assert digest_at(here, "digested") != digest_at(there, "digested")
+
+
+def test_names_of_files_are_part_of_the_digest(digest_at: Callable[[Path, str], str | None], tmp_path: Path) -> None:
+    here, there = write(tmp_path / "here"), write(tmp_path / "there")
+    (there / "digested" / "unused.py").rename(there / "digested" / "renamed.py")
+    assert digest_at(here, "digested") != digest_at(there, "digested")
+
+
+@pytest.mark.parametrize("name", ["nowhere_at_all", "nowhere.at.all", "sys"])
+def test_module_without_source_has_no_digest(name: str) -> None:
+    assert source_digest.__wrapped__(name) is None
+
+
+def test_package_itself_has_a_digest() -> None:
+    assert source_digest("maml_rl") == source_digest.__wrapped__(maml_rl.__name__) is not None
+
+
+def test_modules_of_a_pickle_are_those_of_the_user_and_their_imports(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(write(tmp_path)))
+    from digested.family import Family
+
+    try:
+        expected = ["digested", "digested_beside", "digested_with"]
+        assert modules_of_user([cloudpickle.dumps({"env": Family, "size": 3})]) == expected
+        # As in the keyword arguments of a registered id.
+        assert modules_of_user([cloudpickle.dumps("digested.family:Family")]) == expected
+    finally:
+        source_digest.cache_clear()
+        source_digests._is_installed.cache_clear()
+        for name in [name for name in sys.modules if name.startswith("digested")]:
+            del sys.modules[name]
+
+
+def test_algorithm_whose_module_differs_on_a_node_ends_with_both_digests(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(write(tmp_path)))
+    for name, stand_in in (("put", lambda value: value), ("get", lambda value: value)):
+        monkeypatch.setattr(ray, name, stand_in)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.2")
+    from digested.family import Family
+
+    try:
+        stored = RayBackend.put(cast(Any, None), Family())
+        assert isinstance(_from_store(stored), Family)
+        here = source_digest("digested_with")
+        # As on a node with another file.
+        (tmp_path / "digested_with.py").write_text("def shift(number):\n    return number + 2\n")
+        source_digest.cache_clear()
+        there = source_digest("digested_with")
+        text = f"the Ray node 10.0.0.2 has code of digested_with {there}, the driver has {here}; copy the same files"
+        with pytest.raises(ConfigError, match=text):
+            _from_store(stored)
+        # A missing module is reported by its import.
+        assert modules_of_user([cloudpickle.dumps(Family())])
+        monkeypatch.setattr(source_digests, "_find", lambda name: None)
+        source_digest.cache_clear()
+        assert isinstance(_from_store(stored), Family)
+    finally:
+        source_digest.cache_clear()
+        source_digests._is_installed.cache_clear()
+        for name in [name for name in sys.modules if name.startswith("digested")]:
+            del sys.modules[name]
+
+
+def test_package_and_libraries_are_not_modules_of_the_user() -> None:
+    from maml_rl.policies import NormalMLPPolicy
+
+    assert (
+        modules_of_user([cloudpickle.dumps(NormalMLPPolicy(2, 2, (4,))), cloudpickle.dumps(["__main__", "ray"])]) == []
+    )
