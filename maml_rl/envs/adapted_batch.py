@@ -1,6 +1,6 @@
 """`AdaptedVectorEnv`: a `gymnasium.vector.VectorEnv` with tasks, whose slots other code steps at once, as N slots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from maml_rl.envs.meta_env import (
     require_one_each,
     slot_seeds,
 )
+from maml_rl.envs.results import recorded_number
 from maml_rl.spaces import ArrayElements, array_writer, own_actions, require_numbers, stored_actions
 
 _TASK_METHODS = ("sample_tasks", "reset_task")
@@ -143,7 +144,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         self._write(observations, active & ~ended if goes_on else active)
         if goes_on and ended.any():
             self._write_final(infos, ended)
-        buffers.rewards[:] = np.where(active, self._of_slots("the reward", np.asarray(rewards)), 0.0)
+        buffers.rewards[:] = np.where(active, self._of_slots("rewards", np.asarray(rewards)), 0.0)
         buffers.terminated |= active & terminated
         buffers.truncated |= active & truncated
         for name in buffers.infos:
@@ -160,10 +161,14 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
             ValueError: If there are others.
         """
         if values.shape != (self.num_envs,) or values.dtype.kind not in "biuf":
+            remedy = "make several objectives one number, with their weights as part of the task"
+            if values.size == self.num_envs:
+                remedy = f"return {name}.reshape(-1)" if values.dtype.kind in "biuf" else "return numbers"
+            elif name != "rewards":
+                remedy = "return one for each slot"
             raise ValueError(
                 f"{type(self.env).__name__} returned {name} of shape {values.shape} and dtype {values.dtype}, expected "
-                f"a number for each of the {self.num_envs} slots; make several objectives one number, with their "
-                "weights as part of the task"
+                f"a number for each of the {self.num_envs} slots; {remedy}"
             )
         return values
 
@@ -199,22 +204,18 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
     def _write_info(
         self, name: str, infos: dict[str, Any], active: NDArray[np.bool_], ended: NDArray[np.bool_]
     ) -> None:
-        """Write a recorded info of the slots that have stepped.
+        """Write a recorded info of the slots that have stepped; NaN where a time limit has ended an episode without it.
 
         Raises:
-            ValueError: If it is missing.
+            TypeError: If it is missing elsewhere, or not a number.
         """
-        values, wanted = self.buffers.infos[name], active if self.recorded_infos[name] == "step" else ended
-        for slot in np.flatnonzero(wanted).tolist():
-            source = infos
-            if self._mode is AutoresetMode.SAME_STEP and ended[slot]:
-                source = infos.get("final_info", infos)
-            has = source.get(f"_{name}", np.ones(self.num_envs, np.bool_)) if name in source else None
-            if has is None or not has[slot]:
-                raise ValueError(
-                    f"{type(self.env).__name__} returned no info {name!r} for slot {slot}, and declares it"
-                )
-            values[slot] = np.asarray(source[name])[slot]
+        values, kind = self.buffers.infos[name], self.recorded_infos[name]
+        for slot in np.flatnonzero(active if kind == "step" else ended).tolist():
+            final = self._mode is AutoresetMode.SAME_STEP and ended[slot]
+            source = infos.get("final_info", infos) if final else infos
+            required = kind == "step" or bool(self.buffers.terminated[slot])
+            who = f"slot {slot} of {type(self.env).__name__}"
+            values[slot] = recorded_number(who, name, kind, _info_of(source, name, slot), source, required=required)
 
     def _infos(self) -> dict[str, Any]:
         return self._last_infos
@@ -235,3 +236,11 @@ def _entry(values: Any, slot: int) -> Any:
     if isinstance(values, tuple):
         return tuple(_entry(value, slot) for value in values)
     return values[slot]
+
+
+def _info_of(infos: Any, name: str, slot: int) -> Any:
+    """Return an info of a slot, from arrays with masks, or from an array of dicts; None if there is none."""
+    if not isinstance(infos, Mapping):
+        return infos[slot].get(name) if isinstance(infos[slot], Mapping) else None
+    has = infos.get(f"_{name}")
+    return infos[name][slot] if name in infos and (has is None or has[slot]) else None

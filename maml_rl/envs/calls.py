@@ -18,6 +18,8 @@ from maml_rl.arguments import check_count
 
 Stepping = Literal["auto", "serial", "threads"]
 
+# What a sampler calls of an environment, each of which may be a coroutine.
+METHODS = ("sample_tasks", "sample_test_tasks", "reset_task", "reset", "step", "close")
 # A pause is waited for in steps, so that the supervisor recognizes it.
 _PAUSE_SECONDS = 0.3
 
@@ -133,7 +135,9 @@ class Attempts:
                 try:
                     if retry is None:
                         result = call()
-                        return restarted, await result if awaits and isinstance(result, Coroutine) else result
+                        if isinstance(result, Coroutine):
+                            result = await _allowed(result, awaits)
+                        return restarted, result
                 except Retry as error:
                     retry = error
                 seconds, retry = self._pause(slot, retry), None
@@ -155,6 +159,22 @@ class Attempts:
                 ) from retry
             self.total += 1
         return retry.after
+
+
+def _allowed(coroutine: Coroutine[Any, Any, Any], awaits: bool) -> Coroutine[Any, Any, Any]:
+    """Return a coroutine that a call has returned, where it is awaited.
+
+    Raises:
+        TypeError: If it is not.
+    """
+    if not awaits:
+        coroutine.close()
+        name = getattr(coroutine, "__qualname__", coroutine)
+        raise TypeError(
+            f"it returned the coroutine {name}, which only a method that is async itself may; write "
+            "async def and return await"
+        )
+    return coroutine
 
 
 def carry_out(attempt: Attempt, pause: Callable[[float], None]) -> Outcome:
@@ -187,14 +207,32 @@ def pause_visibly(seconds: float, mark: Callable[[bool], None]) -> None:
     mark(False)
 
 
-def is_async(made: Any) -> bool:
-    """Return whether `reset` or `step` of an environment, below its wrappers, or of a class must be awaited."""
+def async_methods(made: Any) -> list[str]:
+    """Return the names of the methods that must be awaited, of an environment, below its wrappers, or of a class."""
     methods = made.unwrapped if isinstance(made, gymnasium.Env) else made
-    return any(iscoroutinefunction(getattr(methods, name, None)) for name in ("reset", "step"))
+    return [name for name in METHODS if iscoroutinefunction(getattr(methods, name, None))]
+
+
+def is_async(made: Any) -> bool:
+    """Return whether a method of an environment or of a class must be awaited."""
+    return bool(async_methods(made))
+
+
+def awaits_steps(made: Any) -> bool:
+    """Return whether `reset` or `step` of an environment or of a class must be awaited."""
+    return not {"reset", "step"}.isdisjoint(async_methods(made))
+
+
+def not_awaited(name: str, made: Any) -> TypeError:
+    """Return the error for an environment whose slots are stepped one by one, and which has methods to await."""
+    return TypeError(
+        f"{name} has an async {' and '.join(async_methods(made))}, which is not awaited where slots are stepped one by "
+        "one; use stepping='threads'"
+    )
 
 
 class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose `reset` and `step` must be awaited, for code that does not: it awaits them itself.
+    """An environment with methods that must be awaited, for code that does not: it awaits them itself.
 
     Attributes:
         loop: its event loop; `close` closes both.
@@ -203,6 +241,9 @@ class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(without_wrappers(env))
         self.loop = asyncio.new_event_loop()
+        for name in async_methods(env):
+            if not hasattr(type(self), name):
+                setattr(self, name, partial(self._awaited, getattr(env.unwrapped, name)))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset, and wait for it."""
@@ -218,16 +259,21 @@ class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._result(close())
         self.loop.close()
 
+    def _awaited(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return self._result(method(*arguments))
+
     def _result(self, result: Any) -> Any:
         return self.loop.run_until_complete(result) if isinstance(result, Coroutine) else result
 
 
 def without_wrappers(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Return an environment that must be awaited, without the wrappers that only check, or keep its time limit.
+    """Return an environment, if its steps must be awaited without the wrappers that only check, or keep its time limit.
 
     Raises:
-        TypeError: If another wrapper is around it, which would take a coroutine for its result.
+        TypeError: If another wrapper is around it then, which would take a coroutine for its result.
     """
+    if not awaits_steps(env):
+        return env
     harmless: Sequence[type] = (
         gymnasium.wrappers.OrderEnforcing,
         gymnasium.wrappers.PassiveEnvChecker,

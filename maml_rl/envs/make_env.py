@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.adapted_batch import AdaptedVectorEnv, has_tasks
-from maml_rl.envs.calls import CallRules, is_async
+from maml_rl.envs.calls import CallRules, async_methods, is_async, not_awaited
 from maml_rl.envs.checking import require_task_methods
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.global_generators import SharedGenerators, construct
@@ -117,10 +117,7 @@ def check_stepping(env: EnvMaker, rules: CallRules) -> None:
         if isinstance(made, type) and not getattr(made, "thread_safe", True):
             raise not_thread_safe(made.__name__)
     elif rules.stepping == "serial" and is_async(made := _maker_of(env)):
-        raise TypeError(
-            f"{made.__name__} has an async reset or step, which is not awaited where slots are stepped one by one; use "
-            "stepping='threads'"
-        )
+        raise not_awaited(made.__name__, made)
 
 
 def _one_batch(name: str) -> ValueError:
@@ -330,6 +327,11 @@ def _adapted_batch(
     if rules.want_threads:
         made.close()
         raise _one_batch(name)
+    if names := async_methods(made):
+        raise TypeError(
+            f"{name} has an async {' and '.join(names)}; a vector environment waits for its slots itself: make these "
+            "plain methods, or give the class of one environment, whose slots are awaited side by side"
+        )
     if isinstance(made, MetaVectorEnv):
         return _checked(made, current_slots)
     if not isinstance(made, VectorEnv) or not has_tasks(made):

@@ -59,7 +59,8 @@ class ResultWriter:
         buffers.terminated[slot], buffers.truncated[slot] = terminated, truncated
         for name, kind in self.recorded_infos.items():
             required = kind == "step" or terminated or (truncated and not _cut_short(env))
-            buffers.infos[name][slot] = _recorded(env, name, kind, info, required=required)
+            value = info.get(name) if isinstance(info, Mapping) else None
+            buffers.infos[name][slot] = recorded_number(env, name, kind, value, info, required=required)
         self._keep_info(slot, info)
 
     def _write_observation(self, buffers: StepBuffers, slot: int, env: Env, observation: Any) -> None:
@@ -78,9 +79,20 @@ def recorded_infos_of(env: Env) -> dict[str, InfoKind]:
     return check_recorded_infos(declared(env, "recorded_infos", {}))
 
 
-def _recorded(env: Env, name: str, kind: InfoKind, info: Any, *, required: bool) -> float:
-    """Return a recorded number; NaN where there is none and none is required."""
-    value = info.get(name) if isinstance(info, Mapping) else None
+def recorded_number(env: object, name: str, kind: InfoKind, value: Any, info: Any, *, required: bool) -> float:
+    """Return a recorded number; NaN where there is none and none is required.
+
+    Args:
+        env: whose it is, for the message.
+        name: of the info.
+        kind: when there must be one.
+        value: the number; None if there is none.
+        info: all infos, for the message.
+        required: whether there must be one now.
+
+    Raises:
+        TypeError: If there must be one, or it is not a number.
+    """
     if value is None and not required:
         return np.nan
     number = np.asarray(value)

@@ -4,6 +4,7 @@ import copy
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
+from inspect import iscoroutinefunction
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +15,17 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.calls import Attempt, Attempts, CallRules, Retry, carry_out, is_async, pause_visibly, result_of
+from maml_rl.envs.calls import (
+    Attempt,
+    Attempts,
+    CallRules,
+    Retry,
+    carry_out,
+    is_async,
+    not_awaited,
+    pause_visibly,
+    result_of,
+)
 from maml_rl.envs.checking import declared_task_space, find_method, has_method, require_meta_env, seed_draws
 from maml_rl.envs.global_generators import DrawsGloballyError, SlotGenerators
 from maml_rl.envs.meta_env import (
@@ -107,10 +118,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
             TypeError: If they cannot be called here.
         """
         if is_async(env):
-            raise TypeError(
-                f"{type(env.unwrapped).__name__} has an async reset or step, which is not awaited where slots are "
-                "stepped one by one; use stepping='threads'"
-            )
+            raise not_awaited(type(env.unwrapped).__name__, env)
         return env
 
     def first_slots(self, num: int) -> MetaVectorEnv:
@@ -134,19 +142,20 @@ class SerialVectorEnv(OneBatchVectorEnv):
         """
         self.current_slots[0] = 0
         name = "sample_test_tasks" if evaluation and has_method(self.envs[0], "sample_test_tasks") else "sample_tasks"
-
+        method = find_method(self.envs[0], name)
         low = None if seed is None else seed & SEED_BITS
 
-        def draw() -> list[Task]:
+        def draw() -> Any:
             if low is not None:
                 self._ready = False
                 self.envs[0].reset(seed=low)
                 seed_draws(self.envs[0], low)
-            return list(find_method(self.envs[0], name)(num_tasks))
+            return method(num_tasks)
 
         self._attempts.retries[0] = 0
-        tasks: list[Task] = self._carry_out(0, self._attempts.of(0, partial(self._generators.draw_tasks, low, draw)))[1]
-        return own_drawn(tasks, num_tasks, name, self.envs[0])
+        attempt = self._attempts.of(0, partial(self._generators.draw_tasks, low, draw))
+        tasks = self._carry_out(0, attempt, awaited=iscoroutinefunction(method))[1]
+        return own_drawn(list(tasks), num_tasks, name, self.envs[0])
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         require_one_each(tasks, self.num_envs)
@@ -159,7 +168,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
         """Return the call that gives an environment a task of its own, at every attempt."""
         return partial(self._generators.give_task, slot, task, lambda: reset_task(own_task(task)))
 
-    def _carry_out(self, slot: int, attempt: Attempt) -> tuple[bool, Any]:
+    def _carry_out(self, slot: int, attempt: Attempt, *, awaited: bool = False) -> tuple[bool, Any]:
         def mark(pausing: bool) -> None:
             self.current_slots[0] = -1 if pausing else slot
 
@@ -248,7 +257,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
                 continue
             try:
                 with UsersCode(lambda error: ChildEnvError(explain(error))):
-                    env.close()
+                    self._carry_out(slot, self._attempts.of(slot, env.close))
             except ChildEnvError as error:
                 logger.warning("slot %d, %s: close() raises %s", slot, env, error)
 

@@ -15,7 +15,7 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.calls import CallRules, Outcome, is_async, result_of, without_wrappers
+from maml_rl.envs.calls import Attempt, CallRules, Outcome, awaits_steps, result_of, without_wrappers
 from maml_rl.envs.checking import seed_draws
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
 from maml_rl.envs.meta_env import SEED_BITS, SlotCounts, Task, declared, require_one_each
@@ -60,7 +60,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         super().__init__(make_env, env_kwargs, num_envs, current_slots, rules)
         self.max_episode_steps = min((limit for limit in self._limits if limit is not None), default=None)
         self.parts = tuple(slice(slot, slot + 1) for slot in range(num_envs))
-        self._is_async = [is_async(env) for env in self.envs]
+        self._is_async = [awaits_steps(env) for env in self.envs]
         self._steps = [0] * num_envs
         self._resetting: set[int] = set()
         # Slots with results in the buffers that `step_recv` has not returned yet, and slots that await results.
@@ -70,7 +70,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
     def _prepared(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         refuse_unsafe(env)
         self._limits.append(time_limit(env))
-        return without_wrappers(env) if is_async(env) else env
+        return without_wrappers(env)
 
     @property
     def waiting_seconds(self) -> float:
@@ -154,6 +154,14 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._unread -= received
         self._awaited -= received
         return sorted(received)
+
+    def _carry_out(self, slot: int, attempt: Attempt, *, awaited: bool = False) -> tuple[bool, Any]:
+        if not awaited:
+            return super()._carry_out(slot, attempt)
+        self._calls.start(slot, attempt, awaited=True)
+        while True:
+            for _, outcome in self._results(inf):
+                return self._result(slot, outcome)
 
     def _start_reset(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> None:
         low = None if seed is None else seed & SEED_BITS

@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -122,6 +123,12 @@ class Several(Batch):
         return observations, np.stack((rewards, rewards), 1), *rest
 
 
+class Columns(Batch):
+    def step(self, actions: Any) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        return observations, rewards[:, None], *rest
+
+
 class Forgetful(Batch):
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs, AutoresetMode.SAME_STEP)
@@ -161,7 +168,8 @@ def test_threads_are_refused() -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (Several, r"the reward of shape \(2, 2\).*make several objectives one number, with their weights as part"),
+        (Several, r"rewards of shape \(2, 2\).*make several objectives one number, with their weights as part"),
+        (Columns, r"rewards of shape \(2, 1\) .*; return rewards.reshape\(-1\)"),
         (Forgetful, "has begun the next episode of slot 0 without its last observation; add the info 'final_obs'"),
     ],
 )
@@ -176,6 +184,53 @@ def test_wrong_results_of_a_step_are_refused(made: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         play()
     env.close()
+
+
+class Limited(Walking):
+    """Ends at a limit that it keeps itself, without the info of an episode that has terminated."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, self.steps >= 3, info
+
+
+class LimitedBatch(Batch):
+    made = Limited
+
+
+class OfDicts(LimitedBatch):
+    """Its final_info is an array of dicts, as in Gymnasium before 1.0."""
+
+    def step(self, actions: Any) -> Any:
+        *rest, infos = super().step(actions)
+        if "final_info" in infos:
+            final, has = infos["final_info"], infos["_final_info"]
+            infos["final_info"] = np.full(self.num_envs, None, object)
+            for slot in np.flatnonzero(has):
+                names = [name for name in ("place", "last") if name in final and final[f"_{name}"][slot]]
+                infos["final_info"][slot] = {name: final[name][slot] for name in names}
+        return *rest, infos
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("made", [LimitedBatch, OfDicts])
+def test_info_of_an_episode_is_nan_where_a_limit_ended_it_and_missing_where_it_terminated(
+    made: Any, mode: AutoresetMode
+) -> None:
+    def found(env: Any, **kwargs: Any) -> Any:
+        settings: dict[str, Any] = {"batch_size": 3, "seed": 0, "num_workers": 0, "max_episode_steps": 3}
+        policy = get_policy_for_env(Walking(), (8,), "tanh")
+        with MultiTaskSampler(env, {}, policy=policy, baseline=ZeroBaseline(), **settings) as sampler:
+            return sampler.rollout(sampler.sample_tasks(6))
+
+    # Of single environments Gymnasium's own wrapper cuts the episodes.
+    single, batch = found(Walking), found(lambda num_envs: made(num_envs, mode))
+    assert batch.digest() == single.digest()
+    last = batch.infos["last"]
+    assert torch.equal(last.isnan(), ~batch.terminated)
+    assert set(batch.terminated.flatten().tolist()) == {True, False}
+    places = batch.infos["place"].gather(1, (batch.lengths - 1).unsqueeze(1)).squeeze(1)
+    assert torch.equal(last[batch.terminated], places[batch.terminated])
 
 
 def test_observation_outside_of_its_space_is_refused() -> None:

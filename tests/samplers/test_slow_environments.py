@@ -14,13 +14,15 @@ import psutil
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from slow_env import HORIZON, OVER, AwaitedEnv, FixedThreadEnv, SlowEnv, WaitingEnv
 
 from maml_rl import MultiTaskSampler
 from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import Retry
-from maml_rl.envs.calls import CallRules
+from maml_rl.envs.calls import METHODS, CallRules
+from maml_rl.envs.checking import check_meta_env
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.threaded import ThreadedVectorEnv
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
@@ -94,6 +96,51 @@ def test_episodes_are_those_of_serial_stepping_for_any_latency(
     env: Any, options: dict[str, Any], undisturbed: list[str]
 ) -> None:
     assert digests(partial(env, wait=0.004), stepping="threads", **options)[0] == undisturbed
+
+
+class SplitEnv(SlowEnv):
+    """Keeps test tasks apart."""
+
+    def sample_test_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"goal": task["goal"] + 1.0} for task in SlowEnv.sample_tasks(self, num_tasks)]
+
+
+def with_an_async(name: str) -> type[SplitEnv]:
+    """Return a class of which this method must be awaited, and no other."""
+    own = getattr(SplitEnv, name)
+
+    async def later(self: Any, *arguments: Any, **options: Any) -> Any:
+        await asyncio.sleep(0)
+        self.awaited = True
+        return own(self, *arguments, **options)
+
+    return type(f"Awaits{name}", (SplitEnv,), {name: later})
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_may_be_async_or_is_refused(
+    name: str, undisturbed: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    env, options = with_an_async(name), {"evaluation": name == "sample_test_tasks"}
+    expected = digests(SplitEnv, num_workers=0, **options)[0]
+    assert (expected == undisturbed) is not options["evaluation"]
+    assert digests(env, num_workers=0, **options)[0] == expected
+    check_meta_env(env())
+    with pytest.raises(TypeError, match=f"has an async {name}, which is not awaited .*use stepping='threads'"):
+        digests(env, num_workers=0, stepping="serial")
+    hidden = type("Hidden", (env,), {name: lambda self, *given, **named: getattr(env, name)(self, *given, **named)})
+    if name == "close":
+        digests(hidden, num_workers=0)
+        assert "close() raises it returned the coroutine" in caplog.text
+    else:
+        with pytest.raises(ChildEnvError, match="coroutine"):
+            digests(hidden, num_workers=0, **options)
+    with pytest.raises(ChildEnvError, match=f"has an async {name}; a vector environment waits for its slots itself"):
+        digests(
+            type("Many", (VectorEnv,), {"__init__": lambda self, num_envs: None, name: getattr(env, name)}),
+            num_workers=0,
+        )
 
 
 @pytest.mark.parametrize("slots_per_task", [1, 2])
@@ -398,7 +445,7 @@ def test_time_limit_of_a_registration_applies_although_the_wrapper_is_not_awaite
         (SlowEnv, {"stepping": "serial", "stepping_threads": 2}, "stepping='serial' has no threads"),
         (SlowEnv, {"stepping": "fast"}, "stepping must be 'auto', 'serial' or 'threads', got 'fast'"),
         (SlowEnv, {"max_retries": -1}, "max_retries must be"),
-        (AwaitedEnv, {"stepping": "serial"}, "AwaitedEnv has an async reset or step"),
+        (AwaitedEnv, {"stepping": "serial"}, "AwaitedEnv has an async reset and step"),
     ],
 )
 def test_wrong_input_is_one_line_before_any_process_starts(env: Any, options: dict[str, Any], message: str) -> None:
@@ -435,7 +482,7 @@ def test_wrapper_around_an_awaited_environment_is_refused() -> None:
 
     with pytest.raises(ChildEnvError, match="TransformReward cannot await"):
         digests(make, **THREADS)
-    with pytest.raises(ChildEnvError, match="AwaitedEnv has an async reset or step"):
+    with pytest.raises(ChildEnvError, match="AwaitedEnv has an async reset and step"):
         digests(lambda: AwaitedEnv(), num_workers=0, stepping="serial")
 
 
