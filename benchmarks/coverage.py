@@ -4,7 +4,7 @@
     python -m benchmarks.coverage --simulations 100 --print
 
 Scores are a training's luck, a task's difficulty and noise, and the truth is known: an episode succeeds where its score
-is below a number. The intervals are those of `maml_rl.experiment.evaluation`, as `maml-rl test`, report and suite show
+is below a number. The intervals are those of `maml_rl.results.evaluation`, as `maml-rl test`, report and suite show
 them. One that is not shown is counted nowhere: whether it is shown must depend on the numbers of tasks and
 trainings alone.
 """
@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.cli.console import Parser
-from maml_rl.experiment.evaluation import (
+from maml_rl.results.evaluation import (
     Evaluation,
     difference_interval,
     improvement_interval,
     pooled_intervals,
     profile_intervals,
 )
-from maml_rl.experiment.statistics import Statistic, interquartile_mean, mean
+from maml_rl.results.statistics import Statistic, interquartile_mean, mean
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "coverage.md"
 TRUTHS = 0.05, 0.5, 0.9, 0.97

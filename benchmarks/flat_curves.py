@@ -13,9 +13,9 @@ from typing import Any
 from maml_rl.cli.console import Parser
 from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import parse_mapping
-from maml_rl.experiment.comparable import read_runs
-from maml_rl.experiment.diagnosis import Cause, diagnose
 from maml_rl.experiment.train import train
+from maml_rl.results.comparable import read_runs
+from maml_rl.results.diagnosis import Cause, diagnose
 
 NAVIGATION = {"env-name": "2DNavigation-v0", "max-episode-steps": 15, "hidden-sizes": [16], "fast-lr": 0.1}
 MDP = {"env-name": "TabularMDP-v0", "hidden-sizes": [16]}

@@ -26,6 +26,7 @@ ROOMS = (
     "baseline",
     "task_distributions",
     "experience",
+    "results",
     "runs",
     "policies",
     "episode",

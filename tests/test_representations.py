@@ -5,7 +5,7 @@ import torch
 
 from maml_rl import BatchEpisodes, MultiTaskSampler, TaskEpisodes, get_policy_for_env
 from maml_rl.envs import make_vector_env
-from maml_rl.experiment.evaluation import Evaluation
+from maml_rl.results.evaluation import Evaluation
 
 
 def sampled() -> TaskEpisodes:

@@ -11,10 +11,10 @@ from benchmarks.charts import write_panels
 from benchmarks.learning.page import adapted, compared, curves, final_rows, leads, rows_of
 from benchmarks.learning.plan import COMPARISON, ORACLE, PRETRAIN, RANDOM, Family, Plan
 from benchmarks.learning.results import Values
-from maml_rl.experiment.evaluation import pooled_intervals
-from maml_rl.experiment.statistics import interquartile_mean
 from maml_rl.report.plot import Axis, Plot
-from maml_rl.report.scales import Span
+from maml_rl.results.evaluation import pooled_intervals
+from maml_rl.results.scales import Span
+from maml_rl.results.statistics import interquartile_mean
 
 # Of a method, whichever of its settings a family has.
 COLUMNS = {

@@ -12,16 +12,16 @@ import numpy as np
 from benchmarks.charts import write_panels
 from benchmarks.learning.plan import ORACLE, PRETRAIN, RANDOM, TRPO, Family, Plan
 from benchmarks.learning.results import SUCCESS, Row, Values, by_seed, read_rows
-from maml_rl.experiment.evaluation import (
+from maml_rl.report.plot import Axis, Plot
+from maml_rl.results.evaluation import (
     Evaluation,
     difference_interval,
     improvement_interval,
     interval_cautions,
     pooled_intervals,
 )
-from maml_rl.experiment.statistics import interquartile_mean
-from maml_rl.report.plot import Axis, Plot
-from maml_rl.report.scales import Span
+from maml_rl.results.scales import Span
+from maml_rl.results.statistics import interquartile_mean
 
 _BLOCK = re.compile(r"(<!-- results of ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 _STEP = 1

@@ -11,8 +11,8 @@ from typing import Any
 from maml_rl.config import Config, load_config
 from maml_rl.envs import FAMILIES
 from maml_rl.envs.meta_env import ValueRanges
-from maml_rl.experiment.evaluation import possible_ranges
 from maml_rl.metalearners.registry import algorithm_of
+from maml_rl.results.evaluation import possible_ranges
 
 ROOT = Path(__file__).resolve().parents[2]
 _ORIGIN = "the plan of this benchmark"

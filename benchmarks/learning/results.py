@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import ValueRanges
-from maml_rl.experiment.evaluation import Evaluation
+from maml_rl.results.evaluation import Evaluation
 from maml_rl.runs.atomic_files import replace_file
 
 Values = NDArray[np.float64]

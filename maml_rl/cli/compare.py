@@ -69,8 +69,8 @@ def run_compare(arguments: Sequence[str], prog: str) -> int:
 
 def _compare(options: argparse.Namespace) -> None:
     from maml_rl.cli.progress import StepProgress
-    from maml_rl.experiment.comparable import read_runs
     from maml_rl.report.paper import check_comparable, check_figure, measure, parts, sentences, table, write_figure
+    from maml_rl.results.comparable import read_runs
 
     for name in ("figure", "table"):
         if (path := getattr(options, name)) is not None:
@@ -113,9 +113,9 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _trained(options: argparse.Namespace) -> list[Path]:
     """Return the folders of all runs, after training those of configs that are missing."""
-    from maml_rl.experiment.comparable import read_runs
     from maml_rl.experiment.estimate import Estimate, estimate
     from maml_rl.report.paper import refuse_different_problems
+    from maml_rl.results.comparable import read_runs
 
     given = [Path(entry) for entry in options.entries if Path(entry).is_dir()]
     configs = {entry: _config(entry, options) for entry in options.entries if not Path(entry).is_dir()}

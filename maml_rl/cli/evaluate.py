@@ -125,7 +125,7 @@ def _test(options: argparse.Namespace) -> None:
     from maml_rl.experiment.build import make_experiment
     from maml_rl.experiment.certified import nearest
     from maml_rl.experiment.evaluate import evaluate
-    from maml_rl.experiment.evaluation import NORMALIZED, REPETITIONS, interval_cautions, intervals_cover
+    from maml_rl.results.evaluation import NORMALIZED, REPETITIONS, interval_cautions, intervals_cover
     from maml_rl.task_distributions.task_files import save_tasks
 
     experiment = make_experiment(config, device, num_workers=None)

@@ -126,8 +126,8 @@ def run_diagnose(arguments: Sequence[str], prog: str) -> int:
 
 
 def _diagnose(options: Namespace) -> None:
-    from maml_rl.experiment.comparable import read_runs
-    from maml_rl.experiment.diagnosis import diagnose
+    from maml_rl.results.comparable import read_runs
+    from maml_rl.results.diagnosis import diagnose
 
     groups, notices = read_runs(options.runs, unfinished=True)
     for notice in notices:

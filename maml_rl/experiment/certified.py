@@ -22,10 +22,10 @@ from maml_rl.envs.task_space import family_of, task_key
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.evaluate import evaluate_trials
-from maml_rl.experiment.evaluation import Evaluation
 from maml_rl.experiment.references import FREE
 from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ForeignPolicy
+from maml_rl.results.evaluation import Evaluation
 from maml_rl.task_distributions.task_files import read_tasks
 
 FOLDER = Path(__file__).resolve().parents[1] / "certified"

@@ -14,12 +14,12 @@ from maml_rl.envs.make_env import EnvMaker, env_id, make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
-from maml_rl.experiment.evaluation import Evaluation, possible_ranges
 from maml_rl.experiment.references import references
 from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.metalearners.collection import Batch
 from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
+from maml_rl.results.evaluation import Evaluation, possible_ranges
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.describing import describe_env
 from maml_rl.task_distributions.task_distribution import TaskSplit

@@ -19,7 +19,7 @@ from maml_rl.config.placement import RAY_KEYS
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.evaluation import Evaluation
+from maml_rl.results.evaluation import Evaluation
 from maml_rl.runs.atomic_files import TEMPORARY, discard, replace_file
 from maml_rl.runs.checkpoint import find_checkpoint, restore, save_checkpoint
 from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, EXPERIENCE, load_system

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.experiment.comparable import (
+from maml_rl.report.curves import group_css
+from maml_rl.report.evaluations import GroupResult
+from maml_rl.report.figures import Series, figure, legend, named, numbers, row, table
+from maml_rl.report.markup import Markup, element
+from maml_rl.report.plot import Axis, Plot
+from maml_rl.report.published import published_returns
+from maml_rl.results.comparable import (
     METHODS,
     RunGroup,
     common_steps,
@@ -14,7 +20,7 @@ from maml_rl.experiment.comparable import (
     readable_value,
     unequal_settings,
 )
-from maml_rl.experiment.evaluation import (
+from maml_rl.results.evaluation import (
     Evaluation,
     difference_interval,
     improvement_interval,
@@ -23,14 +29,8 @@ from maml_rl.experiment.evaluation import (
     profile_intervals,
     share_tasks,
 )
-from maml_rl.experiment.statistics import ENOUGH_TASKS, interquartile_mean, mean
-from maml_rl.report.curves import group_css
-from maml_rl.report.evaluations import GroupResult
-from maml_rl.report.figures import Series, figure, legend, named, numbers, row, table
-from maml_rl.report.markup import Markup, element
-from maml_rl.report.plot import Axis, Plot
-from maml_rl.report.published import published_returns
-from maml_rl.report.scales import Span, counted, decimals, readable, readable_count, readable_interval, readable_share
+from maml_rl.results.scales import Span, counted, decimals, readable, readable_count, readable_interval, readable_share
+from maml_rl.results.statistics import ENOUGH_TASKS, interquartile_mean, mean
 
 # Maximum number of numbers below an axis.
 _MOST_NAMES = 12

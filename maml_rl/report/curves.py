@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.experiment.comparable import METHODS, Curve, RunGroup, common_steps, equal_steps
 from maml_rl.report.figures import SMOOTHINGS, X_AXES, Series, figure, legend, numbers, row, table
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Axis, Plot, switched
-from maml_rl.report.scales import Span, counted, decimals, readable, readable_count
+from maml_rl.results.comparable import METHODS, Curve, RunGroup, common_steps, equal_steps
+from maml_rl.results.scales import Span, counted, decimals, readable, readable_count
 
 _SEEDS_FOR_A_BAND = 3
 # The style sheet has as many colors for gradient steps and for groups; further groups have dashes, too.

@@ -18,11 +18,11 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import MamlRLError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.comparable import Run, RunGroup
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.evaluation import REPETITIONS, Evaluation, same_tasks
 from maml_rl.foreign_files import read_regular
 from maml_rl.metalearners.collection import Batch
+from maml_rl.results.comparable import Run, RunGroup
+from maml_rl.results.evaluation import REPETITIONS, Evaluation, same_tasks
 from maml_rl.runs.numbered import newest_path
 from maml_rl.seeding import PhaseStreams
 

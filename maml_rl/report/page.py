@@ -11,15 +11,15 @@ import numpy as np
 
 from maml_rl.config.config import Config
 from maml_rl.config.settings import SettingsModel
-from maml_rl.experiment.comparable import Run, RunGroup, readable_value
-from maml_rl.experiment.evaluation import NORMALIZED, pooled_intervals
 from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.report import curves, task_charts
 from maml_rl.report.comparison import difference_table, performance_profiles, step_returns, step_table, verdict
 from maml_rl.report.evaluations import GroupResult
 from maml_rl.report.figures import choices, named, row, table
 from maml_rl.report.markup import Markup, element, join
-from maml_rl.report.scales import counted, decimals, readable, readable_count, readable_interval, readable_seconds
+from maml_rl.results.comparable import Run, RunGroup, readable_value
+from maml_rl.results.evaluation import NORMALIZED, pooled_intervals
+from maml_rl.results.scales import counted, decimals, readable, readable_count, readable_interval, readable_seconds
 from maml_rl.runs.system import package_versions
 
 GENERATOR = "maml_rl.report"

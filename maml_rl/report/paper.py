@@ -1,7 +1,7 @@
 """A comparison for a paper: policies measured on the same tasks, a figure, a table, and a sentence with intervals.
 
 The quantities are those of rliable: interquartile mean, performance profile, probability of improvement. Their
-intervals are the ones of `experiment.statistics`, which cover the truth for few seeds, too.
+intervals are the ones of `results.statistics`, which cover the truth for few seeds, too.
 
 Source: Agarwal et al. 2021, https://arxiv.org/abs/2108.13264
 """
@@ -20,17 +20,17 @@ from maml_rl.config.placement import ELSEWHERE
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment, make_experiment
-from maml_rl.experiment.comparable import Run, RunGroup, common_steps, readable_value, unequal_settings
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.evaluation import (
+from maml_rl.results.comparable import Run, RunGroup, common_steps, readable_value, unequal_settings
+from maml_rl.results.evaluation import (
     Evaluation,
     difference_interval,
     improvement_interval,
     pooled_intervals,
     profile_intervals,
 )
-from maml_rl.experiment.statistics import interquartile_mean
-from maml_rl.report.scales import readable_interval, readable_share
+from maml_rl.results.scales import readable_interval, readable_share
+from maml_rl.results.statistics import interquartile_mean
 from maml_rl.runs.checkpoint import list_checkpoints
 from maml_rl.runs.run_folder import CHECKPOINTS
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.report.markup import Markup, element, join
-from maml_rl.report.scales import Span, tick_labels
+from maml_rl.results.scales import Span, tick_labels
 
 _WIDTH, _HEIGHT = 480, 300
 _RIGHT, _BOTTOM = 14, 44

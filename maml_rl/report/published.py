@@ -1,7 +1,7 @@
 """Figures from the literature, drawn only beside a run of the same protocol."""
 
 from maml_rl.config.config import Config
-from maml_rl.experiment.evaluation import Evaluation
+from maml_rl.results.evaluation import Evaluation
 
 # Mean return over 40 test tasks of 2D navigation after 0 ... 3 gradient steps of MAML, decoded from the authors' result
 # files. Their locomotion has other physics than the bodies of the same name here: those figures compare with nothing.

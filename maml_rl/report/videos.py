@@ -22,8 +22,8 @@ from maml_rl.report.curves import after
 from maml_rl.report.evaluations import SampledEvaluation
 from maml_rl.report.figures import figure
 from maml_rl.report.markup import Markup, element
-from maml_rl.report.scales import readable
 from maml_rl.report.task_charts import NAVIGATION, describe, spread_out
+from maml_rl.results.scales import readable
 
 Frames = NDArray[np.uint8]
 

@@ -16,11 +16,11 @@ import numpy as np
 from maml_rl.envs.task_space import task_key
 from maml_rl.errors import ConfigError, MamlRLError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.comparable import RunGroup, read_runs
 from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
 from maml_rl.report.page import GENERATOR, page
 from maml_rl.report.videos import videos
+from maml_rl.results.comparable import RunGroup, read_runs
 from maml_rl.runs.atomic_files import check_writable, replace_file
 
 FILE = "report.html"

@@ -18,10 +18,10 @@ from benchmarks.suite import SUITE
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.evaluation import pooled_intervals
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.registry import algorithm_of
+from maml_rl.results.evaluation import pooled_intervals
 from maml_rl.runs.metrics import read_metrics
 from maml_rl.runs.run_folder import METRICS
 from maml_rl.task_distributions.task_files import save_tasks

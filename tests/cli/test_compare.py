@@ -10,9 +10,9 @@ import pytest
 from scipy.stats import trim_mean
 
 from maml_rl.cli import main as cli
-from maml_rl.experiment.comparable import read_runs
-from maml_rl.experiment.evaluation import Evaluation
 from maml_rl.report import paper
+from maml_rl.results.comparable import read_runs
+from maml_rl.results.evaluation import Evaluation
 from maml_rl.runs.metrics import read_metrics
 from maml_rl.task_distributions.task_files import save_tasks
 from tests.small_runs import SMALL

@@ -12,7 +12,7 @@ from maml_rl.config import load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.envs import make_vector_env
 from maml_rl.experiment import certified, references
-from maml_rl.experiment.evaluation import NORMALIZED
+from maml_rl.results.evaluation import NORMALIZED
 from maml_rl.runs.metrics import read_metrics
 from tests.small_runs import SMALL
 

@@ -15,8 +15,8 @@ from maml_rl.envs import Task
 from maml_rl.errors import CheckpointError, ConfigError, TaskError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.evaluation import Evaluation
 from maml_rl.experiment.train import train
+from maml_rl.results.evaluation import Evaluation
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.metrics import Metrics
 from maml_rl.task_distributions import FamilyTasks, Split, Stratified, TaskDistribution, TaskList

@@ -11,11 +11,11 @@ import torch
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
-from maml_rl.experiment import statistics as intervals
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.evaluation import Evaluation, interval_scope, pooled_intervals
-from maml_rl.experiment.statistics import interquartile_mean, mean
+from maml_rl.results import statistics as intervals
+from maml_rl.results.evaluation import Evaluation, interval_scope, pooled_intervals
+from maml_rl.results.statistics import interquartile_mean, mean
 
 SMALL = {
     "env-name": "2DNavigation-v0",

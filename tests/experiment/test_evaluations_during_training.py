@@ -15,9 +15,9 @@ from maml_rl.config import Config
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.evaluation import Evaluation
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.collection import Batch
+from maml_rl.results.evaluation import Evaluation
 from maml_rl.runs.checkpoint import find_checkpoint, latest_intact, list_checkpoints
 from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.task_distributions.task_files import save_tasks

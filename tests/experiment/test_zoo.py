@@ -21,9 +21,9 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment import zoo as zoo_module
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.statistics import ENOUGH_TASKS, student_quantile
 from maml_rl.experiment.train import train
 from maml_rl.experiment.zoo import EVALUATION, MOST_BYTES, add_to_zoo, folder_size, returns_digest
+from maml_rl.results.statistics import ENOUGH_TASKS, student_quantile
 from maml_rl.runs.system import describe_system
 from tests.envs.contract import marks
 from tests.small_runs import config_of

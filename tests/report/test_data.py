@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from maml_rl.errors import ConfigError
-from maml_rl.experiment.comparable import read_runs
 from maml_rl.report import write_report
+from maml_rl.results.comparable import read_runs
 from maml_rl.runs.metrics import read_metrics
 
 

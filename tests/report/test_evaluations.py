@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.comparable import read_runs
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.evaluation import Evaluation, difference_interval, improvement_interval
 from maml_rl.report.comparison import difference_table
 from maml_rl.report.evaluations import GroupResult, evaluate_group
-from maml_rl.report.scales import readable_interval
+from maml_rl.results.comparable import read_runs
+from maml_rl.results.evaluation import Evaluation, difference_interval, improvement_interval
+from maml_rl.results.scales import readable_interval
 from maml_rl.task_distributions.task_files import save_tasks
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from maml_rl.report.plot import Axis, Plot, switched
-from maml_rl.report.scales import Span
+from maml_rl.results.scales import Span
 
 
 def drawn(plot: Plot) -> ElementTree.Element:

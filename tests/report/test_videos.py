@@ -15,9 +15,9 @@ from PIL import Image
 from maml_rl.cli.main import main
 from maml_rl.config import load_config
 from maml_rl.envs.mujoco import rendering
-from maml_rl.experiment.comparable import read_runs
 from maml_rl.report import videos
 from maml_rl.report.evaluations import SampledEvaluation, evaluate_group
+from maml_rl.results.comparable import read_runs
 from tests.lamp_env import LampEnv
 from tests.report.conftest import NAVIGATION, make_run
 

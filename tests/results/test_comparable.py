@@ -8,7 +8,7 @@ import pytest
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import ConfigError
-from maml_rl.experiment.comparable import (
+from maml_rl.results.comparable import (
     RunGroup,
     common_steps,
     difference_at_common_steps,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import Task, ValueRanges
 from maml_rl.envs.task_space import family_of, task_key
-from maml_rl.experiment.statistics import (
+from maml_rl.results.statistics import (
     ENOUGH_TASKS,
     Statistic,
     interquartile_mean,

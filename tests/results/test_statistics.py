@@ -18,14 +18,14 @@ from benchmarks.coverage import (
     share_cells,
     share_table,
 )
-from maml_rl.experiment.evaluation import (
+from maml_rl.results.evaluation import (
     Evaluation,
     difference_interval,
     interval_scope,
     pooled_intervals,
     possible_ranges,
 )
-from maml_rl.experiment.statistics import (
+from maml_rl.results.statistics import (
     Statistic,
     interquartile_mean,
     interval,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maml_rl.report.scales import Span, readable, readable_count, readable_seconds, tick_labels
+from maml_rl.results.scales import Span, readable, readable_count, readable_seconds, tick_labels
 
 LIMITS = st.floats(-1e9, 1e9).filter(lambda x: x == 0 or abs(x) > 1e-6)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from maml_rl.config.config import Config
 from maml_rl.config.placement import PLACEMENT_KEYS
 from maml_rl.errors import ConfigError
-from maml_rl.experiment.statistics import interval, jackknife_intervals, jackknife_reach, mean, pooled, without_each
+from maml_rl.results.statistics import interval, jackknife_intervals, jackknife_reach, mean, pooled, without_each
 from maml_rl.runs.metrics import Metrics, MetricsFile, counted_by, describe_damage, inspect_metrics
 from maml_rl.runs.run_folder import CONFIG, METRICS, load_run_config, load_system
 

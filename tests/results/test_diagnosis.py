@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.flat_curves import BROKEN, NAVIGATION, SIZES, found
 from maml_rl.cli import main as cli
-from maml_rl.experiment.comparable import Run
-from maml_rl.experiment.diagnosis import diagnose
+from maml_rl.results.comparable import Run
+from maml_rl.results.diagnosis import diagnose
 from maml_rl.runs.metrics import MetricsLog
 from tests.small_runs import config_of
 
@@ -77,7 +77,7 @@ def test_first_cause_of_every_learner(
 
 def test_every_cause_has_a_row_of_the_page() -> None:
     root = Path(__file__).resolve().parents[2]
-    source = (root / "maml_rl/experiment/diagnosis.py").read_text()
+    source = (root / "maml_rl/results/diagnosis.py").read_text()
     page = (root / "docs/flat-curves.md").read_text()
     names = {line.strip().strip('",') for line in source.split("Cause(\n")[1:] for line in line.splitlines()[:1]}
     assert len(names) >= 12

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.experiment.comparable import Run
+from maml_rl.results.comparable import Run
 from maml_rl.runs.metrics import return_keys
 
 Values = NDArray[np.float64]
