@@ -9,10 +9,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.envs.calls import seeded_reset
 from maml_rl.envs.checking import seed_draws
 from maml_rl.envs.global_generators import SharedGenerators
 from maml_rl.envs.meta_env import (
-    SEED_BITS,
     OneBatchVectorEnv,
     Seeds,
     Task,
@@ -23,6 +23,7 @@ from maml_rl.envs.meta_env import (
     own_task,
     read_reset_mask,
     require_one_each,
+    seed_mask,
     slot_seeds,
 )
 from maml_rl.envs.results import recorded_number
@@ -71,6 +72,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         self.max_episode_steps = max_episode_steps or getattr(env, "max_episode_steps", None) or of_spec
         self.recorded_infos = check_recorded_infos(getattr(env, "recorded_infos", {}))
         self.task_space = getattr(env, "task_space", None)
+        self._seed_mask = seed_mask(getattr(env, "seed_bits", 32))
         self._set_up(env.num_envs, self._writer.flat_space, stored_actions(env.single_action_space))
         self._elements = ArrayElements(self.observation_space)
         self._actions = np.zeros(self.action_space.shape or (), self.action_space.dtype)
@@ -80,7 +82,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from its generator; those of an evaluation by its `sample_test_tasks`, if it has that method."""
         if seed is not None:
-            self._seed_draws(seed & SEED_BITS)
+            self._seed_draws(seed & self._seed_mask)
         name = "sample_test_tasks" if evaluation and hasattr(self.env, "sample_test_tasks") else "sample_tasks"
         return own_drawn(list(getattr(self.env, name)(num_tasks)), num_tasks, name, self.env)
 
@@ -114,14 +116,14 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         if mask is not None and not mask.all():
             raise ValueError(f"{type(self.env).__name__} resets all its slots together; leave reset_mask out")
         seeds = [entry for entry in slot_seeds(seed, self.num_envs) if entry is not None]
-        self._reset(low_seeds(seeds) if len(seeds) == self.num_envs else None)
+        self._reset(low_seeds(seeds, self._seed_mask) if len(seeds) == self.num_envs else None)
         return self.buffers.observations.copy(), self._infos()
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        self._reset(low_seeds(seeds))
+        self._reset(low_seeds(seeds, self._seed_mask))
 
     def _reset(self, seeds: list[int] | None) -> None:
-        begin = partial(self.env.reset, seed=seeds)  # type: ignore[arg-type]
+        begin = partial(seeded_reset, self.env, seeds)
         observations, self._last_infos = self._generators.step(0, begin)
         self._sent, self._ready = None, True
         self._write(observations, np.ones(self.num_envs, np.bool_))

@@ -15,11 +15,13 @@ from typing import Any, Literal, get_args
 import gymnasium
 
 from maml_rl.arguments import check_count
+from maml_rl.errors import explain
 
 Stepping = Literal["auto", "serial", "threads"]
 
 # What a sampler calls of an environment, each of which may be a coroutine.
 METHODS = ("sample_tasks", "sample_test_tasks", "reset_task", "reset", "step", "close")
+_INT32 = 2**31 - 1
 # A pause is waited for in steps, so that the supervisor recognizes it.
 _PAUSE_SECONDS = 0.3
 
@@ -228,6 +230,49 @@ def not_awaited(name: str, made: Any) -> TypeError:
     return TypeError(
         f"{name} has an async {' and '.join(async_methods(made))}, which is not awaited where slots are stepped one by "
         "one; use stepping='threads'"
+    )
+
+
+def seeded_reset(env: Any, seed: Any, **options: Any) -> Any:
+    """Return the result of `reset` with a seed, or with one for each slot; or what awaits it.
+
+    Raises:
+        ValueError: If it refuses the seed, and takes one of 31 bits; the message says what to declare.
+    """
+    seeds = seed if isinstance(seed, list) else [seed]
+    if all(each is None or each <= _INT32 for each in seeds):
+        return env.reset(seed=seed, **options)
+    low = [each & _INT32 for each in seeds] if isinstance(seed, list) else seed & _INT32
+    try:
+        result = env.reset(seed=seed, **options)
+    except Retry:
+        raise
+    except Exception as error:
+        try:
+            env.reset(seed=low, **options)
+        except Exception:
+            raise error from None
+        raise _takes_31_bits(env, error) from error
+    return _awaited_reset(result, env, low, options) if isinstance(result, Coroutine) else result
+
+
+async def _awaited_reset(result: Coroutine[Any, Any, Any], env: Any, low: Any, options: Any) -> Any:
+    try:
+        return await result
+    except Retry:
+        raise
+    except Exception as error:
+        try:
+            await env.reset(seed=low, **options)
+        except Exception:
+            raise error from None
+        raise _takes_31_bits(env, error) from error
+
+
+def _takes_31_bits(env: Any, error: Exception) -> ValueError:
+    name = type(env.unwrapped).__name__
+    return ValueError(
+        f"reset refuses a seed of 32 bits ({explain(error)}), and takes one of 31; declare it: seed_bits = 31 in {name}"
     )
 
 

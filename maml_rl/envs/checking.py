@@ -14,9 +14,9 @@ from gymnasium.utils import seeding
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import VectorEnv
 
-from maml_rl.envs.calls import Awaited, is_async
+from maml_rl.envs.calls import Awaited, is_async, seeded_reset
 from maml_rl.envs.global_generators import KeptGenerators, construct, seconds_of_own_generators
-from maml_rl.envs.meta_env import Task, declared, own_task
+from maml_rl.envs.meta_env import Task, declared, own_task, seed_mask
 from maml_rl.envs.results import read_reset, read_step
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import ChildEnvError, ChildLost, ConfigError, TaskError, UsersCode, explain
@@ -266,6 +266,9 @@ def _check_contract(
                 f"reset and step must work before any reset_task, as other code calls them: {explain(error)}"
             ) from error
         raise
+    largest = seed_mask(declared(env, "seed_bits", 32))
+    with UsersCode(lambda error: AssertionError(f"reset(seed={largest}) must work: {explain(error)}")):
+        seeded_reset(env, largest)
     tasks = _check_sample_tasks(env, sample_tasks, num_tasks, seed)
     _check_declared_tasks(env, reset_task, tasks, num_tasks)
     # Gymnasium cannot repeat wrappers that do not record their arguments.

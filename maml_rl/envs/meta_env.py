@@ -242,6 +242,8 @@ class MetaEnv(gymnasium.Env[Any, Any], ABC):
             may have it.
         stepping: "threads" for an environment that mostly waits, for example for a service: a sampler then runs its
             slots concurrently by default. Any `gymnasium.Env` or wrapper may have it.
+        seed_bits: how many bits of a seed its `reset` takes: 31 where it refuses seeds from 2**31 on. Any
+            `gymnasium.Env`, wrapper or `VectorEnv` may have it.
         thread_safe: False for one whose calls must all come from one thread. Any `gymnasium.Env` or wrapper may have
             it.
     """
@@ -250,6 +252,7 @@ class MetaEnv(gymnasium.Env[Any, Any], ABC):
     task_space: TaskSpace | None = None
     value_ranges: ValueRanges = {}  # noqa: RUF012 - read-only by its type
     stepping: Literal["serial", "threads"] = "serial"
+    seed_bits: int = 32
     thread_safe: bool = True
 
     @abstractmethod
@@ -521,10 +524,21 @@ def require_one_each(tasks: Sequence[Task], num_envs: int) -> None:
         raise TaskError(f"expected one task for each of the {num_envs} slots, got {len(tasks)}")
 
 
-def low_seeds(seeds: ArrayLike) -> list[int]:
-    """Return the low 32 bits of seeds."""
-    low: list[int] = (np.asarray(seeds, np.uint64) & np.uint64(SEED_BITS)).tolist()
+def low_seeds(seeds: ArrayLike, mask: int = SEED_BITS) -> list[int]:
+    """Return the low bits of seeds; see `seed_mask`."""
+    low: list[int] = (np.asarray(seeds, np.uint64) & np.uint64(mask)).tolist()
     return low
+
+
+def seed_mask(seed_bits: Any) -> int:
+    """Return the greatest seed of an environment, by the `seed_bits` that it declares.
+
+    Raises:
+        TypeError: If that is not a number of bits.
+    """
+    if isinstance(seed_bits, bool) or not isinstance(seed_bits, int) or not 8 <= seed_bits <= 32:
+        raise TypeError(f"seed_bits must be the number of bits of a seed, 8 to 32, got {seed_bits!r}")
+    return int(2**seed_bits - 1)
 
 
 def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:

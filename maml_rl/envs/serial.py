@@ -25,11 +25,11 @@ from maml_rl.envs.calls import (
     not_awaited,
     pause_visibly,
     result_of,
+    seeded_reset,
 )
 from maml_rl.envs.checking import declared_task_space, find_method, has_method, require_meta_env, seed_draws
 from maml_rl.envs.global_generators import DrawsGloballyError, SlotGenerators
 from maml_rl.envs.meta_env import (
-    SEED_BITS,
     MetaVectorEnv,
     OneBatchVectorEnv,
     Seeds,
@@ -41,6 +41,7 @@ from maml_rl.envs.meta_env import (
     own_task,
     read_reset_mask,
     require_one_each,
+    seed_mask,
     slot_seeds,
 )
 from maml_rl.envs.results import ResultWriter, collect_infos, recorded_infos_of, time_limit
@@ -93,6 +94,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
         self.task_space = declared_task_space(first)
         self.value_ranges = check_value_ranges(declared(first, "value_ranges", {}))
         self._set_up(num_envs, self._writer.space, stored_actions(first.action_space))
+        self._seed_mask = seed_mask(declared(first, "seed_bits", 32))
         self._reset_task = [find_method(env, "reset_task") for env in self.envs]
         # The method that begins the episode of each slot.
         self._begin: list[Callable[[], Any]] = [env.reset for env in self.envs]
@@ -143,12 +145,12 @@ class SerialVectorEnv(OneBatchVectorEnv):
         self.current_slots[0] = 0
         name = "sample_test_tasks" if evaluation and has_method(self.envs[0], "sample_test_tasks") else "sample_tasks"
         method = find_method(self.envs[0], name)
-        low = None if seed is None else seed & SEED_BITS
+        low = None if seed is None else seed & self._seed_mask
 
         def draw() -> Any:
             if low is not None:
                 self._ready = False
-                self.envs[0].reset(seed=low)
+                seeded_reset(self.envs[0], low)
                 seed_draws(self.envs[0], low)
             return method(num_tasks)
 
@@ -180,7 +182,8 @@ class SerialVectorEnv(OneBatchVectorEnv):
         """Reset all slots, or those of the boolean array `options["reset_mask"]`.
 
         Args:
-            seed: one per slot, of which the low 32 bits are used; an integer s means s, s + 1, ...; None for none.
+            seed: one per slot, of which the low `seed_bits` bits are used; an integer s means s, s + 1,
+                ...; None for none.
             options: see above; other entries are passed on.
 
         Returns:
@@ -190,12 +193,12 @@ class SerialVectorEnv(OneBatchVectorEnv):
         if mask is not None and not self._ready:
             raise ResetNeeded("the first reset must be of all slots; call reset without reset_mask first")
         others = {name: value for name, value in (options or {}).items() if name != "reset_mask"}
-        seeds = [None if entry is None else entry & SEED_BITS for entry in slot_seeds(seed, self.num_envs)]
+        seeds = [None if entry is None else entry & self._seed_mask for entry in slot_seeds(seed, self.num_envs)]
         self._reset(seeds, mask, others or None)
         return self.buffers.observations.copy(), self._infos()
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        self._reset(low_seeds(seeds), None, None)
+        self._reset(low_seeds(seeds, self._seed_mask), None, None)
 
     def _reset(
         self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
@@ -213,7 +216,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
     def _begin_with(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> Callable[[], Any]:
         """Return the call that begins an episode, whose retries count from zero."""
         self._attempts.retries[slot] = 0
-        reset = partial(self.envs[slot].reset, seed=seed, options=options)
+        reset = partial(seeded_reset, self.envs[slot], seed, options=options)
         begin = self._begin[slot] = partial(self._generators.begin, slot, seed, reset)
         return begin
 

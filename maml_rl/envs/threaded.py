@@ -18,7 +18,7 @@ from maml_rl.arguments import check_count
 from maml_rl.envs.calls import Attempt, CallRules, Outcome, awaits_steps, result_of, without_wrappers
 from maml_rl.envs.checking import seed_draws
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
-from maml_rl.envs.meta_env import SEED_BITS, SlotCounts, Task, declared, require_one_each
+from maml_rl.envs.meta_env import SlotCounts, Task, declared, require_one_each
 from maml_rl.envs.results import time_limit
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.side_by_side import LOOK_SECONDS, CallHangsError, SideBySide
@@ -90,7 +90,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         if seed is not None and self._is_async[0]:
             self._start_reset(0, int(seed), None)
             self._wait_for({0})
-            seed_draws(self.envs[0], int(seed) & SEED_BITS)
+            seed_draws(self.envs[0], int(seed) & self._seed_mask)
             self._ready, seed = False, None
         return super().sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
@@ -164,7 +164,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
                 return self._result(slot, outcome)
 
     def _start_reset(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> None:
-        low = None if seed is None else seed & SEED_BITS
+        low = None if seed is None else seed & self._seed_mask
         self._resetting.add(slot)
         self._steps[slot] = 0
         attempt = self._attempts.of(slot, self._begin_with(slot, low, options))

@@ -18,7 +18,7 @@ from maml_rl.envs.checking import as_sampled, find_method
 from maml_rl.envs.family import BatchOfOne
 from maml_rl.envs.global_generators import KeptGenerators, construct
 from maml_rl.envs.make_env import EnvMaker, check_stepping
-from maml_rl.envs.meta_env import SEED_BITS
+from maml_rl.envs.meta_env import declared, seed_mask
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.policies import Memory, Policy
@@ -121,7 +121,7 @@ def compare_with_loop(
                 continue
             seeds = PhaseStreams(seed, 0, 0).episode_seeds(_NUM_TASKS, range(_EPISODES))
             if not isinstance(looped.unwrapped, BatchOfOne):
-                seeds &= SEED_BITS
+                seeds &= seed_mask(declared(looped, "seed_bits", 32))
             slots_per_task = _PLACEMENTS[name].get("slots_per_task", _EPISODES)
             _expect_equal(looped, generators, episodes, seeds, name, slots_per_task)
             if first is not None:
