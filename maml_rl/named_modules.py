@@ -27,10 +27,28 @@ def import_named(module: str) -> ModuleType:
     Raises:
         Exception: Whatever the import raises.
     """
+    if ":" in module:
+        # A file may have such a name, whose first part is that of another module.
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
     package = module.partition(".")[0]
     if package and package not in sys.modules and find_spec(package) is None and _find_here(package) is not None:
         sys.path.append(os.getcwd())
     return import_module(module)
+
+
+def would_import(text: str) -> bool:
+    """Return whether a text like "module:name" names a module that would be found, wherever it is; import nothing.
+
+    Addresses, as in "http://host", are no modules of Python's own.
+    """
+    package, colon, rest = text.partition(":")
+    package = package.partition(".")[0]
+    if not (package and colon) or (rest.startswith("//") and package in sys.stdlib_module_names):
+        return False
+    try:
+        return package in sys.modules or find_named(package) is not None
+    except (ImportError, ValueError):
+        return True
 
 
 def _find_here(package: str) -> ModuleSpec | None:

@@ -80,11 +80,11 @@ def _compare(options: argparse.Namespace) -> None:
     if options.figure is not None:
         check_figure(options.figure)
     with ending_in_order():
-        groups, notices = read_runs(_trained(options), unfinished=options.unfinished)
+        groups, notices = read_runs(_trained(options), unfinished=options.unfinished, trust=options.trust)
         groups = [group for group in groups if group.compared]
         for group in groups:
             for run in group.runs:
-                refuse_untrusted_code(run.config, run.path / "config.json", options)
+                refuse_untrusted_code(run.config, options)
         notices += check_comparable(groups)
         total, done = sum(len(group.runs) for group in groups), iter(range(10**6))
         with StepProgress("run") as progress:
@@ -161,7 +161,7 @@ def _config(entry: str, options: argparse.Namespace) -> tuple[Path, Config]:
     """Return a config and its file, with the settings for all."""
     path = Path(entry) if Path(entry).is_file() else find_config(entry)
     settings = {"num-workers": options.num_workers, **key_values(options.set, "--set")}
-    return path, overridden(load_config(path), settings)
+    return path, refuse_untrusted_code(overridden(load_config(path), settings), options)
 
 
 def _train(config: Config, run: Path, budget: float, rate: float, options: argparse.Namespace) -> None:

@@ -115,7 +115,7 @@ def _test(options: argparse.Namespace) -> None:
     config = overridden(load_config(config_path), {name: getattr(options, name) for name in names})
     config = config.override(placement(options))
     rules = _benchmark(options)
-    refuse_untrusted_code(config, config_path, options)
+    config = refuse_untrusted_code(config, options)
     num_steps = config.test_steps if options.num_steps is None else options.num_steps
     if config.method == "oracle" and num_steps:
         raise ConfigError(f"an oracle knows its task and is not adapted; leave out --num-steps {num_steps}")

@@ -47,7 +47,7 @@ def _play(options: argparse.Namespace) -> None:
 
     folder = find_run(options.policy)
     config = load_run_config(folder)
-    refuse_untrusted_code(config, folder / "config.json", options)
+    config = refuse_untrusted_code(config, options)
     config = config.override(ELSEWHERE | ({} if options.seed is None else {"seed": options.seed}))
 
     from maml_rl.episode import TaskEpisodes

@@ -120,8 +120,7 @@ def _to_learn(options: argparse.Namespace) -> Config:
         raise ConfigError("name a config, whose family is recorded, as in `maml-rl record dark-room --output runs/h`")
     given = {"fast-batch-size": options.episodes, "num-batches": options.iterations, "seed": options.seed}
     config = overridden(load_config(config_path), given)
-    refuse_untrusted_code(config, config_path, options)
-    return config.override(placement(options))
+    return refuse_untrusted_code(config, options).override(placement(options))
 
 
 def _how_to_go_on(options: Any) -> str:

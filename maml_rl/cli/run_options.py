@@ -17,8 +17,6 @@ from maml_rl.runs.trust import check_code
 
 # torch is imported inside the functions: a spawned worker imports this module again, and must stay light.
 
-_YAML = ".yaml", ".yml"
-
 
 def add_config(parser: argparse.ArgumentParser, meaning: str, default: str | None = None) -> None:
     """Add the two ways to name a config."""
@@ -81,10 +79,12 @@ def is_run(config_path: Path) -> bool:
     return config_path.name == "config.json" and not config_path.resolve().is_relative_to(ZOO)
 
 
-def refuse_untrusted_code(config: Config, config_path: Path, options: argparse.Namespace) -> None:
-    """Refuse code that a run names unless it is trusted; a YAML file is the user's own choice."""
-    if not options.trust and config_path.suffix not in _YAML:
-        check_code(config, "add --trust", samples=True)
+def refuse_untrusted_code(config: Config, options: argparse.Namespace) -> Config:
+    """Return a config whose code may be imported; refuse that of another's run, unless --trust is given."""
+    if options.trust:
+        return config.trusted()
+    check_code(config, "add --trust", samples=True)
+    return config
 
 
 def overridden(config: Config, values: dict[str, Any]) -> Config:

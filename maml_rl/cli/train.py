@@ -105,7 +105,7 @@ def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
         if name in known_settings:
             settings = known_settings[name]
         else:
-            refuse_untrusted_code(config, config_path, options)
+            refuse_untrusted_code(config, options)
 
             from maml_rl.metalearners import find_metalearner
 
@@ -137,7 +137,7 @@ def _train(options: argparse.Namespace) -> None:
     if options.resume and begun and given is None:
         config_path = begun[0]
         config = overridden(load_config(config_path), _settings(options))
-    refuse_untrusted_code(config, config_path, options)
+    config = refuse_untrusted_code(config, options)
     device = torch_device(options)
     check_creatable(options.output_folder, "--output-folder")
     if options.track:

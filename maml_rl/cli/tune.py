@@ -8,13 +8,14 @@ from pathlib import Path
 from maml_rl.cli.console import (
     Parser,
     add_num_workers,
+    add_trust,
     ending_in_order,
     file_path,
     not_negative,
     positive,
     run_command,
 )
-from maml_rl.cli.run_options import key_values, path_or_name
+from maml_rl.cli.run_options import key_values, path_or_name, refuse_untrusted_code
 from maml_rl.config import load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.config.yaml_source import parse_value
@@ -53,14 +54,17 @@ def run_tune(arguments: Sequence[str], prog: str) -> int:
         "--csv", type=file_path, default=Path("runs/tune.csv"), help="the trials (default: runs/tune.csv)"
     )
     add_num_workers(parser)
+    add_trust(parser)
 
     def tune(options: argparse.Namespace) -> None:
+        path = Path(options.config)
+        # Before some of its arguments are replaced: the others stay as they are in the file.
+        config = load_config(path if path.is_file() else find_config(options.config))
+        config = refuse_untrusted_code(config, options)
         if find_spec("optuna") is None:
             raise ConfigError("this needs Optuna; run pip install 'maml-rl[search]'")
         from maml_rl.experiment.search import changed, search
 
-        path = Path(options.config)
-        config = load_config(path if path.is_file() else find_config(options.config))
         workers = {} if options.num_workers is None else {"num-workers": options.num_workers}
         fixed = {key: parse_value(text, f"--set {key}") for key, text in key_values(options.set, "--set").items()}
         with ending_in_order():

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as AbstractMapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +25,10 @@ from maml_rl.arguments import suggest
 from maml_rl.compat.flat_keys import FLAT_KEYS, explain_saved_option, gathered
 from maml_rl.config.placement import PLACEMENT_KEYS, Placement
 from maml_rl.config.settings import MOST, AnySettings, Count, Fraction, Positive, SettingsModel, finite, none_is_empty
-from maml_rl.config.yaml_source import Mapping, read_mapping
+from maml_rl.config.yaml_source import KeyPath, Mapping, read_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.foreign_files import check_sum
+from maml_rl.named_modules import would_import
 
 # Number of characters of a wrong value that an error shows.
 _SHOWN = 80
@@ -75,6 +76,10 @@ OF_LEARNERS = (
 _OF_ENVIRONMENT = ("env-kwargs", "max-episode-steps")
 # Keys that decide which other settings are used.
 _DECIDING = ("algorithm", "policy", "memory")
+# Where the name of a module belongs, as "module:name"; other texts may have a colon there, too.
+NAMING_CODE = {("env-name",), ("algorithm",), ("policy",), _NAME}
+# Endings of configs that are the user's own choice, not another's run.
+_OWN = (".yaml", ".yml")
 # The name of a config that a run has written.
 RECORDED = "config.json"
 
@@ -348,7 +353,9 @@ class Config(SettingsModel):
         paths = {(key,) for key in replaced.values if key != SECTION} | {(SECTION, key) for key in settings}
         lines = {path: line for path, line in self._source.lines.items() if not {path[:1], path[:2]} & paths}
         origins = self._source.origins | dict.fromkeys(paths, origin)
-        return self.from_mapping(Mapping(self._source.origin, merged, lines, origins, frozenset(droppable)))
+        return self.from_mapping(
+            replace(self._source, values=merged, lines=lines, origins=origins, spare=frozenset(droppable))
+        )
 
     def error(self, message: str, *path: str) -> ConfigError:
         """Return an error about the value of a key, with its place: for checks that the config cannot make itself."""
@@ -359,20 +366,33 @@ class Config(SettingsModel):
         """Whether a run has recorded this config, possibly with some settings replaced since; not its algorithm."""
         return "algorithm" in self._source.spare
 
-    def replaces(self, key: str) -> bool:
-        """Return whether `override` has replaced a hyphenated key."""
-        return (key,) in self._source.origins
+    @property
+    def foreign(self) -> bool:
+        """Whether somebody else may have made this config: it was read from a file that is not YAML, as a run's is."""
+        return self._source.foreign
 
-    def named_code(self) -> dict[str, str]:
-        """Return the values of those keys that name a module to import, as "module:name", by key."""
-        distribution = (self.tasks or {}).get("distribution")
-        values = {
-            "env-name": self.env_name,
-            "algorithm": self.algorithm,
-            "policy": self.policy,
-            f"{TASKS}.distribution": distribution,
-        }
-        return {key: value for key, value in values.items() if isinstance(value, str) and ":" in value}
+    def trusted(self) -> Self:
+        """Return this config as the user's own: what it names may be imported, which executes it."""
+        config = self.model_copy()
+        config._source = replace(self._source, foreign=False)
+        return config
+
+    def replaces(self, *path: str) -> bool:
+        """Return whether `override` has replaced a key, or one of its parents."""
+        return any(path[:length] in self._source.origins for length in range(1, len(path) + 1))
+
+    def named_code(self) -> list[tuple[KeyPath, str]]:
+        """Return every text, with its place, that names a module that something might import, as "module:name".
+
+        That is any text with a colon where such a name belongs; and elsewhere, as in the arguments of an environment,
+        in lists and among the keys of mappings, each that names a module which is there.
+        """
+        values = self.model_dump(mode="json", by_alias=True, exclude={_PLACEMENT})
+        return [
+            (path, text)
+            for path, text in _texts(values, ())
+            if ":" in text and (path in NAMING_CODE or would_import(text))
+        ]
 
     def to_json(self) -> str:
         """Write every setting that is used, defaults included, as JSON that `load_config` reads."""
@@ -422,11 +442,26 @@ def load_config(path: str | Path) -> Config:
         ConfigError: If the file cannot be read, is not a valid config, or is not as its run wrote it; the message names
             file, line and key.
     """
-    check_sum(Path(path))
+    path = Path(path)
+    check_sum(path)
     mapping = read_mapping(path)
     # Earlier versions recorded all settings.
-    spare = mapping.values if Path(path).name == RECORDED else ()
-    return Config.from_mapping(replace(mapping, spare=frozenset(spare)))
+    spare = mapping.values if path.name == RECORDED else ()
+    return Config.from_mapping(replace(mapping, spare=frozenset(spare), foreign=path.suffix not in _OWN))
+
+
+def _texts(values: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    """Yield every text in values, keys of mappings included, with its place."""
+    if isinstance(values, str):
+        yield path, values
+    elif isinstance(values, dict):
+        for key, value in values.items():
+            if path:
+                yield path, key
+            yield from _texts(value, (*path, key))
+    elif isinstance(values, list):
+        for value in values:
+            yield from _texts(value, path)
 
 
 def _mixed(mapping: Mapping) -> Mapping:

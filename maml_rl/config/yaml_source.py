@@ -28,6 +28,7 @@ class Mapping:
         origins: sources of the values that are not from `origin`.
         spare: keys whose values may be dropped where nothing uses them, because nobody asked for them here: those of a
             run's recorded config, and those that were meant for what an override replaces.
+        foreign: whether somebody else may have made it, who is not trusted: then nothing that it names is imported.
     """
 
     origin: str
@@ -35,6 +36,7 @@ class Mapping:
     lines: dict[KeyPath, int] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
     spare: frozenset[str] = frozenset()
+    foreign: bool = False
 
     def place(self, *path: str) -> str:
         """Return the place of a key, or of its nearest parent that has one: "configs/x.yaml, line 3"."""

@@ -221,7 +221,8 @@ def _make_family(
     max_episode_steps: int | None,
     physics: Mapping[str, Any],
 ) -> BatchedFamily:
-    spec = FAMILIES.get(find_spec(name).id)
+    # A name with a module is not looked up, which would import the module.
+    spec = None if ":" in name else FAMILIES.get(find_spec(name).id)
     if spec is None:
         raise ValueError(
             f"a mixture has families of this package, and {name!r} is another environment; train on it alone, or write "

@@ -22,6 +22,7 @@ from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
+from maml_rl.runs.trust import check_family
 from maml_rl.spaces import own_space, write_flat
 
 # If observations repeat, each different one is kept once, with an index for each step.
@@ -254,6 +255,7 @@ class Histories:
         """
         if self._family is None:
             of = self.env
+            check_family(of.env_id or "none", of.env_kwargs, "the recording of these histories")
             env = make_vector_env(of.env_id, of.env_kwargs, len(self)) if of.env_id else None
             if not isinstance(env, BatchedFamily) or type(env).optimal_actions is BatchedFamily.optimal_actions:
                 raise ValueError(

@@ -31,6 +31,7 @@ from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience.histories import Distinct, EnvKind, Histories
 from maml_rl.experience.recording import Block, FinishedRecording
 from maml_rl.runs.atomic_files import TEMPORARY, remove, sync_folder
+from maml_rl.runs.trust import check_family
 from maml_rl.spaces import own_actions, own_space, stored_actions, to_stored
 
 DATA = "data"
@@ -79,6 +80,7 @@ def write_data_set(folder: Path, identifier: str) -> Path:
     # Minari measures the size of a folder by paths that have to be absolute.
     folder = folder.absolute()
     recording = FinishedRecording(folder)
+    check_family(recording.about.env_id, recording.about.env_kwargs, str(folder))
     unfinished, finished = folder / f"{TEMPORARY}{DATA}", folder / DATA
     remove(unfinished)
     try:
@@ -147,6 +149,8 @@ def read_data_set(identifier: str) -> Histories:
     seen = np.concatenate([each.observations[:-1] for each in ordered])
     distinct = Distinct(observation_space)
     numbers = distinct.encode(seen)
+    if own is not None:
+        check_family(data.env_spec.id, data.env_spec.kwargs, f"the data set {identifier!r}")
     own_env = () if own is None else (data.env_spec.id, _own_kwargs(data.env_spec))
     return Histories(
         [tasks[trial] for trial in sorted(trials)],

@@ -39,6 +39,7 @@ from maml_rl.policies.cnn import InputEncoder
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS
+from maml_rl.runs.trust import check_code
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.hosting import HOST_ROOM
 from maml_rl.samplers.importing import find_unimportable
@@ -56,6 +57,8 @@ _CAUSES = (
 )
 # Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autoreset_mode"}
+# Commands have an option for it, and say so before.
+_REMEDY = "call trusted() of the config"
 # With this many worker processes, and chunks for them, a run leaves its updates to them.
 _UPDATING_WORKERS = 4
 
@@ -286,6 +289,7 @@ class Experiment:
             ConfigError: If the config combines ways of collecting that exclude each other.
         """
         config, placed = self.config, self.config.placement
+        check_code(config, _REMEDY, samples=True)
         # The update may still run elsewhere; where else the policy acts is the sampler's choice.
         acts_elsewhere = placed.backend == "ray" or (placed.inference == "worker" and not evaluation)
         changes: dict[str, Any] = {"device": "cpu" if acts_elsewhere else self.device}
@@ -361,9 +365,10 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
             are always tried here.
 
     Raises:
-        ConfigError: If the environment is not registered, is not a task family, or refuses its arguments, or if the
-            algorithm or one of its settings is wrong.
+        ConfigError: If the config is foreign and names unknown code; if the environment is not registered,
+            is not a task family, or refuses its arguments; or if the algorithm or one of its settings is wrong.
     """
+    check_code(config, _REMEDY)
     device = torch.device(device)
     learner, settings, config = algorithm_of(config)
     if config.fast_batch_size % (config.slots_per_task or 1):

@@ -79,8 +79,9 @@ def load_policy(
     """
     folder = find_run(run)
     config = load_run_config(folder)
-    if not trust:
-        check_code(config, "pass trust=True to load_policy")
+    if trust:
+        config = config.trusted()
+    check_code(config, "pass trust=True to load_policy")
     experiment = make_experiment(config, device)
     experiment.restore(checkpoint, folder)
     policy = experiment.policy

@@ -220,8 +220,9 @@ def record_run(
     config = load_run_config(path)
     # With prefetch, a sampler has its own policy.
     placed = config.override({"prefetch": 0, **placement})
-    if not trust:
-        check_code(placed, "add --trust", samples=True)
+    if trust:
+        placed = placed.trusted()
+    check_code(placed, "add --trust", samples=True)
     experiment = make_experiment(placed, num_workers=None)
     checkpoints = list_checkpoints(path / CHECKPOINTS)
     if not checkpoints:

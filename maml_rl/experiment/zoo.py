@@ -64,7 +64,8 @@ def add_to_zoo(
     _check_name(name, overwrite=overwrite)
     folder = find_run(run)
     config = load_config(folder / CONFIG)
-    for key, value in config.named_code().items():
+    for place, value in config.named_code():
+        key = ".".join(place)
         raise ConfigError(f"{key} {value!r} of {folder} is not part of the package, so others could not load it")
     # The placement of the run and its evaluations are of no use here, and may name resources that others lack.
     defaults = {key: field.default for key, field in Config.fields_by_key().items() if key in _NOT_KEPT}

@@ -24,6 +24,7 @@ from maml_rl.metalearners.collection import Batch
 from maml_rl.results.comparable import Run, RunGroup
 from maml_rl.results.evaluation import REPETITIONS, Evaluation, same_tasks
 from maml_rl.runs.numbered import newest_path
+from maml_rl.runs.trust import unknown_code
 from maml_rl.seeding import PhaseStreams
 
 EVALUATION = "evaluation.npz"
@@ -88,10 +89,11 @@ def evaluate_group(
     *,
     placement: Mapping[str, Any] = MappingProxyType({}),
     with_untrained: bool = True,
-    trust: bool = False,
     on_run: Callable[[], object] = lambda: None,
 ) -> tuple[GroupResult, list[str]]:
     """Adapt the policies of a group to new tasks; use the results of `test.py` in a run's folder if there are any.
+
+    The policies of foreign runs that name code are not evaluated, even if it is known.
 
     Args:
         group: of runs.
@@ -99,7 +101,6 @@ def evaluate_group(
             are ignored.
         placement: of the evaluation, which takes none from the training.
         with_untrained: whether to evaluate the initial policy, too, unless it is an oracle's.
-        trust: whether to import modules that the runs name; without it, their policies are not evaluated.
         on_run: called before a run is evaluated.
 
     Returns:
@@ -113,11 +114,11 @@ def evaluate_group(
         on_run()
         evaluation, complaint = _saved_evaluation(run)
         notices += complaint
-        code = {} if trust else run.config.named_code()
+        code = [name for _, name in unknown_code(run.config, known=False)]
         if code:
             if tasks and evaluation is None:
                 notices.append(
-                    f"The policy of {run.path} was not tried on new tasks: it needs {' and '.join(code.values())}, and "
+                    f"The policy of {run.path} was not tried on new tasks: it needs {' and '.join(code)}, and "
                     f"a report imports nothing that a run names; add --trust, or measure it with `test.py {run.path}`."
                 )
         elif isinstance(tasks, Path):

@@ -338,7 +338,7 @@ def _defaults(config: Config) -> dict[str, Any]:
     """
     models: list[type[SettingsModel]] = [Config]
     with suppress(ValueError):
-        if "algorithm" not in config.named_code():
+        if ":" not in config.algorithm:
             models.append(find_metalearner(config.algorithm).Settings)
     return {
         key: field.get_default(call_default_factory=True)

@@ -22,6 +22,7 @@ from maml_rl.report.page import GENERATOR, page
 from maml_rl.report.videos import videos
 from maml_rl.results.comparable import RunGroup, read_runs
 from maml_rl.runs.atomic_files import check_writable, replace_file
+from maml_rl.runs.trust import unknown_code
 
 FILE = "report.html"
 _DATA = ".training.csv", ".returns.csv"
@@ -76,13 +77,13 @@ def write_report(
     Raises:
         ConfigError: If no folder holds a run, the output exists and is not a report, or the tasks fit no run.
     """
-    groups, notices = read_runs(runs, unfinished=unfinished)
+    groups, notices = read_runs(runs, unfinished=unfinished, trust=trust)
     # Checked before any work: these errors are the same for all runs.
     groups[0].config.override(dict(placement))
     path = Path(output) if output is not None else _default_output(runs)
     _check_output(path)
     if isinstance(tasks, Path):
-        _check_tasks(tasks, groups, trust=trust)
+        _check_tasks(tasks, groups)
     results: list[GroupResult] = []
     films: list[Markup | None] = []
     # Without pictures, or with a fault, a group has fewer videos.
@@ -92,7 +93,6 @@ def write_report(
             group,
             tasks,
             placement=placement,
-            trust=trust,
             on_run=lambda: on_step("trying policies", next(done), total),
             # The compared policies of one family have the same initial policy.
             with_untrained=all(
@@ -119,11 +119,11 @@ def write_report(
     return path
 
 
-def _check_tasks(path: Path, groups: Sequence[RunGroup], *, trust: bool) -> None:
+def _check_tasks(path: Path, groups: Sequence[RunGroup]) -> None:
     """Refuse tasks that fit none of the evaluated groups."""
     errors = []
     for group in groups:
-        if not trust and group.config.named_code():
+        if unknown_code(group.config, known=False):
             continue
         try:
             make_experiment(group.config).load_tasks(path)

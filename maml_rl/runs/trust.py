@@ -13,13 +13,16 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from maml_rl.config.config import Config
+from maml_rl.config.config import NAMING_CODE, Config
+from maml_rl.config.yaml_source import Mapping as Source
+from maml_rl.errors import ConfigError
 from maml_rl.named_modules import find_named
 from maml_rl.runs.atomic_files import replace_file
 
@@ -31,10 +34,27 @@ _SITE_NAMES = "site-packages", "dist-packages"
 logger = logging.getLogger(__name__)
 
 
-def check_code(config: Config, remedy: str, *, samples: bool = False) -> None:
-    """Refuse the config of a run that names code which is neither installed nor known from this user's own training.
+def unknown_code(config: Config, *, samples: bool = False, known: bool = True) -> list[tuple[tuple[str, ...], str]]:
+    """Return, with its place, what a foreign config names that is neither installed nor known from own training.
 
-    Values that `Config.override` has replaced come from the caller, and are not checked.
+    Values that `Config.override` has replaced come from the caller, and do not count.
+
+    Args:
+        config: of a run.
+        samples: see `check_code`.
+        known: whether code that is installed or known may be left out where it is the value of a key for code.
+    """
+    if not config.foreign:
+        return []
+    return [
+        (path, value)
+        for path, value in (_named(config) if samples else config.named_code())
+        if not config.replaces(*path) and not ((known or path not in NAMING_CODE) and _is_known(path[0], value))
+    ]
+
+
+def check_code(config: Config, remedy: str, *, samples: bool = False) -> None:
+    """Refuse a config that names code which `unknown_code` returns.
 
     Args:
         config: of the run.
@@ -44,26 +64,41 @@ def check_code(config: Config, remedy: str, *, samples: bool = False) -> None:
     Raises:
         ConfigError: If there is such code; nothing of it has been executed.
     """
-    named = _named(config) if samples else config.named_code()
-    unknown = {
-        key: value
-        for key, value in named.items()
-        if not config.replaces(key.partition(".")[0]) and not _is_known(key, value)
-    }
-    if unknown:
-        key, value = next(iter(unknown.items()))
-        also = "".join(f" and {other!r}" for other in list(unknown.values())[1:])
-        what = {_CLUSTER: "a cluster", _RUNTIME_ENV: "a runtime_env"}.get(key, "code that is not installed, and")
+    if unknown := unknown_code(config, samples=samples):
+        path, value = unknown[0]
+        also = "".join(f" and {other!r}" for _, other in unknown[1:])
+        what = {_CLUSTER: "a cluster", _RUNTIME_ENV: "a runtime_env"}.get(path[0], "code that is not installed, and")
         raise config.error(
             f"{value!r}{also} is {what} that you have not trained with; {remedy} if you trust who made the run, as "
             "this executes it",
-            *key.split("."),
+            *path,
         )
+
+
+def check_family(env_id: str, env_kwargs: Mapping[str, Any], origin: str) -> None:
+    """Refuse the family of somebody's recording that names code which is neither installed, known nor imported already.
+
+    Args:
+        env_id: of the family.
+        env_kwargs: its arguments.
+        origin: where they come from, for the error.
+
+    Raises:
+        ConfigError: If there is such code; nothing of it has been executed.
+    """
+    recorded = Source(origin, {"env-name": env_id, "env-kwargs": dict(env_kwargs)}, foreign=True)
+    for path, value in Config.from_mapping(recorded).named_code():
+        module = value.rpartition(":")[0]
+        if module not in sys.modules and not _is_known(path[0], value):
+            raise ConfigError(
+                f"{origin} names {value!r}, code that is not installed, and that you have not trained with; import the "
+                f"module before, as `import {module}`, if you trust who made this, as importing executes it"
+            )
 
 
 def remember_code(config: Config) -> None:
     """Record that this user trains with the code that a config names: from now on it is trusted."""
-    for key, value in _named(config).items():
+    for (key, *_), value in _named(config):
         entry = _entry(key, value)
         if entry is None or _is_known(key, value):
             continue
@@ -79,14 +114,14 @@ def remember_code(config: Config) -> None:
             )
 
 
-def _named(config: Config) -> dict[str, str]:
-    """Return by key what a config names: code, the cluster that samples, and the runtime_env of its actors."""
+def _named(config: Config) -> list[tuple[tuple[str, ...], str]]:
+    """Return, with its place, what a config names: code, the cluster that samples, the runtime_env of its actors."""
     named = config.named_code()
     placement = config.placement
     if placement.backend == "ray":
         env = placement.ray_runtime_env
         sampled = {_CLUSTER: placement.ray_address, _RUNTIME_ENV: json.dumps(env, sort_keys=True) if env else None}
-        named |= {key: value for key, value in sampled.items() if value is not None}
+        named += [((key,), value) for key, value in sampled.items() if value is not None]
     return named
 
 

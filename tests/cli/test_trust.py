@@ -4,18 +4,40 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 import maml_rl
 from maml_rl.cli.main import main
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import ConfigError
+from maml_rl.experience.histories import EnvKind, Histories
+from maml_rl.experiment.build import make_experiment
 from maml_rl.runs.trust import check_code, remember_code
 from tests.report.conftest import NAVIGATION, make_run
 
+# What a hostile `config.json` may have, in every spelling in which something might be imported.
+FAMILIES = ["evil:Thing-v0", "2DNavigation-v0"]
+SPELLINGS: dict[str, dict[str, object]] = {
+    "env-name": {"env-name": "evil:Thing-v0"},
+    "algorithm": {"algorithm": "evil:Thing"},
+    "policy": {"policy": "evil:Thing"},
+    "tasks": {"tasks": {"distribution": "evil:Split"}},
+    "tasks as text": {"tasks": "evil:Split"},
+    "list of families": {"env-name": FAMILIES},
+    "weights of families": {"env-name": dict.fromkeys(FAMILIES, 1.0)},
+    "module of a known family": {"env-name": ["evil:2DNavigation-v0", "PointGoal-v0"]},
+    "families of a mixture": {"env-name": "Mixture-v0", "env-kwargs": {"families": FAMILIES}},
+    "weights of a mixture": {"env-name": "Mixture-v0", "env-kwargs": {"families": dict.fromkeys(FAMILIES, 1.0)}},
+    "arguments of a family": {"env-kwargs": {"arguments": {"evil:Thing-v0": {}}}},
+    "wrappers": {"env-kwargs": {"wrappers": [{"name": "evil:Wrap"}]}},
+    "algorithm-settings": {"algorithm-settings": {"histories": "evil:recorded"}},
+}
 NAMES = "env-name", "algorithm", "policy", "tasks"
 EVIL = """\
 from pathlib import Path
@@ -49,9 +71,26 @@ COMMANDS: dict[str, Callable[..., int]] = {
         ["train", str(run), "--output-folder", "another", "--num-workers", "0", *options]
     ),
     "load_policy": load,
+    "play": lambda run, *options: main(["play", str(run), *options]),
+    "compare runs": lambda run, *options: main(["compare", str(run), "--num-workers", "0", "--tasks", "2", *options]),
+    "compare configs": lambda run, *options: main(
+        ["compare", str(run / "config.json"), "--num-workers", "0", "--seeds", "1", "--tasks", "2", *options]
+    ),
+    "tune": lambda run, *options: main(
+        ["tune", str(run / "config.json"), "--search", "fast-lr=0.1:0.2", "--env-steps", "9", *options]
+    ),
+    "record a run": lambda run, *options: main(
+        ["record", "--source", str(run), "--output", "recorded", "--tasks", "2", "--num-workers", "0", *options]
+    ),
+    "record a config": lambda run, *options: main(
+        ["record", str(run / "config.json"), "--output", "recorded", "--tasks", "2", "--num-workers", "0", *options]
+    ),
 }
-# Every command with one name, and one command with every name.
-CASES = [*((NAMES[0], command) for command in COMMANDS), *((name, "test") for name in NAMES[1:])]
+# Every command that needs no second run and no Optuna with one name, and one command with every name.
+CASES = [
+    *((NAMES[0], command) for command in COMMANDS if command not in ("compare runs", "tune")),
+    *((name, "test") for name in NAMES[1:]),
+]
 
 
 @pytest.fixture
@@ -76,23 +115,21 @@ def hostile_run(request: pytest.FixtureRequest, place: Path, honest_run: Path) -
     """A complete run whose config names a module in one of the possible ways."""
     run = place / "theirs"
     shutil.copytree(honest_run, run)
-    config = load_config(run / "config.json")
-    value = {"distribution": "evil:Split"} if request.param == "tasks" else "evil:Thing-v0"
-    text = config.override({request.param: value if request.param != "policy" else "evil:Thing"}).to_json()
-    (run / "config.json").write_text(text)
+    settings = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(settings | SPELLINGS[request.param], indent=2))
     # A person who can write the config can also write its checksum, or leave it out.
     (run / "SHA256SUMS").unlink()
     return run
 
 
-@pytest.mark.parametrize(("hostile_run", "command"), CASES, indirect=["hostile_run"])
+@pytest.mark.parametrize(("hostile_run", "command"), list(product(SPELLINGS, COMMANDS)), indirect=["hostile_run"])
 def test_run_of_another_user_executes_nothing(
     hostile_run: Path, command: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert COMMANDS[command](hostile_run) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "theirs/config.json, line" in line
-    assert "'evil:Thing" in line or "'evil:Split'" in line
+    assert "theirs/config.json" in line
+    assert "'evil:" in line
     assert ("trust=True" if command == "load_policy" else "--trust") in line
     assert not (place / "executed").exists()
     assert not (place / "state").exists()
@@ -118,11 +155,70 @@ def test_report_executes_nothing_unless_the_run_is_trusted(
     assert (place / "executed").exists()
 
 
-@pytest.mark.parametrize("hostile_run", NAMES, indirect=True)
-def test_help_executes_nothing(hostile_run: Path, place: Path) -> None:
+@pytest.mark.parametrize("hostile_run", [name for name in SPELLINGS if name not in NAMES], indirect=True)
+def test_report_of_names_inside_of_values_executes_nothing(
+    hostile_run: Path, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(["report", str(hostile_run), "--tasks", "2", "--videos", "0", "--num-workers", "0"]) == 0
+    assert "imports nothing that a run names" in caplog.text
+    assert not (place / "executed").exists()
+
+
+@pytest.mark.parametrize("hostile_run", SPELLINGS, indirect=True)
+def test_commands_that_need_no_code_execute_none(
+    hostile_run: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maml_rl.experiment.zoo.ZOO", place / "zoo")
     with pytest.raises(SystemExit):
         main(["train", "--resume", "--output-folder", str(hostile_run), "--help"])
+    assert main(["diagnose", str(hostile_run)]) == 0
+    assert main(["zoo", "add", str(hostile_run), "--name", "hostile"]) == 2
+    (place / "mine.yaml").write_text(json.dumps({**NAVIGATION, "num-batches": 1}))
+    options = ["--init", str(hostile_run), "--output-folder", "mine", "--num-workers", "0", "--quiet"]
+    assert main(["train", "mine.yaml", *options]) == 0
     assert not (place / "executed").exists()
+
+
+@pytest.mark.parametrize("hostile_run", ["env-name", "list of families", "wrappers"], indirect=True)
+def test_foreign_config_without_trust_makes_no_experiment(hostile_run: Path, place: Path) -> None:
+    """Whoever forgets to check a config is refused where everything is made."""
+    config = load_config(hostile_run / "config.json")
+    with pytest.raises(ConfigError, match="'evil:"):
+        make_experiment(config.override({"seed": 3}))
+    assert not (place / "executed").exists()
+    with pytest.raises(ConfigError):
+        make_experiment(config.trusted())
+
+
+def test_recorded_family_is_imported_by_nobody(place: Path) -> None:
+    histories = Histories(
+        [{}], [[2]], np.zeros((2, 1), np.float32), np.zeros(2, np.int64), np.zeros(2, np.float32),
+        EnvKind(spaces.Box(-1, 1, (1,)), spaces.Discrete(2), "evil:Thing-v0"),
+    )  # fmt: skip
+    sequences = histories.sequences(np.random.default_rng(0), 1, 2)
+    with pytest.raises(ConfigError, match="import evil"):
+        histories.optimal_actions(sequences)
+    assert not (place / "executed").exists()
+
+
+def test_module_of_a_mixture_is_not_imported_even_in_a_config_of_ones_own(place: Path) -> None:
+    (place / "mine.yaml").write_text(json.dumps({"env-name": FAMILIES}))
+    assert main(["train", "mine.yaml", "--dry-run"]) == 2
+    assert not (place / "executed").exists()
+
+
+def test_file_whose_name_begins_with_that_of_an_installed_module_is_not_imported(place: Path) -> None:
+    (place / "torch:evil.py").write_text(EVIL)
+    config = config_of(**{"env-name": "torch:evil:Thing-v0"})
+    with pytest.raises(ConfigError):
+        make_experiment(config)
+    assert not (place / "executed").exists()
+
+
+def test_texts_with_colons_that_name_no_module_need_no_trust(place: Path) -> None:
+    for text in ("nowhere: 3", "http://host:80/path", "C:/folder", ":", "3:4"):
+        assert is_trusted(config_of(**{"env-kwargs": {"text": text}})), text
+    assert not is_trusted(config_of(**{"env-kwargs": {"text": "evil://host"}}))
 
 
 def own_run(place: Path) -> Path:
@@ -155,7 +251,8 @@ def test_module_of_the_same_name_in_another_folder_is_other_code(
 
 
 def config_of(**values: object) -> Config:
-    return Config.from_mapping(Mapping("config.json", {"env-name": "2DNavigation-v0", **values}))
+    values = {"env-name": "2DNavigation-v0", **values}
+    return Config.from_mapping(Mapping("config.json", values, foreign=True))
 
 
 def is_trusted(config: Config) -> bool:
