@@ -17,10 +17,13 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, StringConstraints, ValidationError
 
 from maml_rl.errors import ConfigError
+from maml_rl.machine import available_memory
 
 Model = TypeVar("Model", bound=BaseModel)
 
 SUMS = "SHA256SUMS"
+# Of a list of checksums, of a table of trials.
+_MOST_BYTES_OF_TEXT = 100_000_000
 # How many characters of a wrong value a message shows.
 _SHOWN = 60
 
@@ -39,9 +42,15 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
     """Return the content of a regular file; never wait for a pipe, or read from a device.
 
+    Args:
+        path: of the file, or of a link to it.
+        most_bytes: that it may have; None for as many as this machine has room for.
+
     Raises:
-        OSError: If it is missing, is not a regular file, or has more than `most_bytes`.
+        OSError: If it is missing, is not a regular file, or has more bytes.
     """
+    if most_bytes is None:
+        most_bytes = available_memory()
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         found = os.fstat(descriptor)
@@ -51,9 +60,15 @@ def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
         if most_bytes is not None and found.st_size > most_bytes:
             raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, more than {most_bytes:,}", str(path))
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read() if most_bytes is None else file.read(most_bytes)
+            # What is appended meanwhile, as to metrics, comes next time.
+            return file.read(found.st_size)
     finally:
         os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text as `read_regular` reads it; what is not UTF-8 is replaced."""
+    return read_regular(path, _MOST_BYTES_OF_TEXT).decode(errors="replace").splitlines()
 
 
 def parse_json(data: bytes, *, infinite: bool = False) -> Any:
@@ -129,7 +144,7 @@ def check_sum(path: Path) -> bool:
     """
     file = path.parent / SUMS
     try:
-        listed = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+        listed = read_lines(file) if os.path.lexists(file) else []
         lines = [line for line in listed if line.endswith(f"  {path.name}")]
         if not lines or sum_line(path.name, read_regular(path)) in lines:
             return bool(lines)

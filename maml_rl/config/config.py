@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     JsonValue,
+    ModelWrapValidatorHandler,
     PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -208,14 +209,21 @@ class Config(SettingsModel):
     # Keys that nothing uses.
     _unused: frozenset[str] = PrivateAttr(default=frozenset())
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _nest(cls, values: Any) -> Any:
-        """Gather the placement, whose keys are beside the others."""
-        if not isinstance(values, dict) or _PLACEMENT in values:
-            return values
-        nested = {key: value for key, value in values.items() if key in PLACEMENT_KEYS}
-        return {key: value for key, value in values.items() if key not in nested} | {_PLACEMENT: nested}
+    def _read(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        """Accept every spelling of a file, gather the placement, and remember what was given."""
+        if not isinstance(values, dict):
+            return check(values)
+        placement = values.get(_PLACEMENT)
+        flat = placement.model_dump(by_alias=True, exclude_unset=True) if isinstance(placement, Placement) else {}
+        given = {key: value for key, value in values.items() if key != _PLACEMENT or not flat} | flat
+        mapping = _mixed(gathered(Mapping("the config", given), SECTION))
+        nested = {key: value for key, value in mapping.values.items() if key in PLACEMENT_KEYS}
+        others = {key: value for key, value in mapping.values.items() if key not in nested}
+        config = check(others | ({_PLACEMENT: nested} if _PLACEMENT not in others else {}))
+        config._source = mapping
+        return config
 
     @model_serializer(mode="wrap")
     def _flatten(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from typing import Any
 import yaml
 
 from maml_rl.errors import ConfigError
+from maml_rl.foreign_files import read_regular
 
 KeyPath = tuple[str, ...]
 
 # Ways to write a missing value in YAML; another is to write nothing, which in an option is a mistake.
 _NULLS = "null", "~"
-# A device may be endless.
 _MOST_BYTES = 1_000_000
 
 
@@ -53,7 +53,13 @@ class Mapping:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loading without aliases, so that a small file cannot expand into a large value."""
+    """Safe loading by the core schema of YAML 1.2, without aliases: a small file cannot expand into a large value.
+
+    Source: YAML 1.2.2, section 10.3.2, https://yaml.org/spec/1.2.2
+    """
+
+    # Not those of YAML 1.1, in which 010 is 8, 1:30 is 90, and `no` is false.
+    yaml_implicit_resolvers = {}  # noqa: RUF012 - a class attribute of the base
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -62,12 +68,23 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-# YAML 1.1 reads 1e-2 as text, because it has no decimal point. It always means a number, and JSON writes it, too.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+def _read_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    base = {"0o": 8, "0x": 16}.get(text[:2])
+    return int(text) if base is None else int(text[2:], base)
+
+
+_TAG = "tag:yaml.org,2002:"
+_NUMBER = "-+.0123456789"
+for _kind, _pattern, _first in (
+    ("null", r"null|Null|NULL|~|", ["n", "N", "~", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list(_NUMBER)),
+    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", list(_NUMBER)),
+    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", list("-+.")),
+):
+    _Loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_pattern})\Z"), _first)
+_Loader.add_constructor(f"{_TAG}int", _read_integer)
 
 
 def read_mapping(path: str | Path) -> Mapping:
@@ -79,12 +96,9 @@ def read_mapping(path: str | Path) -> Mapping:
     """
     origin = str(path)
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        data = read_regular(Path(path), _MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"cannot read the config {origin}: {error.strerror or error}") from None
-    if len(data) > _MOST_BYTES:
-        raise ConfigError(f"{origin} has more than {_MOST_BYTES} bytes, so it is not a config")
     return parse_mapping(data, origin)
 
 
@@ -141,7 +155,7 @@ def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], origin: str
         return
     for key, value in node.value:
         line = key.start_mark.line + 1
-        if key.tag != "tag:yaml.org,2002:str":
+        if key.tag != f"{_TAG}str":
             raise ConfigError(f"key {key.value!r} in {origin}, line {line} must be text; put it in quotes")
         here = (*path, key.value)
         if here in lines:

@@ -122,8 +122,12 @@ def read_data_set(identifier: str) -> Histories:
     """
     require_minari()
     import minari
+    from minari.storage import get_dataset_path
 
     try:
+        for path in get_dataset_path(identifier).rglob("*"):
+            if not (path.is_file() or path.is_dir()):
+                raise OSError(f"{path} is a device, a pipe or a socket, not a file")
         data = minari.load_dataset(identifier)
     # Minari raises many kinds.
     except Exception as error:

@@ -69,7 +69,7 @@ class Benchmark:
             ConfigError: If the file is missing, or is not the certified one.
         """
         try:
-            content = self.file.read_bytes()
+            content = read_regular(self.file)
         except OSError as error:
             raise ConfigError(
                 f"cannot read the tasks of {self.name} in {self.file} ({error.strerror}); install again"

@@ -11,6 +11,7 @@ Source: Akiba et al. 2019, https://arxiv.org/abs/1907.10902; Li et al. 2020, htt
 import csv
 import io
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
@@ -25,6 +26,7 @@ from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
+from maml_rl.foreign_files import read_lines
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.metrics import Metrics, return_keys
@@ -188,12 +190,17 @@ def read_trials(path: Path, space: Mapping[str, "BaseDistribution"]) -> list["Fr
     Raises:
         ConfigError: If other settings were searched.
     """
+    if not os.path.lexists(path):
+        return []
+    try:
+        lines = read_lines(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read the trials in {path}: {error.strerror or error}") from None
+
     import optuna
 
-    if not path.is_file():
-        return []
     trials = []
-    for row in csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))):
+    for row in csv.DictReader(lines):
         if set(row) - set(_FIRST) != set(space):
             raise ConfigError(f"{path} has trials of {sorted(set(row) - set(_FIRST))}, not {sorted(space)}")
         state = optuna.trial.TrialState[row["state"].upper()]

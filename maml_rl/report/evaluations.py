@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from maml_rl.errors import MamlRLError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.foreign_files import read_regular
+from maml_rl.machine import refuse_if_too_large
 from maml_rl.metalearners.collection import Batch
 from maml_rl.results.comparable import Run, RunGroup
 from maml_rl.results.evaluation import REPETITIONS, Evaluation, same_tasks
@@ -174,7 +176,11 @@ def _saved_evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
     if path is None:
         return None, []
     try:
-        with np.load(io.BytesIO(read_regular(path)), allow_pickle=False) as arrays:
+        data = io.BytesIO(read_regular(path))
+        refuse_if_too_large(
+            sum(entry.file_size for entry in ZipFile(data).infolist()), f"the evaluation {path}", "make a smaller one"
+        )
+        with np.load(data, allow_pickle=False) as arrays:
             tasks: list[Task] = json.loads(str(arrays["tasks"]))
             step_sizes = tuple(arrays["step_sizes"].tolist())
             evaluation = Evaluation(

@@ -16,6 +16,7 @@ import numpy as np
 from maml_rl.envs.task_space import task_key
 from maml_rl.errors import ConfigError, MamlRLError
 from maml_rl.experiment.build import make_experiment
+from maml_rl.foreign_files import read_regular
 from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
 from maml_rl.report.page import GENERATOR, page
@@ -146,12 +147,20 @@ def _default_output(runs: Sequence[str | Path]) -> Path:
 def _check_output(path: Path) -> None:
     check_writable(path, "--output")
     if path.exists():
-        head = path.read_bytes()[:_HEAD].decode("utf-8", errors="replace")
+        head = _there(path)[:_HEAD].decode("utf-8", errors="replace")
         if not re.search(f'name="generator" content="{re.escape(GENERATOR)}"', head):
             raise ConfigError(f"{path} exists and is not a report; choose another --output")
     for data in map(path.with_suffix, _DATA):
-        if data.exists() and not re.match(rb"%b[,\r\n]" % _FIRST_COLUMN.encode(), data.read_bytes()):
+        if data.exists() and not re.match(rb"%b[,\r\n]" % _FIRST_COLUMN.encode(), _there(data)):
             raise ConfigError(f"{data} exists and is not a table of a report; move it, or choose another --output")
+
+
+def _there(path: Path) -> bytes:
+    """Return what is in the place of an output."""
+    try:
+        return read_regular(path)
+    except OSError as error:
+        raise ConfigError(f"cannot replace {path}: {error.strerror or error}; choose another --output") from None
 
 
 def training_table(groups: Sequence[RunGroup]) -> str:

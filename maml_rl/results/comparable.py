@@ -292,8 +292,10 @@ def _read_run(folder: Path) -> tuple[Run, list[str]]:
     notices = []
     try:
         metrics = inspect_metrics(folder / METRICS)
-    except OSError:
+    except OSError as error:
         metrics = MetricsFile([], [])
+        if not isinstance(error, FileNotFoundError):
+            notices.append(f"{folder / METRICS} cannot be read: {error.strerror or error}.")
     if metrics.damaged:
         notices.append(f"{describe_damage(folder / METRICS, metrics.damaged)}.")
     try:

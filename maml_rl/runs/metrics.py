@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from maml_rl.errors import CheckpointError
+from maml_rl.foreign_files import read_regular
 from maml_rl.runs.atomic_files import replace_file, write_all
 
 Metrics = dict[str, Any]
@@ -53,7 +54,10 @@ class MetricsLog:
         if finished:
             _keep(path, finished)
         self._path = path
-        self._file = path.open("ab" if finished else "wb", buffering=0)
+        # A link could lead to any file of the user's, and a pipe would wait for a reader.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if finished else os.O_TRUNC)
+        flags |= sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+        self._file = open(os.open(path, flags, 0o644), "ab", buffering=0)  # noqa: SIM115 - until it is closed
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Append one line, and pass it to the operating system."""
@@ -140,7 +144,7 @@ def read_metrics(path: str | Path) -> list[Metrics]:
 
 def inspect_metrics(path: str | Path) -> MetricsFile:
     """Return the intact iterations of a `metrics.jsonl`, and which lines are damaged."""
-    lines = Path(path).read_bytes().split(b"\n")
+    lines = read_regular(Path(path)).split(b"\n")
     # The last line has no end, unless nothing follows the end of the one before.
     cut_off = len(lines) if lines[-1] else 0
     lines = lines if cut_off else lines[:-1]
@@ -188,10 +192,18 @@ def _parsed(line: bytes, *, is_checked: bool) -> Metrics | None:
 
 def _keep(path: Path, finished: int) -> None:
     """Cut the file to the finished iterations, atomically."""
-    if not path.exists() or not path.stat().st_size:
+    try:
+        rows, damaged = inspect_metrics(path)
+        is_gone = not (rows or damaged or path.stat().st_size)
+    except FileNotFoundError:
+        is_gone = True
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {path}: {error.strerror or error}; put it back, or move it away to continue without it"
+        ) from error
+    if is_gone:
         logger.warning("%s is gone: the iterations before %d are missing from the new one", path, finished)
         return
-    rows, damaged = inspect_metrics(path)
     kept = [row for row in rows if row["iteration"] < finished]
     numbers = [row["iteration"] for row in kept]
     # A file that begins later belongs to a run that once lost its metrics, with a warning.

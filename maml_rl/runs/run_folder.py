@@ -17,7 +17,7 @@ from torch import Tensor
 from maml_rl.config.config import RECORDED, SECTION, TASKS, Config, load_config
 from maml_rl.config.placement import PLACEMENT_KEYS
 from maml_rl.errors import CheckpointError, ConfigError
-from maml_rl.foreign_files import SUMS, check_sum, parse_json, read_regular, sum_line
+from maml_rl.foreign_files import SUMS, check_sum, parse_json, read_lines, read_regular, sum_line
 from maml_rl.runs.atomic_files import (
     LOCK,
     TEMPORARY,
@@ -246,12 +246,12 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """
         path, line = self.path / name, sum_line(name, data)
         if (self.path / SUMS).is_file():
-            lines = (self.path / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = read_lines(self.path / SUMS)
         else:
             # Earlier versions wrote none.
             files = [self.path / each for each in (CONFIG, SYSTEM) if (self.path / each).is_file()]
-            lines = [sum_line(file.name, file.read_bytes()) for file in files]
-        if path.is_file() and path.read_bytes() == data and line in lines:
+            lines = [sum_line(file.name, read_regular(file)) for file in files]
+        if path.is_file() and read_regular(path) == data and line in lines:
             return
         replaced = [each for each in lines if not each.endswith(f"  {name}")] + [line]
         if path.is_file():

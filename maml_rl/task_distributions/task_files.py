@@ -13,7 +13,7 @@ import numpy as np
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.errors import ChildEnvError, ConfigError, explain
-from maml_rl.foreign_files import check_sum, parse_json
+from maml_rl.foreign_files import check_sum, parse_json, read_regular
 from maml_rl.runs.atomic_files import replace_file
 
 _ENV_NAME, _TASKS = "env-name", "tasks"
@@ -50,11 +50,9 @@ def read_tasks(path: str | Path, env_name: str) -> list[Task]:
         ConfigError: If the file cannot be read, is not a file of tasks, is of another family, or is in a run folder and
             not as the run wrote it; in one line.
     """
-    if Path(path).is_char_device():
-        raise ConfigError(f"{path} is a device, not a file of tasks; {_LOOKS_LIKE}")
     check_sum(Path(path))
     try:
-        content = parse_json(Path(path).read_bytes())
+        content = parse_json(read_regular(Path(path)))
     except OSError as error:
         raise ConfigError(f"cannot read the tasks in {path}: {error.strerror}") from error
     except ValueError as error:

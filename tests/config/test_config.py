@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maml_rl.config import Config, load_config
-from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.config.placement import Placement
+from maml_rl.config.yaml_source import parse_mapping, parse_value
 from maml_rl.errors import ConfigError
 
 
@@ -69,7 +70,7 @@ def test_mappings_in_a_list_may_share_keys() -> None:
         ("hidden-sizes: [64, -1]", "entry 2: expected at least 1", "-1"),
         ("nonlinearity: sigmoid", "'relu' or 'tanh'", "'sigmoid'"),
         ("env-kwargs: [1]", "a mapping", "[1]"),
-        ("env-kwargs: {when: 2001-01-01}", "plain data", "datetime.date(2001, 1, 1)"),
+        ("env-kwargs: {when: !!timestamp 2001-01-01}", "plain data", "datetime.date(2001, 1, 1)"),
         ("seed: 4294967296", "less than 4294967296", "4294967296"),
     ],
 )
@@ -109,7 +110,7 @@ def test_file_without_a_mapping_is_refused(text: str) -> None:
         b"\xff\xfe\x00",
         "[" * 5000,
         "env-name: " + "9" * 5000,
-        "env-name: 2001-99-99",
+        "env-name: !!timestamp 2001-99-99",
         "1: 2",
         "? [a]\n: 1",
     ],
@@ -243,3 +244,58 @@ def test_several_families_are_those_of_a_mixture(tmp_path: Path, families: objec
         "Wind-v0",
         "PointGoal-v0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    # The examples of YAML 1.2.2, section 10.3.2, and what YAML 1.1 reads otherwise.
+    [
+        *(("null", None), ("~", None), ("true", True), ("False", False), ("0", 0), ("0o7", 7), ("0x3A", 58)),
+        *(("-19", -19), ("0.", 0.0), ("-0.0", 0.0), (".5", 0.5), ("+12e03", 12000.0), ("-2E+05", -200000.0)),
+        *((".inf", float("inf")), ("-.Inf", float("-inf")), ("010", 10), ("-08", -8), ("1e3", 1000.0)),
+        *(
+            (each, each)
+            for each in ("1:30", "yes", "No", "on", "OFF", "1_000", "0b11", "2026-01-02", "<<", "e3", "0O7")
+        ),
+    ],
+)
+def test_value_is_that_of_the_core_schema_of_yaml_1_2_in_files_and_options(text: str, value: object) -> None:
+    read = (
+        parse_value(text, "--option"),
+        parse_mapping(f"key: {text}", "x.yaml").values["key"],
+        parse_value(f"[{text}]", "--option")[0],
+    )
+    for each in read:
+        assert each == value
+        assert type(each) is type(value)
+
+
+def test_integer_of_yaml_1_1_is_never_another_number() -> None:
+    assert config_of("env-name: a\nseed: 010").seed == 10
+    assert "'fast-lr' in x.yaml, line 2: expected a number, got '1:30'" in message_of("env-name: a\nfast-lr: 1:30")
+    assert "expected true or false, got 'yes'" in message_of("env-name: a\nobserve-last: yes")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"env-name": "a"},
+        {"env-name": "a", "num-workers": 3, "algorithm-settings": {"tau": 0.1}, "env-kwargs": {"low": 1}},
+        {"env-name": "a", "cg-iters": 4},
+        {"env-name": ["a", "b"], "env-kwargs": {"a": {"low": 1}}},
+        {"env-name": {"a": 2.0, "b": 1.0}},
+    ],
+)
+def test_config_of_a_mapping_is_that_of_a_file_and_is_overridden_like_it(values: dict[str, object]) -> None:
+    """As a configuration library passes it."""
+    of_file, of_mapping = config_of(json.dumps(values)), Config.model_validate(values)
+    assert of_mapping.to_json() == of_file.to_json()
+    changes: list[dict[str, object]] = [{"seed": 3}, {"num-workers": 2}, {"algorithm-settings": {"cell": "gru"}}]
+    for change in changes:
+        assert of_mapping.override(change).to_json() == of_file.override(change).to_json()
+    assert of_mapping.override({"seed": 3}).override({"seed": 1}).seed == 1
+
+
+def test_config_of_arguments_is_overridden() -> None:
+    config = Config(env_name="a", seed=3, placement=Placement(num_workers=2)).override({"num-batches": 7})
+    assert (config.env_name, config.seed, config.placement.num_workers, config.num_batches) == ("a", 3, 2, 7)
