@@ -242,6 +242,15 @@ def write_flat(space: Space, values: Any, out: Any) -> None:
         stop += count
 
 
+def read_flat(space: Space, rows: NDArray[Any]) -> NDArray[Any]:
+    """Return the elements (N, ...) that `write_flat` has written as vectors (N, D)."""
+    if counts := category_counts(space):
+        numbers = [part.argmax(1) for part in np.split(rows, np.cumsum(counts)[:-1], axis=1)]
+        rows = np.stack(numbers, 1) + np.resize(getattr(space, "start", 0), len(counts))
+    shape, dtype = array_layout(space)
+    return np.ascontiguousarray(rows.reshape(len(rows), *shape).astype(dtype, copy=False))
+
+
 class PackedField(_Part):
     """One part of an element of a `PackedSpace`: `path`, `space`, and `place`, its bytes in the row."""
 

@@ -23,7 +23,7 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.runs.trust import check_family
-from maml_rl.spaces import own_space, write_flat
+from maml_rl.spaces import own_space, read_flat, write_flat
 
 # If observations repeat, each different one is kept once, with an index for each step.
 _MOST_DIFFERENT = 2**16
@@ -265,7 +265,7 @@ class Histories:
             env.reset_task(self.tasks)
             self._family = env
         own = LastStepParts.of(self.observation_space, self.env.action_space).observation
-        seen = sequences.observations[..., own].numpy().reshape(-1, *(self.observation_space.shape or ()))
+        seen = read_flat(self.observation_space, sequences.observations[..., own].flatten(0, 1).numpy())
         # One slot for each history.
         slots = sequences.histories.repeat(len(sequences.observations)).numpy()
         best = self._family.optimal_actions(seen, slots).astype(self.env.action_space.dtype)

@@ -32,7 +32,7 @@ from maml_rl.foreign_files import Printable, checked, parse_json, read_regular
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.segments import Segment, check_order, read_segment, remove_segments, write_segment
-from maml_rl.spaces import array_layout, own_space, stored_actions
+from maml_rl.spaces import array_layout, own_space, read_flat, stored_actions
 
 FOLDER, _INDEX = "recording", "recording.json"
 # Its last entry, the SHA-256 of the others.
@@ -376,11 +376,7 @@ def _block(episodes: TaskEpisodes, about: About) -> dict[str, NDArray[Any]]:
         rows: NDArray[Any] = observations.numpy()
         if rows.shape[1:] == shape and rows.dtype == dtype:
             return np.ascontiguousarray(rows)
-        flat = rows[:, : spaces.flatdim(observation_space)]
-        if isinstance(observation_space, spaces.Discrete):
-            flat = flat.argmax(1) + observation_space.start
-        shaped: NDArray[Any] = flat.reshape(len(flat), *shape).astype(dtype)
-        return shaped
+        return read_flat(observation_space, rows[:, : spaces.flatdim(observation_space)])
 
     seen = own(episodes.observations.transpose(1, 2)[real])
     final = own(episodes.final_observations.flatten(0, 1))

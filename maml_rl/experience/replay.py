@@ -89,6 +89,11 @@ class Replay:
         """The tasks that have trials here, in the order of their oldest; arrays are lists, as in files of tasks."""
         return [json.loads(key) for key in dict.fromkeys(self._keys) if key != _NO_TASK]
 
+    def draw_tasks(self, rng: np.random.Generator, num: int) -> list[Task]:
+        """Draw `num` trials uniformly, with replacement, and return their tasks."""
+        places = self._trials_of(None, None)
+        return [json.loads(self._keys[place]) for place in rng.integers(len(places), size=num).tolist()]
+
     def bytes_in_memory(self, step_bytes: int) -> int:
         """Return how much memory the full buffer takes with steps of a size; 0 for one that is memory-mapped."""
         total = self.capacity * step_bytes

@@ -16,7 +16,7 @@ from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay
-from maml_rl.experience.hindsight import Hindsight
+from maml_rl.experience.hindsight import NUM_CANDIDATES, Hindsight
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.device_steps import DeviceSteps, for_device, takes_device_steps
@@ -316,8 +316,9 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
         )
         relabeled = round(settings.hindsight_share * settings.batch_size)
         if relabeled and self.hindsight is not None:
-            tasks = self.hindsight.best_tasks(trials, relabeled, self.generator("hindsight"))
-            self.hindsight.relabel(trials, tasks)
+            # Tasks that the run has trained on, whatever they are drawn from: not those that it keeps for tests.
+            drawn = self.experience["trials"].draw_tasks(self.generator("hindsight"), NUM_CANDIDATES)
+            self.hindsight.relabel(trials, self.hindsight.best_tasks(trials, relabeled, drawn))
         trials = trials.to(self.device)
         seen, terminal = trials.with_end()
         self._follow(seen[:-1], trials.mask)

@@ -2,14 +2,19 @@
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler
 from maml_rl.config import load_config
 from maml_rl.envs import ObservedLastStep, make_vector_env
-from maml_rl.errors import ConfigError
+from maml_rl.envs.families.point import SparsePointGoalVectorEnv
+from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.task_entries import TaskEntry
+from maml_rl.errors import AlgorithmError, ConfigError
 from maml_rl.experience import Replay
 from maml_rl.experience.hindsight import Hindsight
 from maml_rl.experience.replay import Steps
@@ -45,8 +50,7 @@ def sampled(env_id: str, kwargs: dict[str, Any]) -> tuple[Steps, list[Any], Hind
             if name != "infos"
         }
     )
-    spaces = single.single_observation_space, single.single_action_space
-    return trials, tasks, Hindsight(env_id, kwargs, *spaces)
+    return trials, tasks, Hindsight(env_id, kwargs, single.single_observation_space, single.single_action_space)
 
 
 @pytest.mark.parametrize("env_id", FAMILIES)
@@ -85,11 +89,11 @@ def test_relabeled_with_another_task_a_trial_has_its_rewards(env_id: str) -> Non
 def test_best_task_of_a_trial_is_the_one_drawn_in_which_it_has_the_highest_return(env_id: str) -> None:
     trials, _, hindsight = sampled(env_id, FAMILIES[env_id])
     before = trials.rewards.clone()
-    found = hindsight.best_tasks(trials, 3, np.random.default_rng(0))
+    drawn = make_vector_env(env_id, FAMILIES[env_id], 1).draw_tasks(np.random.default_rng(0), 32)
+    found = hindsight.best_tasks(trials, 3, drawn)
     hindsight.relabel(trials, found)
     assert torch.equal(trials.rewards[:, 3:], before[:, 3:])
     highest = trials.rewards[:, :3].sum(0)
-    drawn = make_vector_env(env_id, FAMILIES[env_id], 1).draw_tasks(np.random.default_rng(0), 32)
     returns = []
     for task in drawn:
         hindsight.relabel(trials, [task] * 3)
@@ -103,3 +107,82 @@ def test_family_without_goals_is_refused_with_the_place(tmp_path: Any) -> None:
     (tmp_path / "wind.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"hindsight-share.*Wind-v0 cannot say the reward for another goal"):
         make_experiment(load_config(tmp_path / "wind.yaml"))
+
+
+class EndingPoint(SparsePointGoalVectorEnv):
+    """An episode ends at the goal."""
+
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        rewards, _ = super()._step_slots(actions, active, streams)
+        return rewards, rewards > 0.0
+
+
+def test_family_that_ends_episodes_at_the_goal_is_refused_before_training(tmp_path: Any) -> None:
+    text = (
+        "env-name: EndingPoint-v0\nobserve-last: true\nalgorithm: amago\nalgorithm-settings: {hindsight-share: 0.5}\n"
+    )
+    (tmp_path / "ending.yaml").write_text(text)
+    gymnasium.register("EndingPoint-v0", vector_entry_point=EndingPoint)
+    try:
+        with pytest.raises(ConfigError, match=r"hindsight-share.*EndingPoint-v0 ends episodes in terminal states"):
+            make_experiment(load_config(tmp_path / "ending.yaml"))
+    finally:
+        del gymnasium.registry["EndingPoint-v0"]
+
+
+def test_trial_with_an_end_that_no_random_episode_had_is_refused() -> None:
+    trials, tasks, hindsight = sampled("SparsePointGoal-v0", FAMILIES["SparsePointGoal-v0"])
+    trials.terminations[2, 4] = True
+    with pytest.raises(AlgorithmError, match="SparsePointGoal-v0 ends episodes in terminal states"):
+        hindsight.relabel(trials, tasks[:1])
+
+
+class Lines(BatchedFamily):
+    """A point on a line of five places, which is observed as a number or as two places; a task is the one that pays."""
+
+    default_steps = 6
+    task_description = "place (): which pays"
+
+    def __init__(self, num_envs: int = 1, *, seen: gymnasium.Space[Any], **options: Any) -> None:
+        super().__init__(num_envs, seen, spaces.Discrete(2), {"place": TaskEntry(())}, **options)
+        self._places, self.given = np.zeros(num_envs, np.int64), list[Any]()
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Any]:
+        return [{"place": float(place)} for place in random.integers(5, size=num_tasks)]
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        self._places[slice(None) if mask is None else mask] = 0
+
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        self._places = (self._places + actions) % 5
+        return (self._places == self.tasks["place"]).astype(float), False
+
+    def _write_observations(self, out: Any) -> None:
+        if out.ndim == 1:
+            out[:] = 3 + self._places
+        else:
+            out[:] = self._places.reshape(-1, 1, 1)
+
+    def rewards_between(self, before: Any, after: Any) -> Any:
+        assert len(before) == len(after) == len(self.tasks["place"])
+        self.given.append((before, after))
+        places = after - 3 if after.ndim == 1 else after[:, 0, 0]
+        return (places == self.tasks["place"]).astype(float)
+
+
+@pytest.mark.parametrize(
+    "seen", [spaces.Discrete(5, start=3), spaces.Box(0.0, 4.0, (1, 2), np.float64)], ids=["discrete", "box"]
+)
+def test_rewards_between_gets_observations_as_the_family_returns_them(seen: gymnasium.Space[Any]) -> None:
+    gymnasium.register("Lines-v0", vector_entry_point=Lines)
+    try:
+        trials, tasks, hindsight = sampled("Lines-v0", {"seen": seen})
+        expected = trials.rewards.clone()
+        hindsight.relabel(trials, tasks)
+    finally:
+        del gymnasium.registry["Lines-v0"]
+    assert torch.equal(trials.rewards, expected)
+    ((before, after),) = hindsight._family.given
+    for given in (before, after):
+        assert given.shape == (trials.rewards.numel(), *(seen.shape or ()))
+        assert given.dtype == seen.dtype

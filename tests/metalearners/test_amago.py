@@ -14,6 +14,7 @@ from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import make_vector_env
 from maml_rl.errors import ConfigError
+from maml_rl.experience.hindsight import Hindsight
 from maml_rl.experience.replay import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
@@ -23,6 +24,7 @@ from maml_rl.metalearners.amago import AMAGO
 from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.policies import GRUPolicy, MultiCategorical, NormalMLPPolicy  # noqa: F401
 from maml_rl.runs.metrics import read_metrics
+from maml_rl.task_distributions.task_files import read_tasks
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
 
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (5,), np.float64)
@@ -294,6 +296,45 @@ def test_mixtures_of_padded_spaces_and_images_train_and_are_tested(
         (own,) = make_vector_env(config.env_name, config.env_kwargs).single_observation_space.shape
         assert own == shape[0]
         assert [len(part.tasks) for name, part in found.parts().items()] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "rows"),
+    [
+        ({"distribution": "fixed", "train": 6, "test": 12}, None),
+        ({"distribution": "split", "train": {"goal_0": [0, 1]}, "test": {"goal_0": [2, 3]}}, {0.0, 1.0}),
+        ({"distribution": "list", "tasks": [{"goal": [4, 1]}, {"goal": [0, 3]}]}, {0.0, 4.0}),
+        ({"distribution": "grid", "values": {"goal_0": [2, 3], "goal_1": [0, 1]}}, {2.0, 3.0}),
+        (None, None),
+    ],
+    ids=["fixed", "split", "list", "grid", "family"],
+)
+def test_hindsight_relabels_with_tasks_of_the_training_alone(
+    tasks: Any, rows: set[float] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relabeled: list[Any] = []
+    relabel = Hindsight.relabel
+    monkeypatch.setattr(
+        Hindsight, "relabel", lambda own, trials, new: (relabeled.extend(new), relabel(own, trials, new))
+    )
+    values = {
+        "env-name": "DarkRoom-v0",
+        "env-kwargs": {"size": 5},
+        "algorithm": "amago",
+        "observe-last": True,
+        "algorithm-settings": OF_A_RUN | {"cell": "gru", "hindsight-share": 1.0},
+    }
+    values |= {"max-episode-steps": 4, "fast-batch-size": 1, "meta-batch-size": 4, "num-batches": 6, "gamma": 0.9}
+    config = Config.from_mapping(Mapping("the test", values | ({"tasks": tasks} if tasks else {})))
+    train(config, tmp_path, num_workers=0)
+    found = {tuple(task["goal"]) for task in relabeled}
+    assert len(relabeled) > 20
+    assert len(found) >= 2
+    if rows is not None:
+        assert {row for row, _ in found} <= rows
+    if (tmp_path / "training-tasks.json").exists():
+        known = read_tasks(tmp_path / "training-tasks.json", "DarkRoom-v0")
+        assert found <= {tuple(task["goal"]) for task in known}
 
 
 def test_policy_without_a_memory_is_refused() -> None:
