@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.runs.trust import check_family
-from maml_rl.spaces import own_space, read_flat, write_flat
+from maml_rl.spaces import own_actions, own_space, read_flat, write_flat
 
 # If observations repeat, each different one is kept once, with an index for each step.
 _MOST_DIFFERENT = 2**16
@@ -40,6 +41,10 @@ class Sequences:
         actions: (L, N, *action shape), taken there.
         rewards: (L, N) float32, of these actions.
         ends: (L, N) bool, whether a step ended its episode, by termination or truncation.
+        terminations: (L, N) bool, whether a step ended its episode in a terminal state.
+        after: (N, size) what is shown after the last step: the history's next step, or where it is over the final
+            observation.
+        mask: (L, N) float32, 1 for steps that have a successor; 0 for the last of a history without final observations.
         episodes: (L, N) int64 number of the episode within its history, all episodes counted.
         histories: (N,) int64 number of the history.
     """
@@ -48,6 +53,9 @@ class Sequences:
     actions: Tensor
     rewards: Tensor
     ends: Tensor
+    terminations: Tensor
+    after: Tensor
+    mask: Tensor
     episodes: Tensor
     histories: Tensor
 
@@ -92,9 +100,12 @@ class Histories:
         tasks: H, of each history.
         lengths: for each history the steps of each of its episodes.
         observations: (S, *observation shape), seen before each action; or (S,) integers, which of `distinct`.
-        actions: (S, *action shape).
+        actions: (S, *action shape); those of a Box are clipped to its bounds, as the environment got them.
         rewards: (S,).
         env: the environments.
+        terminated: (E,) whether an episode ended in a terminal state; None if all were cut off.
+        final_observations: (E, *observation shape), seen after the last action of each episode; or integers, likewise.
+            None if they are not known.
         distinct: (D, *observation shape), the different observations, where the others are integers.
         infos: numbers from the environments' infos by name, (S,) of every step or (E,) of every episode, kept as
             float32; NaN where one is not known.
@@ -112,6 +123,8 @@ class Histories:
         rewards: ArrayLike,
         env: EnvKind,
         *,
+        terminated: ArrayLike | None = None,
+        final_observations: ArrayLike | None = None,
         distinct: NDArray[Any] | None = None,
         infos: Mapping[str, ArrayLike] | None = None,
     ) -> None:
@@ -121,7 +134,13 @@ class Histories:
         of_histories = [np.asarray(each, np.int64) for each in lengths]
         self.num_episodes, self.lengths = np.array([len(each) for each in of_histories]), np.concatenate(of_histories)
         self.rewards, self.actions = np.asarray(rewards, np.float32), np.asarray(actions, env.action_space.dtype)
+        if isinstance(env.action_space, spaces.Box):
+            self.actions = own_actions(env.action_space, self.actions)
         self._seen, self._distinct = np.asarray(observations), distinct
+        self._final = None if final_observations is None else np.asarray(final_observations)
+        self.terminated = np.zeros(len(self.lengths), np.bool_)
+        if terminated is not None:
+            self.terminated = np.asarray(terminated, np.bool_)
         self.infos = {name: np.asarray(values, np.float32) for name, values in (infos or {}).items()}
         self._check_shapes()
         self._subsampled = lru_cache(maxsize=4)(self._subsample)
@@ -139,7 +158,10 @@ class Histories:
             "observations": (self._seen, (num_steps, *of_observation)),
             "actions": (self.actions, (num_steps, *(self.env.action_space.shape or ()))),
             "rewards": (self.rewards, (num_steps,)),
+            "terminated": (self.terminated, (num_episodes,)),
         }
+        if self._final is not None:
+            expected["final_observations"] = self._final, (num_episodes, *of_observation)
         for name, (array, shape) in expected.items():
             if array.shape != shape:
                 raise ValueError(f"{name} must have the shape {shape}, got {array.shape}")
@@ -166,6 +188,8 @@ class Histories:
                     "observations": episodes.observations[task].transpose(0, 1)[real],
                     "actions": episodes.actions[task].transpose(0, 1)[real],
                     "rewards": episodes.rewards[task].mT[real],
+                    "terminated": episodes.terminated[task],
+                    "final_observations": episodes.final_observations[task],
                 }
                 for name, values in rows.items():
                     gathered.setdefault(name, []).append(values.detach().cpu().numpy())
@@ -223,24 +247,39 @@ class Histories:
         histories = rng.integers(len(self), size=batch_size)
         chosen = histories * keep + rng.integers(keep, size=batch_size)
         firsts = subsampled.starts[chosen] + rng.integers(room[chosen] + 1)
-        places = firsts + np.arange(length)[:, None]
-        steps, episodes, ends = self._locate(subsampled, places)
+        # One more than the steps, for what is shown after the last; where the history is over, its last step again.
+        places = firsts + np.arange(length + 1)[:, None]
+        over = places[-1] == subsampled.starts[chosen + 1]
+        steps, episodes, ends = self._locate(subsampled, places - (places == subsampled.starts[chosen + 1]))
         # The step before; for the first step of a history the step itself, which is then set to zero.
         has_past = places > subsampled.starts[chosen]
         past, _, past_ends = self._locate(subsampled, places - has_past)
+        seen = self._seen[steps]
+        mask = np.ones((length, batch_size), np.float32)
+        if self._final is None:
+            mask[-1, over] = 0.0
+        else:
+            seen[-1, over] = self._final[episodes[-1, over]]
         parts = LastStepParts.of(self.observation_space, self.env.action_space)
-        shown = np.zeros((length * batch_size, parts.size), np.float32)
-        write_flat(self.observation_space, self._observations(steps.ravel()), shown[:, parts.observation])
+        shown = np.zeros((places.size, parts.size), np.float32)
+        seen = seen.reshape(places.size, *seen.shape[2:])
+        seen = seen if self._distinct is None else self._distinct[seen]
+        write_flat(self.observation_space, seen, shown[:, parts.observation])
         write_flat(self.env.action_space, self.actions[past.ravel()], shown[:, parts.last_action])
         shown[:, parts.last_reward] = self.rewards[past].reshape(-1, 1)
         shown[:, parts.last_termination] = past_ends.reshape(-1, 1)
         shown[~has_past.ravel(), parts.last_action.start :] = 0.0
+        steps, episodes, ends = steps[:-1], episodes[:-1], ends[:-1]
         first_episodes = np.concatenate(([0], np.cumsum(self.num_episodes)))[histories]
+        observations = torch.from_numpy(shown).unflatten(0, (length + 1, batch_size))
         return Sequences(
-            observations=torch.from_numpy(shown).unflatten(0, (length, batch_size)),
+            observations=observations[:-1],
             actions=torch.from_numpy(self.actions[steps]),
             rewards=torch.from_numpy(self.rewards[steps]),
             ends=torch.from_numpy(ends),
+            terminations=torch.from_numpy(ends & self.terminated[episodes]),
+            after=observations[-1],
+            mask=torch.from_numpy(mask),
             episodes=torch.from_numpy(episodes - first_episodes),
             histories=torch.from_numpy(histories),
         )
@@ -316,10 +355,6 @@ class Histories:
         episodes, within = subsampled.order[position], places - subsampled.bounds[position]
         ends = subsampled.bounds[position + 1] == places + 1
         return self._starts[episodes] + within, episodes, ends
-
-    def _observations(self, steps: NDArray[np.int64]) -> NDArray[Any]:
-        kept = self._seen[steps]
-        return kept if self._distinct is None else self._distinct[kept]
 
 
 class Distinct:

@@ -150,19 +150,24 @@ def read_data_set(identifier: str) -> Histories:
         tasks[trial] = {} if own is None else own[int(known["task"])]
     histories = [[episode for _, episode in sorted(trials[trial], key=itemgetter(0))] for trial in sorted(trials)]
     ordered = list(chain.from_iterable(histories))
-    seen = np.concatenate([each.observations[:-1] for each in ordered])
+    parts = [each.observations[:-1] for each in ordered], [each.observations[-1:] for each in ordered]
+    seen, final = map(np.concatenate, parts)
     distinct = Distinct(observation_space)
-    numbers = distinct.encode(seen)
+    numbers = distinct.encode(np.concatenate((seen, final)))
+    if numbers is not None:
+        seen, final = np.split(numbers, [len(seen)])
     if own is not None:
         check_family(data.env_spec.id, data.env_spec.kwargs, f"the data set {identifier!r}")
     own_env = () if own is None else (data.env_spec.id, _own_kwargs(data.env_spec))
     return Histories(
         [tasks[trial] for trial in sorted(trials)],
         [[len(each.rewards) for each in history] for history in histories],
-        seen if numbers is None else numbers,
+        seen,
         to_stored(action_space, np.concatenate([each.actions for each in ordered])),
         np.concatenate([each.rewards for each in ordered]),
         EnvKind(observation_space, action_space, *own_env),
+        terminated=[each.terminations[-1] for each in ordered],
+        final_observations=final,
         distinct=None if numbers is None else distinct.table(),
     )
 
@@ -232,9 +237,7 @@ def _write_episodes(path: Path, recording: FinishedRecording) -> tuple[int, int]
 def _episodes(block: Block, action_space: spaces.Space[Any]) -> Iterator[dict[str, NDArray[Any]]]:
     """Yield the arrays of every episode by the names that Minari has for them."""
     lengths, terminated, truncated = (each.ravel() for each in (block.lengths, block.terminated, block.truncated))
-    actions, rewards = block.actions.astype(action_space.dtype), block.rewards.astype(np.float64)
-    if not isinstance(action_space, spaces.Box):
-        actions = own_actions(action_space, actions)
+    actions, rewards = own_actions(action_space, block.actions), block.rewards.astype(np.float64)
     begin = 0
     for row, length in enumerate(lengths.tolist()):
         steps = slice(begin, begin + length)

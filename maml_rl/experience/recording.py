@@ -341,6 +341,8 @@ class FinishedRecording:
             gathered["actions"][steps],
             gathered["rewards"][steps],
             EnvKind(self.observation_space, self.action_space, self.about.env_id, self.about.env_kwargs),
+            terminated=np.concatenate([block.terminated.ravel() for block in blocks])[order],
+            final_observations=np.concatenate([block.final_observations for block in blocks])[order],
             distinct=distinct,
             infos={
                 name: np.concatenate([block.infos[name].ravel() for block in blocks])[

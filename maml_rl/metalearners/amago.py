@@ -12,6 +12,7 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor, nn
 
+from maml_rl.arrays import to_device
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.errors import NonFiniteError
@@ -363,17 +364,14 @@ class OfflineAMAGO(FilteredActorCritic, HistoryLearner):
         return drawn.observations, drawn.actions
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Take steps on sequences of the histories; return `updates`, and what is `measured`.
-
-        The last step of a sequence has no successor, and is left out.
-        """
+        """Take steps on sequences of the histories; return `updates`, and what is `measured`."""
         rng = self.generator("histories")
 
         def take_step() -> Tensor:
             self._set_step_size()
             drawn = self.sequences(rng, keep=self.settings.keep)
-            rewards = drawn.rewards[:-1].to(self.device)
-            seen, actions = drawn.observations.to(self.device), drawn.actions[:-1].to(self.device)
-            return self.improve(seen, actions, rewards, torch.zeros_like(rewards), torch.ones_like(rewards))
+            seen = torch.cat((drawn.observations, drawn.after.unsqueeze(0)))
+            trials = seen, drawn.actions, drawn.rewards, drawn.terminations.to(drawn.rewards), drawn.mask
+            return self.improve(*(to_device(each, self.device) for each in trials))
 
         return take_steps(self, self.settings.num_updates, take_step, self.measured)

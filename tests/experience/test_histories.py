@@ -1,6 +1,7 @@
 """Learning histories in memory: sequences in the form that a policy sees, and best actions."""
 
 from dataclasses import replace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from maml_rl import MultiTaskSampler
 from maml_rl.envs.last_step import LastStepParts
+from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experience import Histories
 from maml_rl.experience.histories import Distinct, EnvKind
@@ -19,7 +21,7 @@ from maml_rl.policies.classical import RandomPolicy
 OBSERVATIONS, ACTIONS = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Discrete(3)
 
 
-def small_histories() -> Histories:
+def small_histories(**ends: Any) -> Histories:
     """Two histories of four and three episodes; a step's observation and reward are its number among all."""
     lengths = [2, 3, 1, 2, 4, 2, 3]
     steps = np.arange(sum(lengths), dtype=np.float32)
@@ -30,6 +32,7 @@ def small_histories() -> Histories:
         steps.astype(np.int64) % 3,
         steps,
         EnvKind(OBSERVATIONS, ACTIONS),
+        **ends,
     )
 
 
@@ -54,6 +57,86 @@ def test_sequence_of_all_episodes_is_the_history() -> None:
     assert drawn.episodes[:, first][:, 0].tolist() == [0, 0, 1, 1, 1, 2, 3, 3]
     assert set(drawn.rewards[0, ~first].tolist()) == {8.0, 9.0}
     assert torch.equal(drawn.actions, drawn.rewards.long() % 3)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("repeated", [False, True])
+def test_terminations_and_what_follows_are_those_of_the_history(keep: int, repeated: bool) -> None:
+    terminated, final = [True, False, True, False, False, True, True], -1.0 - np.arange(7.0)[:, None]
+    last = {1: 0, 4: 1, 5: 2, 7: 3, 11: 4, 13: 5, 16: 6}
+    ends: dict[str, Any] = {"terminated": terminated, "final_observations": final}
+    histories = small_histories(**ends)
+    if repeated:
+        table = np.concatenate((np.arange(17.0)[:, None], final)).astype(np.float32)
+        steps = np.arange(17)
+        lengths = np.split(histories.lengths, [4])
+        ends["final_observations"] = 17 + np.arange(7)
+        histories = Histories(
+            histories.tasks, lengths, steps, steps % 3, steps, EnvKind(OBSERVATIONS, ACTIONS), distinct=table, **ends
+        )
+    parts = LastStepParts.of(OBSERVATIONS, ACTIONS)
+    drawn = histories.sequences(np.random.default_rng(0), 200, 2, keep=keep)
+    assert (drawn.mask == 1.0).all()
+    followers = set()
+    for column in range(200):
+        for row in range(2):
+            step = int(drawn.rewards[row, column])
+            assert drawn.terminations[row, column].item() == (step in last and terminated[last[step]])
+        # Every keep-th episode follows, in the same history.
+        following = step + 1
+        if step in last:
+            episode = last[step] + keep
+            following = None if episode >= (4 if step < 8 else 7) else 1 + [*last][episode - 1]
+        seen = drawn.after[column]
+        expected = float(final[last[step]][0]) if following is None else float(following)
+        followers.add(expected)
+        assert seen[parts.observation].tolist() == [expected]
+        assert seen[parts.last_reward].item() == step
+        assert seen[parts.last_action].tolist() == [float(step % 3 == action) for action in range(3)]
+        assert seen[parts.last_termination].item() == (step in last)
+    assert {-4.0, -7.0} <= followers
+
+
+def test_last_step_of_a_history_without_a_final_observation_is_not_real() -> None:
+    drawn = small_histories().sequences(np.random.default_rng(0), 100, 2)
+    assert torch.equal(drawn.mask[1] == 0.0, (drawn.rewards[1] == 7.0) | (drawn.rewards[1] == 16.0))
+    assert (drawn.mask[0] == 1.0).all()
+    assert not drawn.terminations.any()
+
+
+def test_histories_of_episodes_have_their_ends_and_final_observations() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([[2, 3], [1, 3]])
+    iterations = [
+        TaskEpisodes(
+            observations=torch.randn(2, 3, 2, 1, generator=generator),
+            actions=torch.zeros(2, 3, 2, dtype=torch.int64),
+            rewards=torch.arange(12.0).reshape(2, 3, 2),
+            lengths=lengths,
+            terminated=lengths < 3 if number else torch.zeros_like(lengths, dtype=torch.bool),
+            truncated=lengths == 3,
+            final_observations=torch.randn(2, 2, 1, generator=generator),
+            tasks=[{"goal": 0.0}, {"goal": 1.0}],
+        )
+        for number in range(2)
+    ]
+    histories = Histories.of(iterations, EnvKind(OBSERVATIONS, ACTIONS))
+    assert histories.terminated.tolist() == [False, False, True, False, False, False, True, False]
+    drawn = histories.sequences(np.random.default_rng(0), 20, 8)
+    for column, history in enumerate(drawn.histories.tolist()):
+        if history == 1:
+            # The whole history of the second task, 1 + 3 + 1 + 3 steps.
+            assert drawn.after[column, 0] == iterations[1].final_observations[1, 1, 0]
+
+
+def test_actions_outside_of_a_box_are_those_that_the_environment_got() -> None:
+    box = spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 0.5], np.float32))
+    actions = [[-3.0, 0.2], [0.4, 0.9]]
+    histories = Histories([{}], [[2]], [[0.0], [0.0]], actions, [0.0, 0.0], EnvKind(OBSERVATIONS, box))
+    drawn = histories.sequences(np.random.default_rng(0), 1, 2)
+    expected = torch.tensor([[-1.0, 0.2], [0.4, 0.5]])
+    assert torch.equal(drawn.actions[:, 0], expected)
+    assert torch.equal(torch.cat((drawn.observations[1:, 0, 1:3], drawn.after[:, 1:3])), expected)
 
 
 def test_kept_episodes_are_every_second_one_from_either_of_the_first_two() -> None:

@@ -202,6 +202,26 @@ def test_data_set_of_minari_has_the_actions_of_the_environment(
         other.check_fits(replace(one.env, action_space=NumberedEnv(pairs=pairs).action_space))
 
 
+def test_actions_in_a_data_set_of_minari_lead_from_its_observations_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    family = {"env_name": "2DNavigation-v0", "num_batches": 2, "num_workers": 0}
+    recorded = record(config_of(**family), tmp_path, num_tasks=2, minari=True)
+    data = minari.load_dataset(recorded.identifier)
+    at_bounds = []
+    for episode in data.iterate_episodes():
+        assert all(data.action_space.contains(action) for action in episode.actions)
+        at_bounds.append(np.abs(episode.actions) == data.action_space.high)
+        # The point moves by the action, in an environment that trusts its space.
+        np.testing.assert_allclose(np.diff(episode.observations, axis=0), episode.actions, atol=1e-6)
+    # A Gaussian of deviation 1 around 0, and moves of at most 0.1.
+    assert np.concatenate(at_bounds).mean() > 0.8
+    one, other = load_histories(recorded.folder), minari_data_set.read_data_set(recorded.identifier)
+    assert np.array_equal(one.actions, other.actions)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_episodes_of_another_data_set_are_one_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari")
@@ -211,8 +231,8 @@ def test_episodes_of_another_data_set_are_one_history(tmp_path: Path, monkeypatc
             observations=[np.array([10.0 * number + step]) for step in range(length + 1)],
             actions=[step % 3 for step in range(length)],
             rewards=[float(10 * number + step) for step in range(length)],
-            terminations=[step == length - 1 for step in range(length)],
-            truncations=[False] * length,
+            terminations=[step == length - 1 and length > 1 for step in range(length)],
+            truncations=[length == 1] * length,
         )
         for number, length in enumerate((3, 1, 4))
     ]
@@ -228,6 +248,8 @@ def test_episodes_of_another_data_set_are_one_history(tmp_path: Path, monkeypatc
     assert drawn.observations[:, 0, 0].tolist() == drawn.rewards[:, 0].tolist() == [0, 1, 2, 10, 20, 21, 22, 23]
     assert drawn.actions[:, 0].tolist() == [0, 1, 2, 0, 0, 1, 2, 0]
     assert drawn.ends[:, 0].tolist() == [False, False, True, True, False, False, False, True]
+    assert drawn.terminations[:, 0].tolist() == [False, False, True, False, False, False, False, True]
+    assert drawn.after[0].tolist() == [24, 1, 0, 0, 23, 1]
     with pytest.raises(ConfigError, match=r"Minari cannot load the data set 'others/none-v0' .*MINARI_DATASETS_PATH"):
         minari_data_set.read_data_set("others/none-v0")
 

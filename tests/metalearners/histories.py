@@ -40,6 +40,8 @@ def bandit_histories(means: Any = None) -> Histories:
         actions.ravel(),
         (actions == best).ravel(),
         EnvKind(spaces.Box(0.0, 1.0, (1,), np.float32), spaces.Discrete(ARMS), "Bandit-K5-v0", {"pulls": PULLS}),
+        terminated=[True] * len(means),
+        final_observations=np.zeros((len(means), 1), np.float32),
     )
 
 
