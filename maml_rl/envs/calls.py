@@ -276,19 +276,42 @@ def _takes_31_bits(env: Any, error: Exception) -> ValueError:
     )
 
 
+def needs_loop(error: BaseException) -> bool:
+    """Return whether a constructor has raised because it asks for the event loop on which it will be awaited."""
+    return isinstance(error, RuntimeError) and str(error) == "no running event loop"
+
+
 class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment with methods that must be awaited, for code that does not: it awaits them itself.
+
+    Args:
+        env: the environment.
+        loop: see below; None for a new one.
 
     Attributes:
         loop: its event loop; `close` closes both.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__(without_wrappers(env))
-        self.loop = asyncio.new_event_loop()
+        self.loop = loop or asyncio.new_event_loop()
         for name in async_methods(env):
             if not hasattr(type(self), name):
                 setattr(self, name, partial(self._awaited, getattr(env.unwrapped, name)))
+
+    @classmethod
+    def made(cls, make: Callable[[], gymnasium.Env[Any, Any]]) -> Awaited:
+        """Make an environment on its event loop, for which its constructor may ask."""
+
+        async def construct() -> gymnasium.Env[Any, Any]:
+            return make()
+
+        loop = asyncio.new_event_loop()
+        try:
+            return cls(loop.run_until_complete(construct()), loop)
+        except BaseException:
+            loop.close()
+            raise
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset, and wait for it."""

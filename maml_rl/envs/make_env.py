@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -16,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.adapted_batch import AdaptedVectorEnv, has_tasks
-from maml_rl.envs.calls import CallRules, async_methods, is_async, not_awaited
+from maml_rl.envs.calls import CallRules, async_methods, awaits_steps, is_async, needs_loop, not_awaited
 from maml_rl.envs.checking import require_task_methods
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.global_generators import SharedGenerators, construct
@@ -135,20 +137,55 @@ def steps_in_threads(env: Any, rules: CallRules) -> bool:
 
 
 def _adapted(
+    env: EnvMaker,
     make_env: Callable[..., Any],
     env_kwargs: Mapping[str, Any],
     num_envs: int,
     current_slots: NDArray[np.int64] | None,
     rules: CallRules,
 ) -> SerialVectorEnv:
-    """Return an adapter around environment objects, of the kind that the first of them needs."""
+    """Return an adapter around environment objects, of the kind that they need.
+
+    Args:
+        env: the id or callable, which may tell the kind; otherwise the first environment that is made does.
+        make_env: what makes one of it.
+        env_kwargs: its keyword arguments.
+        num_envs: see `make_vector_env`, as for the others.
+        current_slots: see there.
+        rules: see there.
+    """
     check_count("num_envs", num_envs)
     if current_slots is not None:
         current_slots[0] = 0
-    make = partial(_constructed, make_env, **env_kwargs)
-    made = [make()]
-    adapter = ThreadedVectorEnv if steps_in_threads(made[0], rules) else SerialVectorEnv
-    return adapter(lambda: made.pop() if made else make(), {}, num_envs, current_slots, rules)
+    make, made = partial(_constructed, make_env, **env_kwargs), _maker_of(env)
+    known = isinstance(made, type) and not issubclass(made, gymnasium.Wrapper)
+
+    def threaded(awaited: bool) -> ThreadedVectorEnv:
+        return ThreadedVectorEnv(make, {}, num_envs, current_slots, rules, awaited=awaited)
+
+    first: list[Any] = []
+    try:
+        if known and rules.stepping != "serial" and (is_async(made) or rules.want_threads):
+            return threaded(awaits_steps(made))
+        first.append(make())
+        if not steps_in_threads(first[0], rules):
+            return SerialVectorEnv(lambda: first.pop() if first else make(), {}, num_envs, current_slots, rules)
+        # It must be made where it will be called.
+        awaited = awaits_steps(first[0])
+        _discard(first.pop())
+        return threaded(awaited)
+    except RuntimeError as error:
+        if not needs_loop(error) or rules.stepping == "serial":
+            raise
+    return threaded(awaited=True)
+
+
+def _discard(env: gymnasium.Env[Any, Any]) -> None:
+    """Close an environment that was only looked at, whatever its `close` raises."""
+    with suppress(Exception):
+        close: Callable[[], Any] = env.close
+        if isinstance(closing := close(), Coroutine):
+            asyncio.run(closing)
 
 
 def _constructed(make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -208,7 +245,7 @@ def make_vector_env(
         return _adapted_batch(made, max_episode_steps, current_slots, rules)
     if not isinstance(env, str):
         make_limited = partial(_make_limited, env, max_episode_steps)
-        return _adapted(make_limited, kwargs, num_envs, current_slots, rules)
+        return _adapted(env, make_limited, kwargs, num_envs, current_slots, rules)
     spec = find_spec(env)
     limit = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
     if _may_be_meta(spec):
@@ -229,7 +266,7 @@ def make_vector_env(
         vector_env.close()
     # Gymnasium's checker costs time at every step, and would warn once for every slot.
     make_env = partial(gymnasium.make, spec.id, **{"disable_env_checker": True, **kwargs, **limit})
-    return _adapted(make_env, {}, num_envs, current_slots, rules)
+    return _adapted(env, make_env, {}, num_envs, current_slots, rules)
 
 
 def _checked(env: MetaVectorEnv, current_slots: NDArray[np.int64] | None) -> MetaVectorEnv:

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import iscoroutinefunction
 from time import perf_counter
@@ -102,7 +102,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
     def _make_envs(self, make_env: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> None:
         for slot in range(self.num_envs):
             self.current_slots[0] = slot
-            env = make_env(**env_kwargs)
+            env = self._call(slot, partial(make_env, **env_kwargs))
             require_meta_env(env)
             self.envs.append(env)
             self.envs[-1] = self._prepared(env)
@@ -154,23 +154,25 @@ class SerialVectorEnv(OneBatchVectorEnv):
                 seed_draws(self.envs[0], low)
             return method(num_tasks)
 
-        self._attempts.retries[0] = 0
-        attempt = self._attempts.of(0, partial(self._generators.draw_tasks, low, draw))
-        tasks = self._carry_out(0, attempt, awaited=iscoroutinefunction(method))[1]
+        tasks = self._call(0, partial(self._generators.draw_tasks, low, draw), awaited=iscoroutinefunction(method))
         return own_drawn(list(tasks), num_tasks, name, self.envs[0])
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         require_one_each(tasks, self.num_envs)
         for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
             self.current_slots[0] = slot
-            self._attempts.retries[slot] = 0
-            self._carry_out(slot, self._attempts.of(slot, self._give(slot, reset_task, task)))
+            self._call(slot, self._give(slot, reset_task, task))
 
     def _give(self, slot: int, reset_task: Callable[[Task], Any], task: Task) -> Callable[[], Any]:
         """Return the call that gives an environment a task of its own, at every attempt."""
         return partial(self._generators.give_task, slot, task, lambda: reset_task(own_task(task)))
 
-    def _carry_out(self, slot: int, attempt: Attempt, *, awaited: bool = False) -> tuple[bool, Any]:
+    def _call(self, slot: int, call: Callable[[], Any], *, awaited: bool = False) -> Any:
+        """Return the result of a call of a slot outside of its episodes, which is repeated where it raises `Retry`."""
+        self._attempts.retries[slot] = 0
+        return self._carry_out(slot, self._attempts.of(slot, call))[1]
+
+    def _carry_out(self, slot: int, attempt: Attempt) -> tuple[bool, Any]:
         def mark(pausing: bool) -> None:
             self.current_slots[0] = -1 if pausing else slot
 
@@ -249,20 +251,17 @@ class SerialVectorEnv(OneBatchVectorEnv):
         """Return the picture of each environment, or None without a render mode."""
         return None if self.render_mode is None else tuple(env.render() for env in self.envs)
 
-    def _left_open(self) -> Container[int]:
-        """Return the slots that are not to be closed."""
-        return ()
-
     def close_extras(self, **kwargs: Any) -> None:
         """Close every environment; an error of `close` is only a warning, because its work is done."""
         for slot, env in enumerate(self.envs):
-            if slot in self._left_open():
-                continue
-            try:
-                with UsersCode(lambda error: ChildEnvError(explain(error))):
-                    self._carry_out(slot, self._attempts.of(slot, env.close))
-            except ChildEnvError as error:
-                logger.warning("slot %d, %s: close() raises %s", slot, env, error)
+            self._close(slot, partial(self._call, slot, env.close))
+
+    def _close(self, slot: int, close: Callable[[], Any]) -> None:
+        try:
+            with UsersCode(lambda error: ChildEnvError(explain(error))):
+                close()
+        except ChildEnvError as error:
+            logger.warning("slot %d, %s: close() raises %s", slot, self.envs[slot], error)
 
 
 def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Calls of slots that are carried out concurrently: in threads, or awaited on an event loop."""
+"""Calls of slots that are carried out concurrently: each slot's in a thread of its own, or awaited on an event loop."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
+from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from types import FrameType
@@ -27,41 +28,45 @@ class CallHangsError(TimeoutError):
 class SideBySide:
     """Carries out calls of slots concurrently: in threads, and coroutines on one event loop in its own thread.
 
-    One thread uses it. Threads are daemons: a call that never returns does not keep the interpreter alive.
+    A slot has its thread from its first call to its last: what it has open may belong to a thread. One thread uses this
+    object. Threads are daemons: a call that never returns does not keep the interpreter alive.
 
     Args:
         limit: how many calls run at once.
-        timeout: seconds that one may take.
+
+    Attributes:
+        timeout: seconds that a call may take.
     """
 
-    def __init__(self, limit: int, timeout: float) -> None:
-        self._limit, self._timeout = limit, timeout
-        self._todo: SimpleQueue[tuple[int, Attempt] | None] = SimpleQueue()
+    def __init__(self, limit: int, timeout: float = inf) -> None:
+        self._limit, self.timeout = limit, timeout
+        self._room = threading.Semaphore(limit)
+        # What the thread of each slot is to do.
+        self._todo: dict[int, SimpleQueue[Attempt | None]] = {}
         self._done: SimpleQueue[tuple[int, Outcome]] = SimpleQueue()
-        self._threads = 0
         self._loop: _EventLoop | None = None
         self._slots_of_loop: asyncio.Semaphore | None = None
         self._to_await: deque[tuple[int, Attempt]] = deque()
         self._awaiting: set[asyncio.Task[None]] = set()
         self._coroutines: dict[int, Coroutine[Any, Any, Outcome]] = {}
-        # Of running calls: the start time (later than now during a pause), and the thread.
+        # The start times of running calls, later than now during a pause; and the threads of slots.
         self._since: dict[int, float] = {}
         self._thread_of: dict[int, int] = {}
         self.outstanding: set[int] = set()
         self._next_look = self._latest_start = 0.0
 
     def start(self, slot: int, attempt: Attempt, *, awaited: bool) -> None:
-        """Start a call of a slot that has none outstanding."""
+        """Start a call of a slot that has none outstanding: on the event loop, where results are `awaited`."""
         self.outstanding.add(slot)
         self._latest_start = monotonic()
         if awaited:
             # `wait` wakes the loop once for all calls started until then, because waking it costs more than a call.
             self._to_await.append((slot, attempt))
             return
-        if self._threads < min(self._limit, len(self.outstanding)):
-            self._threads += 1
-            threading.Thread(target=self._work, name=f"slots-{self._threads}", daemon=True).start()
-        self._todo.put((slot, attempt))
+        if slot not in self._todo:
+            todo = self._todo[slot] = SimpleQueue()
+            threading.Thread(target=self._work, args=(slot, todo), name=f"slot-{slot}", daemon=True).start()
+        self._todo[slot].put(attempt)
 
     def wait(self, seconds: float) -> list[tuple[int, Outcome]]:
         """Wait until a call is over, at most some seconds, and return all finished calls, each with its outcome.
@@ -95,17 +100,19 @@ class SideBySide:
         since = self._since.copy()
         return min(since.items(), key=lambda entry: entry[1], default=None)
 
-    def drain(self, until: float) -> None:
-        """Wait for all calls until a time on the monotonic clock, and drop their results."""
-        while self.outstanding and not self._has_lost_loop() and monotonic() < until:
+    def drain(self, slots: set[int], until: float) -> list[tuple[int, Outcome]]:
+        """Wait for the calls of some slots until a time on the monotonic clock, and return the outcomes of all."""
+        outcomes = []
+        while slots & self.outstanding and not self._has_lost_loop() and monotonic() < until:
             with suppress(CallHangsError, RuntimeError):
-                self.wait(until - monotonic())
+                outcomes += self.wait(until - monotonic())
+        return outcomes
 
     def close(self) -> None:
         """End the threads that are idle; those of calls that never return end with the process."""
-        for _ in range(self._threads):
-            self._todo.put(None)
-        self._threads = 0
+        for todo in self._todo.values():
+            todo.put(None)
+        self._todo.clear()
         if self._loop is not None:
             self._loop.close()
             self._loop = None
@@ -127,37 +134,36 @@ class SideBySide:
 
     def _check_deadlines(self) -> None:
         longest = self.longest()
-        if longest is None and self.outstanding and monotonic() - self._latest_start > self._timeout:
+        if longest is None and self.outstanding and monotonic() - self._latest_start > self.timeout:
             raise CallHangsError(
-                f"no call has begun for {self._timeout:g} s although {len(self.outstanding)} are waiting to; something "
+                f"no call has begun for {self.timeout:g} s although {len(self.outstanding)} are waiting to; something "
                 "blocks the event loop, or takes its callbacks"
             )
-        if longest is None or monotonic() - longest[1] <= self._timeout:
+        if longest is None or monotonic() - longest[1] <= self.timeout:
             return
         slot, _ = longest
         stack = self._stack(slot)
         raise CallHangsError(
-            f"a call has not returned for more than {self._timeout:g} s. Its stack:\n{stack}If it only needs longer, "
+            f"a call has not returned for more than {self.timeout:g} s. Its stack:\n{stack}If it only needs longer, "
             "raise step_timeout, the time for one call of one slot."
         )
 
-    def _work(self) -> None:
-        """Carry out calls until there are no more."""
-        while (item := self._todo.get()) is not None:
-            slot, attempt = item
-            self._thread_of[slot] = threading.get_ident()
-            self._since[slot] = monotonic()
+    def _work(self, slot: int, todo: SimpleQueue[Attempt | None]) -> None:
+        """Carry out the calls of a slot until there are no more."""
 
-            def pause(seconds: float, slot: int = slot) -> None:
-                self._since[slot] = monotonic() + seconds
-                sleep(seconds)
+        def pause(seconds: float) -> None:
+            self._since[slot] = monotonic() + seconds
+            sleep(seconds)
 
-            # An environment's error is raised where its result is awaited.
-            outcome = _not_ctrl_c(carry_out(attempt, pause))
-            self._thread_of.pop(slot, None)
-            self._since.pop(slot, None)
+        self._thread_of[slot] = threading.get_ident()
+        while (attempt := todo.get()) is not None:
+            with self._room:
+                self._since[slot] = monotonic()
+                # An environment's error is raised where its result is awaited.
+                outcome = _not_ctrl_c(carry_out(attempt, pause))
+                self._since.pop(slot, None)
             self._done.put((slot, outcome))
-            del item, attempt, outcome
+            del attempt, outcome
 
     def _await_all(self) -> None:
         """Begin with the calls that were started, in the thread of the loop."""

@@ -15,7 +15,7 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.calls import Attempt, CallRules, Outcome, awaits_steps, result_of, without_wrappers
+from maml_rl.envs.calls import CallRules, Outcome, awaits_steps, result_of, without_wrappers
 from maml_rl.envs.checking import seed_draws
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
 from maml_rl.envs.meta_env import SlotCounts, Task, declared, require_one_each
@@ -24,16 +24,20 @@ from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.side_by_side import LOOK_SECONDS, CallHangsError, SideBySide
 from maml_rl.spaces import own_actions
 
-# Seconds that calls may still take when the slots are closed.
+# Seconds that calls, and closing what is awaited, may take when the slots are closed.
 _CLOSE_SECONDS = 1.0
 
 
 class ThreadedVectorEnv(SerialVectorEnv):
     """Adapter around N environment objects whose calls run concurrently: in threads, or awaited if they are coroutines.
 
-    Every slot is a separate part. Only the environments' own methods run in other threads; buffers are written by the
-    thread that waits for them. `current_slots` gets the slot that is being made, or whose call runs for longest; see
-    `SerialVectorEnv` for the arguments.
+    Every slot is a separate part, and stays with its thread, or, where its steps are awaited, with the event loop:
+    there it is made, called and closed, except for other methods that must be awaited. Only the environments' own
+    methods run there; buffers are written by the thread that waits for them. `current_slots` gets the slot that is
+    being made, or whose call runs for longest; see `SerialVectorEnv` for the other arguments.
+
+    Args:
+        awaited: whether constructors run on the event loop.
 
     Raises:
         TypeError: If the environments are not safe in threads; see also `SerialVectorEnv`.
@@ -51,16 +55,20 @@ class ThreadedVectorEnv(SerialVectorEnv):
         num_envs: int = 1,
         current_slots: NDArray[np.int64] | None = None,
         rules: CallRules = CallRules(),  # noqa: B008 - frozen
+        *,
+        awaited: bool = False,
     ) -> None:
         # As many as there are slots at most: a worker may have fewer than others.
         limit = min(rules.threads or num_envs, check_count("num_envs", num_envs))
-        self._calls = SideBySide(limit, rules.timeout)
+        self._calls = SideBySide(limit)
         self._limits: list[int | None] = []
+        self._is_async = [awaited] * num_envs
         self._waited = self._next_mark = 0.0
         super().__init__(make_env, env_kwargs, num_envs, current_slots, rules)
+        # Not that of constructors, which may start a service.
+        self._calls.timeout = rules.timeout
         self.max_episode_steps = min((limit for limit in self._limits if limit is not None), default=None)
         self.parts = tuple(slice(slot, slot + 1) for slot in range(num_envs))
-        self._is_async = [awaits_steps(env) for env in self.envs]
         self._steps = [0] * num_envs
         self._resetting: set[int] = set()
         # Slots with results in the buffers that `step_recv` has not returned yet, and slots that await results.
@@ -69,8 +77,17 @@ class ThreadedVectorEnv(SerialVectorEnv):
 
     def _prepared(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         refuse_unsafe(env)
+        self._is_async[len(self._limits)] |= awaits_steps(env)
         self._limits.append(time_limit(env))
         return without_wrappers(env)
+
+    def _call(self, slot: int, call: Callable[[], Any], *, awaited: bool = False) -> Any:
+        self._attempts.retries[slot] = 0
+        self._calls.start(slot, self._attempts.of(slot, call), awaited=awaited or self._is_async[slot])
+        while True:
+            for finished, outcome in self._results(inf):
+                if finished == slot:
+                    return self._result(slot, outcome)[1]
 
     @property
     def waiting_seconds(self) -> float:
@@ -87,7 +104,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         self._settle()
-        if seed is not None and self._is_async[0]:
+        if seed is not None:
             self._start_reset(0, int(seed), None)
             self._wait_for({0})
             seed_draws(self.envs[0], int(seed) & self._seed_mask)
@@ -101,7 +118,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
             self._attempts.retries[slot] = 0
             attempt = self._attempts.of(slot, self._give(slot, reset_task, task))
-            self._calls.start(slot, attempt, awaited=iscoroutinefunction(reset_task))
+            self._calls.start(slot, attempt, awaited=self._is_async[slot] or iscoroutinefunction(reset_task))
         while self._calls.outstanding:
             for slot, outcome in self._results(inf):
                 self._result(slot, outcome)
@@ -154,14 +171,6 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._unread -= received
         self._awaited -= received
         return sorted(received)
-
-    def _carry_out(self, slot: int, attempt: Attempt, *, awaited: bool = False) -> tuple[bool, Any]:
-        if not awaited:
-            return super()._carry_out(slot, attempt)
-        self._calls.start(slot, attempt, awaited=True)
-        while True:
-            for _, outcome in self._results(inf):
-                return self._result(slot, outcome)
 
     def _start_reset(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> None:
         low = None if seed is None else seed & self._seed_mask
@@ -243,18 +252,15 @@ class ThreadedVectorEnv(SerialVectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close every environment, after waiting a moment for calls that run; one whose call still runs stays open."""
-        until = monotonic() + _CLOSE_SECONDS
-        self._calls.drain(until)
-        for slot, env in enumerate(self.envs):
-            if iscoroutinefunction(env.close) and slot not in self._calls.outstanding:
-                self._calls.start(slot, self._attempts.of(slot, env.close), awaited=True)
-        self._calls.drain(until)
-        super().close_extras(**kwargs)
+        self._calls.drain(self._calls.outstanding.copy(), monotonic() + _CLOSE_SECONDS)
+        idle = [slot for slot in range(len(self.envs)) if slot not in self._calls.outstanding]
+        awaited = {slot for slot in idle if self._is_async[slot] or iscoroutinefunction(self.envs[slot].close)}
+        for slot in idle:
+            self._calls.start(slot, self._attempts.of(slot, self.envs[slot].close), awaited=slot in awaited)
+        for slots, seconds in ((awaited, _CLOSE_SECONDS), (set(idle) - awaited, self._calls.timeout)):
+            for slot, outcome in self._calls.drain(slots, monotonic() + seconds):
+                self._close(slot, partial(result_of, outcome))
         self._calls.close()
-
-    def _left_open(self) -> set[int]:
-        awaited = {slot for slot, env in enumerate(self.envs) if iscoroutinefunction(env.close)}
-        return awaited | self._calls.outstanding
 
 
 def refuse_unsafe(env: gymnasium.Env[Any, Any]) -> None:

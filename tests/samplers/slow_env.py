@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -132,3 +133,61 @@ class FixedThreadEnv(SlowEnv):
 
 gymnasium.register("SlowAwaited-v0", entry_point="slow_env:AwaitedEnv", max_episode_steps=4)
 gymnasium.register("Slow-v0", entry_point="slow_env:SlowEnv", max_episode_steps=4)
+
+
+class BoundEnv(SlowEnv):
+    """Has a database open, which only the thread that opened it may use, and another value in each thread."""
+
+    stepping = "threads"
+
+    def __init__(self, wait: float = 0.0) -> None:
+        super().__init__(wait)
+        self._table = sqlite3.connect(":memory:")
+        self._of_thread = threading.local()
+        self._of_thread.value = 1.0
+
+    def _check(self) -> None:
+        self._table.execute("select 1")
+        assert self._of_thread.value == 1.0
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, float]]:
+        self._check()
+        return super().sample_tasks(num_tasks)
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self._check()
+        super().reset_task(task)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._check()
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._check()
+        return super().step(action)
+
+    def close(self) -> None:
+        self._table.close()
+
+
+class AsksForLoopEnv(AwaitedEnv):
+    """Needs the event loop on which it is awaited, from its constructor on."""
+
+    def __init__(self, wait: float = 0.0) -> None:
+        super().__init__(wait)
+        self._loop = asyncio.get_running_loop()
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, float]]:
+        assert asyncio.get_running_loop() is self._loop
+        return super().sample_tasks(num_tasks)
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        assert asyncio.get_running_loop() is self._loop
+        super().reset_task(task)
+
+    async def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert asyncio.get_running_loop() is self._loop
+        return await super().step(action)
+
+    async def close(self) -> None:
+        assert asyncio.get_running_loop() is self._loop

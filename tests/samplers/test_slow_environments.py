@@ -15,7 +15,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
-from slow_env import HORIZON, OVER, AwaitedEnv, FixedThreadEnv, SlowEnv, WaitingEnv
+from slow_env import HORIZON, OVER, AsksForLoopEnv, AwaitedEnv, BoundEnv, FixedThreadEnv, SlowEnv, WaitingEnv
 
 from maml_rl import MultiTaskSampler
 from maml_rl.config.config import Config
@@ -418,6 +418,29 @@ def test_function_that_makes_a_waiting_environment_gives_the_same_episodes(
 ) -> None:
     for make in (make_waiting, make_awaited):
         assert digests(make, num_workers=num_workers)[0] == undisturbed
+
+
+def make_bound() -> Any:
+    return gymnasium.wrappers.TransformReward(BoundEnv(), lambda reward: reward)
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        (BoundEnv, {"stepping_threads": 3, "slots_per_task": 2}),
+        (BoundEnv, {"num_workers": 2}),
+        (make_bound, {}),
+        (AsksForLoopEnv, {"num_workers": 2}),
+        (lambda: AsksForLoopEnv(), {}),
+    ],
+    ids=str,
+)
+def test_slot_stays_with_its_thread_or_event_loop_from_constructor_to_close(
+    env: Any, options: dict[str, Any], undisturbed: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert digests(env, **{"num_workers": 0, **options})[0] == undisturbed
+    # Nor does `close` raise.
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("make", [make_fixed, lambda: IsNotThreadSafe(SlowEnv())])
