@@ -10,7 +10,7 @@ from gymnasium.vector.utils import iterate
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.calls import seeded_reset
-from maml_rl.envs.checking import seed_draws
+from maml_rl.envs.checking import refuse_statistics, seed_draws
 from maml_rl.envs.global_generators import SharedGenerators
 from maml_rl.envs.meta_env import (
     OneBatchVectorEnv,
@@ -18,6 +18,7 @@ from maml_rl.envs.meta_env import (
     Task,
     check_flags,
     check_recorded_infos,
+    declared,
     low_seeds,
     own_drawn,
     own_task,
@@ -34,7 +35,8 @@ _TASK_METHODS = ("sample_tasks", "reset_task")
 
 def has_tasks(env: Any) -> bool:
     """Return whether a vector environment, or a class of them, has the methods of a task family."""
-    return all(callable(getattr(env, name, None)) for name in _TASK_METHODS)
+    found = getattr if isinstance(env, type) else declared
+    return all(callable(found(env, name, None)) for name in _TASK_METHODS)
 
 
 class AdaptedVectorEnv(OneBatchVectorEnv):
@@ -54,6 +56,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
 
     Raises:
         TypeError: If it does not say its `autoreset_mode`, or its spaces are not supported.
+        ConfigError: If a wrapper keeps running statistics.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], max_episode_steps: int | None = None) -> None:
@@ -65,14 +68,15 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
                 "{'autoreset_mode': gymnasium.vector.AutoresetMode.NEXT_STEP}, SAME_STEP or DISABLED"
             )
         self._mode = mode
+        refuse_statistics(env)
         require_numbers(name, env.single_observation_space, env.single_action_space)
         self._writer = array_writer(env.single_observation_space)
         self.spec, self.render_mode = env.spec, env.render_mode
         of_spec = None if env.spec is None else env.spec.max_episode_steps
-        self.max_episode_steps = max_episode_steps or getattr(env, "max_episode_steps", None) or of_spec
-        self.recorded_infos = check_recorded_infos(getattr(env, "recorded_infos", {}))
-        self.task_space = getattr(env, "task_space", None)
-        self._seed_mask = seed_mask(getattr(env, "seed_bits", 32))
+        self.max_episode_steps = max_episode_steps or declared(env, "max_episode_steps") or of_spec
+        self.recorded_infos = check_recorded_infos(declared(env, "recorded_infos", {}))
+        self.task_space = declared(env, "task_space")
+        self._seed_mask = seed_mask(declared(env, "seed_bits", 32))
         self._set_up(env.num_envs, self._writer.flat_space, stored_actions(env.single_action_space))
         self._elements = ArrayElements(self.observation_space)
         self._actions = np.zeros(self.action_space.shape or (), self.action_space.dtype)
@@ -83,8 +87,8 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         """Draw tasks from its generator; those of an evaluation by its `sample_test_tasks`, if it has that method."""
         if seed is not None:
             self._seed_draws(seed & self._seed_mask)
-        name = "sample_test_tasks" if evaluation and hasattr(self.env, "sample_test_tasks") else "sample_tasks"
-        return own_drawn(list(getattr(self.env, name)(num_tasks)), num_tasks, name, self.env)
+        name = "sample_test_tasks" if evaluation and declared(self.env, "sample_test_tasks") else "sample_tasks"
+        return own_drawn(list(declared(self.env, name)(num_tasks)), num_tasks, name, self.env)
 
     def _seed_draws(self, seed: int) -> None:
         """Give `sample_tasks` its generator.
@@ -102,7 +106,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         require_one_each(tasks, self.num_envs)
-        self.env.reset_task([own_task(task) for task in tasks])  # type: ignore[attr-defined]
+        declared(self.env, "reset_task")([own_task(task) for task in tasks])
 
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils import seeding
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import VectorEnv, VectorWrapper
 
 from maml_rl.envs.calls import Awaited, is_async, seeded_reset
 from maml_rl.envs.global_generators import KeptGenerators, construct, seconds_of_own_generators
@@ -60,9 +60,23 @@ def require_meta_env(env: Any) -> None:
     missing = list(_what_is_missing(env))
     if missing:
         raise TypeError(f"{type(env.unwrapped).__name__} is not a task family: {'; '.join(missing)}")
-    if stateful := list(_what_keeps_statistics(env)):
+    refuse_statistics(env)
+
+
+def refuse_statistics(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> None:
+    """Refuse wrappers whose running statistics make an episode depend on those before it in the same slot.
+
+    Raises:
+        ConfigError: If there is one around the environment.
+    """
+    name, stateful = type(env.unwrapped).__name__, []
+    while isinstance(env, gymnasium.Wrapper | VectorWrapper):
+        if getattr(env, "update_running_mean", False):
+            stateful.append(type(env).__name__)
+        env = env.env
+    if stateful:
         raise ConfigError(
-            f"{type(env.unwrapped).__name__} is wrapped in {', '.join(stateful)}, whose running statistics make an "
+            f"{name} is wrapped in {', '.join(stateful)}, whose running statistics make an "
             "episode depend on those before it in its slot; normalize within the policy, or set the wrapper's "
             "update_running_mean to False"
         )
@@ -96,14 +110,6 @@ def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
             array_writer(space) if kind == "observation" else stored_actions(space)
         except TypeError as error:
             yield f"as its {kind} space it has an {error}; {_REMEDIES[kind]}"
-
-
-def _what_keeps_statistics(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
-    """Name the wrappers whose running statistics make an episode depend on those before it in the same slot."""
-    while isinstance(env, gymnasium.Wrapper):
-        if getattr(env, "update_running_mean", False):
-            yield type(env).__name__
-        env = env.env
 
 
 def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any]:

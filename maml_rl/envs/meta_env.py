@@ -164,8 +164,12 @@ def own_drawn(tasks: Sequence[Any], num_tasks: int, name: str, env: object) -> l
     return [own_task(task) for task in tasks]
 
 
-def declared(env: gymnasium.Env[Any, Any], name: str, default: Any = None) -> Any:
+def declared(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any], name: str, default: Any = None) -> Any:
     """Return what an environment declares as an attribute, even if wrappers hide it: that of the outermost counts."""
+    if isinstance(env, VectorEnv):
+        while isinstance(env, VectorWrapper) and not hasattr(env, name):
+            env = env.env
+        return getattr(env, name, default)
     try:
         return env.get_wrapper_attr(name)
     except AttributeError:

@@ -8,11 +8,13 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import ClipReward, NormalizeObservation
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.baseline import ZeroBaseline
 from maml_rl.envs import make_vector_env
 from maml_rl.envs.calls import CallRules
+from maml_rl.errors import ConfigError
 from tests.envs.third_party import DictEnv, PixelEnv, WalkEnv
 from tests.looking_env import LookingEnv
 
@@ -95,6 +97,29 @@ def test_episodes_are_bit_identical_in_every_placement() -> None:
     assert digest_of(Batch, Walking, num_workers=2) == expected
     assert digest_of("BatchedWalk-v0", Walking, num_workers=2, inference="central") == expected
     assert digest_of("BatchedWalk-v0", Walking, slots_per_task=1) == digest_of(Walking, Walking, slots_per_task=1)
+
+
+class Clipped(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = self.env.step(action)
+        return observation, float(np.clip(reward, -0.05, 0.05)), *rest
+
+
+def test_family_below_a_vector_wrapper_has_the_episodes_of_single_environments_below_one() -> None:
+    wrapped = digest_of(lambda num_envs: ClipReward(Batch(num_envs), -0.05, 0.05), Walking)
+    assert wrapped == digest_of(lambda: Clipped(Walking()), Walking)
+    assert wrapped != digest_of(Walking, Walking)
+    env = make_vector_env(lambda num_envs: ClipReward(gymnasium.make_vec("PointGoal-v0", num_envs), -1.0, 0.0), {}, 2)
+    goals = [float(env.sample_tasks(1, seed=seed)[0]["goal"][0]) for seed in (3, 3, 4)]
+    assert goals[0] == goals[1] != goals[2]
+    assert env.max_episode_steps == make_vector_env("PointGoal-v0").max_episode_steps
+    assert env.task_space is not None
+    env.close()
+
+
+def test_vector_wrapper_that_keeps_running_statistics_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Batch is wrapped in NormalizeObservation, whose running statistics"):
+        make_vector_env(lambda num_envs: NormalizeObservation(Batch(num_envs)), {}, 2)
 
 
 def test_finished_slots_stay_as_they_are() -> None:
