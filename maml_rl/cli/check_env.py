@@ -33,12 +33,18 @@ def run_check_env(arguments: Sequence[str], prog: str) -> int:
 @ending_in_order()
 def _check_env(options: Namespace) -> None:
     from maml_rl.envs import FAMILIES
+    from maml_rl.envs.global_generators import construct
+    from maml_rl.samplers.env_recipe import Recipe
 
     kwargs = mapping_option(options.env_kwargs, "--env-kwargs", "{size: 3}")
     make = partial(_make_env, options.env, kwargs)
-    env = make()
+    env, _ = construct(make)
+    recipe = Recipe.of(_maker(options.env), kwargs, None)
     try:
         with UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}"), BrokenPipeError):
+            # As a run refuses it, whose workers make the environments.
+            recipe.require_importable()
+            recipe.pickled()
             _check_contract(env, make)
             if env.spec is None or env.spec.id not in FAMILIES:
                 # The slots of this package's families are one batch.
@@ -132,12 +138,22 @@ def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
     """Make an environment from an id or a class."""
     import gymnasium
 
-    from maml_rl.envs.calls import Awaited, is_async
+    from maml_rl.envs.calls import Awaited, is_async, needs_loop
     from maml_rl.envs.registration import find_spec
 
     with UsersCode(lambda error: ConfigError(f"{name} cannot be made: {explain(error)}")):
         maker = _maker(name)
-        env = gymnasium.make(find_spec(maker).id, **kwargs) if isinstance(maker, str) else maker(**kwargs)
+        make = (
+            partial(gymnasium.make, find_spec(maker).id, **kwargs)
+            if isinstance(maker, str)
+            else partial(maker, **kwargs)
+        )
+        try:
+            env = make()
+        except RuntimeError as error:
+            if not needs_loop(error):
+                raise
+            return Awaited.made(make)
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"{name} makes {type(env).__name__}, which is not a gymnasium.Env; derive it from that")
     return Awaited(env) if is_async(env) else env

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
+import pickle
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from typing import Any
 
@@ -21,9 +25,11 @@ from maml_rl.envs.make_env import EnvMaker, check_stepping
 from maml_rl.envs.meta_env import declared, seed_mask
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
+from maml_rl.errors import MamlRLError, UsersCode, explain
 from maml_rl.policies import Memory, Policy
 from maml_rl.policies.heads import Params
 from maml_rl.samplers.multi_task_sampler import MultiTaskSampler
+from maml_rl.samplers.work.child import vector_env
 from maml_rl.seeding import PhaseStreams
 from maml_rl.spaces import PackedSpace, own_actions, stored_actions, to_stored
 
@@ -79,8 +85,9 @@ def compare_with_loop(
 ) -> str:
     """Compare sampled episodes with those of a plain loop over one environment, in every placement.
 
-    The loop repeats the recorded actions, with the seeds and tasks of the sampler. Observations, rewards, ends of
-    episodes and recorded infos must be equal, to the last bit.
+    Loop and sampler have a process each, so `env` and `make_one` must be what a module defines. The loop repeats the
+    recorded actions, with the seeds and tasks of the sampler. Observations, rewards, ends of episodes and recorded
+    infos must be equal, to the last bit.
 
     Args:
         env: a registered id, "module:id", or a callable that makes a `gymnasium.Env`.
@@ -97,33 +104,20 @@ def compare_with_loop(
         ChildEnvError: If the environment raises.
     """
     names, steps = [], 0
-    first: tuple[list[Any], str] | None = None
-    (looped, _), generators = construct(make_one), KeptGenerators()
-    with closing(looped), generators:
-        policy = SampledActions(looped.action_space)
-        for name in _placements(env, looped):
-            if "stepping" in _PLACEMENTS[name] and generators.drawn():  # Threads share them.
+    first: tuple[list[str], str] | None = None
+    drawn: list[str] = []
+    # Environments may end at `close` what all those of their process need, as the display of pygame.
+    with _OwnProcess() as in_loop, _OwnProcess() as in_sampler:
+        space, render_mode = in_loop(_described, make_one)
+        for name in _placements(env, render_mode):
+            if "stepping" in _PLACEMENTS[name] and drawn:  # Threads share them.
                 continue
-            with MultiTaskSampler(
-                env,
-                env_kwargs,
-                batch_size=_EPISODES,
-                policy=policy,
-                seed=seed,
-                max_episode_steps=max_episode_steps,
-                **_PLACEMENTS[name],
-            ) as sampler:
-                tasks = sampler.sample_tasks(_NUM_TASKS)
-                episodes = sampler.rollout(tasks)
-            found = [task_key(task) for task in tasks], episodes.digest()
+            keys, episodes = in_sampler(_sampled, name, env, dict(env_kwargs or {}), space, max_episode_steps, seed)
+            found = keys, episodes.digest()
             if found == first:
                 names.append(name)
                 continue
-            seeds = PhaseStreams(seed, 0, 0).episode_seeds(_NUM_TASKS, range(_EPISODES))
-            if not isinstance(looped.unwrapped, BatchOfOne):
-                seeds &= seed_mask(declared(looped, "seed_bits", 32))
-            slots_per_task = _PLACEMENTS[name].get("slots_per_task", _EPISODES)
-            _expect_equal(looped, generators, episodes, seeds, name, slots_per_task)
+            drawn = in_loop(_expect_values_of_loop, make_one, episodes, seed, name)
             if first is not None:
                 raise AssertionError(
                     f"the tasks or actions that are drawn {name} are not those that are drawn {names[0]}, so that they "
@@ -137,7 +131,85 @@ def compare_with_loop(
     )
 
 
-def _placements(env: EnvMaker, made: gymnasium.Env[Any, Any]) -> Iterator[str]:
+class _OwnProcess:
+    """Calls functions in a process of its own, which starts as workers do."""
+
+    def __enter__(self) -> _OwnProcess:
+        """Begin; the process starts with the first call."""
+        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context(vector_env.START_METHODS[0]))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the process."""
+        self._pool.shutdown()
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a function that a module defines.
+
+        Raises:
+            AssertionError: As the function.
+            MamlRLError: If it raises anything else, or the process dies.
+        """
+        try:
+            outcome = self._pool.submit(_outcome, function, *arguments).result()
+        except BrokenProcessPool as error:
+            raise MamlRLError("the process in which the environment was tried has died") from error
+        if isinstance(outcome, Exception):
+            raise outcome
+        # Not as tensors cross otherwise, whose memory ends with their process.
+        return pickle.loads(outcome)
+
+
+def _outcome(function: Callable[..., Any], *arguments: Any) -> bytes | Exception:
+    try:
+        with UsersCode(lambda error: MamlRLError(explain(error)), (AssertionError, MamlRLError)):
+            return pickle.dumps(function(*arguments), pickle.HIGHEST_PROTOCOL)
+    except (AssertionError, MamlRLError) as error:
+        return error
+
+
+def _described(make_one: Callable[[], gymnasium.Env[Any, Any]]) -> tuple[gymnasium.Space[Any], Any]:
+    """Return the action space of an environment, and its render mode."""
+    with closing(construct(make_one)[0]) as env:
+        return env.action_space, env.render_mode
+
+
+def _sampled(
+    placement: str,
+    env: EnvMaker,
+    env_kwargs: Mapping[str, Any],
+    action_space: gymnasium.Space[Any],
+    max_episode_steps: int | None,
+    seed: int,
+) -> tuple[list[str], TaskEpisodes]:
+    """Return the tasks, and sampled episodes, of a placement."""
+    with MultiTaskSampler(
+        env,
+        env_kwargs,
+        batch_size=_EPISODES,
+        policy=SampledActions(action_space),
+        seed=seed,
+        max_episode_steps=max_episode_steps,
+        **_PLACEMENTS[placement],
+    ) as sampler:
+        tasks = sampler.sample_tasks(_NUM_TASKS)
+        return [task_key(task) for task in tasks], sampler.rollout(tasks)
+
+
+def _expect_values_of_loop(
+    make_one: Callable[[], gymnasium.Env[Any, Any]], episodes: TaskEpisodes, seed: int, placement: str
+) -> list[str]:
+    """Expect that sampled episodes have the values of a loop, and return from which global generators it draws."""
+    seeds = PhaseStreams(seed, 0, 0).episode_seeds(_NUM_TASKS, range(_EPISODES))
+    slots_per_task = _PLACEMENTS[placement].get("slots_per_task", _EPISODES)
+    with closing(construct(make_one)[0]) as looped, KeptGenerators() as generators:
+        if not isinstance(looped.unwrapped, BatchOfOne):
+            seeds &= seed_mask(declared(looped, "seed_bits", 32))
+        _expect_equal(looped, generators, episodes, seeds, placement, slots_per_task)
+        return generators.drawn()
+
+
+def _placements(env: EnvMaker, render_mode: Any) -> Iterator[str]:
     """Yield the names of the placements that an environment allows."""
     for name, options in _PLACEMENTS.items():
         if "stepping" in options:
@@ -145,7 +217,7 @@ def _placements(env: EnvMaker, made: gymnasium.Env[Any, Any]) -> Iterator[str]:
                 check_stepping(env, CallRules(stepping=options["stepping"]))
             except (TypeError, ValueError):
                 continue
-            if made.render_mode is not None:  # A renderer belongs to one thread.
+            if render_mode is not None:  # A renderer belongs to one thread.
                 continue
         yield name
 

@@ -1,6 +1,8 @@
 """Sampled episodes are those of a plain loop; what makes them differ is found, and its place named."""
 
+import os
 import random
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ import numpy as np
 import pytest
 from text_env import GuessingEnv
 
+from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.cli import main as cli
 from maml_rl.envs.meta_env import StepBuffers
 from maml_rl.envs.results import ResultWriter
+from maml_rl.errors import MamlRLError
 from maml_rl.samplers.plain_loop import compare_with_loop
 from tests.envs.third_party import CellEnv, DictEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv
 from tests.numbered_env import NumberedEnv
@@ -56,6 +60,31 @@ class CountedEnv(WalkEnv):
 
     def observe(self) -> Any:
         return np.array([self.place, 0.01 * self.number])
+
+
+class QuitsEnv(WalkEnv):
+    """Ends at `close` what all environments of its process need, as games quit pygame."""
+
+    display = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        QuitsEnv.display = 1
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not QuitsEnv.display:
+            raise RuntimeError("display Surface quit")
+        return super().step(action)
+
+    def close(self) -> None:
+        QuitsEnv.display = 0
+
+
+class DiesEnv(WalkEnv):
+    """Ends its process, as a fault of a library would."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        os._exit(3)
 
 
 class DrawingEnv(WalkEnv):
@@ -117,6 +146,15 @@ def test_environment_that_is_not_thread_safe_is_not_sampled_in_threads() -> None
     assert "in threads" not in told
 
 
+def test_environment_whose_close_reaches_others_of_its_process_has_the_values_of_a_loop() -> None:
+    assert compared(QuitsEnv).endswith(EVERYWHERE)
+
+
+def test_environment_that_ends_its_process_is_an_error() -> None:
+    with pytest.raises(MamlRLError, match="the process in which the environment was tried has died"):
+        compared(DiesEnv)
+
+
 def test_state_that_outlives_a_reset_is_found_with_its_place() -> None:
     with pytest.raises(AssertionError) as raised:
         compared(LeakyEnv)
@@ -124,7 +162,7 @@ def test_state_that_outlives_a_reset_is_found_with_its_place() -> None:
 
 
 def test_state_that_environments_share_is_found() -> None:
-    with pytest.raises(AssertionError, match=r"the observation of slot 0 .* at \[1\], but 0.01 in a plain loop"):
+    with pytest.raises(AssertionError, match=r"the observation of slot 0 .* at \[1\], but 0.02 in a plain loop"):
         compared(CountedEnv)
 
 
@@ -166,6 +204,7 @@ def test_command_says_what_was_compared_or_where_a_value_differs(
         "from tests.envs.third_party import WalkEnv\n"
         "from tests.samplers.test_plain_loop import CountedEnv\n"
         "gymnasium.register('Counted-v0', f'{__name__}:CountedEnv', max_episode_steps=7)\n"
+        "gymnasium.register('Lambda-v0', lambda: WalkEnv())\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -175,6 +214,15 @@ def test_command_says_what_was_compared_or_where_a_value_differs(
     assert EVERYWHERE in shown
     assert cli.main(["check-env", "walks:Counted-v0", "--against-loop"]) == 1
     assert "walks:Counted-v0: sampled in this process, the observation of slot 0" in capsys.readouterr().err
+
+    # As a run refuses it.
+    assert cli.main(["check-env", "walks:Lambda-v0"]) == 1
+    refused = capsys.readouterr().err.partition("walks:Lambda-v0: ")[2].strip()
+    policy = get_policy_for_env(WalkEnv(), (4,))
+    with pytest.raises(TypeError) as raised:
+        MultiTaskSampler("walks:Lambda-v0", {}, 2, policy, num_workers=1, max_episode_steps=3, start_method="spawn")
+    assert "what 'walks:Lambda-v0' is registered with cannot be pickled" in refused
+    assert re.sub("0x[0-9a-f]+", "", refused) == re.sub("0x[0-9a-f]+", "", str(raised.value))
 
 
 def test_environment_that_draws_from_generators_of_the_process_has_the_values_of_a_loop_that_seeds_them() -> None:
