@@ -251,6 +251,25 @@ def read_flat(space: Space, rows: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(rows.reshape(len(rows), *shape).astype(dtype, copy=False))
 
 
+class PaddedBox(spaces.Box):
+    """Actions of which some entries are padding, in some tasks.
+
+    Args:
+        low: lowest values of the entries (A,).
+        high: their highest values.
+        mask: the numbers of an observation, flattened, that say which entries are real (1) and which are padding (0).
+    """
+
+    def __init__(self, low: NDArray[np.float32], high: NDArray[np.float32], mask: slice) -> None:
+        super().__init__(low, high, dtype=np.float32)
+        self.mask = mask
+
+
+def mask_of(action_space: Space) -> slice | None:
+    """Return which numbers of an observation say which entries of an action are real; None where all are."""
+    return action_space.mask if isinstance(action_space, PaddedBox) else None
+
+
 class PackedField(_Part):
     """One part of an element of a `PackedSpace`: `path`, `space`, and `place`, its bytes in the row."""
 

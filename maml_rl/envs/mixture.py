@@ -18,10 +18,10 @@ from maml_rl.envs.task_entries import TaskArrays, for_each_task, parse_task, sta
 from maml_rl.envs.task_space import apportion
 from maml_rl.errors import TaskError
 from maml_rl.seeding import SlotStreams
-from maml_rl.spaces import is_image, write_flat
+from maml_rl.spaces import PaddedBox, is_image, write_flat
 
 HALF_CHEETAHS = ("HalfCheetahVel-v5", "HalfCheetahDir-v5", "HalfCheetahRandParams-v5")
-# Bounds of padded actions, which every family's own range is mapped to.
+# Bounds of padded actions in which families differ, which every family's own range is mapped to.
 _UNIT = 1.0
 
 
@@ -30,8 +30,10 @@ class MixtureVectorEnv(BatchedFamily):
 
     Families of equal spaces keep them, so that only rewards and transitions tell them apart. Otherwise observations are
     vectors: the family's own, flattened and padded with zeros, then as many numbers that are 1 where an entry is real
-    and 0 where it is padding. Actions are then those of the largest family. A family with fewer entries ignores the
-    further ones of a Box, whose range [-1, 1] is mapped to its own; one with fewer discrete actions takes the
+    and 0 where it is padding. Actions are then those of the largest family. Entries of a Box whose range differs from
+    family to family are in [-1, 1], and mapped to a family's own range. A family with fewer entries ignores the further
+    ones; the last numbers of an observation then say, in the same way, which entries of an action are real, and
+    policies of this package leave out the others (see `PaddedBox`). A family with fewer discrete actions takes the
     remainder.
 
     A batch of tasks has of every family as many as its weight says, up to rounding, in random order.
@@ -279,20 +281,28 @@ class _Padding:
                 raise TypeError(f"images, as of {name}, cannot be padded; mix families whose observations are vectors")
         flat = [batch_space(spaces.flatten_space(each.single_observation_space), 1) for each in members]
         self._size = max(space.shape[1] for space in flat if space.shape is not None)
-        self.observation_space = spaces.Box(-np.inf, np.inf, (2 * self._size,), np.float32)
         actions = [each.single_action_space for each in members]
+        # How many numbers say which entries of an action are real.
+        self._entries = 0
         if all(isinstance(space, spaces.Discrete) for space in actions):
             self.action_space: spaces.Space[Any] = spaces.Discrete(
                 max(int(space.n) for space in actions if isinstance(space, spaces.Discrete))
             )
         elif all(isinstance(space, spaces.Box) and space.is_bounded() for space in actions):
-            entries = max(int(np.prod(space.shape)) for space in actions if space.shape is not None)
-            self.action_space = spaces.Box(-_UNIT, _UNIT, (entries,), np.float32)
+            sizes = {spaces.flatdim(space) for space in actions}
+            low, high = np.array([_common_range(actions, entry) for entry in range(max(sizes))], np.float32).T
+            self.action_space = spaces.Box(low, high)
+            if len(sizes) > 1:
+                self._entries = max(sizes)
+                self.action_space = PaddedBox(low, high, slice(2 * self._size, 2 * self._size + self._entries))
         else:
             listed = ", ".join(f"{space} of {name}" for space, name in zip(actions, families, strict=True))
             raise TypeError(
                 f"a mixture has discrete actions only, or those of bounded Boxes; these differ in kind: {listed}"
             )
+        unbounded = np.full(2 * self._size, np.inf, np.float32)
+        of_actions = np.ones(self._entries, np.float32)
+        self.observation_space = spaces.Box(np.append(-unbounded, 0.0 * of_actions), np.append(unbounded, of_actions))
 
     @classmethod
     def of(cls, families: Mapping[str, BatchedFamily]) -> "_Padding | None":
@@ -307,20 +317,38 @@ class _Padding:
         return cls(families)
 
     def padded(self, observations: NDArray[Any], family: BatchedFamily) -> NDArray[np.float32]:
-        """Return observations (n, *obs) of a family as vectors (n, 2 * size): padded, then which entries are real."""
+        """Return observations (n, *obs) of a family as vectors: padded, which entries are real, and which of actions.
+
+        The last are there only where families have different numbers of them.
+        """
         size = spaces.flatdim(family.single_observation_space)
-        rows = np.zeros((len(observations), 2 * self._size), np.float32)
+        rows = np.zeros((len(observations), 2 * self._size + self._entries), np.float32)
         write_flat(family.single_observation_space, observations, rows[:, :size])
         rows[:, self._size : self._size + size] = 1.0
+        if self._entries:
+            rows[:, 2 * self._size :][:, : spaces.flatdim(family.single_action_space)] = 1.0
         return rows
 
     def own_actions(self, actions: NDArray[Any], family: BatchedFamily) -> NDArray[Any]:
-        """Return actions (N, *act) as actions of a family."""
+        """Return actions (N, *act) as actions of a family: mapped to its range, where that is not the common one."""
         space = family.single_action_space
         if isinstance(space, spaces.Discrete):
             remainder: NDArray[Any] = actions % space.n
             return remainder
         assert isinstance(space, spaces.Box)
-        own = actions[:, : int(np.prod(space.shape))].reshape(-1, *space.shape)
-        mapped: NDArray[Any] = space.low + (own + _UNIT) * (space.high - space.low) / (2.0 * _UNIT)
-        return mapped.astype(actions.dtype)
+        assert isinstance(self.action_space, spaces.Box)
+        size = spaces.flatdim(space)
+        own = actions[:, :size].reshape(-1, *space.shape)
+        low, high = (bound[:size].reshape(space.shape) for bound in (self.action_space.low, self.action_space.high))
+        mapped = space.low + (own + _UNIT) * (space.high - space.low) / (2.0 * _UNIT)
+        return np.where((space.low == low) & (space.high == high), own, mapped).astype(actions.dtype)
+
+
+def _common_range(actions: Sequence[spaces.Space[Any]], entry: int) -> tuple[float, float]:
+    """Return the range of an entry of actions in all families that have it; [-1, 1] where it differs."""
+    ranges = {
+        (float(space.low.flat[entry]), float(space.high.flat[entry]))
+        for space in actions
+        if isinstance(space, spaces.Box) and entry < space.low.size
+    }
+    return ranges.pop() if len(ranges) == 1 else (-_UNIT, _UNIT)

@@ -403,7 +403,9 @@ class PEARL(SoftActorCritic):
         actor_loss = -soft_values(of_proposed, log_prob, alpha).mean()
         entropy = -log_prob.detach().mean()
         loss = critic_loss + self.settings.kl_weight * kl.sum() / share + actor_loss
-        loss = loss + temperature * (entropy - self.networks.target_entropy)
+        of_steps = tuple(each.chunk(2)[0] for each in parameters)
+        target_entropy = self.networks.target_entropy_of(of_steps, torch.ones_like(rewards))
+        loss = loss + temperature * (entropy - target_entropy)
         means = critic_loss, actor_loss, kl.mean(), alpha, entropy
         return share * loss, [share * mean.detach() for mean in means]
 

@@ -268,10 +268,11 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
             entropies = -log_probs.detach()
         targets = soft_targets(trials.rewards, terminal, following, self.collection.gamma)
         entropy = masked_mean(entropies[:-1], mask)
+        target_entropy = self.networks.target_entropy_of(tuple(each[:-1] for each in parameters), mask)
         return (
             masked_mean(self.critics.errors(taken, targets), mask),
             -masked_mean(reached, mask),
-            temperature * (entropy - self.networks.target_entropy),
+            temperature * (entropy - target_entropy),
             masked_mean(self.critics.decode(taken.detach())[0], mask),
             entropy,
         )

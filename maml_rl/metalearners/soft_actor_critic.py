@@ -22,6 +22,7 @@ from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.learner_state import SINGLE
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.replay_learner import ReplaySettings
+from maml_rl.policies.heads import DistributionParams
 from maml_rl.policies.soft_actors import LAST_LAYER
 
 Critics = TypeVar("Critics", bound=nn.Module)
@@ -152,7 +153,16 @@ class SoftCritics(nn.Module, Generic[Critics]):
         self.log_temperature = nn.Parameter(torch.full((), math.log(settings.initial_temperature)))
         given = settings.target_entropy
         self.target_entropy = default_target_entropy(action_space) if given is None else given
-        self._tau = settings.tau
+        self._tau, self._by_number = settings.tau, given is None
+
+    def target_entropy_of(self, parameters: DistributionParams, mask: Tensor) -> Tensor | float:
+        """Return the target entropy of distributions (L, N, ...) at the real steps of mask (L, N).
+
+        By the size of an action, it counts the entries that are no padding; see `Head.masked`.
+        """
+        if not self._by_number or len(parameters) < 3:
+            return self.target_entropy
+        return -masked_mean(parameters[2].sum(-1), mask)
 
     def update_targets(self) -> None:
         """Move the targets toward the critics by a fraction of the way, `tau`."""

@@ -168,7 +168,7 @@ class BeliefPolicy(SequencePolicy):
                     if index:
                         units[index - 1].copy_(self._actor.nonlinearity(units[index - 1]))
                     act_on_layer()
-                return choose(chosen_from, noise), after
+                return choose(chosen_from, noise, observations), after
 
             return act
 
@@ -210,6 +210,7 @@ class BeliefPolicy(SequencePolicy):
         observed, belief = known[..., : self.own_size], known[..., self.own_size :]
         inputs = torch.cat(((observed - params["observation_mean"]) / params["observation_std"], belief), -1)
         distribution = self.distributions.parametrize(self._actor.units(inputs, params), params)
+        distribution = self.distributions.masked(distribution, observed)
         return Unrolled(distribution, self._critic.units(inputs, params).squeeze(-1), ())
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:

@@ -245,7 +245,8 @@ class MultiInputPolicy(Policy):
         act = self.distributions.actor(connected)
 
         def act_on_features(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            return act(self.perceptron.units(self.encoder.features(observations, own), connected), noise), ()
+            units = self.perceptron.units(self.encoder.features(observations, own), connected)
+            return act(units, noise, observations), ()
 
         return act_on_features
 

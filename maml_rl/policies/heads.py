@@ -38,7 +38,7 @@ from maml_rl.policies.distributions import (
     log_prob,
     validates,
 )
-from maml_rl.spaces import category_counts
+from maml_rl.spaces import category_counts, mask_of
 
 _LOG_2, _HALF_LOG_2_PI = math.log(2.0), 0.5 * math.log(2.0 * math.pi)
 Params = Mapping[str, Tensor]
@@ -113,6 +113,8 @@ class Head(Distributions):
         action_shape: shape of one action.
         num_categories: of each entry of an action; empty where these are no categories.
         is_greedy: whether `act`, which then gets noise in the middle of its range, returns the most probable action.
+        mask: numbers of a flat observation that are 1 for the real entries of an action and 0 for padding; None where
+            all entries are real. See `PaddedBox`.
     """
 
     noise_kind: NoiseKind
@@ -121,6 +123,7 @@ class Head(Distributions):
     action_shape: tuple[int, ...]
     num_categories: tuple[int, ...] = ()
     is_greedy: bool = False
+    mask: slice | None = None
 
     def initial_parameters(self) -> dict[str, Tensor]:
         """Return the head's own parameters, besides those of the network, by name."""
@@ -135,6 +138,22 @@ class Head(Distributions):
         """
         return (units,)
 
+    def masked(self, parameters: DistributionParams, seen: Tensor) -> DistributionParams:
+        """Return distribution parameters in which the padded entries of an action count nowhere.
+
+        They have the mean 0 and the deviation 1, whatever the units are, and the last of the parameters is 1 for real
+        entries, (..., A). Without a `mask`, the parameters are returned as they are.
+
+        Args:
+            parameters: see `parametrize`.
+            seen: (..., numbers) flat observations that they are for.
+        """
+        if self.mask is None:
+            return parameters
+        mean, log_std = parameters
+        real = seen[..., self.mask].to(mean)
+        return mean * real, log_std * real, real
+
     @abstractmethod
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
         """Return actions (..., *action shape), a deterministic function of distribution parameters and noise.
@@ -144,9 +163,12 @@ class Head(Distributions):
             noise: (..., noise_size) of `noise_kind`.
         """
 
-    def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the function from units and noise to actions under fixed parameters; compute shared parts once."""
-        return lambda units, noise: self.act(self.parametrize(units, params), noise)
+    def actor(self, params: Params) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Return the function from units, noise and flat observations to actions under fixed parameters.
+
+        What depends on the parameters alone is computed once.
+        """
+        return lambda units, noise, seen: self.act(self.masked(self.parametrize(units, params), seen), noise)
 
     def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> LogProbability:
         """Return the log-probabilities of actions taken, with their derivatives.
@@ -164,7 +186,7 @@ class Head(Distributions):
     @property
     def has_closed_form(self) -> bool:
         """Whether `on_samples` returns derivatives."""
-        return type(self).on_samples is not Head.on_samples
+        return self.mask is None and type(self).on_samples is not Head.on_samples
 
     def check_actions(self, action_space: gymnasium.Space[Any]) -> None:
         """Refuse, by a ValueError, an action space of another shape, type or number of categories than the head's."""
@@ -212,22 +234,25 @@ class GaussianHead(Head):
         return torch.clamp(params["sigma"], min=self.min_log_std)
 
     def distribution(self, parameters: DistributionParams) -> Independent:
-        mean, log_std = parameters
+        mean, log_std = parameters[:2]
         shape = (*mean.shape[:-1], *self.action_shape)
         std = torch.exp(log_std).expand_as(mean)
         normal = Normal(mean.reshape(shape), std.reshape(shape), validate_args=validates(mean))
         return Independent(normal, len(self.action_shape))
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
-        mean, log_std = parameters
+        mean, log_std = parameters[:2]
+        noise = _of_real(noise, parameters)
         # Two kernels: a fused one may round the last entries of an array differently from the others.
         return (noise * torch.exp(log_std) + mean).reshape(*mean.shape[:-1], *self.action_shape)
 
-    def actor(self, params: Params) -> Callable[[Tensor, Tensor], Tensor]:
+    def actor(self, params: Params) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        if self.mask is not None:
+            return super().actor(params)
         std, is_row = torch.exp(self.log_std(params)), len(self.action_shape) == 1
         of_tasks = std.unsqueeze(1) if std.dim() == 2 else std
 
-        def act(units: Tensor, noise: Tensor) -> Tensor:
+        def act(units: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
             own = of_tasks
             if std.dim() == 2 and units.dim() != 3:
                 own = std.reshape(std.shape[0], *(1,) * (units.dim() - 2), std.shape[1])
@@ -237,11 +262,15 @@ class GaussianHead(Head):
         return act
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
-        mean, log_std = parameters
-        return functional.gaussian_log_prob(mean, log_std, actions.to(mean.dtype).reshape(*mean.shape))
+        mean, log_std = parameters[:2]
+        actions = _of_real(actions.to(mean.dtype).reshape(*mean.shape), parameters)
+        return _without_padding(functional.gaussian_log_prob(mean, log_std, actions), parameters, -_HALF_LOG_2_PI)
+
+    def entropy(self, parameters: DistributionParams) -> Tensor:
+        return _without_padding(super().entropy(parameters), parameters, 0.5 + _HALF_LOG_2_PI)
 
     def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
-        return functional.gaussian_kl(*old, *new)
+        return functional.gaussian_kl(*old[:2], *new[:2])
 
     def fisher_product(
         self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
@@ -285,6 +314,7 @@ class SquashedGaussianHead(Head):
         )
         self.center, self.half_range, self.log_std_bounds = (low + high) / 2.0, (high - low) / 2.0, log_std_bounds
         self._bounds: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self.mask = mask_of(action_space)
 
     def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the middle and half of the range of each entry, (A,) each, of the type and on the device of `like`."""
@@ -304,7 +334,7 @@ class SquashedGaussianHead(Head):
         return self._distribution(parameters, checked=validates(parameters[0]))
 
     def _distribution(self, parameters: DistributionParams, *, checked: bool | None) -> TransformedDistribution:
-        mean, log_std = (entry.reshape(*entry.shape[:-1], *self.action_shape) for entry in parameters)
+        mean, log_std = (entry.reshape(*entry.shape[:-1], *self.action_shape) for entry in parameters[:2])
         event = len(self.action_shape)
         center, half_range = (bound.reshape(self.action_shape) for bound in self.bounds(mean))
         squash = [TanhTransform(), AffineTransform(center, half_range, event_dim=event)]
@@ -312,11 +342,15 @@ class SquashedGaussianHead(Head):
         return TransformedDistribution(Independent(normal, event), squash, validate_args=checked)
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
+        center, half_range = self.bounds(parameters[0])
+        actions = _of_real(actions.to(parameters[0].dtype), parameters, center)
         # A loss that is not finite is named by the learner.
-        return log_prob(self._distribution(parameters, checked=False), actions.to(parameters[0].dtype))
+        log_probs = log_prob(self._distribution(parameters, checked=False), actions)
+        return _without_padding(log_probs, parameters, -_HALF_LOG_2_PI - half_range.log())
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
-        mean, log_std = parameters
+        mean, log_std = parameters[:2]
+        noise = _of_real(noise, parameters)
         # Two kernels: a fused one may round the last entries of an array differently from the others.
         squashed = torch.tanh(noise * torch.exp(log_std) + mean)
         center, half_range = self.bounds(squashed)
@@ -333,12 +367,13 @@ class SquashedGaussianHead(Head):
             parameters: see `parametrize`.
             noise: (..., A) from N(0, 1).
         """
-        mean, log_std = parameters
+        mean, log_std = parameters[:2]
+        noise = _of_real(noise, parameters)
         before = mean + log_std.exp() * noise
         # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not lose its digits where tanh(u) is near 1.
         slope = 2.0 * (_LOG_2 - before - torch.nn.functional.softplus(-2.0 * before))
         density = -0.5 * noise.square() - log_std - _HALF_LOG_2_PI - slope
-        return torch.tanh(before), density.sum(-1)
+        return torch.tanh(before), _of_real(density, parameters).sum(-1)
 
 
 class CategoricalHead(Head):
@@ -443,7 +478,9 @@ def head_for(action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std:
     """
     match action_space:
         case spaces.Box(shape=shape, dtype=dtype) if np.issubdtype(dtype, np.floating):
-            return GaussianHead(shape, init_std, min_std)
+            head = GaussianHead(shape, init_std, min_std)
+            head.mask = mask_of(action_space)
+            return head
         case spaces.Discrete(n=n):
             return CategoricalHead(int(n))
         case spaces.MultiDiscrete(nvec=counts, shape=shape):
@@ -454,6 +491,16 @@ def head_for(action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std:
         f"no policy for the action space {action_space}: expected a Box of floats, MultiBinary, Discrete or "
         "MultiDiscrete; map it to one of these with gymnasium.wrappers.TransformAction"
     )
+
+
+def _of_real(entries: Tensor, parameters: DistributionParams, padding: Tensor | float = 0.0) -> Tensor:
+    """Return entries (..., A) of actions, or of their noise, with `padding` where the parameters say so."""
+    return entries if len(parameters) < 3 else torch.where(parameters[2] > 0, entries, padding)
+
+
+def _without_padding(values: Tensor, parameters: DistributionParams, of_entry: Tensor | float) -> Tensor:
+    """Return sums (...) over the entries of actions without the padded ones, each of which has added `of_entry`."""
+    return values if len(parameters) < 3 else values - ((1.0 - parameters[2]) * of_entry).sum(-1)
 
 
 def shape_of_entries(num_entries: int, action_shape: Sequence[int] | None) -> tuple[int, ...]:

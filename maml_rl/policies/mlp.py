@@ -207,7 +207,8 @@ class MLPPolicy(Policy):
                 f"parameters are stacked for {first.shape[0]} tasks, so observations must have the shape "
                 f"({first.shape[0]}, ..., *{self.observation_shape}), got {tuple(observations.shape)}"
             )
-        return self.distributions.parametrize(self.perceptron.units(inputs, params), params)
+        parameters = self.distributions.parametrize(self.perceptron.units(inputs, params), params)
+        return self.distributions.masked(parameters, inputs)
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
         first = params[self.perceptron.layer_names[0][0]]
@@ -217,7 +218,7 @@ class MLPPolicy(Policy):
 
         def act_stacked(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
             inputs = self.encode(observations, first.dtype)
-            return act(self.perceptron.stacked_units(inputs, layers, in_place=True), noise), ()
+            return act(self.perceptron.stacked_units(inputs, layers, in_place=True), noise, inputs), ()
 
         return act_stacked
 

@@ -7,6 +7,7 @@ through whole sequences. The two agree to rounding.
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar, Literal, TypedDict, Unpack, get_args
 
@@ -253,7 +254,8 @@ class SequencePolicy(MemoryPolicy):
                         outputs[index - 1].tanh_()
                     product()
                 # The sampler will write to the observations again.
-                return choose(chosen_from, noise), (*after, numbers.clone()) if self.token_shift else after
+                last = (numbers.clone(),) if self.token_shift else ()
+                return choose(chosen_from, noise, observations), (*after, *last)
 
             return act
 
@@ -279,7 +281,8 @@ class SequencePolicy(MemoryPolicy):
         if self.value == "network":
             of_values, _ = body.run(self._tokens(inputs, None), None, within(params, f"value_{self.body_name}."))
         last = (inputs[-1],) if self.token_shift else ()
-        return self._through_heads(inputs, units, of_values, params, (*after, *last))
+        unrolled = self._through_heads(inputs, units, of_values, params, (*after, *last))
+        return replace(unrolled, distribution=self.distributions.masked(unrolled.distribution, observations))
 
     def unroll_tasks(self, observations: Tensor, params: Params, memory: Memory | None = None) -> Unrolled:
         return self.unroll(observations, memory, params)

@@ -49,10 +49,11 @@ class SoftActor(Policy):
             self.add_module(name, make_linear(*layer, generator))
         self.head = make_linear(sizes[-1], self.distributions.num_units, generator, LAST_LAYER)
 
-    def _through_layers(self, inputs: Tensor, params: Params) -> DistributionParams:
+    def _through_layers(self, inputs: Tensor, seen: Tensor, params: Params) -> DistributionParams:
+        """Return the distribution parameters for inputs of the first layer, and the observations they come from."""
         for name in self.layers:
             inputs = through(inputs, params, name).relu_()
-        return self.distributions.parametrize(through(inputs, params, "head"), params)
+        return self.distributions.masked(self.distributions.parametrize(through(inputs, params, "head"), params), seen)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         if observation_space.shape != self.observation_shape:
@@ -156,7 +157,7 @@ class RecurrentActor(SoftActor, MemoryPolicy):
         """Return the distribution parameters at units (..., H) of the encoder and observations (..., size)."""
         params = dict(self.named_parameters()) if params is None else params
         present = through(self.encoder.see(observations), params, "present").relu_()
-        return self._through_layers(torch.cat((units, present), -1), params)
+        return self._through_layers(torch.cat((units, present), -1), observations, params)
 
 
 class ContextActor(SoftActor):
@@ -211,7 +212,8 @@ class ContextActor(SoftActor):
     def under(self, observations: Tensor, contexts: Tensor, params: Params | None = None) -> DistributionParams:
         """Return mean and log standard deviation (..., A) of observations (..., o) under contexts (..., Z)."""
         params = dict(self.named_parameters()) if params is None else params
-        return self._through_layers(torch.cat((observations.to(self.head.weight.dtype), contexts), -1), params)
+        inputs = torch.cat((observations.to(self.head.weight.dtype), contexts), -1)
+        return self._through_layers(inputs, observations, params)
 
 
 def head_of(action_space: gymnasium.Space[Any]) -> Head:

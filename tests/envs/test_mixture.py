@@ -14,14 +14,16 @@ from tests.envs.contract import random_actions
 POINTS = {"families": ["2DNavigation-v0", "PointGoal-v0", "SemiCircle-v0"]}
 GRIDS = {"families": ["DarkRoom-v0", "GridNavi-v0", "Bandit-K5-v0"]}
 BODIES = {"families": ["HalfCheetahVel-v5", "HopperVel-v5", "SwimmerVel-v5"]}
+WIDER = {**BODIES, "arguments": {name: {"normalization_scale": 10.0} for name in BODIES["families"]}}
+UNEQUAL: dict[str, Any] = {"families": ["PointGoal-v0", "HalfCheetahVel-v5"]}
 CHEETAHS: dict[str, Any] = {}
 SEEDS = np.array([5, 2**40, 7, 8, 9, 10])
 
 
 @pytest.mark.parametrize(
     ("kwargs", "is_padded"),
-    [(POINTS, False), (CHEETAHS, False), (GRIDS, True), (BODIES, True)],
-    ids=["points", "cheetahs", "grids", "bodies"],
+    [(POINTS, False), (CHEETAHS, False), (GRIDS, True), (BODIES, True), (WIDER, True), (UNEQUAL, True)],
+    ids=["points", "cheetahs", "grids", "bodies", "wider bodies", "unequal"],
 )
 def test_slot_is_a_slot_of_its_family(kwargs: dict[str, Any], is_padded: bool) -> None:
     mixture: Any = make_vector_env("Mixture-v0", kwargs, 6)
@@ -37,10 +39,11 @@ def test_slot_is_a_slot_of_its_family(kwargs: dict[str, Any], is_padded: bool) -
         seen.append(mixture.buffers.observations.copy())
         rewards.append(mixture.buffers.rewards.copy())
         ends.append(mixture.buffers.terminated.copy())
-    half = mixture.observation_space.shape[1] // 2
+    entries = mixture.single_action_space.shape[0] if is_padded and kwargs is not GRIDS else 0
+    half = (mixture.observation_space.shape[1] - entries) // 2
     for slot, task in enumerate(tasks):
         name = task["family"]
-        alone: Any = make_vector_env(name, {}, 1)
+        alone: Any = make_vector_env(name, kwargs.get("arguments", {}).get(name, {}), 1)
         alone.reset_task([{key: value for key, value in task.items() if key != "family"}])
         alone.reset_buffers(SEEDS[slot : slot + 1])
         space = alone.single_observation_space
@@ -51,8 +54,10 @@ def test_slot_is_a_slot_of_its_family(kwargs: dict[str, Any], is_padded: bool) -
                 if is_padded and isinstance(own_action, spaces.Discrete):
                     action = action % own_action.n
                 elif is_padded:
-                    low, high = own_action.low, own_action.high
-                    action = (low + (action[: low.size] + 1.0) * (high - low) / 2.0).astype(np.float32)
+                    low, high, action = own_action.low, own_action.high, action[: own_action.shape[0]]
+                    # Bit for bit as the family alone where all families have one range.
+                    if kwargs is UNEQUAL and name == "PointGoal-v0":
+                        action = (low + (action + 1.0) * (high - low) / 2.0).astype(np.float32)
                 alone.step_send(0, np.asarray(action)[None])
                 alone.step_recv()
                 assert rewards[step - 1][slot] == alone.buffers.rewards[0]
@@ -63,8 +68,9 @@ def test_slot_is_a_slot_of_its_family(kwargs: dict[str, Any], is_padded: bool) -
             else:
                 np.testing.assert_array_equal(seen[step][slot][:size], own)
                 np.testing.assert_array_equal(seen[step][slot][size:half], 0.0)
-                mask = seen[step][slot][half:]
+                mask, of_actions = np.split(seen[step][slot][half:], [half])
                 np.testing.assert_array_equal(mask, np.arange(half) < size)
+                np.testing.assert_array_equal(of_actions, np.arange(entries) < np.prod(own_action.shape))
 
 
 def test_every_family_ends_at_its_own_time_limit() -> None:
