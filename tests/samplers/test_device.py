@@ -1,5 +1,7 @@
 """The backend `device`: the CPU's own episodes from the same keys, as tensors that stay on the device."""
 
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -12,7 +14,7 @@ from maml_rl.config.placement import Placement
 from maml_rl.envs.make_env import ObservedLastStep, ObservedTask
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.envs.registration import FAMILIES
-from maml_rl.errors import ConfigError, NonFiniteError, TaskError
+from maml_rl.errors import ChildEnvError, ConfigError, NonFiniteError, TaskError
 from maml_rl.policies import GRUPolicy, TransformerPolicy, get_policy_for_env
 from maml_rl.policies.transformer import Attention
 from maml_rl.samplers.device.phase_loop import DeviceLoop
@@ -289,12 +291,30 @@ def test_physics_agrees_with_mujoco_after_a_step(env_id):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_too_little_room_for_contacts_names_the_setting():
+@pytest.mark.parametrize(
+    ("backend", "engine", "num_rows"), [("device", {}, 1), ("device", {}, 12), ("in-process", {"engine": "warp"}, 12)]
+)
+def test_too_little_room_for_contacts_is_an_error_in_any_wave(backend, engine, num_rows):
     pytest.importorskip("mujoco_warp")
-    options = {"env_kwargs": {"max_constraints": 1}, "max_episode_steps": 30}
+    options = {"env_kwargs": {"max_constraints": num_rows, **engine}, "batch_size": 6, "slots_per_task": 1}
 
-    with pytest.raises(ConfigError, match=r"env-kwargs: \{max_constraints: 2\}"):
-        sample("device", "HalfCheetahDir-v5", policy_for("HalfCheetahDir-v5"), **options)
+    with pytest.raises((ConfigError, ChildEnvError), match=rf"env-kwargs: \{{max_constraints: {2 * num_rows}\}}"):
+        sample(backend, "HalfCheetahDir-v5", policy_for("HalfCheetahDir-v5"), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [gymnasium.make, partial(gymnasium.make_vec, num_envs=2)], ids=["one", "many"])
+def test_too_little_room_for_contacts_is_an_error_without_a_sampler(make):
+    pytest.importorskip("mujoco_warp")
+    refused = pytest.raises(ConfigError, match=r"env-kwargs: \{max_constraints: 2\}")
+    with closing(make("HalfCheetahDir-v5", engine="warp", max_constraints=1)) as env, refused:
+        play(env)
+
+
+def play(env: Any) -> None:
+    env.reset(seed=0)
+    for _ in range(30):
+        env.step(env.action_space.sample())
 
 
 @on_gpu

@@ -179,6 +179,8 @@ class WarpPhysics:
         self._qpos, self._qvel, self._controls, self._warmstart, self._overflow = (
             warp.to_torch(getattr(self._data, name)) for name in ("qpos", "qvel", "ctrl", "qacc_warmstart", "overflow")
         )
+        # What overflowed before the last `set_state` of a simulation.
+        self._overflow_before = torch.zeros_like(self._overflow)
         self._bound: dict[str, Tensor] = {}
         self._fields: dict[str, Tensor] = {}
 
@@ -199,11 +201,12 @@ class WarpPhysics:
         where = slice(None) if mask is None else self._warp.tensor(mask)
         for target, values in ((self._qpos, qpos), (self._qvel, qvel)):
             target[where] = self._warp.tensor(values).to(target.dtype)
+        self._overflow_before |= self._overflow
         for tensor in (self._controls, self._warmstart, self._overflow):
             tensor[where] = 0
         self._run(0)
         self._warmstart[where] = 0
-        self._restore(kept)
+        self._finish(kept)
 
     def set_model(self, fields: Mapping[str, Any]) -> None:
         """Give every simulation a model of its own."""
@@ -227,7 +230,7 @@ class WarpPhysics:
         else:
             self._controls.copy_(self._torch.where(active[:, None], controls, self._controls))
         self._run(num_substeps)
-        self._restore(kept)
+        self._finish(kept)
 
     def forward(self, mask: Any = None) -> None:
         """Compute derived quantities."""
@@ -235,19 +238,25 @@ class WarpPhysics:
         warmstart = self._warmstart.clone()
         self._run(0)
         self._warmstart.copy_(warmstart)
-        self._restore(kept)
+        self._finish(kept)
 
-    @property
-    def overflow(self) -> Tensor:
-        """(2,) bool: whether contacts, and rows of constraints, were too many in any simulation since its start."""
+    def take_overflow(self) -> Tensor:
+        """Return (2,) bool: whether contacts, and rows of constraints, were too many in any simulation, and forget it.
+
+        On the CPU with NumPy arrays nobody needs to ask: every call refuses it.
+        """
         kind = self._mjw.OverflowType
         rows = kind.NEFC | kind.NJMAX_NNZ
         # Iterations that do not suffice are no loss: MuJoCo itself ends there.
         contacts = kind.ALL & ~(rows | kind.ITERATIONS | kind.LS_ITERATIONS)
-        return self._torch.stack([(self._overflow & int(bits)).any() for bits in (contacts, rows)])
+        found = self._overflow | self._overflow_before
+        taken = self._torch.stack([(found & int(bits)).any() for bits in (contacts, rows)])
+        self._overflow.zero_()
+        self._overflow_before.zero_()
+        return taken
 
     def refuse_overflow(self, contacts: bool, rows: bool) -> None:
-        """Refuse what `overflow` has found.
+        """Refuse what `take_overflow` has found.
 
         Raises:
             ConfigError: If there was too little room; the message names the setting.
@@ -267,7 +276,8 @@ class WarpPhysics:
         self._graphs.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: getattr(self, name).cpu() for name in ("_qpos", "_qvel", "_controls", "_warmstart", "_overflow")}
+        names = ("_qpos", "_qvel", "_controls", "_warmstart", "_overflow", "_overflow_before")
+        state = {name: getattr(self, name).cpu() for name in names}
         of_model = {name: values.cpu() for name, values in self._fields.items()}
         bound = {name: values.cpu() for name, values in self._bound.items()}
         return {"arguments": self._arguments, "state": state, "fields": of_model, "bound": bound}
@@ -322,6 +332,12 @@ class WarpPhysics:
             for tensor, before in tensors:
                 rows = frozen.reshape(-1, *(1,) * (tensor.dim() - 1))
                 tensor.copy_(self._torch.where(rows, before, tensor))
+
+    def _finish(self, kept: tuple[Tensor, list[tuple[Tensor, Tensor]]] | None) -> None:
+        """Restore what must not change; refuse an overflow where reading it waits for nothing."""
+        self._restore(kept)
+        if self._as_numpy:
+            self.refuse_overflow(*map(bool, self.take_overflow().tolist()))
 
     def _run(self, num_substeps: int) -> None:
         """Run substeps, or for zero a forward pass: on a GPU as a graph, or as a part of one that is being recorded."""

@@ -61,9 +61,10 @@ class Substeps:
         mjw.com_pos(model, data)
         mjw.camlight(model, data)
         mjw.tendon(model, data)
+        # Constraints between bodies read their velocities.
+        mjw.com_vel(model, data)
         self._beside(0, mjw.make_constraint)
         self._beside(1, mjw.crb, smooth.tendon_armature)
-        mjw.com_vel(model, data)
         self._beside(2, mjw.transmission, _find_velocities, mjw.passive, mjw.fwd_actuation)
         mjw.rne(model, data)
         for branch in self._branches:

@@ -197,7 +197,7 @@ class DeviceLoop:
         physics = self._slots.physics
         state = [whole["lengths"].max(), faulty]
         if physics is not None:
-            state.extend(physics.overflow.unbind())
+            state.extend(physics.take_overflow().unbind())
         longest, is_faulty, *overflow = torch.stack([each.long() for each in state]).tolist()
         if physics is not None:
             physics.refuse_overflow(*map(bool, overflow))
