@@ -21,7 +21,7 @@ def explain_outdated(name: str = "maml-rl") -> str | None:
     except metadata.PackageNotFoundError:
         return None
     lines = []
-    for package, clauses, _ in _requirements(own):
+    for package, clauses, _ in requirements(own):
         needed = next((version for operator, version in clauses if operator == ">="), None)
         if needed is None:
             continue
@@ -53,12 +53,12 @@ def _who_excludes(package: str, needed: str) -> Iterator[tuple[str, str]]:
         name = distribution.metadata["Name"]
         if name not in seen:
             seen.add(name)
-            for other, clauses, text in _requirements(distribution.requires):
+            for other, clauses, text in requirements(distribution.requires):
                 if _normal(other) == _normal(package) and any(_excludes(clause, needed) for clause in clauses):
                     yield f"{name} {distribution.version}", text
 
 
-def _requirements(texts: Sequence[str] | None) -> Iterator[tuple[str, list[tuple[str, str]], str]]:
+def requirements(texts: Sequence[str] | None) -> Iterator[tuple[str, list[tuple[str, str]], str]]:
     """Yield the requirements of a distribution without its extras: package, clauses, and the text."""
     for text in texts or ():
         found = _REQUIREMENT.match(text)

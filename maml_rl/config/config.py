@@ -13,13 +13,13 @@ from pydantic import (
     BeforeValidator,
     Field,
     JsonValue,
-    ModelWrapValidatorHandler,
     PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import ErrorDetails
 
 from maml_rl.arguments import suggest

@@ -463,7 +463,8 @@ class _OfTheWrapped:
         setattr(wrapper.env, self._name, value)
 
 
-class MetaVectorWrapper(MetaVectorEnv, VectorWrapper[Any, Any, Any, Any, Any]):
+# Gymnasium's class is generic only from 1.4 on.
+class MetaVectorWrapper(MetaVectorEnv, VectorWrapper):
     """Slots that another vector environment steps; a subclass overrides what it changes."""
 
     env: MetaVectorEnv

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from maml_rl.config.config import Config
 from maml_rl.config.placement import ELSEWHERE
 from maml_rl.envs.meta_env import Task
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ConfigError, explain
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.results.comparable import Run, RunGroup, common_steps, readable_value, unequal_settings
@@ -241,9 +241,13 @@ def check_figure(path: Path) -> None:
     if path.suffix.lower() not in _ENDINGS:
         raise ConfigError(f"--figure {path} must end with {', '.join(_ENDINGS)}")
     try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError("a figure needs matplotlib; run pip install 'maml-rl[figures]'") from None
+        import matplotlib.figure  # noqa: F401
+    # One that is there and broken, as beside another NumPy, may raise anything.
+    except Exception as error:
+        raise ConfigError(
+            f"a figure needs matplotlib, which cannot be imported ({explain(error)}); run pip install "
+            "'maml-rl[figures]'"
+        ) from None
 
 
 def write_figure(measured: Sequence[Measured], path: Path) -> None:

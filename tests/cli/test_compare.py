@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from scipy.stats import trim_mean
 
 from maml_rl.cli import main as cli
+from maml_rl.errors import ConfigError
 from maml_rl.report import paper
 from maml_rl.results.comparable import read_runs
 from maml_rl.results.evaluation import Evaluation
@@ -162,3 +164,16 @@ def test_what_cannot_be_compared_is_refused_in_one_line_before_training(
     (line,) = capsys.readouterr().err.splitlines()
     assert all(word in line for word in words), line
     assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("reason", ["No module named 'matplotlib'", "numpy.core.multiarray failed to import"])
+def test_figure_without_a_matplotlib_that_imports_says_why(
+    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "matplotlib").mkdir()
+    (tmp_path / "matplotlib" / "__init__.py").write_text(f"raise ImportError({reason!r})")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=f"a figure needs matplotlib, .*{re.escape(reason)}.*maml-rl\\[figures\\]"):
+        paper.check_figure(tmp_path / "figure.pdf")

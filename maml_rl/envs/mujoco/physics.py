@@ -11,6 +11,8 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, get_args
 
 import mujoco
@@ -19,6 +21,7 @@ from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
+from maml_rl.dependencies import requirements
 from maml_rl.envs.mujoco.warp_physics import WarpLimits, WarpPhysics
 
 Engine = Literal["auto", "mjbatch", "mujoco", "warp"]
@@ -221,6 +224,28 @@ class _Simulations(ABC):
         self._states[...] = saved["states"]
 
 
+def _require_mujoco_of_mjbatch() -> None:
+    """Raise an ImportError where mjbatch was built for another MuJoCo than that which is imported.
+
+    It would read the other's structures with its own layout, which ends the process. Another MuJoCo than the installed
+    one may come first on the path.
+    """
+    try:
+        needed = next(
+            version
+            for package, clauses, _ in requirements(metadata.requires("mjbatch"))
+            for operator, version in clauses
+            if package == "mujoco" and operator == "=="
+        )
+    except (metadata.PackageNotFoundError, StopIteration):
+        return  # It is missing, or works with any.
+    if needed != mujoco.__version__:
+        raise ImportError(
+            f"mjbatch {metadata.version('mjbatch')} is for MuJoCo {needed}, and MuJoCo {mujoco.__version__} of "
+            f"{Path(mujoco.__file__).parent} is imported"
+        )
+
+
 class BatchPhysics(_Simulations):
     """`Physics` on mjbatch, which is tied to one version of MuJoCo.
 
@@ -231,6 +256,7 @@ class BatchPhysics(_Simulations):
     engine = "mjbatch"
 
     def __init__(self, model: mujoco.MjModel, num_sims: int, num_threads: int) -> None:
+        _require_mujoco_of_mjbatch()
         # Not imported at the top: it is an optional extra, and importing it installs a log handler in MuJoCo.
         from mjbatch import Batch
 

@@ -1,6 +1,7 @@
 import copy
 import sys
 import threading
+from importlib.metadata import requires
 
 import mujoco
 import numpy as np
@@ -207,6 +208,17 @@ def test_auto_falls_back_to_plain_mujoco_when_mjbatch_cannot_be_imported(monkeyp
     assert make_physics(load_model("half_cheetah.xml"), 2, "auto").engine == "mujoco"
     with pytest.raises(DependencyNotInstalled, match=r"pip install 'maml-rl\[fast\]'"):
         make_physics(load_model("half_cheetah.xml"), 2, "mjbatch")
+
+
+def test_mjbatch_is_not_used_with_another_mujoco_than_its_own(monkeypatch):
+    """It would end the process where it reads the other's structures."""
+    pytest.importorskip("mjbatch", exc_type=ImportError)
+    (own,) = (each.removeprefix("mujoco==") for each in requires("mjbatch") if each.startswith("mujoco=="))
+    for other in ("3.3.0", own + "1"):
+        monkeypatch.setattr(mujoco, "__version__", other)
+        assert seam("ant.xml", "auto").engine == "mujoco"
+        with pytest.raises(DependencyNotInstalled, match=rf"mjbatch .* is for MuJoCo {own}, and MuJoCo {other} of "):
+            seam("ant.xml", "mjbatch")
 
 
 def test_auto_takes_mjbatch_where_it_is_installed():
