@@ -121,7 +121,8 @@ def compare_with_loop(
             if first is not None:
                 raise AssertionError(
                     f"the tasks or actions that are drawn {name} are not those that are drawn {names[0]}, so that they "
-                    "depend on more than the seed"
+                    "depend on more than the seed; the order of a set of texts, and hash of a text, change with "
+                    "PYTHONHASHSEED: sort, or set it"
                 )
             first, steps = found, int(episodes.lengths.sum())
             names.append(name)
@@ -257,7 +258,8 @@ def _expect_equal(
                     raise AssertionError(
                         f"sampled {sampled}, the {what} of slot {slot} (task {task}, episode {episode}, step {step}) "
                         f"is {difference} in a plain loop; an episode may depend only on its task, seed and actions: "
-                        "look for state that outlives a reset, or that environments share"
+                        "look for state that outlives a reset, or that environments share, or for the order of a set "
+                        "of texts, which changes with PYTHONHASHSEED"
                     )
 
 
