@@ -21,7 +21,7 @@ from maml_rl.config.catalog import find_config
 from maml_rl.config.config import load_config
 from maml_rl.experience.recording import About, Recording, load_histories, space_as_json
 from maml_rl.experiment.build import Experiment, make_experiment
-from maml_rl.metalearners import Batch
+from maml_rl.metalearners import EpisodeStore
 from maml_rl.metalearners.history_learner import HistoryLearner
 from maml_rl.policies.classical import RandomPolicy
 from maml_rl.samplers import MultiTaskSampler
@@ -114,7 +114,7 @@ def _measure(row: UpdateTime, device: torch.device, repeats: int, seed: int, sma
         config = config.override({**sizes, **few})
     annealed = {"anneal-over": None} if "anneal-over" in config.algorithm_settings else {}
     config = config.override({"algorithm-settings": annealed})
-    batch = Batch(_batch_of(make_experiment(config), small).phases)
+    batch = _batch_of(make_experiment(config), small)
     experiment = make_experiment(config, device)
     learner = experiment.metalearner
     if isinstance(learner, HistoryLearner):
@@ -142,10 +142,10 @@ def _measure(row: UpdateTime, device: torch.device, repeats: int, seed: int, sma
         row.refusal = next((each.refusal for each in steps if each.refusal is not None), None)
 
 
-def _batch_of(experiment: Experiment, small: bool) -> Batch:
+def _batch_of(experiment: Experiment, small: bool) -> EpisodeStore:
     learner = experiment.metalearner
     if isinstance(learner, HistoryLearner):
-        return Batch([])
+        return learner.store_of([])
     with experiment.make_sampler(num_workers=0 if small else None) as sampler:
         return learner.collect(sampler, sampler.sample_tasks(experiment.config.meta_batch_size))
 

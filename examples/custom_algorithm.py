@@ -14,7 +14,7 @@ from maml_rl.config.yaml_source import Mapping
 from maml_rl.derivatives import Memo
 from maml_rl.episode import TaskEpisodes
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import Batch, MetaLearner, SettingsModel
+from maml_rl.metalearners import EpisodeStore, MetaLearner, SettingsModel
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
 from maml_rl.metalearners.losses import surrogate
 
@@ -39,7 +39,7 @@ class AdamMAML(MetaLearner):
         learning_rate: Annotated[float, Field(gt=0, description="step size of Adam")] = 1e-2
         epochs: Annotated[int, Field(ge=1, description="steps of Adam on each batch")] = 1
 
-    updates_on_hosts = True
+    maps_over_tasks = True
     settings: Settings
     optimizer: torch.optim.Optimizer
 
@@ -48,14 +48,14 @@ class AdamMAML(MetaLearner):
         # Checkpoints save the attribute `optimizer`, so that a resumed run is bit-identical.
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.settings.learning_rate)
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take steps of Adam down the gradient through the inner loop."""
-        losses, hosts = [], self.hosts_of(batch)
-        objective = AutogradObjective(self.policy, hosts, rule=self.rule, objective=after_adaptation)
+        losses = []
+        objective = AutogradObjective(self.policy, batch, rule=self.rule, objective=after_adaptation)
         for _ in range(self.settings.epochs):
             losses.append(objective.backward())
             self.optimizer.step()
-        first, last = (torch.cat(hosts.map(mean_returns, phase)).mean() for phase in (0, -1))
+        first, last = (torch.cat(batch.map(mean_returns, phase)).mean() for phase in (0, -1))
         return {"loss/before": losses[0], "loss/last": losses[-1], "return/gain": float(last - first)}
 
 

@@ -12,7 +12,7 @@ from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.experience import Replay
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import Batch, MetaLearner, SettingsModel
+from maml_rl.metalearners import EpisodeStore, MetaLearner, SettingsModel
 
 
 class RewardWeighted(MetaLearner):
@@ -41,7 +41,7 @@ class RewardWeighted(MetaLearner):
         # The run folder has the attribute `experience`, so that a resumed run is bit-identical.
         self.experience = {"trials": Replay(self.settings.buffer_steps)}
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Keep the new trials, and imitate the better ones of all that are kept."""
         replay, (optimizer,) = self.experience["trials"], self.optimizers.values()
         replay.append(batch.phases[0])

@@ -17,7 +17,7 @@ import argparse
 from maml_rl import MultiTaskSampler
 from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.episode import Trials
-from maml_rl.metalearners import Collection
+from maml_rl.metalearners import Plan
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.policies import GRUPolicy
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
         policy,
         None,
         settings=RL2.Settings.model_validate({"learning-rate": 1e-2, "clip": 0.2, "num-epochs": 6}),
-        collection=Collection(gamma=0.9, gae_lambda=0.3),
+        plan=Plan(gamma=0.9, gae_lambda=0.3),
     )
     with MultiTaskSampler(
         options.env,

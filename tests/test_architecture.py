@@ -21,6 +21,7 @@ ROOMS = (
     "experiment",
     "samplers",
     "metalearners",
+    "plan",
     "adaptation",
     "derivatives",
     "baseline",

@@ -12,7 +12,7 @@ from maml_rl import functional
 from maml_rl.adaptation import AdaptationRule, InnerLoss, adapt, of_log_probs, reinforce
 from maml_rl.derivatives import PhaseOutcome
 from maml_rl.episode import TaskEpisodes
-from maml_rl.metalearners import MAMLTRPO, Batch
+from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.adam import MAMLVPG
 from maml_rl.metalearners.autograd_objective import AutogradObjective
 from maml_rl.policies import Policy, as_policy
@@ -135,7 +135,7 @@ def test_actor_and_critic_are_adapted_together(create_graph: bool) -> None:
             torch.testing.assert_close(adapted[name][index].detach(), (param - 0.3 * gradient).detach())
     learner = MAMLVPG(as_policy(module, (OBSERVATION_SIZE,)), rule)
     before = module.actor.weight.detach().clone()
-    learner.update(Batch([episodes, episodes]))
+    learner.update(learner.store_of([episodes, episodes]))
     assert not torch.equal(module.actor.weight, before)
 
 

@@ -4,26 +4,26 @@ Any policy is differentiated automatically; the multi-layer perceptrons of this 
 """
 
 from maml_rl.derivatives.contract import Linearization, Loss
-from maml_rl.derivatives.hosts import ROOM, Answer, Hosts, Memo, ThreadHosts, blocks_of, remembered
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.linearization import PolicyOnSamples
 from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples, chunks_of, cut, even_chunks, every_nth, number_kept
+from maml_rl.derivatives.store import ROOM, Answer, EpisodeStore, LocalStore, Memo, blocks_of, remembered
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace, scratch, sum_gradients
 
 __all__ = [
     "ROOM",
     "Answer",
     "ChunkWorkers",
-    "Hosts",
+    "EpisodeStore",
     "Linearization",
+    "LocalStore",
     "Loss",
     "Memo",
     "ParameterLayout",
     "PhaseOutcome",
     "PolicyOnSamples",
     "Samples",
-    "ThreadHosts",
     "Workspace",
     "blocks_of",
     "chunks_of",

@@ -1,4 +1,4 @@
-"""The metrics of an iteration's batch, computed on the hosts that have the episodes."""
+"""The metrics of an iteration's batch, computed where its episodes are."""
 
 import hashlib
 import math
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from maml_rl.derivatives import Hosts, Memo
+from maml_rl.derivatives import EpisodeStore, Memo
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 
 
-def count_steps(hosts: Hosts) -> int:
+def count_steps(batch: EpisodeStore) -> int:
     """Return the number of real steps, all phases together."""
-    return sum(hosts.map(_steps))
+    return sum(batch.map(_steps))
 
 
-def policy_spread(policy: Policy, hosts: Hosts) -> dict[str, float]:
+def policy_spread(policy: Policy, batch: EpisodeStore) -> dict[str, float]:
     """Return the mean entropy and standard deviation of a policy's actions: how much it still explores.
 
     Args:
         policy: as it is, before any adaptation.
-        hosts: of the episodes; the metrics use the first episode of each task before adaptation.
+        batch: the episodes; the metrics use the first episode of each task before adaptation.
 
     Returns:
         "policy/entropy", in nats, and "policy/std", the mean over the entries of an action; without what the policy's
@@ -33,7 +33,7 @@ def policy_spread(policy: Policy, hosts: Hosts) -> dict[str, float]:
     was_training = policy.training
     policy.eval()
     try:
-        of_chunks = hosts.map(_spread, policy)
+        of_chunks = batch.map(_spread, policy)
     finally:
         policy.train(was_training)
     names = [name for name in of_chunks[0] if all(name in found for found in of_chunks)]
@@ -42,16 +42,16 @@ def policy_spread(policy: Policy, hosts: Hosts) -> dict[str, float]:
     return {name: value for name, value in spread.items() if math.isfinite(value)}
 
 
-def share_without_signal(hosts: Hosts) -> dict[str, float]:
+def share_without_signal(batch: EpisodeStore) -> dict[str, float]:
     """Return "no_signal", the share of tasks whose rewards gave no signal, over all phases; {} without advantages."""
-    of_chunks = hosts.map(_without_signal)
+    of_chunks = batch.map(_without_signal)
     known = [flags for flags in of_chunks if len(flags)]
     return {"no_signal": float(torch.cat(known).double().mean())} if known else {}
 
 
-def digest_of(hosts: Hosts) -> str:
+def digest_of(batch: EpisodeStore) -> str:
     """Return one SHA-256 for the episodes of all phases, from those of each task, phase by phase."""
-    of_chunks = hosts.map(_digests)
+    of_chunks = batch.map(_digests)
     in_order = [digest for of_phase in zip(*of_chunks, strict=True) for of_chunk in of_phase for digest in of_chunk]
     return hashlib.sha256("".join(in_order).encode()).hexdigest()
 

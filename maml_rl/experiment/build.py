@@ -144,7 +144,7 @@ class Experiment:
             and placement.workers_act
             and placement.workers >= _UPDATING_WORKERS
             and not config.prefetch
-            and config.meta_batch_size > (_UPDATING_WORKERS - 1) * (learner.trials_per_chunk or 0)
+            and config.meta_batch_size > (_UPDATING_WORKERS - 1) * (learner.tasks_per_chunk or 0)
             and not _against_workers(config, learner, self.device)
             and _is_importable(learner)
         )
@@ -334,7 +334,7 @@ class Experiment:
 
 def _against_workers(config: Config, learner: MetaLearner, device: torch.device) -> str:
     """Return the reason why the update cannot be in the workers; "" if it can."""
-    if not learner.updates_on_hosts:
+    if not learner.maps_over_tasks:
         return f"{config.algorithm} needs whole episodes in the main process; use `update: driver`"
     if learner.policy.has_memory and not learner.whole_trials:
         return f"the memory of {type(learner.policy).__name__} needs whole episodes; use `update: driver`"

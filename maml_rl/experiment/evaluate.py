@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from maml_rl.adaptation import StepSize
 from maml_rl.config.config import MIXTURE
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.envs.make_env import EnvMaker, env_id, make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.references import references
 from maml_rl.machine import refuse_if_too_large, usual_torch
-from maml_rl.metalearners.collection import Batch
 from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
 from maml_rl.results.evaluation import Evaluation, possible_ranges
@@ -44,7 +44,7 @@ def evaluate(
     repetitions: int = 1,
     num_workers: int | None = None,
     sampler: MultiTaskSampler | None = None,
-    on_batch: Callable[[Batch], object] | None = None,
+    on_batch: Callable[[EpisodeStore], object] | None = None,
 ) -> Evaluation:
     """Adapt the experiment's policy to fresh tasks, with new episodes before each gradient step.
 

@@ -17,9 +17,9 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.machine import usual_torch
-from maml_rl.metalearners.adapted import adapt_by_memory, adapt_by_steps
-from maml_rl.metalearners.collection import Collection
+from maml_rl.metalearners.adapted import adapt
 from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.plan import Plan
 from maml_rl.policies import MLPPolicy, Policy, get_policy_for_env
 from maml_rl.runs.run_folder import load_run_config
 from maml_rl.runs.trust import check_code
@@ -171,20 +171,22 @@ def adapt_to_task(
     ) as sampler:
         _check_spaces(policy, sampler, env_name)
         sampler.baseline = make_baseline(config.baseline, sampler.single_observation_space)
-        collection = Collection(
+        plan = Plan(
+            num_steps=num_steps,
+            rule=rule,
+            whole_trials=by_trials,
             gamma=config.gamma if gamma is None else gamma,
             gae_lambda=config.gae_lambda if gae_lambda is None else gae_lambda,
             bootstrap=config.bootstrap,
+            device=device,
         )
         if origin is not None:
             # A copy: the policy may have moved since it was loaded, and its learner is left as it is.
             learner = copy.copy(origin.learner)
-            learner.collection, learner.device = collection, device
+            learner.plan, learner.device = plan, device
             adapted = learner.adapt(sampler, [task], num_steps, rule)
-        elif by_trials:
-            adapted = adapt_by_memory(sampler, [task])
         else:
-            adapted = adapt_by_steps(sampler, [task], num_steps, rule, collection, device)
+            adapted = adapt(sampler, [task], plan)
     if adapted.params is None and not adapted.memory and num_steps > 0:
         raise ConfigError(
             f"a policy of the algorithm {config.algorithm!r} does not adapt by gradient steps, nor in another way; let "

@@ -27,7 +27,6 @@ from maml_rl.experience.minari_data_set import dataset_id, require_minari, write
 from maml_rl.experience.recording import FOLDER, About, Recording, space_as_json
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.machine import refuse_if_too_large, usual_torch
-from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.single_task import (
     QLearning,
     QLearningSettings,
@@ -35,6 +34,7 @@ from maml_rl.metalearners.single_task import (
     SingleTaskPPO,
     SingleTaskPPOSettings,
 )
+from maml_rl.plan import Plan
 from maml_rl.policies import Policy
 from maml_rl.policies.classical import PSRL, UCB1, RandomPolicy, ThompsonSampling
 from maml_rl.policies.classical.counting import check_countable
@@ -393,7 +393,7 @@ def _make_learners(
             hidden_sizes=config.hidden_sizes,
             nonlinearity=config.nonlinearity,
             baseline=make_baseline(config.baseline, env.observation_space),
-            collection=Collection.of(config),
+            plan=Plan.of(config),
         )
     if isinstance(settings, QLearningSettings):
         return QLearning(env, len(seeds), settings, gamma=config.gamma)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.config.config import Config
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.envs.meta_env import SlotCounts, Task
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread, share_without_signal
@@ -23,7 +24,6 @@ from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.prefetch import Prefetcher
 from maml_rl.machine import chunk_threads, single_threaded, usual_torch
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
@@ -254,7 +254,7 @@ class _Collected:
         task_metrics: its metrics after this batch.
     """
 
-    batch: Batch
+    batch: EpisodeStore
     version: int = 0
     seconds: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
@@ -276,7 +276,7 @@ def _collecting(
     """
     config, metalearner, distribution = experiment.config, experiment.metalearner, experiment.task_distribution
     if sampler is None:
-        yield lambda: _Collected(Batch(())), lambda version: {}
+        yield lambda: _Collected(metalearner.store_of([])), lambda version: {}
         return
     first, lag = run.iteration, config.prefetch
 
@@ -364,23 +364,22 @@ def _iterate(
         logs = metalearner.learn(batch, iteration)
         times = {"time/sample_s": 0.0, "time/update_s": perf_counter() - got}
         return {"iteration": iteration, "env_steps": 0, **logs, **times}, None
-    hosts = metalearner.hosts_of(batch)
-    spread = policy_spread(metalearner.policy, hosts)
+    spread = policy_spread(metalearner.policy, batch)
     updating = perf_counter()
     logs = metalearner.learn(batch, iteration)
     updated = perf_counter()
-    metrics: Metrics = {"iteration": iteration, "env_steps": count_steps(hosts)}
+    metrics: Metrics = {"iteration": iteration, "env_steps": count_steps(batch)}
     infos = metalearner.infos(batch)
     for column, returns in enumerate(metalearner.returns(batch).unbind(1)):
         name = f"{metalearner.columns}_{column}"
         metrics[f"return/{name}"] = float(returns.double().mean())
         for key, info in infos.items():
             metrics[f"info/{key}/{name}"] = float(info[:, column].double().mean())
-    metrics |= collected.task_metrics | spread | share_without_signal(hosts) | logs
+    metrics |= collected.task_metrics | spread | share_without_signal(batch) | logs
     if experiment.config.prefetch:
         metrics["staleness"] = iteration - collected.version
         metrics["time/wait_s"] = got - started
-    metrics["digest"] = digest_of(hosts)
+    metrics["digest"] = digest_of(batch)
     metrics["time/sample_s"] = collected.seconds
     metrics["time/update_s"] = updated - updating
     metrics["time/steps_per_s"] = metrics["env_steps"] / collected.seconds

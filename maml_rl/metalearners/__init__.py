@@ -1,11 +1,12 @@
 """Metalearners: they turn the episodes of a batch of tasks into better initial parameters."""
 
 from maml_rl.config import SettingsModel
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.metalearners.adapted import Adapted
-from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.maml_trpo import MAMLTRPO
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithms, find_metalearner, register
+from maml_rl.plan import Plan
 
 register("maml-trpo", MAMLTRPO)
 register("maml-vpg", "maml_rl.metalearners.adam:MAMLVPG")
@@ -29,9 +30,9 @@ register("dpt", "maml_rl.metalearners.dpt:DPT")
 __all__ = [
     "MAMLTRPO",
     "Adapted",
-    "Batch",
-    "Collection",
+    "EpisodeStore",
     "MetaLearner",
+    "Plan",
     "SettingsModel",
     "algorithms",
     "find_metalearner",

@@ -14,8 +14,8 @@ from torch import Tensor
 from maml_rl.adaptation import AdaptationRule, InnerLoss, check_advantages, reinforce
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import clipped_loss, dice, divergence
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
@@ -59,7 +59,7 @@ class AdamLearner(MetaLearner):
     """
 
     Settings = AdamSettings
-    updates_on_hosts = True
+    maps_over_tasks = True
     inner_loss: InnerLoss = staticmethod(reinforce)
     settings: AdamSettings
     rule: AdaptationRule
@@ -88,22 +88,22 @@ class AdamLearner(MetaLearner):
         """Return the inner loop that is differentiated through; its step sizes may be learned, too."""
         return self.rule
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take steps of Adam.
 
         Returns:
             `loss/before`, `loss/after`; `kl`, the mean divergence of the adapted policies from the old ones;
             `grad_norm` of the first step; `inner_kl/step_k`, the mean divergence of the policies before inner step k.
         """
-        if batch.hosts is None:
+        if batch.in_this_process:
             for index, episodes in enumerate(batch.phases):
                 check_advantages(episodes, f"phases[{index}]")
         learned = [param for group in self.optimizer.param_groups for param in group["params"]]
         losses, norms = [], []
-        with self.hosts_of(batch) as hosts:
+        with batch:
             objective = AutogradObjective(
                 self.policy,
-                hosts,
+                batch,
                 rule=self.learning_rule(),
                 objective=self.objective,
                 learned=learned,

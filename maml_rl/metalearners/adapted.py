@@ -1,16 +1,14 @@
-"""The result of adaptation in each task, and the two ways to adapt that algorithms share."""
+"""The result of adaptation in each task, and the way to adapt that algorithms share."""
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from maml_rl.adaptation import AdaptationRule
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.metalearners.collection import Collection, Sampler
+from maml_rl.plan import Plan, Sampler
 from maml_rl.policies import Memory, Policy
 from maml_rl.policies.memory_policy import PolicyWithMemory
 
@@ -42,26 +40,10 @@ class Adapted:
         return PolicyWithMemory(ready, [kept[task] for kept in self.memory]) if self.memory else ready
 
 
-def adapt_by_steps(
-    sampler: Sampler,
-    tasks: Sequence[Task],
-    num_steps: int,
-    rule: AdaptationRule | None,
-    collection: Collection | None = None,
-    device: torch.device | str = "cpu",
-) -> Adapted:
-    """Adapt the sampler's policy by `num_steps` gradient steps, new episodes before each; without a rule by none.
+def adapt(sampler: Sampler, tasks: Sequence[Task], plan: Plan) -> Adapted:
+    """Adapt the sampler's policy to tasks: by the gradient steps of a plan, new episodes before each, or by a trial.
 
-    Gradients are computed on `device`, of advantages that are estimated as `collection` says.
+    In a trial the policy's memory adapts while it acts; what it remembers at the end is the result.
     """
-    if rule is None:
-        return Adapted()
-    how = (collection or Collection()).estimation
-    phases, params = sampler.adapt(tasks, num_steps, rule, device=device, **how)
-    return Adapted(phases, params)
-
-
-def adapt_by_memory(sampler: Sampler, tasks: Sequence[Task], *, deterministic: bool = False) -> Adapted:
-    """Adapt by a trial in each task, in which the sampler's policy acts: its memory after the trial is the result."""
-    trials, memory = sampler.remember_trials(tasks, deterministic=deterministic)
-    return Adapted([trials], memory=memory)
+    adapted = sampler.collect(tasks, plan.replace(adapt_only=True))
+    return Adapted(adapted.phases, adapted.params, adapted.memory)

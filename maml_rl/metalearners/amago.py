@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from maml_rl.arrays import to_device
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay
 from maml_rl.experience.hindsight import NUM_CANDIDATES, Hindsight
 from maml_rl.machine import single_threaded
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.device_steps import DeviceSteps, for_device, takes_device_steps
 from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 from maml_rl.metalearners.learner_state import SINGLE
@@ -136,7 +136,7 @@ class FilteredActorCritic(MetaLearner):
                 f"{type(self.policy).__name__} with {getattr(self.policy, 'action_space', None)}; leave out the policy "
                 "of the config, or take rl2, which takes all actions"
             )
-        discounts = (*self.settings.further_discounts, self.collection.gamma)
+        discounts = (*self.settings.further_discounts, self.plan.gamma)
         self.discounts = torch.tensor(discounts, dtype=torch.float64, device=self.device)
         critics = TrialCritics(self.policy, self.settings, len(discounts), self.torch_generator("critics"))
         targets = copy.deepcopy(critics).requires_grad_(False)
@@ -363,7 +363,7 @@ class OfflineAMAGO(FilteredActorCritic, HistoryLearner):
         drawn = self.sequences(rng, keep=self.settings.keep)
         return drawn.observations, drawn.actions
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take steps on sequences of the histories; return `updates`, and what is `measured`."""
         rng = self.generator("histories")
 

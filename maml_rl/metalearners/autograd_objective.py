@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, inner_step
-from maml_rl.derivatives import Answer, Hosts, Memo, Samples, ThreadHosts, remembered
+from maml_rl.derivatives import Answer, EpisodeStore, LocalStore, Memo, Samples, remembered
 from maml_rl.derivatives import PhaseOutcome as PhaseOutcome
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
@@ -26,22 +26,22 @@ class AutogradObjective:
     """The mean over tasks of an objective that may use the samples of every phase, at the policy's own parameters.
 
     It is computed in chunks of tasks in parallel, where their episodes are, and depends neither on the number of cores
-    or hosts nor on which chunk is finished first. The policy of the beginning is the old one.
+    or processes nor on which chunk is finished first. The policy of the beginning is the old one.
 
     Args:
         policy: whose parameters it is differentiated in.
-        episodes: of all tasks before each inner step and after the last, with advantages; or the hosts that have them.
+        episodes: of all tasks before each inner step and after the last, with advantages; or their store.
         rule: of the inner loop.
         objective: of a chunk of tasks.
         learned: further leaves to differentiate, such as the step sizes of `rule`; duplicates count once.
         first_order: treat the inner gradients as constants.
-        device: where to compute; None for where the hosts do, which without hosts is the CPU.
+        device: where to compute; None for where the store does, which without one is the CPU.
     """
 
     def __init__(
         self,
         policy: Policy,
-        episodes: Sequence[TaskEpisodes] | Hosts,
+        episodes: Sequence[TaskEpisodes] | EpisodeStore,
         *,
         rule: AdaptationRule,
         objective: PhaseObjective,
@@ -51,12 +51,12 @@ class AutogradObjective:
     ) -> None:
         leaves = [param for param in dict.fromkeys((*policy.parameters(), *learned)) if param.requires_grad]
         here = torch.device("cpu" if device is None else device)
-        self._hosts = episodes if isinstance(episodes, Hosts) else ThreadHosts(episodes, policy, here)
-        device = self._hosts.device if device is None else here
+        self._store = episodes if isinstance(episodes, EpisodeStore) else LocalStore(episodes, policy, here)
+        device = self._store.device if device is None else here
         self._learner = _Learner(policy, rule, objective, leaves, first_order=first_order, device=device)
         # Losses may be methods of a learner with everything that it keeps: they are not copied.
         old, loss = replace(self._learner, objective=None), rule.inner_loss
-        self._old = self._hosts.share(copy.deepcopy(old, {id(loss): loss}))
+        self._old = self._store.share(copy.deepcopy(old, {id(loss): loss}))
 
     def backward(self) -> float:
         """Compute the objective, and put its gradient into `grad` of the parameters, replacing earlier gradients.
@@ -67,12 +67,12 @@ class AutogradObjective:
         Raises:
             NonFiniteError: If the objective or its gradient is not finite.
         """
-        answer = self._hosts.total(_differentiate, self._old, self._learner)
+        answer = self._store.total(_differentiate, self._old, self._learner)
         losses = answer.of_tasks[0].double()
         if not bool(losses.isfinite().all()):
             bad = (~losses.isfinite()).nonzero().flatten().tolist()
             raise NonFiniteError(f"the objective is not finite for the tasks {bad}; use smaller step sizes")
-        means = [total / self._hosts.num_tasks for total in answer.sums]
+        means = [total / self._store.num_tasks for total in answer.sums]
         if not all(bool(mean.isfinite().all()) for mean in means):
             raise NonFiniteError("the gradient of the objective is not finite though the objective is")
         for leaf, mean in zip(self._learner.leaves, means, strict=True):
@@ -85,7 +85,7 @@ class AutogradObjective:
         Args:
             statistics: like an objective, but (k, n): n numbers for each task.
         """
-        found = torch.cat(self._hosts.map(_measure, self._old, replace(self._learner, objective=statistics)))
+        found = torch.cat(self._store.map(_measure, self._old, replace(self._learner, objective=statistics)))
         means: list[float] = found.double().mean(0).tolist()
         return means
 

@@ -8,13 +8,12 @@ from pydantic import Field
 from torch import Tensor
 
 from maml_rl.adaptation import reinforce
-from maml_rl.derivatives import Memo
+from maml_rl.derivatives import EpisodeStore, Memo
 from maml_rl.envs.task_space import family_of
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.functional import masked_mean, masked_normalize
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import sampling_log_prob
 
 
@@ -42,8 +41,8 @@ class EMAML(AdamLearner):
             loss = loss - self.settings.exploration * gains * sampling_log_prob(outcome)
         return loss
 
-    def update(self, batch: Batch) -> dict[str, Any]:
-        rewards, families = zip(*self.hosts_of(batch).map(mean_rewards), strict=True)
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
+        rewards, families = zip(*batch.map(mean_rewards), strict=True)
         self._gains = gains_of(torch.cat(rewards), [name for chunk in families for name in chunk])
         return super().update(batch)
 

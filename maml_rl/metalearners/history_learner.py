@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
-from maml_rl.derivatives import cut, sum_gradients
+from maml_rl.derivatives import EpisodeStore, cut, sum_gradients
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.task_space import task_key
@@ -23,7 +23,6 @@ from maml_rl.experience.histories import EnvKind, Histories, Sequences
 from maml_rl.experience.minari_data_set import read_data_set
 from maml_rl.experience.recording import load_histories
 from maml_rl.machine import single_threaded
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.device_steps import (
     DeviceSteps,
     check_finite,
@@ -216,7 +215,7 @@ class HistoryLearner(MetaLearner):
         """Return the mean negative log-probability of the actions (L, N, ...) under the predicted distribution."""
         return -self.policy.distributions.log_prob(outputs, actions).mean()
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take gradient steps on batches of the histories.
 
         Returns:

@@ -12,8 +12,8 @@ from maml_rl.arguments import check_count
 from maml_rl.compat.calls_with_episodes import CalledWithEpisodes
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import OuterObjective, likelihood_ratio, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.metalearner import LearnerOptions, MetaLearner
@@ -41,7 +41,7 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
         curvature_fraction: share of each task's episodes, in (0, 1], that the curvature is computed from; None for the
             default of `Settings`.
         options: `settings`, all of these and those of the trust region, instead of `first_order` and
-            `curvature_fraction`; `collection` and `seed`, see `MetaLearner`.
+            `curvature_fraction`; `plan` and `seed`, see `MetaLearner`.
 
     Raises:
         ValueError: If `curvature_fraction` or `num_steps` is out of range.
@@ -70,7 +70,7 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
             float, Field(gt=0, lt=1, description="length of each try of the line search relative to the one before")
         ] = 0.8
 
-    updates_on_hosts = True
+    maps_over_tasks = True
     settings: Settings
     rule: AdaptationRule
 
@@ -99,14 +99,14 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
     def make_rule(cls, policy: Policy, config: Config, settings: Settings) -> AdaptationRule:
         return AdaptationRule(config.fast_lr, inner_loss=INNER_LOSSES[settings.inner_loss])
 
-    def update(self, batch: Batch) -> dict[str, Any]:
-        if batch.hosts is None:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
+        if batch.in_this_process:
             check_phases(batch.train_episodes, batch.valid_episodes, self.rule)
         settings = self.settings
-        with self.hosts_of(batch) as hosts:
+        with batch:
             meta = MetaObjective(
                 self.policy,
-                hosts,
+                batch,
                 rule=self.rule,
                 objective=self._objective,
                 first_order=settings.first_order,
@@ -142,8 +142,8 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
             "grad_norm": gradient.norm().item(),
         }
 
-    def batch_of(self, train_episodes: Sequence[Episodes], valid_episodes: Episodes) -> Batch:
-        return Batch([TaskEpisodes.stack(each) for each in (*train_episodes, valid_episodes)])
+    def batch_of(self, train_episodes: Sequence[Episodes], valid_episodes: Episodes) -> EpisodeStore:
+        return self.store_of([TaskEpisodes.stack(each) for each in (*train_episodes, valid_episodes)])
 
     def adapted_to(self, train_episodes: Sequence[Episodes], *, first_order: bool) -> dict[str, Tensor]:
         train = [TaskEpisodes.stack(each) for each in train_episodes]

@@ -4,7 +4,7 @@ theta -> phi_m(theta), the inner loop of task m -> loss of the adapted policy on
 the divergence KL(old, new) of an adapted policy has no gradient, so that its Hessian in theta is J^T F J: J the
 Jacobian of the inner loop, F the Fisher matrix of the adapted policy.
 
-`MetaObjective` asks hosts about chunks of tasks, where their episodes are, and adds up the answers in a fixed order.
+`MetaObjective` maps functions over chunks of tasks, where their episodes are, and adds up the results in a fixed order.
 The questions are the functions below it, about a `_Problem` at parameters of the policy.
 """
 
@@ -19,7 +19,7 @@ from maml_rl.adaptation import Adaptation, AdaptationRule, InnerLoop, InnerLoss,
 from maml_rl.derivatives import (
     ROOM,
     Answer,
-    Hosts,
+    EpisodeStore,
     Linearization,
     Memo,
     ParameterLayout,
@@ -50,11 +50,11 @@ class MetaObjective:
 
     Parameters and gradients are float64 vectors (D,) on the CPU, where the optimizer's few vector operations are cheap
     and precise; inside, everything is computed on `device` in the precision of the policy. The result
-    depends neither on the number of cores nor on which chunk is finished first, nor on where the hosts are.
+    depends neither on the number of cores nor on which chunk is finished first, nor on where the episodes are.
 
     Args:
         policy: any policy.
-        hosts: of the episodes of all tasks before each inner step and after the last.
+        store: the episodes of all tasks before each inner step and after the last.
         rule: of the inner steps.
         objective: outer objective.
         first_order: ignore second derivatives of the inner loss.
@@ -66,7 +66,7 @@ class MetaObjective:
     def __init__(
         self,
         policy: Policy,
-        hosts: Hosts,
+        store: EpisodeStore,
         *,
         rule: AdaptationRule,
         objective: OuterObjective,
@@ -75,14 +75,14 @@ class MetaObjective:
         device: torch.device,
         automatic: bool = False,
     ) -> None:
-        self._policy, self._device, self._hosts = policy, device, hosts
+        self._policy, self._device, self._store = policy, device, store
         self._layout = ParameterLayout(policy)
         self._dtype = next(policy.parameters()).dtype
         like = torch.empty(0, dtype=self._dtype, device=device)
-        self._problem = hosts.share(
+        self._problem = store.share(
             _Problem(
                 policy,
-                [flat_step_size(size, self._layout, like) for size in rule.step_sizes(hosts.num_phases - 1)],
+                [flat_step_size(size, self._layout, like) for size in rule.step_sizes(store.num_phases - 1)],
                 rule.inner_loss,
                 objective,
                 first_order=first_order,
@@ -109,11 +109,11 @@ class MetaObjective:
         """Return loss and gradient (D,) at `theta` (D,), against the old parameters; a NonFiniteError if not finite."""
         there = self._inside(theta)
         at_old = torch.equal(there, self._problem.old)
-        return self._checked(self._hosts.total(_differentiate, self._problem, None if at_old else there))
+        return self._checked(self._store.total(_differentiate, self._problem, None if at_old else there))
 
     def curvature_product(self, vector: Tensor) -> Tensor:
         """Return the Hessian of the mean KL(old, new) at the old parameters times `vector`, (D,); it must be finite."""
-        product = self._total(_curvature_product, vector).sums[0] / self._hosts.num_tasks
+        product = self._total(_curvature_product, vector).sums[0] / self._store.num_tasks
         if not bool(product.isfinite().all()):
             raise NonFiniteError(
                 "the curvature of the divergence is not finite; look for a standard deviation close to zero, or use a "
@@ -128,11 +128,11 @@ class MetaObjective:
 
     def mean_adapted(self, theta: Tensor) -> Tensor:
         """Return the mean over tasks of the adapted parameters (D,), from `theta` (D,)."""
-        return self._total(_adapt, theta).sums[0] / self._hosts.num_tasks
+        return self._total(_adapt, theta).sums[0] / self._store.num_tasks
 
     def _checked(self, answer: Answer) -> tuple[float, Tensor]:
         """Return the mean of the losses and their gradient."""
-        (losses,), gradient = answer.of_tasks, answer.sums[0] / self._hosts.num_tasks
+        (losses,), gradient = answer.of_tasks, answer.sums[0] / self._store.num_tasks
         if not bool(losses.isfinite().all()):
             bad = (~losses.isfinite()).nonzero().flatten().tolist()
             raise NonFiniteError(
@@ -147,7 +147,7 @@ class MetaObjective:
         return _average(losses), gradient
 
     def _total(self, question: Callable[..., Answer], vector: Tensor) -> Answer:
-        return self._hosts.total(question, self._problem, self._inside(vector))
+        return self._store.total(question, self._problem, self._inside(vector))
 
     def _inside(self, vector: Tensor) -> Tensor:
         return vector.to(self._device, self._dtype)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import State
 
 _SIZES = "step_sizes."
@@ -43,7 +43,7 @@ class MetaSGD(AdamLearner):
     def learning_rule(self) -> AdaptationRule:
         return AdaptationRule(self._sizes, inner_loss=self.rule.inner_loss)
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take steps of Adam; `step_size/mean` is that of all learned step sizes. See `AdamLearner.update`."""
         metrics = super().update(batch)
         self.rule = self._present_rule()

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import OF_LEARNERS
-from maml_rl.derivatives import Hosts, ThreadHosts
+from maml_rl.derivatives import EpisodeStore, LocalStore, Memo
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay
 from maml_rl.machine import single_threaded
-from maml_rl.metalearners.adapted import Adapted, adapt_by_memory, adapt_by_steps
-from maml_rl.metalearners.collection import Batch, Collection, Sampler, infos_of, returns_of
+from maml_rl.metalearners.adapted import Adapted, adapt
 from maml_rl.metalearners.learner_state import (
     SINGLE,
     load_networks,
@@ -31,6 +31,7 @@ from maml_rl.metalearners.learner_state import (
     named_optimizers,
     optimizer_state,
 )
+from maml_rl.plan import Plan, Sampler
 from maml_rl.policies import GRUPolicy, Policy, as_policy, get_policy_for_env
 from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded_torch, torch_seed
 
@@ -44,7 +45,7 @@ class LearnerOptions(TypedDict, total=False):
     """Further arguments of a metalearner."""
 
     settings: SettingsModel | None
-    collection: Collection | None
+    plan: Plan | None
     seed: int
 
 
@@ -63,7 +64,7 @@ class MetaLearner(ABC):
         policy: a policy, or a module that `as_policy` takes; `update` changes its parameters in place.
         rule: the inner loop; a step size means plain gradient steps. None for a learner that does not adapt by it.
         settings: of the class's own `Settings`; its defaults if left out.
-        collection: how episodes are collected.
+        plan: how many inner steps are collected in training, and how advantages are estimated.
         device: where the update is computed.
         seed: of what the learner draws, in [0, 2**32).
 
@@ -76,8 +77,7 @@ class MetaLearner(ABC):
             steps, where the first column is before any; or another unit of a test, such as "episode" of a trial.
         whole_trials: whether the episodes of a task are one trial, sampled in one slot. Only the policy's memory then
             adapts: there is no inner loop, and a test is one trial of every task.
-        trials_per_chunk: how many trials the update computes at once at most, for a learner of trials with
-            `updates_on_hosts`.
+        tasks_per_chunk: how many tasks the update computes at once, at most; see `Plan`.
         tests_without_noise: whether the policy acts without noise after training, as soft actor-critics do, whose noise
             is there to explore.
         samples: whether training samples episodes. A learner of recorded data does not: it opens them in `open_data`,
@@ -89,8 +89,8 @@ class MetaLearner(ABC):
             in place: with `prefetch` another thread is using it; see `acting_state`.
         experience: replays of trials by name, if the learner has any; the run folder keeps them. `update` appends to
             them, never `collect`: with `prefetch` that runs ahead, in another thread.
-        updates_on_hosts: whether `update` asks `hosts_of(batch)`, so that it can run where the episodes are; else they
-            move to it. The episodes of a test stay there, too, and so do whole trials of every learner.
+        maps_over_tasks: whether `update` maps functions over the batch (`batch.map`), so that it can run where the
+            episodes are; otherwise they move to it. The episodes of a test always stay there.
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
         optimizers: those of a learner with several, by name; their state is kept, too.
         learned_tasks: the tasks of the recorded data, which a test must not have.
@@ -104,11 +104,11 @@ class MetaLearner(ABC):
     instead: ClassVar[Mapping[str, str]] = MappingProxyType({})
     columns: ClassVar[str] = "step"
     whole_trials: ClassVar[bool] = False
-    trials_per_chunk: int | None = None
+    tasks_per_chunk: int | None = None
     tests_without_noise: bool = False
     samples: ClassVar[bool] = True
     record_log_probs: ClassVar[bool] = False
-    updates_on_hosts: ClassVar[bool] = False
+    maps_over_tasks: ClassVar[bool] = False
     experience: Mapping[str, Replay] = MappingProxyType({})
     source_returns: NDArray[np.float32] | None = None
     learned_tasks: Container[Task] = ()
@@ -123,7 +123,7 @@ class MetaLearner(ABC):
         rule: RuleLike | None = 0.1,
         *,
         settings: SettingsModel | None = None,
-        collection: Collection | None = None,
+        plan: Plan | None = None,
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
@@ -133,7 +133,7 @@ class MetaLearner(ABC):
         _check_memory(type(self), self.policy)
         self.rule = None if rule is None else as_rule(rule)
         self.settings = self.Settings() if settings is None else settings
-        self.collection = collection or Collection()
+        self.plan = plan or Plan()
         self.device = torch.device(device)
 
     @classmethod
@@ -197,7 +197,7 @@ class MetaLearner(ABC):
             policy,
             rule,
             settings=settings,
-            collection=Collection.of(config),
+            plan=Plan.of(config),
             device=device,
             seed=config.seed,
         )
@@ -227,7 +227,7 @@ class MetaLearner(ABC):
         """Return the learner's torch generator for a purpose, on the CPU."""
         return self._streams.torch(purpose)
 
-    def learn(self, batch: Batch, number: int) -> dict[str, Any]:
+    def learn(self, batch: EpisodeStore, number: int) -> dict[str, Any]:
         """Do meta-update `number` of a run, from 0: `update`, with the random streams of that number.
 
         The seed and the number determine what is drawn, however often the run was interrupted. They also seed torch's
@@ -241,21 +241,24 @@ class MetaLearner(ABC):
         _check_metrics(metrics, type(self).__name__)
         return metrics
 
-    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
-        """Sample the batch of one update, in the place where the update runs."""
-        if self.whole_trials:
-            size = self.trials_per_chunk
-            hosts = None if size is None else sampler.trials_on_hosts(tasks, trials_per_chunk=size)
-            return Batch.on(hosts) or Batch([sampler.rollout_trials(tasks)])
-        how = self.collection
-        if self.rule is not None and self.updates_on_hosts:
-            hosts = sampler.sample_on_hosts(tasks, how.num_steps, self.rule, for_update=True, **how.estimation)
-            if batch := Batch.on(hosts):
-                return batch
-        num_steps = 0 if self.rule is None else how.num_steps
-        train, valid = sampler.sample(tasks, num_steps, rule=self.rule, device=self.device, **how.estimation)
-        batch = Batch([*train, valid])
-        return Batch(batch.phases, self.hosts_of(batch))
+    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> EpisodeStore:
+        """Collect the batch of one update, in the place where the update runs."""
+        return sampler.collect(tasks, self.planned(self.plan.num_steps, in_this_process=not self.maps_over_tasks))
+
+    def planned(self, num_steps: int, rule: AdaptationRule | None = None, **changes: Any) -> Plan:
+        """Return the plan for this many inner steps by a rule, None for the learner's own."""
+        return self.plan.replace(
+            num_steps=num_steps,
+            rule=rule or self.rule,
+            whole_trials=self.whole_trials,
+            tasks_per_chunk=self.tasks_per_chunk,
+            device=self.device,
+            **changes,
+        )
+
+    def store_of(self, phases: Sequence[TaskEpisodes]) -> EpisodeStore:
+        """Return the batch of episodes in this process, before each inner step and after the last, for `update`."""
+        return LocalStore(phases, self.policy, self.device, tasks_per_chunk=self.tasks_per_chunk)
 
     def acting_state(self) -> dict[str, Tensor]:
         """Return copies, under flat names, of the state that `collect` reads and updates change, besides the policy.
@@ -271,16 +274,13 @@ class MetaLearner(ABC):
         """
         return copy.copy(self)
 
-    def hosts_of(self, batch: Batch) -> Hosts:
-        """Return the hosts of the chunks of a batch: by default, threads of this process."""
-        return batch.hosts or ThreadHosts(batch.phases, self.policy, self.device, tasks_per_chunk=self.trials_per_chunk)
-
     @abstractmethod
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Improve the policy's parameters.
 
         Args:
-            batch: from `collect`.
+            batch: from `collect`: `batch.phases` are the episodes, and `batch.map` computes on chunks of tasks, where
+                these are.
 
         Returns:
             Metrics by name: numbers and booleans.
@@ -302,39 +302,33 @@ class MetaLearner(ABC):
             num_steps: of adaptation; a learner that does not adapt in steps ignores it.
             rule: another inner loop than the learner's own, for one that adapts by gradient steps.
         """
-        if self.whole_trials:
-            return adapt_by_memory(sampler, tasks, deterministic=self.tests_without_noise)
-        return adapt_by_steps(sampler, tasks, num_steps, rule or self.rule, self.collection, self.device)
+        if rule is None and self.rule is None and not self.whole_trials:
+            return Adapted()
+        return adapt(sampler, tasks, self.planned(num_steps, rule, deterministic=self.tests_without_noise))
 
     def test(
         self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 1, rule: AdaptationRule | None = None
-    ) -> Batch:
+    ) -> EpisodeStore:
         """Adapt to tasks, and sample what `returns` reads; nothing is learned. See `adapt` for the arguments."""
-        deterministic, rule = self.tests_without_noise, rule or self.rule
-        hosts = None
-        if self.whole_trials:
-            # A trial adapts while it is sampled. Nothing is computed with it, so chunks may have any size.
-            hosts = sampler.trials_on_hosts(tasks, deterministic=deterministic)
-        elif rule is not None and self.updates_on_hosts:
-            hosts = sampler.sample_on_hosts(tasks, num_steps, rule, for_update=False, **self.collection.estimation)
-        if batch := Batch.on(hosts):
-            return batch
-        if self.whole_trials:
-            return Batch([sampler.rollout_trials(tasks, deterministic=deterministic)])
+        deterministic = self.tests_without_noise
+        by_plan = self.whole_trials or rule is not None or self.rule is not None
+        if by_plan and type(self).adapt is MetaLearner.adapt:
+            plan = self.planned(num_steps, rule, deterministic=deterministic, for_update=False)
+            return sampler.collect(tasks, plan)
         adapted = self.adapt(sampler, tasks, num_steps, rule)
-        return Batch([*adapted.phases, sampler.rollout(tasks, adapted.params, deterministic=deterministic)])
+        return self.store_of([*adapted.phases, sampler.rollout(tasks, adapted.params, deterministic=deterministic)])
 
-    def returns(self, batch: Batch) -> Tensor:
+    def returns(self, batch: EpisodeStore) -> Tensor:
         """Return the undiscounted returns of the episodes, (M, columns, B): one column for each phase.
 
         A learner of whole trials has one for each episode of the trial.
         """
-        returns = torch.cat(batch.map(returns_of))
+        returns = torch.cat(batch.map(_returns_of))
         return returns.mT if self.whole_trials else returns
 
-    def infos(self, batch: Batch) -> dict[str, Tensor]:
+    def infos(self, batch: EpisodeStore) -> dict[str, Tensor]:
         """Return one number of each recorded info for every episode, (M, columns, B) by name."""
-        of_chunks = batch.map(infos_of)
+        of_chunks = batch.map(_infos_of)
         infos = {name: torch.cat([each[name] for each in of_chunks]) for name in of_chunks[0]}
         return {name: info.mT for name, info in infos.items()} if self.whole_trials else infos
 
@@ -355,6 +349,17 @@ class MetaLearner(ABC):
             load_optimizer_state(optimizer, state, name)
         if self.networks is not None:
             load_networks(self.networks, state, self.training_state)
+
+
+def _returns_of(phases: Sequence[TaskEpisodes], memo: Memo) -> Tensor:
+    """Return the undiscounted return of every episode, (k, phases, B)."""
+    return torch.stack([episodes.episode_returns() for episodes in phases], dim=1)
+
+
+def _infos_of(phases: Sequence[TaskEpisodes], memo: Memo) -> dict[str, Tensor]:
+    """Return one number of each recorded info for every episode, (k, phases, B) by name."""
+    of_phases = [episodes.episode_infos() for episodes in phases]
+    return {name: torch.stack([infos[name] for infos in of_phases], dim=1) for name in of_phases[0]}
 
 
 def _check_metrics(metrics: Any, learner: str) -> None:

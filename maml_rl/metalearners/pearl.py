@@ -14,7 +14,7 @@ from torch.nn.functional import softplus
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, Positive
-from maml_rl.derivatives import cut, sum_gradients
+from maml_rl.derivatives import EpisodeStore, cut, sum_gradients
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.registration import FAMILIES
 from maml_rl.envs.task_space import task_key
@@ -22,7 +22,6 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted
-from maml_rl.metalearners.collection import Batch, Sampler
 from maml_rl.metalearners.device_steps import DeviceSteps, for_device
 from maml_rl.metalearners.refusals import refuse_small_replay
 from maml_rl.metalearners.replay_learner import NumUpdates, take_steps
@@ -34,6 +33,7 @@ from maml_rl.metalearners.soft_actor_critic import (
     soft_targets,
     soft_values,
 )
+from maml_rl.plan import Sampler
 from maml_rl.policies import Policy
 from maml_rl.policies.soft_actors import CONTEXT, ContextActor
 from maml_rl.policies.trial_encoder import action_unit, make_linear
@@ -243,10 +243,10 @@ class PEARL(SoftActorCritic):
         collector.encoder.load_state_dict(state)
         return collector
 
-    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
+    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> EpisodeStore:
         """Sample as many rounds as there are inner steps, and one more."""
-        adapted = self._adapt(sampler, tasks, self.collection.num_steps, deterministic=False)
-        return Batch([*adapted.phases, sampler.rollout(tasks, adapted.params)])
+        adapted = self._adapt(sampler, tasks, self.plan.num_steps, deterministic=False)
+        return self.store_of([*adapted.phases, sampler.rollout(tasks, adapted.params)])
 
     def adapt(
         self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 1, rule: AdaptationRule | None = None
@@ -293,7 +293,7 @@ class PEARL(SoftActorCritic):
         actions = actions.to(self.device).float().flatten(axes)
         return (actions - self.policy.distributions.bounds(actions)[0]) * self._unit
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Store the episodes in the replay buffer, and take steps on batches from it once there are enough.
 
         Returns:
@@ -395,7 +395,7 @@ class PEARL(SoftActorCritic):
         with torch.no_grad():
             values = self._values(self.targets, after, fixed, following)
             reached = soft_values(values, log_prob_after, alpha)
-            targets = soft_targets(self.settings.reward_scale * rewards, terminal, reached, self.collection.gamma)
+            targets = soft_targets(self.settings.reward_scale * rewards, terminal, reached, self.plan.gamma)
         errors = self._values(self.critics, before, contexts, done) - targets
         critic_loss = errors.square().mean(1).sum()
         kl = posterior.divergence()

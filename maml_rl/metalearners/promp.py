@@ -7,9 +7,9 @@ from pydantic import Field
 from torch import Tensor
 
 from maml_rl.config.settings import Positive
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import divergence, likelihood_ratio
 from maml_rl.metalearners.metalearner import State
 
@@ -41,7 +41,7 @@ class ProMP(AdamLearner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._coefficients = [self.settings.inner_kl_penalty] * self.collection.num_steps
+        self._coefficients = [self.settings.inner_kl_penalty] * self.plan.num_steps
 
     def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
         loss = super().objective(new, old)
@@ -50,7 +50,7 @@ class ProMP(AdamLearner):
             loss = loss + coefficient / len(self._coefficients) * divergence(before, old_before)
         return loss
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take steps of Adam, then adapt the coefficients of the penalty."""
         metrics = super().update(batch)
         if self.settings.adaptive_inner_kl:

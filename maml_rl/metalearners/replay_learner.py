@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maml_rl.config import Config
 from maml_rl.config.settings import Count
-from maml_rl.metalearners.collection import Batch
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.metalearners.device_steps import check_finite
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
@@ -62,7 +62,7 @@ class TrialReplayLearner(MetaLearner):
     measured: tuple[str, ...]
     settings: Any
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Store the trials in the replay buffer, and take steps on batches from it once there are enough.
 
         Returns:

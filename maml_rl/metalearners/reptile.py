@@ -8,9 +8,8 @@ from pydantic import Field
 from maml_rl.adaptation import AdaptationRule, check_advantages
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Positive
-from maml_rl.derivatives import ParameterLayout
+from maml_rl.derivatives import EpisodeStore, ParameterLayout
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.losses import surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.metalearner import MetaLearner
@@ -30,7 +29,7 @@ class Reptile(MetaLearner):
             Positive, Field(description="share of the way to the mean of the adapted parameters that one update moves")
         ] = 1.0
 
-    updates_on_hosts = True
+    maps_over_tasks = True
     settings: Settings
     rule: AdaptationRule
 
@@ -41,15 +40,14 @@ class Reptile(MetaLearner):
             raise config.error(f"reptile learns only from inner steps, and {config.method} takes none", "method")
         return AdaptationRule(config.fast_lr)
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Move the parameters; return `grad_norm`, the distance to the mean of the adapted ones."""
-        if batch.hosts is None:
+        if batch.in_this_process:
             for index, episodes in enumerate(batch.train_episodes):
                 check_advantages(episodes, f"phases[{index}]")
-        hosts = self.hosts_of(batch)
-        if hosts.num_phases < 2:
+        if batch.num_phases < 2:
             raise ValueError("expected the episodes of at least one inner step, got none")
-        meta = MetaObjective(self.policy, hosts, rule=self.rule, objective=surrogate, device=self.device)
+        meta = MetaObjective(self.policy, batch, rule=self.rule, objective=surrogate, device=self.device)
         start = meta.initial_parameters()
         way = meta.mean_adapted(start) - start
         ways = ParameterLayout(self.policy).views(way)

@@ -266,7 +266,7 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
             proposed = self.critics(of_critics, before, actions[:-1], fixed=True)
             reached = soft_values(self.critics.decode(proposed), log_probs[:-1], alpha)
             entropies = -log_probs.detach()
-        targets = soft_targets(trials.rewards, terminal, following, self.collection.gamma)
+        targets = soft_targets(trials.rewards, terminal, following, self.plan.gamma)
         entropy = masked_mean(entropies[:-1], mask)
         target_entropy = self.networks.target_entropy_of(tuple(each[:-1] for each in parameters), mask)
         return (

@@ -23,8 +23,8 @@ from maml_rl.derivatives.workers import ChunkWorkers
 from maml_rl.episode.advantages import Baseline
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.losses import clipped_surrogate
+from maml_rl.plan import Plan
 from maml_rl.policies import Policy, get_policy_for_env
 from maml_rl.policies.q_table import QTablePolicy
 
@@ -81,7 +81,7 @@ class SingleTaskPPO(SingleTaskLearner):
         hidden_sizes: units of each hidden layer.
         nonlinearity: "relu" or "tanh".
         baseline: estimates values for the advantages, of each task.
-        collection: how these are estimated.
+        plan: how these are estimated.
 
     Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347
     """
@@ -98,9 +98,9 @@ class SingleTaskPPO(SingleTaskLearner):
         hidden_sizes: Sequence[int] = (64, 64),
         nonlinearity: str = "tanh",
         baseline: Baseline | None = None,
-        collection: Collection | None = None,
+        plan: Plan | None = None,
     ) -> None:
-        self._settings, self._baseline, self._collection = settings, baseline, collection or Collection()
+        self._settings, self._baseline, self._plan = settings, baseline, plan or Plan()
         each = [get_policy_for_env(spaces, hidden_sizes, nonlinearity, seed=seed) for seed in seeds]
         self.policy = each[0]
         named = [dict(policy.named_parameters()) for policy in each]
@@ -112,7 +112,7 @@ class SingleTaskPPO(SingleTaskLearner):
         self._chunks: list[tuple[slice, dict[str, Tensor], torch.optim.Adam]] = []
 
     def update(self, episodes: TaskEpisodes) -> None:
-        episodes.compute_advantages(self._baseline, **self._collection.estimation)
+        episodes.compute_advantages(self._baseline, **self._plan.estimation)
         if not self._chunks:
             width, device = ParameterLayout(self.policy).width, torch.device("cpu")
             self._chunks = [self._chunk(tasks) for tasks in chunks_of([episodes], width, device)]

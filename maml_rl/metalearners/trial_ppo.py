@@ -14,13 +14,13 @@ from maml_rl import functional
 from maml_rl.arrays import to_device
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
-from maml_rl.derivatives import Answer, Hosts, Memo, remembered
+from maml_rl.derivatives import Answer, EpisodeStore, Memo, remembered
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, for_device, set_step_size
 from maml_rl.metalearners.metalearner import MetaLearner, State
+from maml_rl.plan import Plan
 from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.policy import Memory, Policy, Unrolled
 from maml_rl.policies.sequence_policy import SequencePolicy
@@ -179,7 +179,7 @@ class _Problem:
         old: the learner that has sampled them.
         num_observed: number of the policy's inputs whose moments are needed.
         settings: of the objective.
-        collection: has the discount per step, and lambda of the advantages.
+        plan: has the discount per step, and lambda of the advantages.
         reward_prediction: weight of the predicted rewards' squared error.
         num_minibatches: their number n; each has every n-th task.
         at_once: how many trials are unrolled together, at most.
@@ -189,7 +189,7 @@ class _Problem:
     old: _Learner
     num_observed: int
     settings: TrialPPOSettings
-    collection: Collection
+    plan: Plan
     reward_prediction: float
     num_minibatches: int
     at_once: int
@@ -257,12 +257,12 @@ def _estimates(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, un
     def compute() -> tuple[Tensor, Tensor]:
         old, gamma, value_lambda = (
             _old_trials(phases, memo, problem),
-            problem.collection.gamma,
+            problem.plan.gamma,
             problem.settings.value_lambda,
         )
         known = old.values * units[0]
         final = None if old.final_values is None else old.final_values * units[0]
-        advantages = old.trials.advantages(known, gamma, problem.collection.gae_lambda, final)
+        advantages = old.trials.advantages(known, gamma, problem.plan.gae_lambda, final)
         errors = advantages if value_lambda is None else old.trials.advantages(known, gamma, value_lambda, final)
         return advantages, (known + errors) / units[1]
 
@@ -277,7 +277,7 @@ def _count(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem) -> Ans
         squared lengths, (2,); sums of observations, (D,).
     """
     trials = _old_trials(phases, memo, problem).trials
-    returns = trials.returns(problem.collection.gamma)
+    returns = trials.returns(problem.plan.gamma)
     sums = _sums(trials, torch.ones_like(returns), returns, returns.double().square(), trials.rewards)
     lengths = trials.mask.double().sum(0)
     of_lengths = torch.stack([torch.ones_like(lengths).sum(), lengths.square().sum()])
@@ -306,7 +306,7 @@ def _estimate(
     """
     old, (advantages, _) = _old_trials(phases, memo, problem), _estimates(phases, memo, problem, units)
     trials = old.trials
-    returns = trials.returns(problem.collection.gamma)
+    returns = trials.returns(problem.plan.gamma)
     sums = _sums(
         trials,
         advantages,
@@ -456,7 +456,7 @@ class TrialPPO:
         policy: the policy to unroll and train, with values or without.
         optimizer: of those of its parameters that are trained.
         settings: of the objective; with `anneal_over`, of the optimizer's step size, too.
-        collection: has the discount per step, and lambda of the advantages.
+        plan: has the discount per step, and lambda of the advantages.
         device: where the computation runs.
         reward_prediction_coefficient: weight of the predicted rewards' squared error, in units of the rewards'
             variance; 0 for a policy that predicts none.
@@ -478,7 +478,7 @@ class TrialPPO:
         policy: Policy,
         optimizer: torch.optim.Optimizer,
         settings: TrialPPOSettings,
-        collection: Collection,
+        plan: Plan,
         *,
         device: torch.device,
         reward_prediction_coefficient: float = 0.0,
@@ -487,7 +487,7 @@ class TrialPPO:
     ) -> None:
         self._optimizer, self._settings = optimizer, settings
         self._params: list[nn.Parameter] = [param for group in optimizer.param_groups for param in group["params"]]
-        self._collection, self._device = collection, device
+        self._plan, self._device = plan, device
         self._reward_prediction = reward_prediction_coefficient
         self._learner = _Learner(policy=policy, unroll=unroll or policy.unroll, params=self._params, see=see)
         self.return_square, self.reward_variance = RunningSquare(), RunningSquare()
@@ -502,11 +502,11 @@ class TrialPPO:
         self._on_device = DeviceSteps.on(device, self._loss_of, optimizer, max_norm=settings.max_grad_norm)
 
     @property
-    def trials_per_chunk(self) -> int:
+    def tasks_per_chunk(self) -> int:
         """The largest number of trials in a chunk: an efficient number for each minibatch."""
         return _CHUNK * self._settings.num_minibatches if self._on_device is None else _ALL
 
-    def update(self, hosts: Hosts) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take all steps on one batch of trials.
 
         Returns:
@@ -524,29 +524,29 @@ class TrialPPO:
         learner = self._learner
         # A module of a user may have none.
         spaces = [getattr(learner.policy, name, None) for name in ("observation_space", "action_space")]
-        problem = hosts.share(
+        problem = batch.share(
             _Problem(
                 # Spaces never change, and take longer to copy than all else.
                 old=copy.deepcopy(learner, {id(space): space for space in spaces}),
                 num_observed=0 if self._observed is None else len(self._observed.mean),
                 settings=self._settings,
-                collection=self._collection,
+                plan=self._plan,
                 reward_prediction=self._reward_prediction,
-                num_minibatches=min(self._settings.num_minibatches, hosts.num_tasks),
+                num_minibatches=min(self._settings.num_minibatches, batch.num_tasks),
                 at_once=_CHUNK if self._on_device is None else _ALL,
                 device=self._device,
             )
         )
         params, history = self._params, list[tuple[Tensor, float]]()
-        with hosts:
-            units, minibatches, explained = self._prepare(hosts, problem)
+        with batch:
+            units, minibatches, explained = self._prepare(batch, problem)
             if self._on_device is not None:
                 # One chunk has all trials, in this process.
-                (history,) = hosts.map(self._take_on_device, problem, units, minibatches)
+                (history,) = batch.map(self._take_on_device, problem, units, minibatches)
             for _ in range(self._settings.num_epochs if self._on_device is None else 0):
                 for number, scales in enumerate(minibatches):
                     statistics, *gradients = (
-                        hosts.total(_differentiate, problem, units, learner, number, scales)
+                        batch.total(_differentiate, problem, units, learner, number, scales)
                         .sums[0]
                         .split([4, *(param.numel() for param in params)])
                     )
@@ -627,13 +627,13 @@ class TrialPPO:
         over = self._settings.anneal_over
         return 1.0 if over is None else max(0.0, 1.0 - self.num_updates / over)
 
-    def _prepare(self, hosts: Hosts, problem: _Problem) -> tuple[Units, list[_Scales], float]:
+    def _prepare(self, batch: EpisodeStore, problem: _Problem) -> tuple[Units, list[_Scales], float]:
         """Return units, the scales of each minibatch, and the share of the returns' variance that values explained."""
-        sums, of_lengths, of_observations = hosts.total(_count, problem).sums
+        sums, of_lengths, of_observations = batch.total(_count, problem).sums
         count, of_returns, of_squares, of_rewards = sums.tolist()
         if self._observed is not None:
             mean_observed = of_observations / count
-            squares = hosts.total(_center_observations, problem, mean_observed).sums[0]
+            squares = batch.total(_center_observations, problem, mean_observed).sums[0]
             self._observed.add(int(count), mean_observed, squares)
         # The values that collected and learned so far are in the unit of the previous batch.
         unit_before = math.sqrt(self.return_square.mean) if self.return_square.weight else None
@@ -642,13 +642,13 @@ class TrialPPO:
         policy = self._learner.policy
         by_classes = isinstance(policy, SequencePolicy) and policy.value == "two-hot"
         units = (1.0, 1.0) if by_classes else (unit_before or unit, unit)
-        found = hosts.total(_estimate, problem, units, of_returns / count, of_rewards / count).sums[0]
+        found = batch.total(_estimate, problem, units, of_returns / count, of_rewards / count).sums[0]
         of_advantages, left, spread, of_distances, *num_steps = found.tolist()
         # If all returns are equal there is nothing to explain.
         explained = 1.0 - left / spread if spread > 0.0 else 0.0
         self.reward_variance.add(of_distances / count)
         mean = of_advantages / count
-        deviation = math.sqrt(float(hosts.total(_center, problem, units, mean).sums[0]) / count)
+        deviation = math.sqrt(float(batch.total(_center, problem, units, mean).sums[0]) / count)
         # Advantages are differences of returns and values. If every step of all trials has the same reward, and all
         # trials are of equal length, they are nothing but the errors of the values.
         num_trials, of_squared_lengths = of_lengths.tolist()
@@ -673,17 +673,17 @@ class TrialPPOLearner(MetaLearner):
 
     columns = "episode"
     whole_trials = True
-    updates_on_hosts = True
+    maps_over_tasks = True
     settings: TrialPPOSettings
 
     def _train_by_ppo(self, params: Iterable[nn.Parameter], **options: Any) -> None:
         """Have Adam train parameters of the policy; see `TrialPPO` for the options."""
         self.optimizer = for_device(torch.optim.Adam(params, lr=self.settings.learning_rate), self.device)
-        self._ppo = TrialPPO(self.policy, self.optimizer, self.settings, self.collection, device=self.device, **options)
-        self.trials_per_chunk = self._ppo.trials_per_chunk
+        self._ppo = TrialPPO(self.policy, self.optimizer, self.settings, self.plan, device=self.device, **options)
+        self.tasks_per_chunk = self._ppo.tasks_per_chunk
 
-    def update(self, batch: Batch) -> dict[str, Any]:
-        return self._ppo.update(self.hosts_of(batch))
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
+        return self._ppo.update(batch)
 
     def state_dict(self) -> State:
         return super().state_dict() | self._ppo.state_dict()

@@ -14,11 +14,11 @@ from maml_rl import functional
 from maml_rl.arrays import to_device
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, StepSize
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.derivatives.workers import ChunkWorkers
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, for_device
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
@@ -133,7 +133,7 @@ class VariBAD(TrialPPOLearner):
                 raise config.error(str(error), "algorithm-settings", "reward-decoder") from None
         return policy
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take steps of Adam on PPO's clipped objective, then on the evidence bound of trials from the replay.
 
         Returns:

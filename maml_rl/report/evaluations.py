@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from maml_rl.config.config import Config
 from maml_rl.config.placement import ELSEWHERE
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import MamlRLError
@@ -22,7 +23,6 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.foreign_files import read_regular
 from maml_rl.machine import refuse_if_too_large
-from maml_rl.metalearners.collection import Batch
 from maml_rl.results.comparable import Run, RunGroup
 from maml_rl.results.evaluation import REPETITIONS, Evaluation, same_tasks
 from maml_rl.runs.numbered import newest_path
@@ -156,7 +156,7 @@ def _evaluate(run: Run, tasks: int | list[Task], settings: Mapping[str, Any], *,
     # Pictures show the first repetition.
     shown: list[TaskEpisodes] = []
 
-    def keep_first(batch: Batch) -> None:
+    def keep_first(batch: EpisodeStore) -> None:
         if not shown:
             shown.extend(batch.phases)
 

@@ -1,4 +1,4 @@
-"""Hosts in other processes: each samples blocks of a batch's tasks, keeps the episodes, and computes on them.
+"""EpisodeStore in other processes: each samples blocks of a batch's tasks, keeps the episodes, and computes on them.
 
 A request contains everything that its answer depends on: the keys of the batch, the question and its arguments. So any
 host can answer any request: a host without the block samples it first, which gives the same episodes, bit for bit.
@@ -16,8 +16,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from maml_rl.derivatives import ChunkWorkers, Hosts, Memo, ParameterLayout, ThreadHosts, blocks_of, cut, even_chunks
-from maml_rl.derivatives.hosts import Result, Value
+from maml_rl.derivatives import (
+    ChunkWorkers,
+    EpisodeStore,
+    LocalStore,
+    Memo,
+    ParameterLayout,
+    blocks_of,
+    cut,
+    even_chunks,
+)
+from maml_rl.derivatives.store import Result, Value
 from maml_rl.episode.advantages import TaskwiseBaseline
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError, explain
@@ -76,7 +85,7 @@ class HostedBatch:
         cls,
         phase: Phase,
         inner: InnerPhases | None,
-        trials_per_chunk: int,
+        tasks_per_chunk: int | None,
         *,
         for_update: bool,
         record_log_probs: bool,
@@ -86,16 +95,17 @@ class HostedBatch:
         Args:
             phase: the first.
             inner: see above.
-            trials_per_chunk: how many tasks a chunk has at most, if there is one phase without processing.
+            tasks_per_chunk: see `Plan`.
             for_update: see above.
             record_log_probs: see above.
         """
         num_tasks, per_task, horizon = phase.sizes
-        if inner is None:
-            chunks = even_chunks(num_tasks, trials_per_chunk)
-        else:
-            assert isinstance(inner.baseline, TaskwiseBaseline)
+        if tasks_per_chunk is None:
             chunks = cut(num_tasks, horizon * per_task, ParameterLayout(phase.policy).width, _CPU)
+        else:
+            chunks = even_chunks(num_tasks, tasks_per_chunk)
+        if inner is not None:
+            assert isinstance(inner.baseline, TaskwiseBaseline)
             # Without the earlier fit of the baseline.
             inner = replace(inner, policy=None, baseline=inner.baseline.apart())  # type: ignore[arg-type]
         return cls(
@@ -151,7 +161,7 @@ class HostedBatch:
             try:
                 params = steps.send(episodes)
             except StopIteration as done:
-                phases: list[TaskEpisodes] = done.value
+                phases: list[TaskEpisodes] = done.value[0]
                 return phases
 
 
@@ -160,7 +170,7 @@ class Asked:
     """A question about each chunk of some blocks.
 
     Attributes:
-        question: see `Hosts.map`.
+        question: see `EpisodeStore.map`.
         arguments: of the question; a `Reference` means a shared one.
         join: makes a block's answer of those about its chunks.
     """
@@ -207,7 +217,7 @@ class EpisodeHost:
         # Objects that this host has received from the store, by number.
         self._fetched: dict[int, Any] = {}
         self._batch_number = -1
-        self._hosts: dict[int, ThreadHosts] = {}
+        self._hosts: dict[int, LocalStore] = {}
         # Of each block that is not complete, its phases and the one whose episodes are next.
         self._begun: dict[int, tuple[Generator[Phase, TaskEpisodes, list[TaskEpisodes]], Phase]] = {}
 
@@ -257,9 +267,9 @@ class EpisodeHost:
             self._begun[block] = phases, phase
         return phase.params
 
-    def _make_hosts(self, phases: Sequence[TaskEpisodes]) -> ThreadHosts:
+    def _make_hosts(self, phases: Sequence[TaskEpisodes]) -> LocalStore:
         earlier = sum(hosts.num_chunks for hosts in self._hosts.values())
-        return ThreadHosts(phases, self._policy, _CPU, room=HOST_ROOM, earlier_chunks=earlier, workers=self._workers)
+        return LocalStore(phases, self._policy, _CPU, room=HOST_ROOM, earlier_chunks=earlier, workers=self._workers)
 
     def _of(self, reference: Reference, *, keep: bool = True) -> Any:
         if reference.number in self._fetched:
@@ -335,8 +345,8 @@ class Carrier(Protocol):
         """Return a copy of the episodes of a batch's first phase as they were sampled; None if they are elsewhere."""
 
 
-class RemoteHosts(Hosts):
-    """Hosts in other processes, which have sampled a batch."""
+class RemoteStore(EpisodeStore):
+    """Episodes in other processes, which have sampled them."""
 
     _numbers = itertools.count()
 

@@ -5,7 +5,7 @@ A sampler runs it on all tasks, and a host on the tasks whose episodes it keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,8 +21,8 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 
 # One thread takes 0.05 s for 40 tasks of 2,000 steps, and 16 threads took 0.2 s on as many cores.
 _THREADS = 4
-# Parameters (M, ...) by name, None for the policy's own -> the episodes of one phase under them.
-SamplePhase: TypeAlias = Callable[[Mapping[str, Tensor] | None], TaskEpisodes]
+Params: TypeAlias = Mapping[str, Tensor] | None
+InnerSteps: TypeAlias = Generator[Params, TaskEpisodes, tuple[list[TaskEpisodes], Params]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,62 +47,40 @@ class InnerPhases:
     gae_lambda: float
     bootstrap: bool
 
-    def adapt(
-        self, sample: SamplePhase, timer: StageTimer = NULL_TIMER
-    ) -> tuple[list[TaskEpisodes], Mapping[str, Tensor] | None]:
-        """Adapt the policy to every task, new episodes before each gradient step.
+    def steps(self, *, for_update: bool = True, adapt_only: bool = False, timer: StageTimer = NULL_TIMER) -> InnerSteps:
+        """Yield the parameters (M, ...) of each phase, None for the policy's own, and get its episodes.
+
+        Args:
+            for_update: give the episodes of the last phase advantages, too.
+            adapt_only: end with the parameters after the last step.
+            timer: gets the seconds of the stages.
 
         Returns:
-            The episodes before each step, and the adapted parameters (M, ...); None where there is no step.
+            The episodes before each step and after the last, and the parameters of the last phase.
 
         Raises:
             ValueError: If there are not as many step sizes as steps.
         """
-        params: Mapping[str, Tensor] | None = None
-        train_episodes = []
+        params: Params = None
+        phases = []
         for step, step_size in enumerate(self.rule.step_sizes(self.num_steps)):
-            episodes = self.phase(sample, params, timer)
+            phases.append((yield params))
+            with timer.stage("advantages"):
+                self._estimate_advantages(phases[-1])
             with timer.stage("inner"):
-                params = self._step(episodes, params, step, step_size)
-            train_episodes.append(episodes)
-        return train_episodes, params
+                params = self._step(phases[-1], params, step, step_size)
+        if not adapt_only:
+            phases.append((yield params))
+            if for_update:
+                with timer.stage("advantages"):
+                    self._estimate_advantages(phases[-1])
+        return phases, params
 
-    def steps(self, *, for_update: bool) -> Generator[Mapping[str, Tensor] | None, TaskEpisodes, list[TaskEpisodes]]:
-        """Yield the parameters of each phase, and get its episodes; see `adapt`.
-
-        Args:
-            for_update: give the episodes of the last phase advantages, too.
-
-        Returns:
-            The episodes before each step and after the last.
-        """
-        params: Mapping[str, Tensor] | None = None
-        found = []
-        for step, step_size in enumerate(self.rule.step_sizes(self.num_steps)):
-            found.append((yield params))
-            self._estimate_advantages(found[-1])
-            params = self._step(found[-1], params, step, step_size)
-        found.append((yield params))
-        if for_update:
-            self._estimate_advantages(found[-1])
-        return found
-
-    def _step(
-        self, episodes: TaskEpisodes, params: Mapping[str, Tensor] | None, step: int, step_size: StepSize
-    ) -> Mapping[str, Tensor]:
+    def _step(self, episodes: TaskEpisodes, params: Params, step: int, step_size: StepSize) -> Mapping[str, Tensor]:
         """Return the parameters after a gradient step on episodes with advantages."""
         episodes.fast_lr = None if isinstance(step_size, Mapping) else step_size
         episodes.rule = self.rule.name()
         return adapt(self.policy, episodes, params, rule=self.rule, step=step, create_graph=False)
-
-    def phase(
-        self, sample: SamplePhase, params: Mapping[str, Tensor] | None, timer: StageTimer = NULL_TIMER
-    ) -> TaskEpisodes:
-        """Sample a phase, with advantages."""
-        episodes = sample(params)
-        with timer.stage("advantages"):
-            self._estimate_advantages(episodes)
-        return episodes
 
     def _estimate_advantages(self, episodes: TaskEpisodes) -> None:
         """Compute the advantages: in chunks, in parallel, where the baseline is fitted to each task."""

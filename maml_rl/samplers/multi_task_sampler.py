@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,17 +11,18 @@ from torch import Tensor
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.arguments import check_count
 from maml_rl.compat.pending_samples import SamplesInTwoCalls
-from maml_rl.derivatives import Hosts
+from maml_rl.derivatives import EpisodeStore, LocalStore
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.advantages import TaskwiseBaseline
 from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.plan import Plan
 from maml_rl.policies import Memory
-from maml_rl.policies.policy import check_parameters
 from maml_rl.samplers.backend import RolloutBackend
-from maml_rl.samplers.hosting import Carrier, HostedBatch, RemoteHosts
-from maml_rl.samplers.inner_loop import InnerPhases
+from maml_rl.samplers.hosting import Carrier, HostedBatch, RemoteStore
+from maml_rl.samplers.inner_loop import InnerPhases, InnerSteps, Params
 from maml_rl.samplers.phase_sampler import PhaseSampler, check_tasks
 from maml_rl.samplers.rollout.recomputing import memory_after
+from maml_rl.seeding import PhaseStreams
 
 
 class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
@@ -64,34 +66,6 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
                 f"make the sampler with slots_per_task=1 (batch_size={self.batch_size} are the episodes of a trial)"
             )
 
-    def remember_trials(
-        self,
-        tasks: Sequence[Task],
-        params: Mapping[str, Tensor] | None = None,
-        *,
-        num_episodes: int | None = None,
-        deterministic: bool = False,
-    ) -> tuple[TaskEpisodes, Memory]:
-        """Sample a trial of every task, and return it with the policy's memory at its end.
-
-        See `rollout` for the arguments; `num_episodes` are those of a trial.
-
-        Returns:
-            The episodes, and tensors (M, ...), which are computed once more in this process, bit for bit.
-
-        Raises:
-            ValueError: If the sampler does not have one slot for each task.
-            Exception: As `rollout`.
-        """
-        streams = self._next_streams()
-        episodes = self.rollout_trials(tasks, params, num_episodes=num_episodes, deterministic=deterministic)
-        with self.timer.stage("inference"):
-            params = None if params is None else check_parameters(self.policy, params)
-            num_episodes = episodes.rewards.shape[2]
-            phase = self._describe_phase(tasks, params, streams, num_episodes, deterministic)
-            memory = memory_after(phase, episodes, self.placement.device)
-        return episodes, tuple(kept.squeeze(1).cpu() for kept in memory)
-
     def sample(
         self,
         tasks: Sequence[Task],
@@ -129,14 +103,17 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
         """
         if fast_lr is not None and rule is not None:
             raise TypeError("sample expects either a fast_lr or a rule, got both")
-        rule = rule or as_rule(0.5 if fast_lr is None else fast_lr)
-        phases = self._inner_phases(num_steps, rule, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
-
-        def sample_phase(params: Mapping[str, Tensor] | None) -> TaskEpisodes:
-            return self.rollout(tasks, params).to(device)
-
-        train_episodes, params = phases.adapt(sample_phase, self.timer)
-        return train_episodes, phases.phase(sample_phase, params, self.timer)
+        plan = Plan(
+            num_steps=num_steps,
+            rule=rule or as_rule(0.5 if fast_lr is None else fast_lr),
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            bootstrap=bootstrap,
+            in_this_process=True,
+            device=device,
+        )
+        *train_episodes, valid_episodes = self.collect(tasks, plan).phases
+        return train_episodes, valid_episodes
 
     def adapt(
         self,
@@ -159,121 +136,123 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
             TypeError: If the sampler has no baseline.
             ValueError: If there are not as many step sizes as steps.
         """
-        phases = self._inner_phases(num_steps, rule, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
-        return phases.adapt(lambda params: self.rollout(tasks, params).to(device), self.timer)
-
-    def _inner_phases(
-        self, num_steps: int, rule: AdaptationRule, *, gamma: float, gae_lambda: float, bootstrap: bool
-    ) -> InnerPhases:
-        if self.baseline is None:
-            raise TypeError("sample needs a baseline; pass LinearFeatureBaseline.for_space(space) to MultiTaskSampler")
-        return InnerPhases(
-            policy=self.policy,
-            baseline=self.baseline,
-            rule=rule,
+        plan = Plan(
             num_steps=num_steps,
+            rule=rule,
             gamma=gamma,
             gae_lambda=gae_lambda,
             bootstrap=bootstrap,
+            adapt_only=True,
+            device=device,
+        )
+        store = self.collect(tasks, plan)
+        return [*store.phases], store.params
+
+    def collect(self, tasks: Sequence[Task], plan: Plan) -> EpisodeStore:
+        """Collect what a plan says of every task.
+
+        The episodes stay in the workers that sample them, and what is computed on them is computed there, if `update`
+        of the placement allows it, the plan does not want them elsewhere, the policy has no memory or acts in trials,
+        and the baseline is fitted to each task; with `update="auto"` only if every worker then has tasks. The next call
+        replaces them there. The results are the same everywhere.
+
+        Args:
+            tasks: M tasks.
+            plan: what to collect.
+
+        Raises:
+            TypeError: If the plan needs advantages, and the sampler has no baseline.
+            ValueError: If there are not as many step sizes as steps, or a trial has several slots.
+            Exception: As `rollout`.
+        """
+        num_tasks = check_count("the number of tasks", len(check_tasks(tasks)))
+        if plan.whole_trials:
+            self._check_trials()
+        inner = None if plan.whole_trials else self._inner_phases(plan)
+        if carrier := self._carrier(num_tasks, inner, plan):
+            store = self._collect_on_workers(carrier, tasks, inner, plan)
+            if store is not None:
+                return store
+        return self._collect_here(tasks, inner, plan)
+
+    def _inner_phases(self, plan: Plan) -> InnerPhases:
+        if self.baseline is None:
+            raise TypeError("sample needs a baseline; pass LinearFeatureBaseline.for_space(space) to MultiTaskSampler")
+        rule, num_steps = plan.rule or AdaptationRule(0.0), 0 if plan.rule is None else plan.num_steps
+        rule.step_sizes(num_steps)
+        return InnerPhases(
+            policy=self.policy, baseline=self.baseline, rule=rule, num_steps=num_steps, **plan.estimation
         )
 
-    def sample_on_hosts(
-        self,
-        tasks: Sequence[Task],
-        num_steps: int,
-        rule: AdaptationRule,
-        *,
-        gamma: float = 0.95,
-        gae_lambda: float = 1.0,
-        bootstrap: bool = True,
-        for_update: bool = True,
-    ) -> Hosts | None:
-        """Do what `sample` does, on hosts: workers that keep the episodes and compute on them.
-
-        Args:
-            tasks: M tasks.
-            num_steps: see `sample`, as for the others.
-            rule: how a task's parameters come from its episodes.
-            gamma: discount in [0, 1].
-            gae_lambda: in [0, 1].
-            bootstrap: continue truncated episodes with the value of their final observation.
-            for_update: give the episodes after the last step advantages, too.
-
-        Returns:
-            An object with the episodes before each inner step and after the last. The next call replaces them. None if
-            no worker can keep them: where there is no Ray cluster, with `update="driver"`, for a policy with a memory,
-            or for a baseline that is not fitted to each task. With "auto" also if some workers would have no tasks, and
-            sampling would take longer.
-
-        Raises:
-            Exception: As `rollout`.
-        """
-        carrier = self._carrier(tasks)
-        if carrier is None or not isinstance(self.baseline, TaskwiseBaseline) or self.policy.has_memory:
-            return None
-        rule.step_sizes(num_steps)
-        inner = self._inner_phases(num_steps, rule, gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap)
-        return self._on_hosts(carrier, tasks, inner, for_update=for_update)
-
-    def trials_on_hosts(
-        self, tasks: Sequence[Task], *, trials_per_chunk: int | None = None, deterministic: bool = False
-    ) -> Hosts | None:
-        """Do what `rollout_trials` does, on hosts; see `sample_on_hosts`.
-
-        Args:
-            tasks: M tasks.
-            trials_per_chunk: how many trials make a chunk, at most; None for a chunk for each worker, where nothing is
-                computed chunk by chunk.
-            deterministic: see `rollout`.
-
-        Returns:
-            An object with the trials, or None.
-
-        Raises:
-            ValueError: If the sampler does not have one slot for each task.
-            Exception: As `rollout`.
-        """
-        carrier = self._carrier(tasks)
-        if carrier is None:
-            return None
-        self._check_trials()
-        return self._on_hosts(carrier, tasks, None, trials_per_chunk=trials_per_chunk, deterministic=deterministic)
-
-    def _carrier(self, tasks: Sequence[Task]) -> Carrier | None:
+    def _carrier(self, num_tasks: int, inner: InnerPhases | None, plan: Plan) -> Carrier | None:
         """Return what brings requests to workers that keep the episodes of tasks; None if there are none."""
-        num_tasks = check_count("the number of tasks", len(check_tasks(tasks)))
-        if self.placement.update == "driver" or next(self.policy.parameters()).device.type != "cpu":
+        if plan.in_this_process or plan.adapt_only or self.placement.update == "driver":
+            return None
+        if inner is not None and not (isinstance(inner.baseline, TaskwiseBaseline) and not plan.deterministic):
+            return None
+        if (inner is not None and self.policy.has_memory) or next(self.policy.parameters()).device.type != "cpu":
             return None
         self.prepare(num_tasks)
         return self._workers.backend.carrier
 
-    def _on_hosts(
-        self,
-        carrier: Carrier,
-        tasks: Sequence[Task],
-        inner: InnerPhases | None,
-        *,
-        for_update: bool = False,
-        trials_per_chunk: int | None = None,
-        deterministic: bool = False,
-    ) -> Hosts | None:
-        keyed, num_tasks = self._next_streams(), len(tasks)
+    def _collect_on_workers(
+        self, carrier: Carrier, tasks: Sequence[Task], inner: InnerPhases | None, plan: Plan
+    ) -> EpisodeStore | None:
+        keyed, num_tasks, per_chunk = self._next_streams(), len(tasks), plan.tasks_per_chunk
+        if inner is None and not plan.for_update:
+            # Nothing is computed on the trials: chunks may have any size.
+            per_chunk = max(1, -(-num_tasks // carrier.num_hosts))
 
-        def all_phases(_: RolloutBackend) -> RemoteHosts | None:
-            phase = self._describe_phase(tasks, None, keyed, self.batch_size, deterministic)
+        def all_phases(_: RolloutBackend) -> RemoteStore | None:
+            phase = self._describe_phase(tasks, None, keyed, self.batch_size, plan.deterministic)
             batch = HostedBatch.of(
-                phase,
-                inner,
-                trials_per_chunk or max(1, -(-num_tasks // carrier.num_hosts)),
-                for_update=for_update,
-                record_log_probs=self.record_log_probs,
+                phase, inner, per_chunk, for_update=plan.for_update, record_log_probs=self.record_log_probs
             )
-            is_computed = inner is not None or trials_per_chunk is not None
-            too_few = is_computed and len(batch.blocks) < min(num_tasks, carrier.num_hosts)
-            if too_few and self.placement.update == "auto":
+            too_few = len(batch.blocks) < min(num_tasks, carrier.num_hosts)
+            if too_few and (inner is not None or plan.for_update) and self.placement.update == "auto":
                 return None
-            return RemoteHosts(carrier, batch, phase, self.timer)
+            return RemoteStore(carrier, batch, phase, self.timer)
 
-        hosts = self._workers.do(all_phases)
-        self.phase += 0 if hosts is None else hosts.num_phases
-        return hosts
+        store = self._workers.do(all_phases)
+        self.phase += 0 if store is None else store.num_phases
+        return store
+
+    def _collect_here(self, tasks: Sequence[Task], inner: InnerPhases | None, plan: Plan) -> LocalStore:
+        streams, params = self._next_streams(), None
+        memory: Memory = ()
+        if inner is None:
+            phases = [self.rollout(tasks, deterministic=plan.deterministic)]
+            if plan.adapt_only:
+                memory = self._memory_after(tasks, phases[0], streams, deterministic=plan.deterministic)
+        else:
+            steps = inner.steps(for_update=plan.for_update, adapt_only=plan.adapt_only, timer=self.timer)
+            phases, params = self._take(steps, tasks, plan)
+        # What is only measured is measured at once.
+        per_chunk = plan.tasks_per_chunk if plan.for_update else len(tasks)
+        store = LocalStore(phases, self.policy, plan.device, tasks_per_chunk=per_chunk)
+        store.params, store.memory = params, memory
+        return store
+
+    def _take(self, steps: InnerSteps, tasks: Sequence[Task], plan: Plan) -> tuple[list[TaskEpisodes], Params]:
+        """Sample a phase under the parameters of each step."""
+        episodes = None
+        for number in itertools.count():
+            try:
+                params = steps.send(episodes)  # type: ignore[arg-type]
+            except StopIteration as done:
+                result: tuple[list[TaskEpisodes], Params] = done.value
+                return result
+            is_last = plan.rule is None or number == plan.num_steps
+            episodes = self.rollout(tasks, params, deterministic=plan.deterministic and is_last)
+            if plan.for_update or not is_last:
+                episodes = episodes.to(plan.device)
+        raise AssertionError
+
+    def _memory_after(
+        self, tasks: Sequence[Task], trials: TaskEpisodes, streams: PhaseStreams, *, deterministic: bool
+    ) -> Memory:
+        """Return the policy's memory (M, ...) at the end of trials, computed once more in this process, bit for bit."""
+        with self.timer.stage("inference"):
+            phase = self._describe_phase(tasks, None, streams, trials.rewards.shape[2], deterministic)
+            memory = memory_after(phase, trials, self.placement.device)
+        return tuple(kept.squeeze(1).cpu() for kept in memory)

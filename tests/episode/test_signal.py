@@ -16,9 +16,10 @@ from maml_rl.episode import TaskEpisodes
 from maml_rl.experiment.batch_metrics import share_without_signal
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.adam import MAMLVPG
-from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rl2 import RL2
+from maml_rl.plan import Plan
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy
+from tests.metalearners.updating import update
 
 
 class Walk(gymnasium.Env[Any, Any]):
@@ -81,16 +82,16 @@ def test_equal_rewards_of_all_episodes_change_nothing(horizon: int, baseline: An
     metrics = metalearner.step(train, valid)
     assert (metrics["accepted"], metrics["grad_norm"], metrics["kl"], metrics["line_search_steps"]) == (False, 0, 0, 0)
     assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
-    assert share_without_signal(metalearner.hosts_of(Batch([*train, valid]))) == {"no_signal": 1.0}
+    assert share_without_signal(metalearner.store_of([*train, valid])) == {"no_signal": 1.0}
 
 
 def test_without_a_signal_adam_does_not_follow_earlier_gradients() -> None:
     policy, train, valid = phases(10, LinearFeatureBaseline(2))
-    learner = MAMLVPG(policy, collection=Collection(gamma=0.99))
-    assert learner.update(Batch([*train, valid]))["grad_norm"] > 0.0
+    learner = MAMLVPG(policy, plan=Plan(gamma=0.99))
+    assert learner.update(learner.store_of([*train, valid]))["grad_norm"] > 0.0
     before = [param.detach().clone() for param in policy.parameters()]
     _, *flat = phases(10, LinearFeatureBaseline(2), constant=True)
-    learner.update(Batch([*flat[0], flat[1]]))
+    learner.update(learner.store_of([*flat[0], flat[1]]))
     assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
 
 
@@ -160,7 +161,7 @@ def test_ppo_on_trials_does_not_depend_on_the_scale_of_rewards(scale: float) -> 
         policy = GRUPolicy(Walk.observation_space, Walk.action_space, 6, value="none", seed=0)
         _, train, _ = phases(8, ZeroBaseline())
         train[0].rewards = train[0].rewards * scale
-        RL2(policy, collection=Collection(gamma=0.99)).update(Batch([train[0]]))
+        update(RL2(policy, plan=Plan(gamma=0.99)), [train[0]])
         return [param.detach().clone() for param in policy.parameters()]
 
     for own, scaled in zip(updated(1.0), updated(scale), strict=True):
@@ -171,6 +172,6 @@ def test_equal_rewards_of_all_trials_do_not_change_a_policy_without_values() -> 
     policy = GRUPolicy(Walk.observation_space, Walk.action_space, 6, value="none", seed=0)
     before = [param.detach().clone() for param in policy.parameters()]
     _, train, _ = phases(8, ZeroBaseline(), constant=True)
-    metrics = RL2(policy, collection=Collection(gamma=0.99)).update(Batch([train[0]]))
+    metrics = update(RL2(policy, plan=Plan(gamma=0.99)), [train[0]])
     assert (metrics["no_signal"], metrics["grad_norm"], metrics["kl"]) == (1.0, 0.0, 0.0)
     assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))

@@ -12,11 +12,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from maml_rl import load_policy
 from maml_rl.config import Config
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.train import train
-from maml_rl.metalearners.collection import Batch
 from maml_rl.results.evaluation import Evaluation
 from maml_rl.runs.checkpoint import find_checkpoint, latest_intact, list_checkpoints
 from maml_rl.runs.metrics import Metrics, return_keys
@@ -126,7 +126,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseE
     """Raise an error during the evaluation with this number, counted from 1."""
     begun: list[None] = []
 
-    def fail(batch: Batch) -> None:
+    def fail(batch: EpisodeStore) -> None:
         if len(begun) == number:
             raise error
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from maml_rl.cli import main as cli
 from maml_rl.config import Config
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.envs import Task
 from maml_rl.errors import AlgorithmError, CheckpointError, ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.train import train
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import MetaLearner, State
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution
@@ -48,7 +48,7 @@ class Failing(MetaLearner):
         fail_in("__init__")
         super().__init__(*args, **options)
 
-    def collect(self, *args: Any) -> Batch:
+    def collect(self, *args: Any) -> EpisodeStore:
         fail_in("collect")
         return super().collect(*args)
 
@@ -60,20 +60,20 @@ class Failing(MetaLearner):
         fail_in("collector")
         return super().collector(state)
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         fail_in("update")
         returned: dict[str, Any] = FAILURE.get("returns", {})
         return returned
 
-    def returns(self, batch: Batch) -> Tensor:
+    def returns(self, batch: EpisodeStore) -> Tensor:
         fail_in("returns")
         return super().returns(batch)
 
-    def infos(self, batch: Batch) -> dict[str, Tensor]:
+    def infos(self, batch: EpisodeStore) -> dict[str, Tensor]:
         fail_in("infos")
         return super().infos(batch)
 
-    def test(self, *args: Any) -> Batch:
+    def test(self, *args: Any) -> EpisodeStore:
         fail_in("test")
         return super().test(*args)
 

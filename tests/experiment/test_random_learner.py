@@ -14,9 +14,9 @@ from torch import nn
 
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import MetaLearner, State
 from maml_rl.runs.metrics import Metrics
 from maml_rl.seeding import seeded_torch
@@ -30,7 +30,7 @@ class Drawing(MetaLearner):
         super().__init__(*args, **options)
         self.critic = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1))
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         loss = self.critic(batch.valid_episodes.observations).square().mean() + torch.randn(())
         with torch.no_grad():
             for param in (*self.policy.parameters(), *self.critic.parameters()):

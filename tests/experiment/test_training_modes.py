@@ -134,7 +134,7 @@ def lagging(config: Config, lag: int) -> list[str]:
             versions.append({name: value.clone() for name, value in learner.policy.state_dict().items()})
             sampler.policy.load_state_dict(versions[max(number - lag, 0)])
             batch = learner.collect(sampler, sampler.sample_tasks(config.meta_batch_size))
-            digests.append(digest_of(learner.hosts_of(batch)))
+            digests.append(digest_of(batch))
             learner.learn(batch, number)
     return digests
 

@@ -12,7 +12,6 @@ from maml_rl.experience import Histories
 from maml_rl.experience.histories import EnvKind
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.metalearners import Batch
 from maml_rl.metalearners.ad import AD
 from maml_rl.metalearners.history_learner import LearnedTasks
 from maml_rl.policies import Attention, NormalMLPPolicy, TransformerPolicy
@@ -90,7 +89,7 @@ def test_sequences_may_be_longer_than_the_context_as_trials_are() -> None:
 def test_distilled_policy_tries_one_arm_after_the_other_and_keeps_the_one_that_pays() -> None:
     experiment = make_experiment(bandit_config("ad", num_updates=80, label_smoothing=0.0, anneal_over=1))
     experiment.metalearner.learn_from(bandit_histories())
-    metrics = experiment.metalearner.learn(Batch(()), 0)
+    metrics = experiment.metalearner.learn(experiment.metalearner.store_of(()), 0)
     # The arm that pays can only be found by trying; every other action is predictable.
     assert metrics["updates"] == 80
     returns = evaluate(experiment, tasks=HELD_OUT, num_workers=0).returns[:, 0, 0]
@@ -111,7 +110,7 @@ def test_gradient_that_is_not_finite_stops_the_training() -> None:
     learner = make()
     learner.histories.rewards[:] = np.inf
     with pytest.raises(NonFiniteError, match="lower learning-rate"):
-        learner.learn(Batch(()), 0)
+        learner.learn(learner.store_of(()), 0)
 
 
 def test_tasks_of_the_histories_are_refused_in_a_test_even_without_the_data_set(tmp_path: Path) -> None:
@@ -173,7 +172,7 @@ def test_wrong_policies_and_settings_are_refused_in_one_line() -> None:
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_recurrent_layer_learns_from_histories(cell: str) -> None:
     learner = make(cell=cell, num_updates=30, learning_rate=0.01, warmup=0)
-    losses = [learner.learn(Batch([]), number)["loss"] for number in range(2)]
+    losses = [learner.learn(learner.store_of([]), number)["loss"] for number in range(2)]
     assert losses[1] < losses[0]
     assert learner.policy.cell == cell
 

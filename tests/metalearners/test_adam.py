@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
+from maml_rl.derivatives import LocalStore
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners import Batch, find_metalearner
+from maml_rl.metalearners import find_metalearner
 from maml_rl.metalearners.adam import AdamLearner
 from maml_rl.metalearners.autograd_objective import AutogradObjective
-from maml_rl.metalearners.collection import Collection
 from maml_rl.metalearners.losses import clipped_surrogate
 from maml_rl.metalearners.promp import ProMP
+from maml_rl.plan import Plan
 from maml_rl.policies import MLPPolicy, Policy
+from tests.metalearners.updating import update
 from tests.synthetic import direction, make_problem
 
 RAGGED = ((5, 2), (1, 3), (4, 4))
@@ -99,7 +101,7 @@ def make_learner(algorithm: str, policy: MLPPolicy, **settings: float | bool) ->
     head = policy.perceptron.layer_names[-1] if algorithm == "anil" else None
     # Meta-SGD starts with one step size for all parameters.
     rule = AdaptationRule(SIZES[0] if algorithm == "meta-sgd" else SIZES, parameters=head, inner_loss=kind.inner_loss)
-    return kind(policy, rule, settings=chosen, collection=Collection(num_steps=2))
+    return kind(policy, rule, settings=chosen, plan=Plan(num_steps=2))
 
 
 def parameters(policy: Policy) -> Tensor:
@@ -142,7 +144,7 @@ def test_clipped_surrogate_takes_the_smaller_value_and_ignores_padding() -> None
 def test_several_steps_lower_the_loss_and_report_how_far_the_policies_moved() -> None:
     policy, train, valid = make_problem("normal", 2, RAGGED)
     before = parameters(policy)
-    metrics = make_learner("promp", policy, learning_rate=0.01, num_updates=4).update(Batch([*train, valid]))
+    metrics = update(make_learner("promp", policy, learning_rate=0.01, num_updates=4), [*train, valid])
     assert metrics["loss/after"] < metrics["loss/before"]
     assert min(metrics["kl"], metrics["inner_kl/step_0"], metrics["inner_kl/step_1"], metrics["grad_norm"]) > 0
     # A step of Adam is at most about its step size long in any coordinate.
@@ -151,7 +153,7 @@ def test_several_steps_lower_the_loss_and_report_how_far_the_policies_moved() ->
 
 def test_penalty_is_doubled_above_its_target_halved_below_and_kept() -> None:
     policy, train, valid = make_problem("normal", 2, RAGGED)
-    batch = Batch([*train, valid])
+    batch = LocalStore([*train, valid], policy)
     for target, factor in ((1e9, 0.5), (1e-12, 2.0)):
         learner = make_learner("promp", policy, inner_kl_penalty=0.125, target_inner_kl=target)
         learner.load_state_dict(learner.state_dict() | {"inner_kl_coefficients": [0.5, 0.5]})
@@ -170,7 +172,7 @@ def test_penalty_is_never_below_its_first_coefficient() -> None:
     policy, train, valid = make_problem("normal", 2, RAGGED)
     learner = make_learner("promp", policy, inner_kl_penalty=0.5, target_inner_kl=1e9)
     for _ in range(2):
-        metrics = learner.update(Batch([*train, valid]))
+        metrics = learner.update(learner.store_of([*train, valid]))
         assert [metrics[f"inner_kl/coefficient_{step}"] for step in range(2)] == [0.5, 0.5]
 
 
@@ -179,5 +181,5 @@ def test_objective_that_is_not_finite_leaves_the_parameters_as_they_are() -> Non
     valid.advantages[1] = torch.nan
     before = parameters(policy)
     with pytest.raises(NonFiniteError, match=r"not finite for the tasks \[1\]"):
-        make_learner("maml-ppo", policy).update(Batch([*train, valid]))
+        update(make_learner("maml-ppo", policy), [*train, valid])
     assert torch.equal(parameters(policy), before)

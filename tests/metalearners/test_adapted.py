@@ -13,6 +13,7 @@ import torch
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import load_config
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
@@ -21,7 +22,7 @@ from maml_rl.experiment.load_policy import adapt_to_task, load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.adapted import Adapted
 from maml_rl.metalearners.cavia import CAVIA, CONTEXT
-from maml_rl.metalearners.collection import Batch, Sampler
+from maml_rl.plan import Sampler
 from maml_rl.policies import GRUPolicy
 from maml_rl.policies.memory_policy import PolicyWithMemory
 from maml_rl.report import write_report
@@ -59,10 +60,10 @@ class Guesser(CAVIA):
             best = torch.maximum(best, returns)
         return Adapted(phases, {**own, CONTEXT: contexts} if num_steps else None)
 
-    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> Batch:
+    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> EpisodeStore:
         return self.test(sampler, tasks, 1)
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         with torch.no_grad():
             for param in self.policy.parameters():
                 param.add_(torch.randn(param.shape, generator=self.torch_generator("walk")), alpha=0.01)

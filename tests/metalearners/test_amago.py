@@ -19,7 +19,7 @@ from maml_rl.experience.replay import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import Collection
+from maml_rl.metalearners import Plan
 from maml_rl.metalearners.amago import AMAGO
 from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.policies import GRUPolicy, MultiCategorical, NormalMLPPolicy  # noqa: F401
@@ -52,7 +52,7 @@ def make_learner(kind: str, **settings: Any) -> AMAGO:
             **settings,
         }
     )
-    learner = AMAGO(policy, None, settings=given, collection=Collection(gamma=GAMMA), seed=1)
+    learner = AMAGO(policy, None, settings=given, plan=Plan(gamma=GAMMA), seed=1)
     learner.networks.double()
     with torch.no_grad():
         # Values that are far from each other, so that the filter and the minimum matter.
@@ -379,7 +379,7 @@ def test_normalizing_moments_follow_the_observations_and_leave_bounded_ones(
         normalize_observations=True,
     ).double()
     settings = AMAGO.Settings.model_validate({"tau": 0.25, "normalize-observations": True})
-    learner = AMAGO(policy, None, settings=settings, collection=Collection(gamma=GAMMA))
+    learner = AMAGO(policy, None, settings=settings, plan=Plan(gamma=GAMMA))
     trials = 50.0 + 20.0 * torch.randn(100, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mask = (torch.arange(100)[:, None] < torch.tensor([100, 80, 1, 99, 60])).float()
     seen = trials[mask > 0]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
-from maml_rl.derivatives import ThreadHosts
+from maml_rl.derivatives import LocalStore
 from maml_rl.errors import NonFiniteError
 from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
@@ -52,7 +52,7 @@ def test_gradient_equals_the_hand_written_one_at_the_old_parameters_and_away_fro
     policy, train, valid = make_problem(kind, 2, RAGGED)
     objective = AutogradObjective(policy, [*train, valid], rule=RULE, objective=last_surrogate, first_order=first_order)
     cpu = torch.device("cpu")
-    hosts = ThreadHosts([*train, valid], policy, cpu)
+    hosts = LocalStore([*train, valid], policy, cpu)
     meta = MetaObjective(policy, hosts, rule=RULE, objective=surrogate, first_order=first_order, device=cpu)
     theta = meta.initial_parameters()
     for step in (0.0, 0.1):
@@ -118,7 +118,7 @@ def test_gradient_is_the_same_for_any_number_of_threads() -> None:
     for threads in (1, 2, 4):
         with intra_op_threads(threads):
             # Chunks of one task, so that threads can share them.
-            hosts = ThreadHosts([*train, valid], policy, torch.device("cpu"), tasks_per_chunk=1)
+            hosts = LocalStore([*train, valid], policy, torch.device("cpu"), tasks_per_chunk=1)
             objective = AutogradObjective(policy, hosts, rule=AdaptationRule(0.3), objective=all_phases)
             loss = objective.backward()
         found.append((loss, gradient_of(policy).numpy().tobytes()))

@@ -7,10 +7,10 @@ from torch import Tensor
 from maml_rl.adaptation import AdaptationRule, adapt
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.metalearners import Batch
 from maml_rl.metalearners.autograd_objective import AutogradObjective
 from maml_rl.metalearners.cavia import CAVIA, ContextPolicy
 from maml_rl.policies import NormalMLPPolicy
+from tests.metalearners.updating import update
 from tests.small_runs import config_of
 from tests.synthetic import OBSERVATION_SIZE, make_policy, make_problem
 
@@ -72,7 +72,7 @@ def test_update_trains_everything_except_the_context() -> None:
     policy = make_context_policy()
     _, train, valid = make_problem("normal", 2, RAGGED)
     before = {name: param.detach().clone() for name, param in policy.named_parameters()}
-    CAVIA(policy, RULE).update(Batch([*train, valid]))
+    update(CAVIA(policy, RULE), [*train, valid])
     kept = {name for name, param in policy.named_parameters() if torch.equal(param, before[name])}
     assert kept == {"context"}
     assert not policy.context.any()

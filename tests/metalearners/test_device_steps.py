@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from maml_rl.errors import NonFiniteError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.metalearners import Batch, MetaLearner, device_steps
+from maml_rl.metalearners import EpisodeStore, MetaLearner, device_steps
 from maml_rl.metalearners.device_steps import DeviceSteps, for_device, set_step_size
 from maml_rl.policies.heads import SquashedGaussianHead
 from tests.device_alone import device_alone
@@ -53,14 +53,14 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def make(name: str, device: str = "cpu") -> tuple[MetaLearner, Batch]:
+def make(name: str, device: str = "cpu") -> tuple[MetaLearner, EpisodeStore]:
     """Return a learner, and a batch on this device."""
     algorithm, family, settings = CASES[name]
     if algorithm in ("ad", "amago-offline"):
         given = {key.replace("-", "_"): value for key, value in settings.items()}
         learner = make_experiment(bandit_config(algorithm, **given), device).metalearner
         learner.learn_from(bandit_histories())
-        return learner, Batch([])
+        return learner, learner.store_of([])
     values = {"meta-batch-size": 5, "observe-last": algorithm != "pearl", "algorithm": algorithm, "num-batches": 4}
     values |= {"fast-batch-size": 1 if algorithm == "rsac" else 2}
     sizes = {"hidden-sizes": [6]} if algorithm not in ("rl2", "amago") else {}
@@ -78,7 +78,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def updates(learner: MetaLearner, batch: Batch) -> list[dict[str, Any]]:
+def updates(learner: MetaLearner, batch: EpisodeStore) -> list[dict[str, Any]]:
     return [learner.learn(batch, number) for number in range(3)]
 
 

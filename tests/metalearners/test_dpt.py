@@ -10,7 +10,6 @@ from gymnasium import spaces
 from maml_rl.experience import Histories
 from maml_rl.experience.histories import EnvKind
 from maml_rl.experiment.build import make_experiment
-from maml_rl.metalearners import Batch
 from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
 
 
@@ -29,7 +28,7 @@ def test_target_is_the_best_arm_at_every_step_for_any_pull() -> None:
 def test_prediction_is_the_posterior_of_the_best_arm() -> None:
     learner = make_experiment(bandit_config("dpt", num_updates=120, batch_size=32, anneal_over=1)).metalearner
     learner.learn_from(bandit_histories())
-    learner.learn(Batch(()), 0)
+    learner.learn(learner.store_of(()), 0)
     seen = bandit_histories().sequences(np.random.default_rng(0), 64, PULLS)
     with torch.no_grad():
         found = learner.policy.unroll(seen.observations).distribution[0].softmax(-1)
@@ -43,9 +42,10 @@ def test_prediction_is_the_posterior_of_the_best_arm() -> None:
 @pytest.mark.parametrize(("acts", "deterministic"), [("sampled", False), ("likeliest", True)])
 def test_tests_draw_actions_or_take_the_most_probable_one(acts: str, deterministic: bool) -> None:
     learner = make_experiment(bandit_config("dpt", acts=acts)).metalearner
-    sampler = Mock(**{"trials_on_hosts.return_value": None})
+    sampler = Mock()
     learner.test(sampler, [{}])
-    sampler.rollout_trials.assert_called_once_with([{}], deterministic=deterministic)
+    _, plan = sampler.collect.call_args.args
+    assert (plan.whole_trials, plan.deterministic) == (True, deterministic)
 
 
 def test_family_that_does_not_know_its_best_actions_is_refused_in_one_line() -> None:

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
-from maml_rl.metalearners import Batch
-from maml_rl.metalearners.collection import Collection
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.metalearners.e_maml import EMAML, gains_of, mean_rewards
+from maml_rl.plan import Plan
 from tests.synthetic import make_problem
 
 RAGGED = ((5, 2), (1, 3), (4, 4))
 
 
-def batch_of(rewards: str, scale: float) -> tuple[EMAML, Batch]:
+def batch_of(rewards: str, scale: float) -> tuple[EMAML, EpisodeStore]:
     """Return a learner, and a batch with random rewards, or with the same reward at every step of equal episodes."""
     policy, train, valid = make_problem("normal", 2, RAGGED if rewards == "random" else ((4, 4), (4, 4)))
     generator = torch.Generator().manual_seed(1)
@@ -22,10 +22,8 @@ def batch_of(rewards: str, scale: float) -> tuple[EMAML, Batch]:
         drawn = torch.randn(episodes.rewards.shape, generator=generator)
         episodes.rewards = episodes.mask * scale * (drawn if rewards == "random" else 1.0)
         episodes.compute_advantages(None, gamma=0.9)
-    learner = EMAML(
-        policy, AdaptationRule(0.3), settings=EMAML.Settings(exploration=1.0), collection=Collection(num_steps=2)
-    )
-    return learner, Batch([*train, valid])
+    learner = EMAML(policy, AdaptationRule(0.3), settings=EMAML.Settings(exploration=1.0), plan=Plan(num_steps=2))
+    return learner, learner.store_of([*train, valid])
 
 
 def updated(rewards: str, scale: float) -> tuple[Tensor, EMAML]:

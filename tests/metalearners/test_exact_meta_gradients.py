@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, adapt
 from maml_rl.episode import TaskEpisodes
-from maml_rl.metalearners import Batch, find_metalearner
+from maml_rl.metalearners import find_metalearner
 from maml_rl.metalearners.adam import MAMLVPG, AdamLearner
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
 from maml_rl.metalearners.e_maml import EMAML, gains_of, mean_rewards
@@ -43,7 +43,7 @@ def estimated_meta_gradient(problem: Problem, algorithm: str, **options: bool) -
         torch.testing.assert_close(found[name][0], param, rtol=1e-10, atol=1e-12)
     learner = kind(policy, rule, settings=kind.Settings.model_validate(options))
     learner.optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
-    learner.update(Batch(phases))
+    learner.update(learner.store_of(phases))
     return flat([param.grad for param in policy.parameters() if param.grad is not None])
 
 
@@ -189,7 +189,7 @@ def sampled_meta_gradients(
     for _ in range(num_batches):
         train = sampled(before)
         adapted = adapt(policy, train, rule=rule)
-        batch = Batch([train, sampled(problem.probabilities(adapted).detach())])
+        batch = learner.store_of([train, sampled(problem.probabilities(adapted).detach())])
         if isinstance(learner, EMAML):
             # Gains are in units of their deviation, and the returns here in units of the reward.
             unit = float(mean_rewards(batch.phases, {}).std(correction=0))

@@ -16,7 +16,7 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import Batch, algorithms, find_metalearner
+from maml_rl.metalearners import algorithms, find_metalearner
 from tests.metalearners.small_algorithms import OF_HISTORIES, OF_TRIALS, small
 from tests.small_runs import SMALL, config_of, untimed
 
@@ -72,7 +72,7 @@ def digest_of(config: Config) -> str:
             for number in range(2):
                 learner.learn(learner.collect(sampler, sampler.sample_tasks(config.meta_batch_size)), number)
     else:
-        learner.learn(Batch(()), 0)
+        learner.learn(learner.store_of(()), 0)
     tested = evaluate(experiment, tasks=2, num_workers=0)
     digest = hashlib.sha256(np.ascontiguousarray(tested.returns).tobytes())
     for name, value in {**learner.policy.state_dict(), **learner.state_dict()}.items():

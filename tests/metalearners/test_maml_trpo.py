@@ -11,10 +11,11 @@ from maml_rl.adaptation import adapt, adapt_steps
 from maml_rl.derivatives import PhaseOutcome
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners import MAMLTRPO, Batch
+from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.losses import surrogate
 from maml_rl.policies import Policy
 from tests.metalearners.reference_update import ReferenceUpdate
+from tests.metalearners.updating import update
 from tests.synthetic import KINDS, make_problem
 
 LENGTHS = ((6, 4), (5, 6), (3, 6), (6, 6))
@@ -190,7 +191,7 @@ def test_step_uses_the_settings_except_for_given_arguments(values: dict[str, flo
         policy, train, valid = make_problem("normal", 1, LENGTHS)
         if batch:
             whole = MAMLTRPO.Settings(**(values | overridden))
-            MAMLTRPO(policy, 0.1, settings=whole).update(Batch([*train, valid]))
+            update(MAMLTRPO(policy, 0.1, settings=whole), [*train, valid])
         else:
             MAMLTRPO(policy, 0.1, settings=settings).step(train, valid, **overridden)
         moved.append(snapshot(policy))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
-from maml_rl.derivatives import ThreadHosts
+from maml_rl.derivatives import LocalStore
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
@@ -39,7 +39,7 @@ def test_meta_gradient_has_the_slope_of_finite_differences(cell: str) -> None:
     policy = experiment.policy.double()
     rule = AdaptationRule(0.5)
     device = torch.device("cpu")
-    hosts = ThreadHosts(batch.phases, policy, device)
+    hosts = LocalStore(batch.phases, policy, device)
     meta = MetaObjective(policy, hosts, rule=rule, objective=surrogate, device=device)
     theta = meta.initial_parameters()
     _, gradient = meta.gradient(theta)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, adapt_steps
-from maml_rl.derivatives import ThreadHosts
-from maml_rl.derivatives.hosts import KEPT_BYTES
+from maml_rl.derivatives import LocalStore
+from maml_rl.derivatives.store import KEPT_BYTES
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.losses import likelihood_ratio, surrogate
@@ -35,7 +35,7 @@ def meta_objective(
     **options: Any,
 ) -> MetaObjective:
     cpu = torch.device("cpu")
-    hosts = ThreadHosts([*train, valid], policy, cpu, tasks_per_chunk=tasks_per_chunk, room=room)
+    hosts = LocalStore([*train, valid], policy, cpu, tasks_per_chunk=tasks_per_chunk, room=room)
     settings: dict[str, Any] = {"rule": AdaptationRule(STEP_SIZES[: len(train)]), "device": cpu}
     return MetaObjective(policy, hosts, **{"objective": surrogate, **settings, **options})
 

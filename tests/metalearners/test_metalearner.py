@@ -19,11 +19,12 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import MAMLTRPO, Batch, MetaLearner, find_metalearner, register
+from maml_rl.metalearners import MAMLTRPO, EpisodeStore, MetaLearner, find_metalearner, register
 from maml_rl.metalearners.losses import likelihood_ratio
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.policies import Policy
 from maml_rl.samplers import MultiTaskSampler
+from tests.metalearners.updating import update
 from tests.small_runs import config_of as config_of_run
 from tests.synthetic import make_policy, make_problem
 
@@ -35,7 +36,7 @@ class Shift(MetaLearner):
         super().__init__(*args, **options)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.1)
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         assert self.optimizer is not None
         for index, param in enumerate(self.policy.parameters()):
             param.grad = torch.full_like(param, 1.0 + index)
@@ -143,7 +144,7 @@ def test_another_algorithm_of_the_command_line_starts_with_its_own_defaults() ->
 
 def test_optimizer_restored_from_tensors_and_json_continues_bit_identically() -> None:
     learner, undisturbed = Shift(make_policy("normal")), Shift(make_policy("normal"))
-    batch = Batch([])
+    batch = learner.store_of([])
     for _ in range(3):
         learner.update(batch)
         undisturbed.update(batch)
@@ -161,7 +162,7 @@ def test_optimizer_restored_from_tensors_and_json_continues_bit_identically() ->
 
 def test_state_of_an_optimizer_of_more_parameters_is_refused() -> None:
     learner, small = Shift(make_policy("normal")), Shift(make_policy("normal", hidden_sizes=()))
-    learner.update(Batch([]))
+    learner.update(learner.store_of([]))
     with pytest.raises(ValueError, match="the optimizer's state is for"):
         small.load_state_dict(learner.state_dict())
 
@@ -172,7 +173,7 @@ def test_trpo_update_of_a_batch_is_a_step_with_the_settings() -> None:
     values = {"max_kl": 0.03, "cg_iters": 4, "cg_damping": 0.1, "ls_max_steps": 3, "ls_backtrack_ratio": 0.5}
     settings = MAMLTRPO.Settings(**values)
     rule = AdaptationRule(0.2)
-    assert MAMLTRPO(policy, rule, settings=settings).update(Batch([*train, valid])) == MAMLTRPO(other, 0.2).step(
+    assert update(MAMLTRPO(policy, rule, settings=settings), [*train, valid]) == MAMLTRPO(other, 0.2).step(
         train, valid, **values
     )
     for mine, theirs in zip(policy.parameters(), other.parameters(), strict=True):

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from maml_rl import MultiTaskSampler, TaskEpisodes
+from maml_rl.derivatives import LocalStore
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import trial_ppo
-from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rl2 import RL2
+from maml_rl.plan import Plan
 from maml_rl.policies import (
     Attention,
     CategoricalMLPPolicy,
@@ -27,10 +28,11 @@ from maml_rl.policies import (
     as_policy,
 )
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
+from tests.metalearners.updating import update
 from tests.small_runs import config_of
 
 GAMMA, LAMBDA = 0.9, 0.7
-COLLECTION = Collection(gamma=GAMMA, gae_lambda=LAMBDA)
+PLAN = Plan(gamma=GAMMA, gae_lambda=LAMBDA)
 
 
 def make_policy(**options: Any) -> GRUPolicy:
@@ -144,7 +146,7 @@ def reference_update(
 def make_learner(policy: Policy, **settings: Any) -> RL2:
     values = {"learning_rate": 0.01, "num_epochs": 3, "clip": 0.05, "entropy_coefficient": 0.1, **settings}
     keys = {name.replace("_", "-"): value for name, value in values.items()}
-    return RL2(policy, None, settings=RL2.Settings.model_validate(keys), collection=COLLECTION)
+    return RL2(policy, None, settings=RL2.Settings.model_validate(keys), plan=PLAN)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def make_learner(policy: Policy, **settings: Any) -> RL2:
 )
 def test_update_agrees_with_plain_loops_over_trials(value: Any, value_lambda: float | None) -> None:
     mine, plain, episodes = make_policy(value=value), make_policy(value=value), make_episodes(EPISODES)
-    metrics = make_learner(mine, value_lambda=value_lambda).update(Batch([episodes]))
+    metrics = update(make_learner(mine, value_lambda=value_lambda), [episodes])
     reference_update(plain, episodes, epochs=3, value_lambda=LAMBDA if value_lambda is None else value_lambda)
     for name, param in mine.named_parameters():
         torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
@@ -169,8 +171,8 @@ def test_values_continue_after_the_time_limit_of_a_trial_where_that_is_set(value
     episodes.terminated[1, -1], episodes.truncated[1, -1] = True, False
     episodes.terminated[3, 0], episodes.truncated[3, 0] = True, False
     plain, off, on = policies
-    make_learner(on, bootstrap_trials=True).update(Batch([episodes]))
-    make_learner(off).update(Batch([episodes]))
+    update(make_learner(on, bootstrap_trials=True), [episodes])
+    update(make_learner(off), [episodes])
     if value == "none":
         assert _same(on, off)
         return
@@ -183,7 +185,7 @@ def test_values_continue_after_the_time_limit_of_a_trial_where_that_is_set(value
 def test_prediction_of_rewards_is_trained_with_the_policy() -> None:
     mine, plain = make_policy(predict_rewards=True), make_policy(predict_rewards=True)
     episodes = make_episodes(EPISODES)
-    make_learner(mine, reward_prediction_coefficient=0.7).update(Batch([episodes]))
+    update(make_learner(mine, reward_prediction_coefficient=0.7), [episodes])
     reference_update(plain, episodes, epochs=3, of_rewards=0.7)
     for name, param in mine.named_parameters():
         torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
@@ -194,16 +196,14 @@ def test_prediction_of_rewards_is_trained_with_the_policy() -> None:
         predicted = untrained.predict_rewards(untrained.unroll(observations.unsqueeze(1)), actions.unsqueeze(1))
         rewards += of_trial
         errors += (predicted[:, 0].detach() - torch.tensor(of_trial)).square().tolist()
-    one_pass = make_learner(untrained, reward_prediction_coefficient=0.7, num_epochs=1).update(Batch([episodes]))
+    one_pass = update(make_learner(untrained, reward_prediction_coefficient=0.7, num_epochs=1), [episodes])
     expected = 1.0 - np.mean(errors) / np.var(rewards)
     assert one_pass["explained_rewards"] == pytest.approx(expected, rel=1e-6)
-    assert (
-        make_learner(mine, reward_prediction_coefficient=0.7).update(Batch([episodes]))["explained_rewards"] > expected
-    )
+    assert update(make_learner(mine, reward_prediction_coefficient=0.7), [episodes])["explained_rewards"] > expected
 
 
 def test_step_size_and_entropy_bonus_fall_to_zero() -> None:
-    batches = [Batch([make_episodes(EPISODES, seed)]) for seed in range(3)]
+    batches = [LocalStore([make_episodes(EPISODES, seed)], make_policy()) for seed in range(3)]
     settings = {"anneal_over": 2, "num_epochs": 1}
     annealed, plain, other = make_policy(), make_policy(), make_policy()
     learner = make_learner(annealed, **settings)
@@ -237,28 +237,28 @@ def without_rewards(episodes: TaskEpisodes) -> TaskEpisodes:
 def test_a_first_batch_without_reward_does_not_set_the_units_of_later_ones() -> None:
     settings: dict[str, Any] = {"reward_prediction_coefficient": 1.0, "num_epochs": 1}
     learner = make_learner(make_policy(predict_rewards=True), **settings)
-    learner.update(Batch([without_rewards(make_episodes(EPISODES))]))
-    metrics = learner.update(Batch([make_episodes(EPISODES, seed=1)]))
+    learner.update(learner.store_of([without_rewards(make_episodes(EPISODES))]))
+    metrics = learner.update(learner.store_of([make_episodes(EPISODES, seed=1)]))
     # In units of the returns and of the rewards' variance both losses are of order 1; with fixed units they were 1e5.
     assert abs(metrics["loss/before"]) < 10.0
     assert metrics["explained_rewards"] > -10.0
     # A later batch without reward does not change the units, either.
-    assert abs(learner.update(Batch([without_rewards(make_episodes(EPISODES))]))["loss/before"]) < 10.0
+    assert abs(learner.update(learner.store_of([without_rewards(make_episodes(EPISODES))]))["loss/before"]) < 10.0
 
 
 def test_units_follow_the_returns() -> None:
     learner = make_learner(make_policy(), num_epochs=1)
     small, large = make_episodes(EPISODES), make_episodes(EPISODES)
     large.rewards.mul_(100.0)
-    first = learner.update(Batch([small]))
+    first = learner.update(learner.store_of([small]))
     for _ in range(60):
-        last = learner.update(Batch([large]))
+        last = learner.update(learner.store_of([large]))
     # The same squared error, except for the learning in between, in a unit that is a hundred times as long.
     assert last["loss/before"] < 1.5 * first["loss/before"]
 
 
 def test_units_are_part_of_the_checkpoint_and_those_of_earlier_versions_load() -> None:
-    batches = [Batch([make_episodes(EPISODES, seed)]) for seed in range(3)]
+    batches = [LocalStore([make_episodes(EPISODES, seed)], make_policy()) for seed in range(3)]
     settings: dict[str, Any] = {"reward_prediction_coefficient": 1.0}
     mine, other = make_policy(predict_rewards=True), make_policy(predict_rewards=True)
     learner, resumed = make_learner(mine, **settings), make_learner(other, **settings)
@@ -285,9 +285,9 @@ def _same(one: GRUPolicy, other: GRUPolicy) -> bool:
 
 def test_update_does_not_depend_on_how_trials_are_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     policies = [make_policy(), make_policy()]
-    make_learner(policies[0], num_minibatches=2).update(Batch([make_episodes(EPISODES)]))
+    update(make_learner(policies[0], num_minibatches=2), [make_episodes(EPISODES)])
     monkeypatch.setattr(trial_ppo, "_CHUNK", 2)
-    make_learner(policies[1], num_minibatches=2).update(Batch([make_episodes(EPISODES)]))
+    update(make_learner(policies[1], num_minibatches=2), [make_episodes(EPISODES)])
     for one, other in zip(policies[0].parameters(), policies[1].parameters(), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -315,10 +315,10 @@ def test_observations_are_normalized_by_all_batches_before_and_never_within_one(
     learner, other = make_learner(mine.double(), normalize_observations=True), make_learner(plain.double())
     batches = [make_episodes(EPISODES, seed) for seed in range(3)]
     for number, batch in enumerate(batches):
-        learner.update(Batch([batch]))
+        learner.update(learner.store_of([batch]))
         if number == 0:
             # The first batch was observed without normalization, and is learned from like that.
-            other.update(Batch([batch]))
+            other.update(other.store_of([batch]))
             assert all(torch.equal(x, mine.get_parameter(name)) for name, x in plain.named_parameters())
         seen = torch.cat([observations for each in batches[: number + 1] for observations, _, _ in one_by_one(each)])
         torch.testing.assert_close(mine.observation_mean, seen.mean(0), rtol=1e-9, atol=1e-12)
@@ -329,7 +329,7 @@ def test_observations_are_normalized_by_all_batches_before_and_never_within_one(
             again = make_learner(resumed, normalize_observations=True)
             again.load_state_dict(copy.deepcopy(learner.state_dict()))
             resumed.load_state_dict(mine.state_dict())
-    again.update(Batch([batches[2]]))
+    again.update(again.store_of([batches[2]]))
     assert _same(resumed, mine)
     with pytest.raises(TypeError, match="normalize-observations is true, but this GRUPolicy sees observations as they"):
         make_learner(make_policy(), normalize_observations=True)
@@ -342,7 +342,7 @@ def test_modules_of_users_learn_through_their_memory(with_values: bool) -> None:
     before = [param.detach().clone() for param in module.parameters()]
     episodes = make_episodes(EPISODES)
     learner = make_learner(as_policy(module, (3,)), value="none")
-    metrics = learner.update(Batch([episodes]))
+    metrics = learner.update(learner.store_of([episodes]))
     assert metrics["loss/after"] < metrics["loss/before"]
     assert all(not torch.equal(one, other) for one, other in zip(before, module.parameters(), strict=True))
 
@@ -350,7 +350,7 @@ def test_modules_of_users_learn_through_their_memory(with_values: bool) -> None:
 def test_returns_have_a_column_for_each_episode_of_the_trial() -> None:
     episodes = make_episodes(EPISODES)
     learner = make_learner(make_policy())
-    assert torch.equal(learner.returns(Batch([episodes]))[:, :, 0], episodes.rewards.sum(1))
+    assert torch.equal(learner.returns(learner.store_of([episodes]))[:, :, 0], episodes.rewards.sum(1))
     assert learner.columns == "episode"
 
 
@@ -405,9 +405,9 @@ def test_transformer_learns_like_a_recurrent_layer() -> None:
         spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4), 8, Attention(6, num_heads=2), predict_rewards=True
     ).double()
     learner, batch = make_learner(policy, num_epochs=20, reward_prediction_coefficient=1.0), make_episodes(EPISODES)
-    metrics = learner.update(Batch([batch]))
+    metrics = learner.update(learner.store_of([batch]))
     assert metrics["loss/after"] < metrics["loss/before"]
-    again = learner.update(Batch([batch]))
+    again = learner.update(learner.store_of([batch]))
     assert again["explained_rewards"] > metrics["explained_rewards"]
 
 

@@ -17,8 +17,8 @@ from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.machine import intra_op_threads
-from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rsac import RSAC
+from maml_rl.plan import Plan
 from maml_rl.policies import Attention, EncoderSizes, GRUPolicy
 from maml_rl.policies.soft_actors import RecurrentActor
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
@@ -36,7 +36,7 @@ def make(kind: str, cell: Any = "gru", **settings: Any) -> RSAC:
     observation = spaces.Box(-np.inf, np.inf, (SIZE + spaces.flatdim(action) + 2,), np.float32)
     size = 6 if isinstance(cell, Attention) else 5
     policy = RecurrentActor(observation, action, EncoderSizes(size, (4, 3, 2), cell), (6, 4)).double()
-    learner = RSAC(policy, None, settings=RSAC.Settings(**settings), collection=Collection(gamma=GAMMA))
+    learner = RSAC(policy, None, settings=RSAC.Settings(**settings), plan=Plan(gamma=GAMMA))
     generator = torch.Generator().manual_seed(3)
     for network in (learner.policy, learner.critics, learner.targets):
         network.double()
@@ -255,7 +255,7 @@ def test_update_uses_sequences_from_anywhere_in_the_trials(monkeypatch: pytest.M
     episodes = TaskEpisodes(
         numbers, torch.zeros((*grid, 2)), torch.zeros(grid), length * ends.long(), ~ends, ends, numbers[:, 0] + length
     )
-    learner.update(Batch([episodes]))
+    learner.update(learner.store_of([episodes]))
     (sequences,) = drawn
     assert sequences.mask.shape == (3, 40)
     firsts = sequences.observations[0, :, 0]
@@ -300,7 +300,7 @@ def test_memory_is_learned_off_policy_from_random_actions(kind: str, cell: Any) 
     observation = spaces.Box(-np.inf, np.inf, (width,), np.float32)
     policy = RecurrentActor(observation, action, EncoderSizes(16, (8, 0, 0), cell), (16,))
     settings = RSAC.Settings(learning_rate=5e-3, initial_temperature=0.01, tau=0.05)
-    learner = RSAC(policy, None, settings=settings, collection=Collection(gamma=0.0))
+    learner = RSAC(policy, None, settings=settings, plan=Plan(gamma=0.0))
     random = torch.Generator().manual_seed(0)
     length, num = 4, 64
     for _ in range(350):

@@ -11,11 +11,12 @@ from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import Batch, Collection
+from maml_rl.metalearners import Plan
 from maml_rl.metalearners.meta_sgd import MetaSGD
 from maml_rl.metalearners.reptile import Reptile
 from maml_rl.policies import Policy
 from maml_rl.runs.checkpoint import latest_intact
+from tests.metalearners.updating import update
 from tests.small_runs import config_of
 from tests.synthetic import make_policy, make_problem
 
@@ -39,7 +40,7 @@ def test_reptile_moves_by_its_step_size_toward_the_mean_of_the_adapted_parameter
     once = adapt(policy, train_episodes[0], step_size=0.3)
     twice = adapt(policy, train_episodes[1], once, step_size=0.2)
     settings = Reptile.Settings.model_validate({"meta-step-size": 0.25})
-    metrics = Reptile(policy, [0.3, 0.2], settings=settings).update(Batch([*train_episodes, valid]))
+    metrics = update(Reptile(policy, [0.3, 0.2], settings=settings), [*train_episodes, valid])
     squares = 0.0
     for name, param in copy_of(policy).items():
         way = twice[name].detach().mean(0) - before[name]
@@ -53,7 +54,7 @@ def test_reptile_refuses_non_finite_parameters_and_training_without_inner_steps(
     train_episodes[0].advantages[1] = torch.nan
     before = copy_of(policy)
     with pytest.raises(NonFiniteError, match="use a smaller fast-lr"):
-        Reptile(policy, 0.3).update(Batch([*train_episodes, valid]))
+        update(Reptile(policy, 0.3), [*train_episodes, valid])
     assert all(torch.equal(param, before[name]) for name, param in copy_of(policy).items())
     assert "reptile learns only from inner steps, and pretrain takes none" in message_of(
         algorithm="reptile", method="pretrain"
@@ -76,9 +77,9 @@ def test_anil_adapts_the_output_layer_or_the_named_head() -> None:
 
 def test_meta_sgd_changes_every_step_size_and_not_the_rule_of_other_threads() -> None:
     policy, train_episodes, valid = make_problem("normal", 2, RAGGED)
-    learner = MetaSGD(policy, 0.3, collection=Collection(num_steps=2))
+    learner = MetaSGD(policy, 0.3, plan=Plan(num_steps=2))
     before = learner.rule
-    metrics = learner.update(Batch([*train_episodes, valid]))
+    metrics = learner.update(learner.store_of([*train_episodes, valid]))
     sizes, old = learner.rule.step_size(1), before.step_size(1)
     assert isinstance(sizes, dict)
     assert isinstance(old, dict)
@@ -96,7 +97,7 @@ def test_meta_sgd_of_some_parameters_learns_only_their_step_sizes() -> None:
     policy, train_episodes, valid = make_problem("normal", 1, RAGGED)
     head = policy.perceptron.layer_names[-1]
     learner = MetaSGD(policy, AdaptationRule(0.3, parameters=head))
-    learner.update(Batch([*train_episodes, valid]))
+    learner.update(learner.store_of([*train_episodes, valid]))
     sizes = learner.rule.step_size(0)
     assert isinstance(sizes, dict)
     assert tuple(sizes) == head

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, InnerLoss, adapt, reinforce
-from maml_rl.derivatives import ThreadHosts
+from maml_rl.derivatives import LocalStore
 from maml_rl.episode import TaskEpisodes
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.losses import likelihood_ratio, surrogate
@@ -101,7 +101,7 @@ def test_gain_from_a_mean_that_follows_the_state_is_that_of_the_inner_loss(
     train = sample(policy)
     valid = sample(policy, adapt(policy, train, rule=rule, create_graph=False))
     cpu = torch.device("cpu")
-    hosts = ThreadHosts([train, valid], policy, cpu)
+    hosts = LocalStore([train, valid], policy, cpu)
     meta = MetaObjective(policy, hosts, rule=rule, objective=surrogate, device=cpu)
     theta = meta.initial_parameters()
     names = [name for name, param in policy.named_parameters() for _ in range(param.numel())]

@@ -13,7 +13,6 @@ from maml_rl.config import Config
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.trial_ppo import RunningMoments
 from maml_rl.metalearners.varibad import VariBAD
 from maml_rl.policies import BeliefPolicy, GRUPolicy
@@ -150,20 +149,20 @@ def test_objective_of_the_policy_changes_the_policy_and_the_bound_changes_the_be
     assert changed(before) == [True, True, False]
     monkeypatch.setattr(learner, "_update_belief", dict)
     before = parts()
-    learner.update(Batch([episodes]))
+    learner.update(learner.store_of([episodes]))
     assert changed(before) == [False, False, True]
 
 
 def test_policy_normalizes_observations_by_the_moments_of_all_samples() -> None:
     learner, episodes = learner_and_episodes()
     for _ in range(2):
-        learner.update(Batch([episodes]))
+        learner.update(learner.store_of([episodes]))
     seen = episodes.observations[..., :2].flatten(0, 2).double()
     torch.testing.assert_close(learner.policy.observation_mean.double(), seen.mean(0), rtol=0.0, atol=1e-6)
     deviation = seen.std(0, unbiased=False)
     torch.testing.assert_close(learner.policy.observation_std.double(), deviation, rtol=0.0, atol=1e-6)
     learner, episodes = learner_and_episodes({"normalize-observations": False})
-    learner.update(Batch([episodes]))
+    learner.update(learner.store_of([episodes]))
     assert torch.equal(learner.policy.observation_std, torch.ones(2))
 
 

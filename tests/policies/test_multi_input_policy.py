@@ -19,13 +19,14 @@ from maml_rl.episode import TaskEpisodes
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import MAMLTRPO
-from maml_rl.metalearners.collection import Batch, Collection
 from maml_rl.metalearners.rl2 import RL2
+from maml_rl.plan import Plan
 from maml_rl.policies import Attention, BeliefPolicy, CNNPolicy, GRUPolicy, MultiInputPolicy, Policy, TransformerPolicy
 from maml_rl.policies.heads import SquashedGaussianHead
 from maml_rl.policies.soft_actors import ContextActor, RecurrentActor, head_of
 from maml_rl.spaces import PackedSpace, flat_observation_space
 from tests.looking_env import LookingEnv
+from tests.metalearners.updating import update
 from tests.small_runs import config_of
 
 SPACE, ACTIONS = LookingEnv.observation_space, LookingEnv.action_space
@@ -179,7 +180,7 @@ def test_rl2_updates_the_convolutions_and_acting_agrees_with_unrolling(memory: s
     before = {name: param.detach().clone() for name, param in policy.named_parameters()}
     with sampler_of(policy, observe_last=True, slots_per_task=1) as sampler:
         trials = sampler.rollout(sampler.sample_tasks(4))
-    RL2(policy, collection=Collection(gamma=0.9)).update(Batch([trials]))
+    update(RL2(policy, plan=Plan(gamma=0.9)), [trials])
     changed = {name for name, param in policy.named_parameters() if not torch.equal(param, before[name])}
     assert {"conv1.weight", "conv2.weight"} <= changed
     rows = trials.observations[:, :, 0].movedim(1, 0)

@@ -10,7 +10,7 @@ from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread
 from maml_rl.experiment.build import Experiment, make_experiment
-from maml_rl.samplers.hosting import RemoteHosts
+from maml_rl.samplers.hosting import RemoteStore
 
 NUM_TASKS = 9
 # Settings that algorithms with trials need.
@@ -65,14 +65,13 @@ def learn(experiment: Experiment, sampler: MultiTaskSampler, iterations: int, *,
     metrics = []
     for number in range(iterations):
         batch = learner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
-        where = learner.hosts_of(batch)
-        assert isinstance(where, RemoteHosts) == on_hosts
+        assert isinstance(batch, RemoteStore) == on_hosts
         found = {
-            "steps": count_steps(where),
-            **policy_spread(learner.policy, where),
+            "steps": count_steps(batch),
+            **policy_spread(learner.policy, batch),
             "returns": learner.returns(batch).numpy().tobytes(),
             "infos": {name: info.numpy().tobytes() for name, info in learner.infos(batch).items()},
-            "digest": digest_of(where),
+            "digest": digest_of(batch),
         }
         metrics.append(found | learner.learn(batch, number))
     state = {**learner.policy.state_dict(), **learner.state_dict()}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Laplace
 
 from maml_rl.envs import make_vector_env
+from maml_rl.plan import Plan
 from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, MultiCategoricalMLPPolicy, Policy, get_policy_for_env
 from maml_rl.policies.module_policy import as_policy
 from maml_rl.policies.policy import greedy
@@ -156,8 +157,12 @@ def test_trials_of_any_length_leave_the_memory_of_their_last_step() -> None:
     with sampler:
         tasks = sampler.sample_tasks(2)
         whole = sampler.rollout_trials(tasks, num_episodes=3, deterministic=True)
-        sampler.seek(0)
-        part, memory = sampler.remember_trials(tasks, num_episodes=2, deterministic=True)
+    shorter, _ = sampler_for("recurrent", "in this process", slots_per_task=1, batch_size=2)
+    shorter.policy = sampler.policy
+    with shorter:
+        shorter.seek(0)
+        adapted = shorter.collect(tasks, Plan(whole_trials=True, deterministic=True, adapt_only=True))
+        (part,), memory = adapted.phases, adapted.memory
         assert torch.equal(part.actions, whole.actions[:, :, :2])
         # The memory after two episodes is the one with which the third begins.
         assert whole.memory is not None

@@ -11,14 +11,13 @@ from hosted_learning import NUM_TASKS, Learned, config_of, learn, learned_here
 from hosts_in_memory import MemoryCarrier, put_on_hosts
 
 from maml_rl.config.placement import Placement
-from maml_rl.derivatives import ROOM, ThreadHosts, hosts, samples
+from maml_rl.derivatives import ROOM, EpisodeStore, LocalStore, samples, store
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.metalearners import trial_ppo
-from maml_rl.metalearners.collection import Batch
 from maml_rl.metalearners.metalearner import MetaLearner
-from maml_rl.samplers.hosting import RemoteHosts
+from maml_rl.samplers.hosting import RemoteStore
 
 ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
 # Probability that a host is lost at a sign of life, higher for learners with few requests.
@@ -29,7 +28,7 @@ SHARES_LOST = {"promp": 0.1, "meta-sgd": 0.1, "cavia": 0.1, "reptile": 0.25, "rl
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of few tasks, and blocks of several of them."""
     monkeypatch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
-    monkeypatch.setattr(hosts, "_FEW_BLOCKS", 4)
+    monkeypatch.setattr(store, "_FEW_BLOCKS", 4)
     monkeypatch.setattr(trial_ppo, "_CHUNK", 1)
 
 
@@ -52,15 +51,15 @@ def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(algo
 
 @pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "meta-sgd", "rl2", "varibad"])
 def test_answers_are_the_same_with_empty_memos(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, usual, emptied = learned_here(algorithm), ThreadHosts._ask, []
+    expected, usual, emptied = learned_here(algorithm), LocalStore._ask, []
 
-    def without_memory(self: ThreadHosts, *question: Any) -> Any:
+    def without_memory(self: LocalStore, *question: Any) -> Any:
         emptied.append(sum(len(memo.keys() - {ROOM}) for _, memo in self._chunks))
         for _, memo in self._chunks:
             memo.clear()
         return usual(self, *question)
 
-    monkeypatch.setattr(ThreadHosts, "_ask", without_memory)
+    monkeypatch.setattr(LocalStore, "_ask", without_memory)
     assert learned_here(algorithm) == expected
     assert sum(emptied) > NUM_TASKS
 
@@ -119,7 +118,7 @@ def test_evaluation_gets_returns_and_infos_from_hosts_and_episodes_only_on_reque
     experiment = make_experiment(config_of("meta-sgd", **{"num-steps": 2}))
     digests: list[list[str]] = []
 
-    def fetch(batch: Batch) -> None:
+    def fetch(batch: EpisodeStore) -> None:
         digests.append([episodes.digest() for episodes in batch.phases])
 
     def evaluated(num_hosts: int, **options: Any) -> tuple[Any, int]:
@@ -184,7 +183,7 @@ def test_evaluation_is_on_the_workers_of_a_cluster_where_it_can_be(settings: dic
 class Whole(MetaLearner):
     """A learner that needs whole episodes."""
 
-    def update(self, batch: Batch) -> dict[str, Any]:
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
         return {"mean": float(batch.valid_episodes.rewards.mean()), "digests": [each.digest() for each in batch.phases]}
 
 
@@ -198,14 +197,14 @@ def hosted() -> Iterator[tuple[MetaLearner, Any]]:
 def test_learner_that_needs_whole_episodes_gets_them(hosted: tuple[MetaLearner, Any]) -> None:
     learner, sampler = hosted
     tasks = sampler.sample_tasks(NUM_TASKS)
-    whole = Whole(learner.policy, learner.rule, collection=learner.collection)
+    whole = Whole(learner.policy, learner.rule, plan=learner.plan)
     expected = whole.collect(sampler, tasks)
     put_on_hosts(sampler, 2)
     sampler.seek(sampler.iteration)
-    assert not isinstance(whole.collect(sampler, tasks).hosts, RemoteHosts)
+    assert not isinstance(whole.collect(sampler, tasks), RemoteStore)
     sampler.seek(sampler.iteration)
     batch = learner.collect(sampler, tasks)
-    assert isinstance(batch.hosts, RemoteHosts)
+    assert isinstance(batch, RemoteStore)
     assert len(batch.phases) == 2
     assert whole.update(batch) == whole.update(expected)
     for found, other in zip(batch.phases, expected.phases, strict=True):
@@ -259,7 +258,7 @@ def test_auto_uses_hosts_only_if_each_gets_a_share(hosted: tuple[MetaLearner, An
         for update, on_hosts in (("workers", True), ("auto", expected), ("driver", False)):
             sampler.placement = sampler.placement.replace(update=update)
             batch = learner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
-            assert isinstance(batch.hosts, RemoteHosts) is on_hosts
+            assert isinstance(batch, RemoteStore) is on_hosts
 
 
 class Elsewhere:
@@ -272,7 +271,6 @@ class Elsewhere:
 def test_host_without_the_module_of_the_learner_is_a_clear_error(hosted: tuple[MetaLearner, Any]) -> None:
     learner, sampler = hosted
     put_on_hosts(sampler, 1)
-    hosts = learner.collect(sampler, sampler.sample_tasks(NUM_TASKS)).hosts
-    assert hosts is not None
+    batch = learner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
     with pytest.raises(ConfigError, match=r"No module named 'module_of_nobody'.*use update: driver"):
-        hosts.map(cast(Any, Elsewhere()))
+        batch.map(cast(Any, Elsewhere()))

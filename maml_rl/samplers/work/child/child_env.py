@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class ChildEnv:
-    """Hosts the environment of a range of slots."""
+    """EpisodeStore the environment of a range of slots."""
 
     _recipe: Recipe
     _env: MetaVectorEnv

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hosted_learning import NUM_TASKS, config_of, learn, learned_here
 
-from maml_rl.derivatives import Hosts, Memo, hosts, samples
+from maml_rl.derivatives import Memo, samples, store
 from maml_rl.errors import AlgorithmError, ChildEnvTimeout, ConfigError, RemoteError
 from maml_rl.experiment import build
 from maml_rl.experiment.build import make_experiment
@@ -36,7 +36,7 @@ KILLS = 10
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of few tasks, and blocks of several of them."""
     monkeypatch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
-    monkeypatch.setattr(hosts, "_FEW_BLOCKS", 4)
+    monkeypatch.setattr(store, "_FEW_BLOCKS", 4)
     monkeypatch.setattr(trial_ppo, "_CHUNK", 1)
 
 
@@ -113,10 +113,10 @@ def test_argument_that_cannot_be_pickled_is_a_clear_error() -> None:
     experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
     with experiment.make_sampler(num_workers=2) as sampler:
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
-        assert isinstance(batch.hosts, Hosts)
+        assert not batch.in_this_process
         with pytest.raises(TypeError, match=r"cannot be pickled for the workers .*`update: driver`"):
-            batch.hosts.map(number_of, lambda x: x)
-        assert len(batch.hosts.map(number_of, int)) > 1
+            batch.map(number_of, lambda x: x)
+        assert len(batch.map(number_of, int)) > 1
 
 
 def test_questions_about_episodes_whose_memory_is_used_again_are_refused() -> None:
@@ -152,7 +152,7 @@ def test_error_of_a_learner_in_workers_is_that_of_an_update_in_this_process(brok
             work: Any = partial(sampler.rollout, tasks)
             if broken == "update":
                 batch = experiment.metalearner.collect(sampler, tasks)
-                work = partial(experiment.metalearner.hosts_of(batch).map, refuse)
+                work = partial(batch.map, refuse)
             else:
                 sampler.policy = Broken(2, 2, (16,))
             with pytest.raises(AlgorithmError) as raised, experiment.guard:
@@ -186,7 +186,7 @@ def test_update_in_workers_may_take_longer_than_step_timeout(tmp_path: Path, mon
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
         monkeypatch.setattr(WorkerPool, "_check_deadlines", look)
         sampler._workers.backend._env.pool.step_timeout = 0.1
-        experiment.metalearner.hosts_of(batch).map(wait_for, str(tmp_path / "go"))
+        batch.map(wait_for, str(tmp_path / "go"))
     assert len(looks) > 1
 
 
@@ -197,7 +197,7 @@ def test_worker_that_is_stopped_in_an_update_hangs_after_step_timeout(tmp_path: 
         sampler._workers.backend._env.pool.step_timeout = 0.5
         os.kill(sampler.pids[0], signal.SIGSTOP)
         with pytest.raises(ChildEnvTimeout, match=r"hangs in an update .*for more than 0\.5 s"):
-            experiment.metalearner.hosts_of(batch).map(wait_for, str(tmp_path / "never"))
+            batch.map(wait_for, str(tmp_path / "never"))
 
 
 def test_whole_trials_are_read_from_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:

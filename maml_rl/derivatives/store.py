@@ -1,17 +1,18 @@
-"""Where the chunks of an update are computed: the protocol of hosts, and the threads of this process.
+"""The store of a batch: its episodes, wherever they are, and the functions that are computed on chunks of them.
 
-A host keeps the episodes of some tasks. It maps a question, a plain function, over its chunks of tasks, and answers
-with numbers of tasks and with sums over tasks: vectors of the size of the parameters, never of the size of the
-episodes. Sums are made in the order of the tasks, first within a block of chunks, then over the blocks, so that they
-have the same bytes wherever the blocks are.
+A store maps a plain function over the chunks of its tasks, where their episodes are. What comes back are numbers of
+tasks and sums over tasks: vectors of the size of the parameters, never of the size of the episodes. Sums are made in
+the order of the tasks, first within a block of chunks, then over the blocks, so that they have the same bytes wherever
+the blocks are.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
@@ -22,7 +23,7 @@ from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.samples import chunks_of, even_chunks
 from maml_rl.derivatives.workers import ChunkWorkers
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.policies.policy import Policy
+from maml_rl.policies.policy import Memory, Policy
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
@@ -83,26 +84,32 @@ def _total(parts: Iterable[Tensor]) -> Tensor:
 def blocks_of(num_tasks: int, chunks: Sequence[slice]) -> list[range]:
     """Return ranges of chunks, the blocks: each is in one place and answers with one sum.
 
-    How many there are depends on neither the length of the episodes nor the number of hosts.
+    How many there are depends on neither the length of the episodes nor the number of processes.
     """
     count = min(len(chunks), max(_FEW_BLOCKS, num_tasks // _TASKS_PER_BLOCK))
     return [range(len(chunks) * index // count, len(chunks) * (index + 1) // count) for index in range(count)]
 
 
-class Hosts(AbstractContextManager["Hosts"]):
-    """Where the episodes of a batch are, all phases of a task in one place.
+class EpisodeStore(AbstractContextManager["EpisodeStore"]):
+    """The episodes of a batch of tasks, all phases of a task in one place.
 
-    In a `with` block, threads and their memory are kept from question to question, and memos until its end.
+    In a `with` block, threads and their memory are kept from call to call, and memos until its end.
 
     Attributes:
         num_tasks: M.
-        num_phases: episodes before each inner step and after the last.
-        device: where they compute.
+        num_phases: phases before each inner step and after the last; one for trials.
+        device: where functions compute.
+        in_this_process: whether the episodes are.
+        params: {name: (M, ...)} to which the inner loop has adapted the policy, if the plan was to `adapt_only`.
+        memory: tensors (M, ...), what the policy remembers at the end of the trials, if the plan was to `adapt_only`.
     """
 
     num_tasks: int
     num_phases: int
     device = torch.device("cpu")
+    in_this_process = False
+    params: Mapping[str, Tensor] | None = None
+    memory: Memory = ()
 
     def __exit__(self, *error: object) -> None:
         return
@@ -122,7 +129,7 @@ class Hosts(AbstractContextManager["Hosts"]):
         Args:
             question: maps the phases of a chunk to something small, and may keep in the memo of the chunk what later
                 questions need: the answer is the same with an empty one. Other processes must be able to import it.
-            arguments: of the question, by position. Hosts get them as they are now.
+            arguments: of the question, by position. EpisodeStore get them as they are now.
         """
         return [*chain(*self._ask(question, arguments, list))]
 
@@ -137,13 +144,28 @@ class Hosts(AbstractContextManager["Hosts"]):
     ) -> list[Result]:
         """Return the answer about each block of chunks, in their order, joined from those about its chunks."""
 
+    @cached_property
+    def phases(self) -> Sequence[TaskEpisodes]:
+        """The episodes of all tasks (M, T, B, ...), in this process: before each inner step, and after the last."""
+        return self.fetch()
+
+    @property
+    def train_episodes(self) -> Sequence[TaskEpisodes]:
+        """The episodes before each inner step."""
+        return self.phases[:-1]
+
+    @property
+    def valid_episodes(self) -> TaskEpisodes:
+        """The episodes after the last inner step."""
+        return self.phases[-1]
+
     @abstractmethod
     def fetch(self) -> list[TaskEpisodes]:
-        """Return the episodes of all tasks, for operations that need all of them."""
+        """Bring the episodes of all tasks to this process; `phases` keeps them."""
 
 
-class ThreadHosts(Hosts):
-    """The threads of this process.
+class LocalStore(EpisodeStore):
+    """Episodes in this process, and its threads.
 
     Args:
         phases: the episodes of all tasks before each inner step and after the last.
@@ -155,21 +177,25 @@ class ThreadHosts(Hosts):
         workers: that compute; None for threads of its own.
     """
 
+    in_this_process = True
+
     def __init__(
         self,
         phases: Sequence[TaskEpisodes],
         policy: Policy,
-        device: torch.device,
+        device: torch.device | str = "cpu",
         *,
         tasks_per_chunk: int | None = None,
         room: int = KEPT_BYTES,
         earlier_chunks: int = 0,
         workers: ChunkWorkers | None = None,
     ) -> None:
-        self.num_tasks, self.num_phases = len(phases[0]), len(phases)
-        self._phases, self.device, self._workers = list(phases), device, workers
-        if tasks_per_chunk is None:
-            chunks = chunks_of(phases, ParameterLayout(policy).width, device)
+        self.num_tasks, self.num_phases = len(phases[0]) if phases else 0, len(phases)
+        self._phases, self.device, self._workers = list(phases), torch.device(device), workers
+        if not phases:
+            chunks = []
+        elif tasks_per_chunk is None:
+            chunks = chunks_of(phases, ParameterLayout(policy).width, self.device)
         else:
             chunks = even_chunks(self.num_tasks, tasks_per_chunk)
         self._blocks = blocks_of(self.num_tasks, chunks)
