@@ -2,7 +2,8 @@
 
 from contextlib import closing
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 
 from maml_rl import MultiTaskSampler, PopulationEvaluator
 from maml_rl.config.placement import Placement
-from maml_rl.envs.make_env import ObservedLastStep, ObservedTask
+from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.envs.registration import FAMILIES
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.errors import ChildEnvError, ConfigError, NonFiniteError, TaskError
 from maml_rl.policies import GRUPolicy, TransformerPolicy, get_policy_for_env
 from maml_rl.policies.transformer import Attention
@@ -271,6 +274,107 @@ def test_workers_and_a_device_exclude_each_other(options):
 def test_an_engine_for_what_has_no_physics_is_refused():
     with pytest.raises(ValueError, match="engine='warp' is for the MuJoCo families"):
         MultiTaskSampler("2DNavigation-v0", {}, 2, policy_for("2DNavigation-v0"), engine="warp")
+
+
+class Counting(BatchedFamily):
+    """Pays its own count of steps, kept as a subclass says; some slots terminate at the third."""
+
+    def __init__(self, num_envs: int, **options: Any) -> None:
+        box = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        super().__init__(num_envs, box, box, {"first": TaskEntry()}, max_episode_steps=5, **options)
+
+    def draw_tasks(self, random: Any, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"first": float(first)} for first in random.uniform(0.0, 1.0, num_tasks)]
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        self._count = self.xp.zeros_like(self.tasks["first"])
+
+    def _write_observations(self, out: Any) -> None:
+        out[:] = self.tasks["first"][:, None]
+
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        return self._next(), self._count >= 3.0 + self.tasks["first"].round()
+
+    def _next(self) -> Any:
+        self._count = self._count + 1.0
+        return self._count + 0.0
+
+
+class InATuple(Counting):
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        super()._reset_slots(mask, streams)
+        self._pair = (self._count, self._count)
+
+    def _next(self) -> Any:
+        self._pair = (self._pair[1], super()._next())
+        return self._pair[1]
+
+
+class InANumber(Counting):
+    _number = 0
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        super()._reset_slots(mask, streams)
+        self._number = 0
+
+    def _next(self) -> Any:
+        self._number += 1
+        count = super()._next()
+        return count if self._number % 2 else 2.0 * count
+
+
+class InAnObject(Counting):
+    def __init__(self, num_envs: int, **options: Any) -> None:
+        self._held = SimpleNamespace(steps=[0])
+        super().__init__(num_envs, **options)
+
+    def _next(self) -> Any:
+        self._held.steps[0] += 1
+        return super()._next()
+
+
+class Growing(Counting):
+    def _next(self) -> Any:
+        count = super()._next()
+        self._past = count[:, None] if not hasattr(self, "_past") else self._past.repeat(1, 2)
+        return count
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "what"),
+    [
+        (InATuple, "_pair", "a tuple"),
+        (InANumber, "_number", "a int"),
+        (InAnObject, "_held", "a SimpleNamespace"),
+        (Growing, "_past", "of another shape"),
+    ],
+)
+def test_state_that_a_recorded_step_cannot_see_is_refused_by_name(made, name, what):
+    with pytest.raises(ConfigError, match=rf"{made.__name__} changes its attribute '{name}', {what}.*tensors of one"):
+        sample("device", made, get_policy_for_env(make_vector_env(made, {}, 1), (4,)))
+
+
+class EndsTogether(Counting):
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        return self._next(), True
+
+
+class EndsLater(Counting):
+    calls: ClassVar[list[int]] = []
+
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        self.calls.append(1)
+        return self._next(), len(self.calls) % 3 == 0
+
+
+def test_terminated_may_be_a_bool_that_stays_the_same():
+    policies = [get_policy_for_env(make_vector_env(made, {}, 1), (4,)) for made in (Counting, EndsTogether)]
+    for made, policy in zip((Counting, EndsTogether), policies, strict=True):
+        ours, theirs = (sample(backend, made, policy)[0] for backend in ("device", "in-process"))
+        require_close(ours, theirs)
+    assert set(ours.lengths.flatten().tolist()) == {1}
+    with pytest.raises(ConfigError, match="EndsLater returns False for terminated in one step and more in another"):
+        sample("device", EndsLater, policies[0])
 
 
 @pytest.mark.slow

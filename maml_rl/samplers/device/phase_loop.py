@@ -16,6 +16,7 @@ from torch import Tensor
 
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import ConfigError
 from maml_rl.policies import Memory
 from maml_rl.policies.policy import greedy
 from maml_rl.samplers.device.slots import DeviceSlots
@@ -153,13 +154,16 @@ class DeviceLoop:
         self._remember(memory, active)
         actions = record.choice(self._step, observations, actions, active)
         rewards, terminated, terms = slots.step(actions.flatten(0, 1), None if active is None else active.flatten())
+        ended = None
         if terminated is False:
             self._may_end = False
-        ended = (
-            None
-            if terminated is False
-            else running & torch.as_tensor(terminated, device=self._device).reshape(self._grid)
-        )
+        elif not self._may_end:
+            raise ConfigError(
+                f"{type(slots.family).__name__} returns False for terminated in one step and more in another; return a "
+                "tensor (N,) of bool in every step"
+            )
+        else:
+            ended = running.clone() if terminated is True else running & terminated.reshape(self._grid)
         record.outcome(self._step, rewards, terms, slots.observations, active, ended)
         if ended is not None:
             running &= ~ended

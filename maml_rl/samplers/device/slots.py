@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from types import FunctionType, ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -15,10 +16,15 @@ from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.observing import ObservingVectorEnv
 from maml_rl.envs.task_entries import TaskArrays, parse_tasks
-from maml_rl.errors import TaskError
+from maml_rl.errors import ConfigError, TaskError
 from maml_rl.samplers.device.streams import DeviceSlotStreams
 from maml_rl.spaces import PackedSpace, array_layout, is_image
 
+# The first steps, in which a family is watched, and what the base of all families keeps.
+_CHECKED_CALLS = 3
+# How far objects within objects are looked at.
+_DEPTH = 2
+_OF_EVERY_FAMILY = frozenset(("xp", "physics", "physics_seconds", "buffers", "_reward_terms", "_streams", "_sent"))
 # Rewards, whether slots terminated (a bool: all or none ever), and the terms of the rewards by name.
 Outcome = tuple[Tensor, Tensor | bool, dict[str, Tensor]]
 
@@ -64,6 +70,7 @@ class DeviceSlots:
         self._observations = [_zeros(each, device) for each in (env, *self._shown)]
         self._streams = DeviceSlotStreams(self.num_envs, device)
         self._given: TaskArrays = {}
+        self._to_check = _CHECKED_CALLS
         self._keep_places(self.family.take_tasks, self.family.tasks)
 
     @property
@@ -132,8 +139,12 @@ class DeviceSlots:
 
     def _keep_places(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Do work of the family; tensors that it replaces get their new values in their old places, for graphs."""
-        before = self._tensors()
+        before, all_before = self._tensors(), dict(vars(self.family))
+        constants = {name: _content(value) for name, value in all_before.items()} if self._to_check else {}
         result = work(*arguments)
+        if self._to_check and work == self.family.advance:
+            self._to_check -= 1
+            self._refuse_hidden_state(all_before, constants)
         for (holder, name), old in before.items():
             owner = vars(self.family) if holder is None else vars(self.family)[holder]
             new = owner.get(name)
@@ -141,6 +152,24 @@ class DeviceSlots:
                 old.copy_(new)
                 owner[name] = old
         return result
+
+    def _refuse_hidden_state(self, before: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
+        """Refuse a family whose step has changed what a recorded step cannot see.
+
+        Raises:
+            ConfigError: With the name of the attribute.
+        """
+        now = vars(self.family)
+        for name in before.keys() & now.keys() - _OF_EVERY_FAMILY:
+            old, new = before[name], now[name]
+            moved = isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape != new.shape
+            if moved or constants[name] != _content(new):
+                what = f"of another shape ({tuple(new.shape)})" if moved else f"a {type(new).__name__}"
+                raise ConfigError(
+                    f"{type(self.family).__name__} changes its attribute {name!r}, {what}, in a step, which a "
+                    "recorded step of a device would not see; keep its state in tensors of one shape, as attributes or "
+                    "in dicts of them, or use backend 'auto' without a device"
+                )
 
     def _tensors(self) -> dict[tuple[str | None, str], Tensor]:
         """Return the tensors that are the family's state, by attribute, or by attribute and name in it."""
@@ -151,6 +180,34 @@ class DeviceSlots:
             elif isinstance(value, dict) and name != "_reward_terms":
                 found |= {(name, key): each for key, each in value.items() if isinstance(each, Tensor)}
         return found
+
+
+def _content(value: Any) -> Any:
+    """Return what tells whether state outside of tensors has changed: tensors count by their place, or not at all.
+
+    Tensors that are attributes, or in a dict that is one, get their new values in their old places.
+    """
+    if isinstance(value, Tensor):
+        return None
+    if isinstance(value, dict):
+        return {key: None if isinstance(each, Tensor) else _place(each) for key, each in value.items()}
+    return _place(value)
+
+
+def _place(value: Any, depth: int = _DEPTH) -> Any:
+    if isinstance(value, Tensor):
+        return value.data_ptr(), value.shape
+    if isinstance(value, list | tuple):
+        return [_place(each, depth) for each in value]
+    if isinstance(value, dict):
+        return {key: _place(each, depth) for key, each in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if value is None or isinstance(value, bool | int | float | str | np.generic):
+        return value
+    is_code = isinstance(value, type | ModuleType | FunctionType)
+    own = vars(value) if depth and hasattr(value, "__dict__") and not is_code else {}
+    return id(value), {key: _place(each, depth - 1) for key, each in own.items()}
 
 
 def _zeros(env: MetaVectorEnv, device: torch.device) -> Tensor:
