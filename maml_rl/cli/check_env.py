@@ -34,9 +34,13 @@ def run_check_env(arguments: Sequence[str], prog: str) -> int:
 def _check_env(options: Namespace) -> None:
     from maml_rl.envs import FAMILIES
     from maml_rl.envs.global_generators import construct
+    from maml_rl.envs.make_env import is_vector_family
     from maml_rl.samplers.env_recipe import Recipe
 
     kwargs = mapping_option(options.env_kwargs, "--env-kwargs", "{size: 3}")
+    if is_vector_family(maker := _maker(options.env)):
+        _check_vector_family(options, maker, kwargs)
+        return
     make = partial(_make_env, options.env, kwargs)
     env, _ = construct(make)
     recipe = Recipe.of(_maker(options.env), kwargs, None)
@@ -58,6 +62,28 @@ def _check_env(options: Namespace) -> None:
     with UsersCode(lambda error: MamlRLError(f"{options.env}: close() raises {explain(error)}")):
         env.close()
     print(f"{options.env} is a task family; {_usage(env, options.env)}")
+
+
+def _check_vector_family(options: Namespace, maker: Any, kwargs: dict[str, Any]) -> None:
+    """Check a family of vector environments, whose batches are compared with each other instead of with a loop."""
+    from maml_rl.envs.checking import check_vector_family
+    from maml_rl.envs.make_env import make_vector_env
+    from maml_rl.samplers.env_recipe import Recipe
+
+    recipe = Recipe.of(maker, kwargs, None)
+    with (
+        UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}"), BrokenPipeError),
+        warnings.catch_warnings(record=True) as remarks,
+    ):
+        warnings.simplefilter("always")
+        recipe.require_importable()
+        recipe.pickled()
+        check_vector_family(lambda num_envs: make_vector_env(maker, kwargs, num_envs))
+    for note in dict.fromkeys(str(remark.message) for remark in remarks):
+        print(f"note: {note}")
+    print("ok: tasks are drawn and set, and a slot does the same in batches of any size and order")
+    name = repr(options.env) if isinstance(maker, str) else options.env.rpartition(":")[2]
+    print(f"{options.env} is a task family of vector environments; MultiTaskSampler({name}, ...) samples it")
 
 
 def _check_contract(env: Any, make: Any) -> None:

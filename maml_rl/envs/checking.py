@@ -1,5 +1,6 @@
 """Checks that report which requirements of a task family an environment does not meet."""
 
+import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,10 +14,11 @@ import numpy as np
 from gymnasium.utils import seeding
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import VectorEnv, VectorWrapper
+from numpy.typing import NDArray
 
 from maml_rl.envs.calls import Awaited, is_async, seeded_reset
 from maml_rl.envs.global_generators import KeptGenerators, construct, seconds_of_own_generators
-from maml_rl.envs.meta_env import Task, declared, own_task, seed_mask
+from maml_rl.envs.meta_env import SEED_BITS, MetaVectorEnv, Task, declared, own_task, seed_mask
 from maml_rl.envs.results import read_reset, read_step
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import ChildEnvError, ChildLost, ConfigError, TaskError, UsersCode, explain
@@ -42,6 +44,8 @@ _MATTERS_OF_TASTE = (
 _UNKNOWN_ENTRY = "no_task_has_this_entry"
 # In some families two tasks often give the same rewards by chance, but not for this many seeds.
 _SEEDS_TO_TELL_TASKS_APART = 20
+# Slots and steps of batches that are compared, and how far numbers may be apart where the size of a batch changes them.
+_SLOTS, _BATCH_STEPS, _ROUNDING = 3, 10, 1e-5
 # A family may have only two tasks, and draw the same one a few times in a row.
 _DRAWS_TO_FIND_ANOTHER_TASK = 50
 
@@ -231,6 +235,89 @@ def check_meta_env(
                 stacklevel=2,
             )
         _check_rules_of_gymnasium(env)
+
+
+def check_vector_family(make: Callable[[int], MetaVectorEnv], seed: int = 0) -> None:
+    """Check that a family of vector environments fulfills the contract: what a slot does depends on that slot alone.
+
+    It steps batches of three slots, of one, and of three in another order, with the same tasks, seeds and actions.
+
+    Args:
+        make: makes so many slots, as the sampler does.
+        seed: of tasks and episodes.
+
+    Raises:
+        AssertionError: If something violates the contract; the message says what was expected.
+    """
+    with (
+        UsersCode(lambda error: AssertionError(explain(error)), Warning),
+        closing(make(_SLOTS)) as many,
+        closing(make(1)) as one,
+    ):
+        tasks = many.sample_tasks(_SLOTS, seed=seed)
+        _expect(_same(tasks, many.sample_tasks(_SLOTS, seed=seed)), "sample_tasks must repeat: draw from np_random")
+        DrawsBySeed().check(seed, tasks, lambda count, other: many.sample_tasks(count, seed=other))
+        # All bits of a seed are tried.
+        seeds = np.array([seed, seed + 1, SEED_BITS])
+        actions = _actions_of(many, seed)
+        first = _batch(many, tasks, seeds, actions)
+        _expect_equal_batches(
+            first, _batch(many, tasks, seeds, actions), "the same seeds, tasks and actions are repeated"
+        )
+        order = [*range(1, _SLOTS), 0]
+        permuted = _batch(many, [tasks[slot] for slot in order], seeds[order], actions[:, order])
+        _expect_equal_batches([part[:, order] for part in first], permuted, "slots change places")
+        for slot in range(_SLOTS):
+            alone = _batch(one, tasks[slot : slot + 1], seeds[slot : slot + 1], actions[:, slot : slot + 1])
+            _expect_equal_batches([part[:, [slot]] for part in first], alone, f"slot {slot} is a batch of one")
+        others = [tasks[slot] for slot in order]
+        if not _same(tasks, others) and _same(first, _batch(many, others, seeds, actions)):
+            warnings.warn(
+                "other tasks gave the same episodes; with sparse rewards that may be right, otherwise reset_task has "
+                "no effect",
+                stacklevel=2,
+            )
+
+
+def _actions_of(env: MetaVectorEnv, seed: int) -> NDArray[Any]:
+    """Return random actions (T, N, *act), as the sampler stores them."""
+    space = copy.deepcopy(env.single_action_space)
+    space.seed(seed)
+    return np.stack([np.stack([space.sample() for _ in range(env.num_envs)]) for _ in range(_BATCH_STEPS)])
+
+
+def _batch(env: MetaVectorEnv, tasks: Sequence[Task], seeds: NDArray[Any], actions: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return observations, rewards, terminations and truncations (T, N, ...) of episodes."""
+    env.reset_task(tasks)
+    env.reset_buffers(seeds)
+    buffers = env.buffers
+    found = []
+    for step, chosen in enumerate(actions):
+        results = buffers.observations, buffers.rewards, buffers.terminated, buffers.truncated
+        found.append([part.copy() for part in results])
+        for name in ("observations", "rewards"):
+            _expect_finite(name, getattr(buffers, name), f"at step {step}")
+        env.step_send(0, chosen)
+        env.step_recv()
+    return [np.stack(part) for part in zip(*found, strict=True)]
+
+
+def _expect_equal_batches(first: Sequence[NDArray[Any]], other: Sequence[NDArray[Any]], when: str) -> None:
+    for name, one, two in zip(("observation", "reward", "termination", "truncation"), first, other, strict=True):
+        if np.array_equal(one, two):
+            continue
+        step = int(np.argwhere(one != two)[0][0])
+        if one.dtype.kind == "f" and np.allclose(one, two, rtol=_ROUNDING, atol=_ROUNDING):
+            warnings.warn(
+                f"the {name} at step {step} differs by rounding where {when}: results depend, in their last digits, on "
+                "how many slots a worker has",
+                stacklevel=3,
+            )
+            return
+        raise AssertionError(
+            f"the {name} at step {step} differs where {when}; what a slot does must depend on its task, seed and "
+            "actions alone: give every slot a generator of its own, made from its own seed"
+        )
 
 
 class _SeedsGenerators(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -333,6 +333,14 @@ def makes_vector(env: EnvMaker) -> bool:
     return made is not None and "num_envs" in _parameters(made)
 
 
+def is_vector_family(env: EnvMaker) -> bool:
+    """Return whether the slots of an environment are one batch of somebody else's vector environment."""
+    if not isinstance(env, str):
+        return makes_vector(env)
+    spec = find_spec(env)
+    return spec.id not in FAMILIES and _may_be_meta(spec)
+
+
 def _creator_of(entry_point: Any) -> Any:
     return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
 

@@ -3,6 +3,7 @@
 import random
 import re
 import warnings
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
 
 from maml_rl import MultiTaskSampler
-from maml_rl.envs import TaskParameter, TaskSpace, check_meta_env
+from maml_rl.cli.main import main
+from maml_rl.envs import TaskParameter, TaskSpace, check_meta_env, make_vector_env
+from maml_rl.envs.checking import check_vector_family
 from maml_rl.envs.global_generators import construct
 from maml_rl.errors import ChildEnvError
 from maml_rl.policies import NormalMLPPolicy
@@ -635,3 +640,97 @@ class SeesBeyondItsBox(WalkEnv):
 def test_numbers_beyond_the_bounds_of_their_box_are_a_remark() -> None:
     with pytest.warns(UserWarning, match=r"on SeesBeyondItsBox: .*obs .* is not within the observation space"):
         check_meta_env(SeesBeyondItsBox())
+
+
+class GlowBatch(VectorEnv[Any, Any, Any]):
+    """Shows a random walk that drifts with the task; each slot draws from a generator of its own."""
+
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
+    np_random: Any = None
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs, self.max_episode_steps = num_envs, 6
+        self.single_observation_space = self.single_action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+        self.observation_space = self.action_space = batch_space(self.single_action_space, num_envs)
+        self.drift = np.zeros(num_envs)
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"drift": float(drift)} for drift in self.np_random.uniform(-1.0, 1.0, num_tasks)]
+
+    def reset_task(self, tasks: list[dict[str, Any]]) -> None:
+        self.drift = np.array([task["drift"] for task in tasks])
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.generators = [np.random.default_rng(each) for each in seed]
+            self.place = np.zeros((self.num_envs, 1))
+        self.steps = 0
+        return self.place.copy(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.place += self.noise() + self.drift[:, None] + actions
+        self.steps += 1
+        over = np.full(self.num_envs, self.steps >= self.max_episode_steps)
+        return self.place.copy(), -np.abs(self.place[:, 0]), np.zeros(self.num_envs, np.bool_), over, {}
+
+    def noise(self) -> Any:
+        return np.stack([each.normal(size=1) for each in self.generators])
+
+
+class OneGenerator(GlowBatch):
+    """As ManiSkill: one generator for the whole batch."""
+
+    def noise(self) -> Any:
+        return self.generators[0].normal(size=(self.num_envs, 1))
+
+
+class ByPlace(GlowBatch):
+    def noise(self) -> Any:
+        return super().noise() + np.arange(self.num_envs)[:, None]
+
+
+class BySize(GlowBatch):
+    def noise(self) -> Any:
+        return super().noise() * self.num_envs
+
+
+class BySizeRounded(GlowBatch):
+    def noise(self) -> Any:
+        return super().noise() * (1.0 + 1e-9 * self.num_envs)
+
+
+class NeverRepeats(GlowBatch):
+    def noise(self) -> Any:
+        return np.random.default_rng().normal(size=(self.num_envs, 1))
+
+
+class TaskHasNoEffect(GlowBatch):
+    def reset_task(self, tasks: list[dict[str, Any]]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("made", "when"),
+    [
+        (OneGenerator, "at step 1 differs where slots change places; .* a generator of its own"),
+        (ByPlace, "at step 1 differs where slots change places"),
+        (BySize, "at step 1 differs where slot 0 is a batch of one"),
+        (NeverRepeats, "at step 1 differs where the same seeds, tasks and actions are repeated"),
+    ],
+)
+def test_vector_family_whose_slots_depend_on_the_batch_is_refused(made: Any, when: str) -> None:
+    with pytest.raises(AssertionError, match=f"the observation {when}"):
+        check_vector_family(partial(make_vector_env, made, {}))
+
+
+@pytest.mark.parametrize(("made", "note"), [(BySizeRounded, "by rounding"), (TaskHasNoEffect, "has no effect")])
+def test_vector_family_that_may_be_right_is_warned_of(made: Any, note: str) -> None:
+    with pytest.warns(UserWarning, match=note):
+        check_vector_family(partial(make_vector_env, made, {}))
+
+
+def test_command_checks_a_vector_family(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-env", "tests.envs.test_checking:GlowBatch"]) == 0
+    assert "in batches of any size and order" in capsys.readouterr().out
+    gymnasium.register("GlowBatch-v0", vector_entry_point="tests.envs.test_checking:OneGenerator")
+    assert main(["check-env", "GlowBatch-v0"]) == 1
+    assert "slots change places" in capsys.readouterr().err
