@@ -53,6 +53,7 @@ def _play(options: argparse.Namespace) -> None:
     from maml_rl.episode import TaskEpisodes
     from maml_rl.experiment.build import make_experiment
     from maml_rl.experiment.evaluate import evaluate
+    from maml_rl.policies import performed
     from maml_rl.report.evaluations import SampledEvaluation
     from maml_rl.report.task_charts import describe
     from maml_rl.report.videos import encode_animation, encode_h264, film
@@ -73,7 +74,7 @@ def _play(options: argparse.Namespace) -> None:
             tasks,
             num_steps=options.num_steps,
             num_workers=0,
-            on_batch=lambda batch: phases.extend(batch.phases),
+            on_batch=lambda batch: phases.extend(performed(experiment.policy, each) for each in batch.phases),
         )
         frames, fps = film(SampledEvaluation(experiment.config, phases, evaluation))
         kind = options.output.suffix

@@ -35,7 +35,7 @@ from maml_rl.metalearners.single_task import (
     SingleTaskPPOSettings,
 )
 from maml_rl.plan import Plan
-from maml_rl.policies import Policy
+from maml_rl.policies import Policy, performed
 from maml_rl.policies.classical import PSRL, UCB1, RandomPolicy, ThompsonSampling
 from maml_rl.policies.classical.counting import check_countable
 from maml_rl.runs.atomic_files import LOCK, lock_folder, remove_unfinished
@@ -239,7 +239,7 @@ def record_run(
         def sample(iteration: int) -> TaskEpisodes:
             experiment.restore(checkpoints[iteration], path)
             sampler.seek(iteration)
-            return sampler.rollout(tasks)
+            return performed(experiment.policy, sampler.rollout(tasks))
 
         # The content does not depend on the placement.
         trained = experiment.config.model_copy(update={"placement": config.placement})

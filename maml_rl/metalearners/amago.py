@@ -16,7 +16,7 @@ from maml_rl.arrays import to_device
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.derivatives import EpisodeStore
-from maml_rl.errors import NonFiniteError
+from maml_rl.errors import AlgorithmError, NonFiniteError
 from maml_rl.experience import Replay
 from maml_rl.experience.hindsight import NUM_CANDIDATES, Hindsight
 from maml_rl.machine import single_threaded
@@ -25,12 +25,15 @@ from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 from maml_rl.metalearners.learner_state import SINGLE
 from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.metalearners.memory_settings import CellKind, MemorySettings
-from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner
+from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.replay_learner import NumTrials, TrialReplayLearner, TrialReplaySettings, take_steps
 from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean, move_targets
 from maml_rl.policies import Policy, SequencePolicy
-from maml_rl.policies.heads import DistributionParams, SquashedGaussianHead
+from maml_rl.policies.heads import DistributionParams, LatentGaussianHead, SquashedGaussianHead
 from maml_rl.policies.two_hot import OF_BINS, TwoHot
+
+# In the state: recorded actions are those before squashing.
+_BEFORE_SQUASHING = "actions_before_squashing"
 
 
 class TrialCritics(nn.Module):
@@ -64,15 +67,15 @@ class TrialCritics(nn.Module):
 
         Args:
             units: (L, N, H) of the memory.
-            actions: (L, N, *action shape); None for discrete ones.
+            actions: (L, N, *action shape), as recorded; None for discrete ones.
             fixed: take the parameters as constants, so that gradients go to units and actions alone.
         """
         inputs = units
         if actions is not None:
-            numbers = actions.flatten(2).to(units)
+            numbers = actions.to(units)
             if isinstance(self.head, SquashedGaussianHead):
-                center, half_range = self.head.bounds(numbers)
-                numbers = (numbers - center) / half_range
+                numbers = self.head.inside(self.head.perform(numbers))
+            numbers = numbers.flatten(2)
             inputs = torch.cat((units, numbers), -1)
         logits = self.layers.rest(self.layers.first_layer(inputs.flatten(0, 1), fixed=fixed), fixed=fixed)
         each = (self.num_choices,) if self.num_choices else ()
@@ -85,7 +88,7 @@ class TrialCritics(nn.Module):
         if noise is None:
             values = self.two_hot.decode(self(units, None, fixed=fixed))
             return (parameters[0].softmax(-1).unsqueeze(-1) * values).sum(-2)
-        return self.two_hot.decode(self(units, self.head.act(parameters, noise), fixed=fixed))
+        return self.two_hot.decode(self(units, self.head.record(parameters, noise), fixed=fixed))
 
 
 class CriticSettings(SettingsModel):
@@ -206,7 +209,7 @@ class FilteredActorCritic(MetaLearner):
 
         Args:
             seen: (L + 1, N, *observation shape), before each action and after the last.
-            actions: (L, N, *action shape).
+            actions: (L, N, *action shape), as recorded.
             rewards: (L, N).
             terminal: (L, N) 1 where a step led to a terminal state of the trial.
             mask: (L, N) 1 for real steps.
@@ -275,6 +278,8 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
     instead = EPISODES_OF_TRIALS | {"memory": "cell", "hidden-sizes": "critic-layers"}
     settings: Settings
     hindsight: Hindsight | None = None
+    # Whether the replay may have actions that an earlier version has recorded after squashing.
+    _was_squashed = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -288,12 +293,8 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
         settings.refuse(config, env)
-        space = env.single_action_space
-        is_bounded = isinstance(space, spaces.Box) and space.is_bounded()
         normalize = settings.normalize_observations
-        policy: Policy = settings.make_policy(
-            env, config, value="none", squash=is_bounded, normalize_observations=normalize
-        )
+        policy: Policy = settings.make_policy(env, config, value="none", squash=True, normalize_observations=normalize)
         return policy
 
     @classmethod
@@ -309,6 +310,24 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
             except TypeError as error:
                 raise config.error(str(error), *where) from None
         return learner
+
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
+        was_squashed, self._was_squashed = self._was_squashed, False
+        if was_squashed and self.experience["trials"].num_trials:
+            raise AlgorithmError(
+                "an earlier version of amago has recorded the trials of this run, with actions after squashing; begin "
+                "another run with its policy and learner, by --init RUN --init-learner"
+            )
+        return super().update(batch)
+
+    def state_dict(self) -> State:
+        known = {_BEFORE_SQUASHING: True} if isinstance(self.policy.distributions, LatentGaussianHead) else {}
+        return super().state_dict() | known
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        is_squashed = isinstance(self.policy.distributions, LatentGaussianHead)
+        self._was_squashed = is_squashed and _BEFORE_SQUASHING not in state
 
     def step_on_trials(self) -> Tensor:
         settings = self.settings
@@ -371,7 +390,8 @@ class OfflineAMAGO(FilteredActorCritic, HistoryLearner):
             self._set_step_size()
             drawn = self.sequences(rng, keep=self.settings.keep)
             seen = torch.cat((drawn.observations, drawn.after.unsqueeze(0)))
-            trials = seen, drawn.actions, drawn.rewards, drawn.terminations.to(drawn.rewards), drawn.mask
+            actions = self.policy.distributions.recorded(drawn.actions)
+            trials = seen, actions, drawn.rewards, drawn.terminations.to(drawn.rewards), drawn.mask
             return self.improve(*(to_device(each, self.device) for each in trials))
 
         return take_steps(self, self.settings.num_updates, take_step, self.measured)

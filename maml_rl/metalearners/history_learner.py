@@ -73,6 +73,13 @@ class HistorySettings(SettingsModel, MemorySettings):
         Count | None, Field(description="iterations in which the step size falls evenly to zero; null: never")
     ] = None
     max_grad_norm: Annotated[Positive, Field(description="maximum norm of a gradient; longer ones are clipped")] = 1.0
+    squash: Annotated[
+        bool | None,
+        Field(
+            description="squash Gaussians into the bounds of a Box, where it has some; null: yes, except in runs of "
+            "earlier versions"
+        ),
+    ] = None
     acts: Annotated[
         Literal["sampled", "likeliest"],
         Field(
@@ -148,10 +155,17 @@ class HistoryLearner(MetaLearner):
         self.tests_without_noise = self.settings.acts == "likeliest"
 
     @classmethod
+    def complete(cls, settings: Any, config: Config) -> Any:
+        """Decide whether Gaussians are squashed; in runs of earlier versions they never were."""
+        if settings.squash is not None:
+            return settings
+        return settings.model_copy(update={"squash": not config.is_recorded})
+
+    @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
         """Make a transformer, or a recurrent policy."""
         refuse_hidden_rewards(config)
-        policy: Policy = settings.make_policy(env, config, value="none")
+        policy: Policy = settings.make_policy(env, config, value="none", squash=bool(settings.squash))
         return policy
 
     def open_data(self, config: Config, env: MetaVectorEnv) -> None:
@@ -213,7 +227,8 @@ class HistoryLearner(MetaLearner):
 
     def loss(self, outputs: tuple[Tensor, ...], actions: Tensor) -> Tensor:
         """Return the mean negative log-probability of the actions (L, N, ...) under the predicted distribution."""
-        return -self.policy.distributions.log_prob(outputs, actions).mean()
+        head = self.policy.distributions
+        return -head.log_prob(outputs, head.recorded(actions)).mean()
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take gradient steps on batches of the histories.

@@ -248,7 +248,8 @@ def _values_at_the_end(
         if values is None:
             return None
         found.append(values.gather(0, lengths[part].unsqueeze(0)).squeeze(0))
-    return torch.cat(found) * episodes.truncated[:, -1].to(problem.device)
+    goes_on = episodes.truncated[:, -1] & ~episodes.terminated[:, -1]
+    return torch.cat(found) * goes_on.to(problem.device)
 
 
 def _estimates(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: Units) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from maml_rl.policies.mlp import (
     NormalMLPPolicy,
 )
 from maml_rl.policies.module_policy import ModulePolicy, as_policy
-from maml_rl.policies.policy import Memory, Policy, Unrolled
+from maml_rl.policies.policy import Memory, Policy, Unrolled, performed
 from maml_rl.policies.sequence_policy import GRUPolicy, SequencePolicy, TransformerPolicy
 from maml_rl.policies.transformer import Attention
 from maml_rl.policies.trial_encoder import EncoderSizes
@@ -61,6 +61,7 @@ __all__ = [
     "Unrolled",
     "as_policy",
     "get_policy_for_env",
+    "performed",
 ]
 
 

@@ -41,6 +41,8 @@ from maml_rl.policies.distributions import (
 from maml_rl.spaces import category_counts, mask_of
 
 _LOG_2, _HALF_LOG_2_PI = math.log(2.0), 0.5 * math.log(2.0 * math.pi)
+# An action at a bound, in units of half of the range, is moved inside by this much.
+_MARGIN = 2e-6
 Params = Mapping[str, Tensor]
 DistributionParams = tuple[Tensor, ...]
 
@@ -163,12 +165,24 @@ class Head(Distributions):
             noise: (..., noise_size) of `noise_kind`.
         """
 
+    def record(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
+        """Return actions as episodes keep them, and as `log_prob` takes them; see `act` for the arguments."""
+        return self.act(parameters, noise)
+
+    def perform(self, recorded: Tensor) -> Tensor:
+        """Return recorded actions (..., *action shape) as the environment gets them."""
+        return recorded
+
+    def recorded(self, performed: Tensor) -> Tensor:
+        """Return actions (..., *action shape) of an environment as episodes keep them."""
+        return performed
+
     def actor(self, params: Params) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """Return the function from units, noise and flat observations to actions under fixed parameters.
+        """Return the function from units, noise and flat observations to recorded actions under fixed parameters.
 
         What depends on the parameters alone is computed once.
         """
-        return lambda units, noise, seen: self.act(self.masked(self.parametrize(units, params), seen), noise)
+        return lambda units, noise, seen: self.record(self.masked(self.parametrize(units, params), seen), noise)
 
     def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> LogProbability:
         """Return the log-probabilities of actions taken, with their derivatives.
@@ -313,6 +327,8 @@ class SquashedGaussianHead(Head):
             torch.from_numpy(bound.astype(np.float32).ravel()) for bound in (action_space.low, action_space.high)
         )
         self.center, self.half_range, self.log_std_bounds = (low + high) / 2.0, (high - low) / 2.0, log_std_bounds
+        # Entries whose bounds are equal are no choice, and have no density.
+        self._has_fixed = bool((low == high).any())
         self._bounds: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
         self.mask = mask_of(action_space)
 
@@ -342,20 +358,41 @@ class SquashedGaussianHead(Head):
         return TransformedDistribution(Independent(normal, event), squash, validate_args=checked)
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
-        center, half_range = self.bounds(parameters[0])
-        actions = _of_real(actions.to(parameters[0].dtype), parameters, center)
         # A loss that is not finite is named by the learner.
-        log_probs = log_prob(self._distribution(parameters, checked=False), actions)
-        return _without_padding(log_probs, parameters, -_HALF_LOG_2_PI - half_range.log())
+        return self._density(parameters, self._unsquashed(actions.to(parameters[0].dtype)))
 
     def act(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
         mean, log_std = parameters[:2]
         noise = _of_real(noise, parameters)
         # Two kernels: a fused one may round the last entries of an array differently from the others.
-        squashed = torch.tanh(noise * torch.exp(log_std) + mean)
+        return self._squash(noise * torch.exp(log_std) + mean).reshape(*mean.shape[:-1], *self.action_shape)
+
+    def inside(self, actions: Tensor) -> Tensor:
+        """Return actions of the environment (..., *action shape) in units of half of their range, (..., A)."""
+        actions = actions.flatten(actions.dim() - len(self.action_shape))
+        center, half_range = self.bounds(actions)
+        return (actions - center) / torch.where(half_range > 0.0, half_range, 1.0)
+
+    def _squash(self, before: Tensor) -> Tensor:
+        """Return actions of the environment, (..., A)."""
+        squashed = torch.tanh(before)
         center, half_range = self.bounds(squashed)
-        actions = squashed * half_range + center
-        return actions.reshape(*mean.shape[:-1], *self.action_shape)
+        return squashed * half_range + center
+
+    def _unsquashed(self, actions: Tensor) -> Tensor:
+        """Return actions of the environment as they were before squashing, (..., A); those at a bound near to it."""
+        # float32 has hardly any digits between the margin and 1.
+        return torch.atanh(self.inside(actions).double().clamp(_MARGIN - 1.0, 1.0 - _MARGIN)).to(actions.dtype)
+
+    def _density(self, parameters: DistributionParams, before: Tensor) -> Tensor:
+        """Return the log-density (...) of actions of the environment, given as they were before squashing, (..., A)."""
+        mean, log_std = parameters[:2]
+        half_range = self.bounds(before)[1]
+        density = _before_squashing((before - mean) * torch.exp(-log_std), log_std, before)
+        density = density - torch.where(half_range > 0.0, half_range, 1.0).log()
+        if self._has_fixed:
+            density = torch.where(half_range > 0.0, density, 0.0)
+        return _of_real(density, parameters).sum(-1)
 
     def sample(self, parameters: DistributionParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return squashed actions in (-1, 1), (..., A), differentiable, and the log-density (...) of them.
@@ -370,10 +407,40 @@ class SquashedGaussianHead(Head):
         mean, log_std = parameters[:2]
         noise = _of_real(noise, parameters)
         before = mean + log_std.exp() * noise
-        # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not lose its digits where tanh(u) is near 1.
-        slope = 2.0 * (_LOG_2 - before - torch.nn.functional.softplus(-2.0 * before))
-        density = -0.5 * noise.square() - log_std - _HALF_LOG_2_PI - slope
-        return torch.tanh(before), _of_real(density, parameters).sum(-1)
+        squashed, density = torch.tanh(before), _before_squashing(noise, log_std, before)
+        if self._has_fixed:
+            is_free = self.bounds(before)[1] > 0.0
+            squashed, density = torch.where(is_free, squashed, 0.0), torch.where(is_free, density, 0.0)
+        return squashed, _of_real(density, parameters).sum(-1)
+
+
+def _before_squashing(noise: Tensor, log_std: Tensor, before: Tensor) -> Tensor:
+    """Return the log-density of tanh(before), where before = mean + exp(log_std) * noise, entry by entry."""
+    # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not lose its digits where tanh(u) is near 1.
+    slope = 2.0 * (_LOG_2 - before - torch.nn.functional.softplus(-2.0 * before))
+    return -0.5 * noise.square() - log_std - _HALF_LOG_2_PI - slope
+
+
+class LatentGaussianHead(SquashedGaussianHead):
+    """The same, for actions that are recorded as they are before squashing.
+
+    Near the bounds a float32 action has lost the digits that its log-probability depends on: of 1 - tanh(7.5) one in
+    ten is rounding, and tanh(9) is 1. `log_prob` takes recorded actions, and returns the density of the environment's.
+    """
+
+    def record(self, parameters: DistributionParams, noise: Tensor) -> Tensor:
+        mean, log_std = parameters[:2]
+        return (_of_real(noise, parameters) * torch.exp(log_std) + mean).reshape(*mean.shape[:-1], *self.action_shape)
+
+    def perform(self, recorded: Tensor) -> Tensor:
+        return self._squash(recorded.flatten(recorded.dim() - len(self.action_shape))).reshape(recorded.shape)
+
+    def recorded(self, performed: Tensor) -> Tensor:
+        return self._unsquashed(performed).reshape(performed.shape)
+
+    def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
+        before = actions.to(parameters[0].dtype)
+        return self._density(parameters, before.flatten(before.dim() - len(self.action_shape)))
 
 
 class CategoricalHead(Head):
@@ -469,8 +536,12 @@ class BernoulliHead(Head):
         return (weights.unsqueeze(-1) * probs * (1.0 - probs) * tangents[0],)
 
 
-def head_for(action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std: float = 1e-6) -> Head:
+def head_for(
+    action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std: float = 1e-6, *, squash: bool = False
+) -> Head:
     """Return the head that fits the action space of one environment; a TypeError if there is none.
+
+    With `squash` Gaussians are squashed into the bounds of a Box, where it has some.
 
     Discrete actions are counted from 0, wherever those of the environment start; see `maml_rl.spaces.stored_actions`.
 
@@ -478,6 +549,8 @@ def head_for(action_space: gymnasium.Space[Any], init_std: float = 1.0, min_std:
     """
     match action_space:
         case spaces.Box(shape=shape, dtype=dtype) if np.issubdtype(dtype, np.floating):
+            if squash and action_space.is_bounded():
+                return LatentGaussianHead(action_space)
             head = GaussianHead(shape, init_std, min_std)
             head.mask = mask_of(action_space)
             return head

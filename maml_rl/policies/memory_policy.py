@@ -9,7 +9,7 @@ from torch import Tensor
 
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import within
-from maml_rl.policies.policy import Memory, Policy, Unrolled
+from maml_rl.policies.policy import Memory, Policy, Unrolled, perform
 
 
 @runtime_checkable
@@ -55,7 +55,8 @@ class MemoryPolicy(Policy):
         """
         params = dict(self.named_parameters()) if params is None else params
         memory = (memory[0].clone(), *memory[1:]) if writes else memory
-        return self.actor(params)(observations, noise, memory)
+        actions, after = self.actor(params)(observations, noise, memory)
+        return perform(self, actions), after
 
 
 class PolicyWithMemory(MemoryPolicy):

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies.distributions import NoiseKind, middle_of, mode
 from maml_rl.policies.heads import DistributionParams, Distributions, Head, Params
 
@@ -127,6 +128,8 @@ class Policy(nn.Module, ABC):
 
     def actor(self, params: Params, first_task: int = 0) -> Callable[..., tuple[Tensor, Memory]]:
         """Return `act` as a function of observations, noise and memory, for many calls under the same parameters.
+
+        Samplers use it. It may return actions as they are to be recorded, of which `perform` makes the environment's.
 
         A policy may compute once what depends only on the parameters. The actions are those that `act` computes for
         all tasks of a phase, to the last bit.
@@ -324,6 +327,21 @@ def greedy(policy: Policy) -> Policy:
             head.is_greedy = True
     ready.is_greedy = True
     return ready
+
+
+def perform(policy: Policy, recorded: Tensor) -> Tensor:
+    """Return actions (..., *action shape) that a policy has recorded as the environment gets them."""
+    head = getattr(policy, "distributions", None)
+    return head.perform(recorded) if isinstance(head, Head) else recorded
+
+
+def performed(policy: Policy, episodes: TaskEpisodes) -> TaskEpisodes:
+    """Return episodes that a policy has sampled with the actions that the environment got."""
+    actions = perform(policy, episodes.actions)
+    if actions is not episodes.actions:
+        episodes = copy.copy(episodes)
+        episodes.actions = actions
+    return episodes
 
 
 def distributions_in_episodes(policy: Policy, observations: Tensor, params: Params) -> DistributionParams:

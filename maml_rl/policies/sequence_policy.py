@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from maml_rl.policies.cnn import ConvLayer, InputEncoder, refuse_image_options
-from maml_rl.policies.heads import Head, Params, SquashedGaussianHead, head_for
+from maml_rl.policies.heads import Head, Params, head_for
 from maml_rl.policies.layers import empty_layer, orthogonal, within
 from maml_rl.policies.memory_body import MemoryBody
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.mlp import Perceptron, register_parameters
-from maml_rl.policies.policy import Memory, Unrolled
+from maml_rl.policies.policy import Memory, Unrolled, perform
 from maml_rl.policies.recurrent import Cell, RecurrentStep, make_recurrent
 from maml_rl.policies.slot_rows import SlotRows, row_product, through
 from maml_rl.policies.transformer import Attention, Transformer
@@ -75,7 +75,8 @@ class SequencePolicy(MemoryPolicy):
         hidden_size: H, units of the body.
         value: the estimator of values: "head", a linear function of the policy's own units; "two-hot", one that gives
             a distribution over the bins of `TwoHot`; "network", a linear function of a body of its own; or "none".
-        squash: squash Gaussians, whose deviation then sees the state, into the bounds of a Box, which must have some.
+        squash: squash Gaussians, whose deviation then sees the state, into the bounds of a Box, where it has some;
+            recorded actions are those before squashing.
         init_std: initial standard deviation of a Gaussian that is not squashed.
         min_std: it never falls below this.
         predict_rewards: add a head for the reward of an action, with one output for each Discrete action, else one that
@@ -129,7 +130,7 @@ class SequencePolicy(MemoryPolicy):
         )
         self._is_two_hot = value == "two-hot"
         self._take(observation_space, **of_inputs)
-        self.distributions = SquashedGaussianHead(action_space) if squash else head_for(action_space, init_std, min_std)
+        self.distributions = head_for(action_space, init_std, min_std, squash=squash)
         register_parameters(self, self.distributions)
         self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
         # Layers before a head, by its name; they take inputs and units.
@@ -336,7 +337,7 @@ class SequencePolicy(MemoryPolicy):
         params = dict(self.named_parameters()) if params is None else params
         units = unrolled.units
         if not self._has_one_choice:
-            units = torch.cat((units, actions.flatten(2).to(units)), -1)
+            units = torch.cat((units, perform(self, actions).flatten(2).to(units)), -1)
         rewards = linear(units, params["reward_head.weight"], params["reward_head.bias"])
         if self._has_one_choice:
             rewards = rewards.gather(-1, actions.long().unsqueeze(-1))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -122,7 +123,8 @@ def encode(encoders: Sequence[TrialEncoder], observations: Tensor, sequences: GR
 
 
 def action_unit(action_space: gymnasium.Space[Any]) -> Tensor:
-    """Return the factors of the entries of an action: one over half of the range, 1 where there is none."""
+    """Return the factors of the entries of an action: one over half of the range, 1 where that is infinite or zero."""
     if not isinstance(action_space, spaces.Box) or not action_space.is_bounded():
         return torch.ones(())
-    return torch.from_numpy((2.0 / (action_space.high - action_space.low)).astype("float32").ravel())
+    width = action_space.high - action_space.low
+    return torch.from_numpy((2.0 / np.where(width > 0.0, width, 2.0)).astype("float32").ravel())

@@ -23,6 +23,7 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.foreign_files import read_regular
 from maml_rl.machine import refuse_if_too_large
+from maml_rl.policies import performed
 from maml_rl.results.comparable import Run, RunGroup
 from maml_rl.results.evaluation import REPETITIONS, Evaluation, same_tasks
 from maml_rl.runs.numbered import newest_path
@@ -158,7 +159,7 @@ def _evaluate(run: Run, tasks: int | list[Task], settings: Mapping[str, Any], *,
 
     def keep_first(batch: EpisodeStore) -> None:
         if not shown:
-            shown.extend(batch.phases)
+            shown.extend(performed(experiment.policy, each) for each in batch.phases)
 
     evaluation = evaluate(
         experiment, tasks, repetitions=1 if isinstance(tasks, int) else REPETITIONS, on_batch=keep_first

@@ -1,5 +1,6 @@
 """Algorithm distillation: its sequences and predictions, learning in context, and refusals."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from maml_rl.config import Config, load_config
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experience import Histories
 from maml_rl.experience.histories import EnvKind
@@ -15,8 +17,10 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.metalearners.ad import AD
 from maml_rl.metalearners.history_learner import LearnedTasks
 from maml_rl.policies import Attention, NormalMLPPolicy, TransformerPolicy
+from maml_rl.policies.heads import GaussianHead, LatentGaussianHead
 from maml_rl.runs.checkpoint import Checkpoint, restore
 from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
+from tests.small_runs import config_of
 
 # Equivalent to the tasks of the histories, but not among them.
 HELD_OUT = [{"mean": mean} for mean in 0.9999 * np.eye(ARMS)]
@@ -52,6 +56,45 @@ def test_loss_of_gaussian_actions_is_their_negative_log_density() -> None:
     actions = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
     expected = -policy.distributions.distribution(outputs).log_prob(actions).mean()
     assert torch.allclose(learner.loss(outputs, actions), expected)
+
+
+BOX_CONFIG = {"env_name": "PointGoal-v0", "env_kwargs": {}, "fast_batch_size": 1, "observe_last": True}
+SIZES = {"hidden-size": 8, "num-layers": 1, "num-heads": 2, "context": 4}
+
+
+def box_config(algorithm: str, **settings: object) -> Config:
+    return config_of(**BOX_CONFIG).override({"algorithm": algorithm, "algorithm-settings": SIZES | settings})
+
+
+@pytest.mark.parametrize("algorithm", ["ad", "dpt", "amago-offline"])
+def test_gaussians_are_squashed_into_a_bounded_box_except_in_runs_of_earlier_versions(
+    algorithm: str, tmp_path: Path
+) -> None:
+    made = make_experiment(box_config(algorithm))
+    assert isinstance(made.policy.distributions, LatentGaussianHead)
+    assert made.config.algorithm_settings["squash"] is True
+    before = json.loads(made.config.model_dump_json(by_alias=True))
+    del before["algorithm-settings"]["squash"]
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    again = make_experiment(load_config(tmp_path / "config.json"))
+    assert isinstance(again.policy.distributions, GaussianHead)
+    assert again.config.algorithm_settings["squash"] is False
+    assert isinstance(make_experiment(box_config("ad", squash=False)).policy.distributions, GaussianHead)
+
+
+def test_loss_of_actions_of_a_bounded_box_is_their_density_there() -> None:
+    learner = make_experiment(box_config("ad")).metalearner
+    generator = torch.Generator().manual_seed(0)
+    observations = torch.randn(4, 3, *learner.policy.observation_space.shape, generator=generator)
+    actions = 0.2 * torch.rand(4, 3, 2, generator=generator) - 0.1
+    actions[0, 0] = 0.1
+    outputs = learner.policy.unroll(observations).distribution
+    found = learner.loss(outputs, actions)
+    inside = (actions / 0.1).double().clamp(2e-6 - 1.0, 1.0 - 2e-6)
+    mean, log_std = (each.detach().double() for each in outputs)
+    density = torch.distributions.Normal(mean, log_std.exp()).log_prob(inside.atanh()) - (1.0 - inside**2).log()
+    expected = -(density - np.log(0.1)).sum(-1).mean()
+    torch.testing.assert_close(found.detach().double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_step_in_chunks_has_the_gradient_of_the_loss_on_all_sequences(monkeypatch: pytest.MonkeyPatch) -> None:

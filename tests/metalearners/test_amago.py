@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import make_vector_env
-from maml_rl.errors import ConfigError
+from maml_rl.errors import AlgorithmError, ConfigError
 from maml_rl.experience.hindsight import Hindsight
 from maml_rl.experience.replay import Steps
 from maml_rl.experiment.build import make_experiment
@@ -72,8 +72,6 @@ def make_trials(kind: str) -> tuple[Tensor, ...]:
     terminal = torch.zeros(4, 3, dtype=torch.float64)
     terminal[1, 1] = 1.0
     actions = torch.randint(3, (4, 3), generator=generator) if kind == "discrete" else draw(4, 3, 2)
-    if kind == "squashed":
-        actions = CENTER + HALF * torch.tanh(actions)
     return seen, actions, rewards, terminal, mask
 
 
@@ -83,6 +81,9 @@ class Plain:
     def __init__(self, learner: AMAGO, kind: str, trials: tuple[Tensor, ...]) -> None:
         self.learner, self.kind = learner, kind
         self.seen, self.actions, self.rewards, self.terminal, self.mask = trials
+        if kind == "squashed":
+            # Recorded as they were before squashing.
+            self.actions = CENTER + HALF * torch.tanh(self.actions)
         self.params = {name: value.detach().clone().requires_grad_() for name, value in self.named().items()}
         with torch.random.fork_rng():
             gru = nn.GRU(5, HIDDEN).double()
@@ -335,6 +336,28 @@ def test_hindsight_relabels_with_tasks_of_the_training_alone(
     if (tmp_path / "training-tasks.json").exists():
         known = read_tasks(tmp_path / "training-tasks.json", "DarkRoom-v0")
         assert found <= {tuple(task["goal"]) for task in known}
+
+
+def test_replay_of_an_earlier_version_with_squashed_actions_is_refused() -> None:
+    values = {
+        "env-name": "PointGoal-v0",
+        "algorithm": "amago",
+        "observe-last": True,
+        "algorithm-settings": OF_A_RUN | {"cell": "gru"},
+    }
+    values |= {"max-episode-steps": 4, "fast-batch-size": 1, "meta-batch-size": 4, "num-batches": 2}
+    experiment = make_experiment(Config.from_mapping(Mapping("the test", values)))
+    state = experiment.metalearner.state_dict()
+    del state["actions_before_squashing"]
+    # Without its replay the learner continues.
+    experiment.metalearner.load_state_dict(state)
+    with experiment.make_sampler(num_workers=0) as sampler:
+        for number in range(2):
+            experiment.metalearner.learn(experiment.metalearner.collect(sampler, sampler.sample_tasks(4)), number)
+        experiment.metalearner.load_state_dict(state)
+        batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(4))
+        with pytest.raises(AlgorithmError, match="an earlier version of amago has recorded the trials of this run"):
+            experiment.metalearner.learn(batch, 2)
 
 
 def test_policy_without_a_memory_is_refused() -> None:

@@ -100,7 +100,7 @@ def reference_update(
         for task, (observations, actions, rewards) in enumerate(trials):
             unrolled = policy.unroll(observations.unsqueeze(1))
             values = [float(value) * scale for value in unrolled.values[:, 0]] + [0.0]
-            if bootstrap and episodes.truncated[task, -1]:
+            if bootstrap and episodes.truncated[task, -1] and not episodes.terminated[task, -1]:
                 whole = torch.cat([observations, episodes.final_observations[task, -1:].to(observations)])
                 values[-1] = float(policy.unroll(whole.unsqueeze(1)).values[-1, 0]) * scale
             sums: dict[str, list[float]] = {"advantage": [0.0], "target": [0.0]}
@@ -169,6 +169,8 @@ def test_values_continue_after_the_time_limit_of_a_trial_where_that_is_set(value
     episodes.final_observations = torch.randn(episodes.final_observations.shape, generator=generator)
     # One trial ends in a terminal state. Ends of episodes within a trial are steps like others.
     episodes.terminated[1, -1], episodes.truncated[1, -1] = True, False
+    # And one there at its time limit.
+    episodes.terminated[2, -1] = True
     episodes.terminated[3, 0], episodes.truncated[3, 0] = True, False
     plain, off, on = policies
     update(make_learner(on, bootstrap_trials=True), [episodes])

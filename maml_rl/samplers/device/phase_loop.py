@@ -18,7 +18,7 @@ from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.policies import Memory
-from maml_rl.policies.policy import greedy
+from maml_rl.policies.policy import greedy, perform
 from maml_rl.samplers.device.slots import DeviceSlots
 from maml_rl.samplers.device.streams import PhaseNoise
 from maml_rl.samplers.episode_arrays import EpisodeArrays
@@ -153,7 +153,8 @@ class DeviceLoop:
         active = running if self._may_end else None
         self._remember(memory, active)
         actions = record.choice(self._step, observations, actions, active)
-        rewards, terminated, terms = slots.step(actions.flatten(0, 1), None if active is None else active.flatten())
+        performed = perform(self._policy, actions.flatten(0, 1))
+        rewards, terminated, terms = slots.step(performed, None if active is None else active.flatten())
         ended = None
         if terminated is False:
             self._may_end = False

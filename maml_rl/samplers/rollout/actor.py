@@ -9,6 +9,7 @@ from torch import Tensor
 
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies import Memory, Policy
+from maml_rl.policies.policy import perform
 from maml_rl.samplers.rollout.carried_memory import check_carried_memory
 from maml_rl.samplers.rollout.device_transfer import DeviceLink
 
@@ -118,6 +119,12 @@ class Actor:
         rows, ready = np.zeros((num_slots, noise.shape[1]), np.float32), np.zeros(num_slots, np.bool_)
         rows[slots], ready[slots] = noise, True if running is None else running
         return self.act(slice(0, num_slots), rows, ready)[slots]
+
+    def perform(self, actions: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Return actions (slots, *act) as the environment gets them."""
+        recorded = torch.from_numpy(actions)
+        performed = perform(self._policy, recorded)
+        return actions if performed is recorded else performed.numpy()
 
     @property
     def memory(self) -> Memory:

@@ -206,6 +206,7 @@ class _Loop:
         for slots, members in self._slots_of(ready):
             with self._timer.stage("inference"):
                 actions = self._choose(slots)
+                performed = self._actor.perform(actions)
             self._timer.observe(WORKERS_PER_INFERENCE, len(members))
             with self._timer.stage("assembly"):
                 self._recorder.write_choice(slots, self._buffers.observations[slots], actions)
@@ -214,7 +215,7 @@ class _Loop:
             start = 0
             for index in members:
                 stop = start + self._parts[index].stop - self._parts[index].start
-                self._env.step_send(index, actions[start:stop])
+                self._env.step_send(index, performed[start:stop])
                 start = stop
 
     def _choose(self, slots: SlotIndex) -> NDArray[np.generic]:

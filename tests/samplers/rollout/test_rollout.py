@@ -1,6 +1,7 @@
 """The rollout, tested on an environment whose every number can be predicted."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -10,9 +11,11 @@ import torch
 from gymnasium import spaces
 from phases import sample_here
 
+from maml_rl import MultiTaskSampler
+from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.errors import NonFiniteError
-from maml_rl.policies import NormalMLPPolicy
+from maml_rl.policies import GRUPolicy, NormalMLPPolicy, performed
 from maml_rl.samplers.phase import Phase
 from maml_rl.seeding import PhaseStreams
 
@@ -189,3 +192,30 @@ def test_thread_count_and_global_random_state_are_left_alone() -> None:
     assert torch.get_num_threads() == threads
     np.testing.assert_array_equal(np.random.get_state()[1], numpy_state)
     assert torch.equal(torch.get_rng_state(), torch_state)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_workers": 0}, {"num_workers": 2, "inference": "worker"}, {"num_workers": 2}, {"backend": "device"}],
+    ids=["here", "in workers", "central", "device"],
+)
+def test_actions_recorded_before_squashing_reach_the_environment_squashed(
+    options: dict[str, Any], forked_workers: None
+) -> None:
+    with closing(make_vector_env(ObservedLastStep("PointGoal-v0"))) as env:
+        policy = GRUPolicy(env.single_observation_space, env.single_action_space, 8, squash=True, seed=1)
+    with torch.no_grad():
+        policy.head.bias += torch.tensor([4.0, -0.5, 0.3, 0.0])
+    settings: dict[str, Any] = {"seed": 0, "observe_last": True, "slots_per_task": 1, "max_episode_steps": 6}
+    with MultiTaskSampler("PointGoal-v0", {}, 2, policy, **settings, **options) as sampler:
+        episodes = sampler.rollout_trials(sampler.sample_tasks(3))
+    own, seen, after = episodes.actions, episodes.observations, episodes.next_observations
+    assert (own[..., 0] > 3.0).any()
+    moves = 0.1 * torch.tanh(own)
+    torch.testing.assert_close(after[..., :2] - seen[..., :2], moves, rtol=0, atol=1e-6)
+    # As the policy remembers them.
+    torch.testing.assert_close(after[:, :-1, :, 2:4], moves[:, :-1], rtol=0, atol=1e-7)
+    torch.testing.assert_close(performed(policy, episodes).actions, moves, rtol=0, atol=1e-7)
+    # Outside of a sampler a policy says what the environment gets.
+    chosen, _ = policy.choose(seen[0, 0, 0].numpy(), rng=np.random.default_rng(0))
+    assert env.single_action_space.contains(chosen)
