@@ -14,7 +14,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -25,6 +25,7 @@ from maml_rl.config.config import Halving
 from maml_rl.derivatives import (
     ChunkWorkers,
     Linearization,
+    Loss,
     ParameterLayout,
     PhaseOutcome,
     PolicyOnSamples,
@@ -38,6 +39,8 @@ from maml_rl.policies.policy import check_observations, check_parameters
 
 # The policy's outputs on the samples of M tasks -> one loss per task, (M,).
 InnerLoss = Callable[[PhaseOutcome], Tensor]
+# The same -> the change of the logarithm of each task's divisor of advantages, (M,).
+LogDivisor = Callable[[PhaseOutcome], Tensor]
 # One for all parameters; or by name, for those that are adapted, each as a tensor that broadcasts to the parameter.
 StepSize: TypeAlias = float | Mapping[str, float | Tensor]
 
@@ -55,6 +58,30 @@ def of_log_probs(loss: InnerLoss) -> InnerLoss:
 def is_of_log_probs(loss: InnerLoss) -> bool:
     """Return whether a loss is marked by `of_log_probs`."""
     return getattr(loss, "of_log_probs", False) is True
+
+
+def dividing_by(log_divisor: LogDivisor) -> Callable[[InnerLoss], InnerLoss]:
+    """Mark an inner loss whose advantages are divided by a number that depends on the parameters, too.
+
+    A step itself does not change: where the episodes were sampled, the change of the divisor is 0. But its derivative
+    becomes I - S (H - g u^T), where g is the gradient of the loss, H its Hessian, u the gradient of the logarithm of
+    the divisor, and S the step sizes on a diagonal.
+
+    Args:
+        log_divisor: maps a `PhaseOutcome` of M tasks to the change of the logarithm of each task's divisor, (M,), since
+            the episodes were sampled; it may read what `of_log_probs` allows.
+    """
+
+    def mark(loss: InnerLoss) -> InnerLoss:
+        loss.__dict__["log_divisor"] = log_divisor
+        return loss
+
+    return mark
+
+
+def log_divisor_of(loss: InnerLoss) -> LogDivisor | None:
+    """Return what a loss is marked with by `dividing_by`; None for one whose divisors are constants."""
+    return getattr(loss, "log_divisor", None)
 
 
 @of_log_probs
@@ -244,6 +271,10 @@ def inner_step(
         allow_unused=True,
         materialize_grads=True,
     )
+    if log_divisor := log_divisor_of(inner_loss):
+        change = log_divisor(outcome)
+        factor = torch.exp(-(change.detach() if first_order else change))
+        gradients = tuple(factor.reshape(-1, *(1,) * (each.dim() - 1)) * each for each in gradients)
     stepped = {
         name: _descended(params[name], size, gradient)
         for (name, size), gradient in zip(sizes.items(), gradients, strict=True)
@@ -304,14 +335,54 @@ def check_phases(train: Sequence[TaskEpisodes], valid: TaskEpisodes, rule: Adapt
     check_advantages(valid, "valid_episodes")
 
 
+@dataclass(frozen=True, slots=True)
+class _Divided:
+    """The divisor of the advantages at an inner step, which the derivative of the step has a term for.
+
+    Attributes:
+        factor: (k, 1) by which the gradient is multiplied; 1 where the episodes were sampled.
+        gradient: (k, D) of the inner loss, without the factor.
+        slope: (k, D) gradient of the logarithm of the divisor.
+    """
+
+    factor: Tensor
+    gradient: Tensor
+    slope: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An inner step of k tasks, linearized; `size` is a number, or (D,) one for each parameter."""
+
+    linearization: Linearization
+    size: float | Tensor
+    divided: _Divided | None
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Multiply (k, D) vectors by the derivative of the gradient that is descended."""
+        product = self.linearization.hessian_product(vectors)
+        if self.divided is None:
+            return product
+        along = (self.divided.slope * vectors).sum(1, keepdim=True)
+        return self.divided.factor * (product - along * self.divided.gradient)
+
+    def backward(self, vectors: Tensor) -> Tensor:
+        """Multiply (k, D) vectors by the transpose of that derivative: a Hessian is symmetric, the term is not."""
+        product = self.linearization.hessian_product(vectors)
+        if self.divided is None:
+            return product
+        along = (self.divided.gradient * vectors).sum(1, keepdim=True)
+        return self.divided.factor * (product - along * self.divided.slope)
+
+
 class Adaptation:
     """A chunk of tasks after the inner loop, and the Jacobian J of each task's parameters with respect to theta.
 
     J is the product of one factor I - S H per step, H the Hessian of its inner loss, which is symmetric, and S the step
-    sizes on a diagonal.
+    sizes on a diagonal; see `dividing_by` for the term of a divisor.
     """
 
-    def __init__(self, trajectory: list[Tensor], steps: Sequence[tuple[Linearization, float | Tensor]]) -> None:
+    def __init__(self, trajectory: list[Tensor], steps: Sequence[_Step]) -> None:
         self.trajectory = trajectory
         self._steps = steps
 
@@ -322,17 +393,17 @@ class Adaptation:
 
     def push_forward(self, vectors: Tensor) -> Tensor:
         """Return J v, (k, D): how the adapted parameters move when theta moves along `vectors` (k, D)."""
-        for step, step_size in self._steps:
-            vectors = vectors - step_size * step.hessian_product(vectors)
+        for step in self._steps:
+            vectors = vectors - step.size * step.forward(vectors)
         return vectors
 
     def pull_back(self, vectors: Tensor) -> Tensor:
         """Return J^T v, (k, D): from gradients in the adapted parameters to gradients in theta."""
-        for step, step_size in reversed(self._steps):
-            if isinstance(step_size, Tensor):
-                vectors = vectors - step.hessian_product(step_size * vectors)
+        for step in reversed(self._steps):
+            if isinstance(step.size, Tensor):
+                vectors = vectors - step.backward(step.size * vectors)
             else:
-                vectors = vectors - step_size * step.hessian_product(vectors)
+                vectors = vectors - step.size * step.backward(vectors)
         return vectors
 
 
@@ -363,7 +434,7 @@ class InnerLoop:
     def run(self, start: Tensor, *, anchor: bool = False) -> Tensor:
         """Return the adapted parameters (k, D) from `start` (k, D); keep only what `anchor` needs, see `linearize`."""
         for index, (step, step_size) in enumerate(self._steps):
-            gradient = self._differentiate(index, step.at(start, scratch()), anchor=anchor)
+            gradient, _ = self._differentiate(index, step.at(start, scratch()), anchor=anchor)
             start = _descended(start, step_size, gradient)
         return start
 
@@ -379,9 +450,9 @@ class InnerLoop:
         points, kept = [start], []
         for index, (step, step_size) in enumerate(self._steps):
             linearization = step.at(points[-1])
-            gradient = self._differentiate(index, linearization, twice=True, anchor=anchor)
+            gradient, divided = self._differentiate(index, linearization, twice=True, anchor=anchor)
             points.append(_descended(points[-1], step_size, gradient) if trajectory is None else trajectory[index + 1])
-            kept.append((linearization, step_size))
+            kept.append(_Step(linearization, step_size, divided))
         return Adaptation(points, kept)
 
     def _differentiate(
@@ -391,13 +462,28 @@ class InnerLoop:
         *,
         twice: bool = False,
         anchor: bool = False,
-    ) -> Tensor:
+    ) -> tuple[Tensor, _Divided | None]:
+        """Return the gradient that is descended, (k, D), and with `twice` what its derivative needs besides."""
         if anchor and (samples := self._steps[index][0].samples).log_probs is None:
             self._samples[index] = replace(samples, log_probs=linearization.log_probs.clone())
         samples = self._samples[index]
-        return linearization.differentiate(
-            lambda log_probs: self._inner_loss(linearization.outcome(samples, log_probs)), twice=twice
-        )[1]
+
+        def of_log_probs(function: InnerLoss) -> Loss:
+            return lambda log_probs: function(linearization.outcome(samples, log_probs))
+
+        log_divisor, change, slope = log_divisor_of(self._inner_loss), None, None
+        if log_divisor is not None:
+            # Before the loss, of which the linearization keeps more.
+            change, slope = (
+                linearization.differentiate(of_log_probs(log_divisor))
+                if twice
+                else (of_log_probs(log_divisor)(linearization.log_probs), None)
+            )
+        _, gradient = linearization.differentiate(of_log_probs(self._inner_loss), twice=twice)
+        if change is None:
+            return gradient, None
+        factor = torch.exp(-change).unsqueeze(1)
+        return factor * gradient, None if slope is None else _Divided(factor, gradient, slope)
 
 
 def _descended(params: Tensor, step_size: float | Tensor, gradient: Tensor) -> Tensor:

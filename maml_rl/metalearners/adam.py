@@ -16,7 +16,7 @@ from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
-from maml_rl.metalearners.losses import clipped_loss, dice, divergence
+from maml_rl.metalearners.losses import DivisorSettings, chosen_loss, clipped_loss, dice, divergence
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
 
@@ -73,7 +73,9 @@ class AdamLearner(MetaLearner):
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Any) -> AdaptationRule:
         """Make gradient steps of the algorithm's inner loss."""
-        return AdaptationRule(config.fast_lr, inner_loss=cls.inner_loss)
+        has_choice = isinstance(settings, DivisorSettings)
+        loss = chosen_loss(cls.inner_loss, settings, config) if has_choice else cls.inner_loss
+        return AdaptationRule(config.fast_lr, inner_loss=loss)
 
     def objective(self, new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -> Tensor:
         """Return the loss of k tasks, (k,): the outer loss of the settings, unless a subclass has more terms.
@@ -159,7 +161,7 @@ class DiceMAML(AdamLearner):
     https://arxiv.org/abs/1810.06784
     """
 
-    class Settings(AdamSettings):
+    class Settings(DivisorSettings, AdamSettings):
         """Settings of DiCE-MAML."""
 
     inner_loss = staticmethod(dice)

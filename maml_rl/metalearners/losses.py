@@ -4,13 +4,16 @@ All inner losses have the gradient of `reinforce` where the episodes were sample
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from maml_rl import functional
-from maml_rl.adaptation import of_log_probs
+from maml_rl.adaptation import InnerLoss, dividing_by, of_log_probs
+from maml_rl.config import Config, SettingsModel
+from maml_rl.config.config import SECTION
 from maml_rl.derivatives import PhaseOutcome
 
 # (log_probs, old_log_probs (M, T, B), something with advantages and mask (M, T, B)) -> one loss per task, (M,).
@@ -35,6 +38,38 @@ def likelihood_ratio(outcome: PhaseOutcome) -> Tensor:
     return surrogate(log_probs, old, samples)
 
 
+def log_deviation(outcome: PhaseOutcome) -> Tensor:
+    """Return how the logarithm of the deviation of each task's advantages changes with the parameters, (M,).
+
+    With n real steps of a task, and the sum of A^2 - 1 over the steps of episode b as c_b, it is
+
+        1/(2n) sum_b c_b sum_t log(pi(a|s) / pi_old(a|s)),
+
+    whose gradient is the score-function estimate for a half of the variance of advantages with a variance of 1. It is 0
+    at the parameters that sampled the episodes.
+
+    Args:
+        outcome: of M tasks; the `log_probs` of its samples, where they have some, are those of pi_old.
+    """
+    log_probs, samples = outcome.log_probs, outcome.samples
+    old = log_probs.detach() if samples.log_probs is None else samples.log_probs
+    real = samples.mask > 0
+    excess = torch.where(real, samples.advantages.square() - 1.0, 0.0).sum(1)
+    ratios = torch.where(real, log_probs - old, 0.0).sum(1)
+    return 0.5 * (excess * ratios).sum(1) / samples.mask.sum((1, 2))
+
+
+@dividing_by(log_deviation)
+@of_log_probs
+def likelihood_ratio_and_divisor(outcome: PhaseOutcome) -> Tensor:
+    """Return `likelihood_ratio`; a step is differentiated with the divisor of the advantages, too.
+
+    Normalized advantages are divided by the deviation of a task's own, which shrinks with the deviation of the policy.
+    A derivative that holds it constant takes every step of a narrower policy for better than it is.
+    """
+    return likelihood_ratio(outcome)
+
+
 @of_log_probs
 def dice(outcome: PhaseOutcome) -> Tensor:
     """Return the inner loss of DiCE with a baseline, (M,): in expectation its Hessian is that of the expected return.
@@ -52,6 +87,40 @@ def dice(outcome: PhaseOutcome) -> Tensor:
     before = up_to - real
     boxes = torch.exp(up_to - up_to.detach()) - torch.exp(before - before.detach())
     return -functional.masked_mean(boxes * samples.advantages, samples.mask)
+
+
+@dividing_by(log_deviation)
+@of_log_probs
+def dice_and_divisor(outcome: PhaseOutcome) -> Tensor:
+    """Return `dice`; a step is differentiated with the divisor of the advantages, too, as with the ratio."""
+    return dice(outcome)
+
+
+class DivisorSettings(SettingsModel):
+    """The setting of algorithms whose inner loss may be differentiated with the divisor of the advantages."""
+
+    differentiate_divisor: Annotated[
+        bool,
+        Field(description="differentiate inner steps with what divides their advantages, which shrinks with the noise"),
+    ] = False
+
+
+# Inner losses that are differentiated with the divisor of the advantages, by those that hold it constant.
+WITH_DIVISOR: dict[InnerLoss, InnerLoss] = {likelihood_ratio: likelihood_ratio_and_divisor, dice: dice_and_divisor}
+
+
+def chosen_loss(loss: InnerLoss, settings: Any, config: Config) -> InnerLoss:
+    """Return an inner loss, with the divisor of the advantages if the settings say so.
+
+    Raises:
+        ConfigError: If they do, and it would change nothing.
+    """
+    if not settings.differentiate_divisor:
+        return loss
+    if settings.first_order or loss not in WITH_DIVISOR:
+        why = "first-order drops all derivatives of inner steps" if settings.first_order else "log-probability has none"
+        raise config.error(f"{why}; set it to false, or take the likelihood-ratio", SECTION, "differentiate-divisor")
+    return WITH_DIVISOR[loss]
 
 
 def surrogate(log_probs: Tensor, old_log_probs: Tensor, samples: Any) -> Tensor:

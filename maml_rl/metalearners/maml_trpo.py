@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps, as_rule, check_phases, reinforce
 from maml_rl.arguments import check_count
 from maml_rl.compat.calls_with_episodes import CalledWithEpisodes
-from maml_rl.config import Config, SettingsModel
+from maml_rl.config import Config
 from maml_rl.config.settings import Count, Positive
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
-from maml_rl.metalearners.losses import OuterObjective, likelihood_ratio, surrogate
+from maml_rl.metalearners.losses import DivisorSettings, OuterObjective, chosen_loss, likelihood_ratio, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.metalearner import LearnerOptions, MetaLearner
 from maml_rl.metalearners.trust_region import backtracking_line_search, longest_step
@@ -49,7 +49,7 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
     Source: Finn et al. 2017, https://arxiv.org/abs/1703.03400; Schulman et al. 2015, https://arxiv.org/abs/1502.05477
     """
 
-    class Settings(SettingsModel):
+    class Settings(DivisorSettings):
         """Settings of MAML-TRPO."""
 
         inner_loss: Annotated[
@@ -97,7 +97,9 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
 
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Settings) -> AdaptationRule:
-        return AdaptationRule(config.fast_lr, inner_loss=INNER_LOSSES[settings.inner_loss])
+        return AdaptationRule(
+            config.fast_lr, inner_loss=chosen_loss(INNER_LOSSES[settings.inner_loss], settings, config)
+        )
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         if batch.in_this_process:

@@ -10,7 +10,7 @@ from maml_rl.config.settings import Positive
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
-from maml_rl.metalearners.losses import divergence, likelihood_ratio
+from maml_rl.metalearners.losses import DivisorSettings, divergence, likelihood_ratio
 from maml_rl.metalearners.metalearner import State
 
 _COEFFICIENTS = "inner_kl_coefficients"
@@ -26,7 +26,7 @@ class ProMP(AdamLearner):
     Source: Rothfuss et al. 2019, https://arxiv.org/abs/1810.06784
     """
 
-    class Settings(ClippedSettings, AdamSettings):
+    class Settings(DivisorSettings, ClippedSettings, AdamSettings):
         """Settings of ProMP."""
 
         inner_kl_penalty: Annotated[

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from maml_rl.adaptation import AdaptationRule, adapt_steps
+from maml_rl.adaptation import AdaptationRule, InnerLoss, adapt_steps
 from maml_rl.derivatives import LocalStore
 from maml_rl.derivatives.store import KEPT_BYTES
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.losses import likelihood_ratio, surrogate
+from maml_rl.metalearners.losses import likelihood_ratio, likelihood_ratio_and_divisor, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.policies import Policy
 from tests.metalearners.reference_update import ReferenceUpdate
@@ -266,16 +266,20 @@ def test_gradient_away_from_the_old_parameters_is_the_slope_of_the_loss_there(
 
 @WAYS
 @ALL_KINDS
-@pytest.mark.parametrize("tasks_per_chunk", [None, 1])
+@pytest.mark.parametrize(
+    ("tasks_per_chunk", "inner_loss"),
+    [(None, likelihood_ratio), (1, likelihood_ratio), (None, likelihood_ratio_and_divisor)],
+    ids=["all", "one", "with the divisor"],
+)
 def test_ratio_of_the_inner_loss_is_relative_to_the_old_policy_at_any_parameters(
-    kind: str, automatic: bool, tasks_per_chunk: int | None
+    kind: str, automatic: bool, tasks_per_chunk: int | None, inner_loss: InnerLoss
 ) -> None:
     policy, train, valid = make_problem(kind, 2, RAGGED)
-    rule = AdaptationRule(0.3, inner_loss=likelihood_ratio)
+    rule = AdaptationRule(0.3, inner_loss=inner_loss)
     meta = meta_objective(policy, train, valid, rule=rule, automatic=automatic, tasks_per_chunk=tasks_per_chunk)
     theta = meta.initial_parameters()
     _, gradient = meta.gradient(theta)
-    there = theta + 0.2 * direction(policy)
+    there = theta + (0.2 if inner_loss is likelihood_ratio else 0.05) * direction(policy)
     moved, moved_gradient = meta.gradient(there)
     evaluated, _ = meta.evaluate(there)
     again, _ = meta.evaluate(theta)
@@ -289,14 +293,16 @@ def test_ratio_of_the_inner_loss_is_relative_to_the_old_policy_at_any_parameters
                 old_probs = chances(policy, episodes, task, old)
                 old = descended(-mean_of(old_probs / old_probs.detach(), episodes, task), old)
                 new_probs = chances(policy, episodes, task, new)
-                new = descended(-mean_of(new_probs / old_probs.detach(), episodes, task), new)
+                ratio = new_probs / old_probs.detach()
+                size = 0.3 if inner_loss is likelihood_ratio else 0.3 / divisor_of(ratio, episodes, task)
+                new = descended(-mean_of(ratio, episodes, task), new, size)
             ratio = chances(policy, valid, task, new) / chances(policy, valid, task, old).detach()
             losses.append(-mean_of(ratio, valid, task))
         return torch.stack(losses).mean()
 
-    def descended(loss: Tensor, params: dict[str, Tensor]) -> dict[str, Tensor]:
+    def descended(loss: Tensor, params: dict[str, Tensor], size: float | Tensor = 0.3) -> dict[str, Tensor]:
         gradients = torch.autograd.grad(loss, list(params.values()), create_graph=True)
-        return {name: x - 0.3 * g for (name, x), g in zip(params.items(), gradients, strict=True)}
+        return {name: x - size * g for (name, x), g in zip(params.items(), gradients, strict=True)}
 
     for point, loss, slope in ((theta, again, gradient), (there, moved, moved_gradient)):
         leaf = point.clone().requires_grad_()
@@ -316,6 +322,15 @@ def chances(policy: Policy, episodes: TaskEpisodes, task: int, params: dict[str,
     stacked = {name: param.unsqueeze(0) for name, param in params.items()}
     one = slice(task, task + 1)
     return policy.log_prob(episodes.observations[one], episodes.actions[one], stacked)[0].exp()
+
+
+def divisor_of(ratio: Tensor, episodes: TaskEpisodes, task: int) -> Tensor:
+    """Return by what the deviation of a task's advantages is larger than 1 where actions have these ratios (T, B)."""
+    logarithm, count = torch.zeros((), dtype=torch.float64), int(episodes.lengths[task].sum())
+    for column, length in enumerate(episodes.lengths[task].tolist()):
+        excess = (episodes.advantages[task, :length, column] ** 2 - 1.0).sum()
+        logarithm = logarithm + excess * ratio[:length, column].log().sum() / (2 * count)
+    return logarithm.exp()
 
 
 def mean_of(weights: Tensor, episodes: TaskEpisodes, task: int) -> Tensor:

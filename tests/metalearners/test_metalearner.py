@@ -20,7 +20,7 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import MAMLTRPO, EpisodeStore, MetaLearner, find_metalearner, register
-from maml_rl.metalearners.losses import likelihood_ratio
+from maml_rl.metalearners.losses import dice_and_divisor, likelihood_ratio, likelihood_ratio_and_divisor
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.policies import Policy
 from maml_rl.samplers import MultiTaskSampler
@@ -255,16 +255,40 @@ def small_config(**values: Any) -> Config:
     return config_of_run(num_batches=1).override({key.replace("_", "-"): value for key, value in values.items()})
 
 
+RATIO = "inner-loss: likelihood-ratio"
+DIVISOR = "differentiate-divisor: true"
+
+
 @pytest.mark.parametrize(
-    ("text", "loss"), [("", reinforce), ("inner-loss: likelihood-ratio\n", likelihood_ratio)], ids=["default", "chosen"]
+    ("text", "loss"),
+    [
+        ("", reinforce),
+        (f"{RATIO}\n", likelihood_ratio),
+        (f"algorithm-settings: {{{RATIO}, {DIVISOR}}}\n", likelihood_ratio_and_divisor),
+        (f"algorithm: promp\nalgorithm-settings: {{{DIVISOR}}}\n", likelihood_ratio_and_divisor),
+        (f"algorithm: dice-maml\nalgorithm-settings: {{{DIVISOR}}}\n", dice_and_divisor),
+    ],
 )
-def test_inner_loss_of_trpo_is_that_of_the_config_in_sampling_and_update(text: str, loss: Any) -> None:
+def test_inner_loss_is_that_of_the_config_in_sampling_and_update(text: str, loss: Any) -> None:
     learner, settings, config = algorithm_of(config_of(text))
     policy = make_policy("normal")
     made = learner.from_config(policy, config, settings)
     assert made.rule is not None
     assert made.rule.inner_loss is loss
     assert made.rule.name() == loss.__qualname__
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (DIVISOR, "'algorithm-settings.differentiate-divisor' in .*: log-probability has none; .*the likelihood-ratio"),
+        (f"{RATIO}, first-order: true, {DIVISOR}", "first-order drops all derivatives"),
+    ],
+)
+def test_divisor_that_would_change_nothing_is_refused_in_one_line(text: str, message: str) -> None:
+    learner, settings, config = algorithm_of(config_of(f"algorithm-settings: {{{text}}}\n"))
+    with pytest.raises(ConfigError, match=message):
+        learner.from_config(make_policy("normal"), config, settings)
 
 
 def test_output_scale_of_a_config_reaches_the_policies_of_its_learners() -> None:

@@ -97,6 +97,7 @@ def test_a_hundred_losses_in_all_stages_change_no_byte(algorithm: str) -> None:
     [
         {"algorithm-settings": {"curvature-fraction": 0.5}},
         {"algorithm-settings": {"inner-loss": "likelihood-ratio"}, "num-steps": 2},
+        {"algorithm-settings": {"inner-loss": "likelihood-ratio", "differentiate-divisor": True}, "num-steps": 2},
         {"baseline": "zero", "bootstrap": False, "slots-per-task": 2},
         {"num-steps": 2, "algorithm-settings": {"first-order": True}},
     ],
