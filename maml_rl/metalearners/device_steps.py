@@ -118,9 +118,12 @@ class DeviceSteps:
     def padded(self, length: int, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Return tensors of sequences of this length with zeros at their ends, as if of the longest so far.
 
-        A graph is for one shape.
+        A graph is for one shape: those of shorter sequences, which do not come again, are freed.
         """
-        self._longest = max(self._longest, length)
+        if length > self._longest:
+            self._longest = length
+            self._recorded.clear()
+            self._seen.clear()
         further = self._longest - length
         return [torch.cat((each, each.new_zeros(further, *each.shape[1:]))) if further else each for each in tensors]
 
@@ -135,7 +138,9 @@ class DeviceSteps:
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize(self._device)
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            # By default torch records on a stream of the device on which the process has recorded first.
+            stream = torch.cuda.Stream(self._device)
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 result = self._take(static)
         except Exception as error:
             # What ends the recording hides the cause.

@@ -154,6 +154,21 @@ def test_shorter_trials_are_padded_to_the_longest_so_far(request: pytest.Fixture
     assert learner._on_device._longest == 6
 
 
+def test_graphs_of_shorter_trials_are_freed_when_a_longer_one_comes(request: pytest.FixtureRequest) -> None:
+    ordinary, batch = make("rsac gru")
+    ordinary.experience["trials"].append(batch.phases[0])
+    patch = request.getfixturevalue("on_cpu")
+    learner, _ = make("rsac gru")
+    targets = list(learner.networks.parameters())
+    Graphs(learner._on_device, patch, targets)
+    rng, numbers = np.random.default_rng(0), []
+    for length in (3, 3, 3, 3, 2, 4, 4, 4, 4, 3, 6):
+        trials = ordinary.experience["trials"].sample_sequences(rng, 5, length=length)
+        torch.testing.assert_close(learner.step(trials), ordinary.step(trials), rtol=1e-5, atol=1e-5)
+        numbers.append(learner._on_device.num_recorded)
+    assert numbers == [0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0]
+
+
 class Graphs:
     """What CUDA's graphs do, with tensors of the CPU: a step is recorded without being taken, and launched later.
 
@@ -201,6 +216,8 @@ class Graphs:
             return result
 
         steps.refusal, steps._take = None, noted  # type: ignore[method-assign]
+        self.devices: list[Any] = []
+        patch.setattr("torch.cuda.Stream", lambda device: self.devices.append(device))
         patch.setattr("torch.cuda.CUDAGraph", Graph)
         patch.setattr("torch.cuda.graph", recording)
         patch.setattr("torch.cuda.synchronize", lambda device: None)
@@ -220,6 +237,8 @@ def test_recorded_steps_are_those_of_the_ordinary_path(name: str, request: pytes
     taken = expected[-1]["updates"] if name == "ad" else 3 * expected[0]["updates"]
     assert steps.num_recorded == 1
     assert graphs.num_launched == taken - 3
+    # Each on a stream of its own device, whichever is current.
+    assert graphs.devices == [steps._device]
     # A loaded state is in other tensors, which are recorded anew.
     learner.load_state_dict(ordinary.state_dict())
     learner.policy.load_state_dict(ordinary.policy.state_dict())

@@ -354,6 +354,20 @@ def test_state_that_a_recorded_step_cannot_see_is_refused_by_name(made, name, wh
         sample("device", made, get_policy_for_env(make_vector_env(made, {}, 1), (4,)))
 
 
+def test_loop_of_a_policy_whose_buffer_was_replaced_is_made_anew():
+    policy = get_policy_for_env(make_vector_env(Counting, {}, 1), (4,))
+    policy.register_buffer("shift", torch.zeros(1))
+    with MultiTaskSampler(Counting, {}, 2, policy, seed=0, backend="device", device="cpu") as sampler:
+        tasks = sampler.sample_tasks(2)
+        loops = []
+        for shift in (policy.shift, policy.shift, torch.ones(1)):
+            policy.shift = shift
+            sampler.rollout(tasks)
+            loops.append(sampler._workers.backend._loops[0])
+    assert loops[0] is loops[1]
+    assert loops[1] is not loops[2]
+
+
 class EndsTogether(Counting):
     def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
         return self._next(), True

@@ -354,8 +354,9 @@ class WarpPhysics:
         before = [tensor.clone() for tensor in live]
         # Kernels are compiled and loaded by their first launch.
         self._launch(num_substeps)
-        graph = self._torch.cuda.CUDAGraph()
-        with self._torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        graph, stream = self._torch.cuda.CUDAGraph(), self._torch.cuda.Stream(self.device)
+        # By default torch records on a stream of the device on which the process has recorded first.
+        with self._torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._launch(num_substeps)
         for tensor, values in zip(live, before, strict=True):
             tensor.copy_(values)

@@ -17,7 +17,7 @@ from torch import Tensor
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
-from maml_rl.policies import Memory
+from maml_rl.policies import Memory, Policy
 from maml_rl.policies.policy import greedy, perform
 from maml_rl.samplers.device.slots import DeviceSlots
 from maml_rl.samplers.device.streams import PhaseNoise
@@ -46,7 +46,8 @@ class DeviceLoop:
         per_task = slots.num_envs // num_tasks
         self._grid = num_tasks, per_task
         self._horizon, self._deterministic = horizon, phase.deterministic
-        self._given_policy = phase.policy
+        # A graph reads a policy's buffers where they are.
+        self._given_policy, self._buffers = phase.policy, _places(phase.policy)
         self._policy = greedy(phase.policy) if phase.deterministic else phase.policy
         given, self._is_stacked = phase_parameters(phase.policy, num_tasks, phase.params)
         self._params = {name: value.detach().to(self._device).clone() for name, value in given.items()}
@@ -77,6 +78,7 @@ class DeviceLoop:
             and is_stacked == self._is_stacked
             and phase.streams.first_task == self._first_task
             and phase.policy is self._given_policy
+            and _places(phase.policy) == self._buffers
         )
 
     def run(self, phase: Phase) -> TaskEpisodes:
@@ -209,6 +211,11 @@ class DeviceLoop:
         if is_faulty:
             _refuse_not_finite(whole, self._first_task)
         return TaskEpisodes(**arrays.first_steps(longest).by_name(), tasks=phase.tasks, longest=longest)
+
+
+def _places(policy: Policy) -> list[int]:
+    """Return where the buffers of a policy are, which may be replaced."""
+    return [each.data_ptr() for each in policy.buffers()]
 
 
 def _recorded(work: Callable[[], None], pool: Any) -> Callable[[], None]:
