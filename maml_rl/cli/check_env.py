@@ -34,11 +34,11 @@ def run_check_env(arguments: Sequence[str], prog: str) -> int:
 def _check_env(options: Namespace) -> None:
     from maml_rl.envs import FAMILIES
     from maml_rl.envs.global_generators import construct
-    from maml_rl.envs.make_env import is_vector_family
+    from maml_rl.envs.make_env import resolve
     from maml_rl.samplers.env_recipe import Recipe
 
     kwargs = mapping_option(options.env_kwargs, "--env-kwargs", "{size: 3}")
-    if is_vector_family(maker := _maker(options.env)):
+    if resolve(maker := _maker(options.env)).is_vector_family:
         _check_vector_family(options, maker, kwargs)
         return
     make = partial(_make_env, options.env, kwargs)

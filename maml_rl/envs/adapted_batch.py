@@ -1,4 +1,4 @@
-"""`AdaptedVectorEnv`: a `gymnasium.vector.VectorEnv` with tasks, whose slots other code steps at once, as N slots."""
+"""Slots that other code steps at once: a `gymnasium.vector.VectorEnv` with tasks, or a `MetaVectorEnv`."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,6 +13,9 @@ from maml_rl.envs.calls import seeded_reset
 from maml_rl.envs.checking import refuse_statistics, seed_draws
 from maml_rl.envs.global_generators import SharedGenerators
 from maml_rl.envs.meta_env import (
+    MetaVectorEnv,
+    MetaVectorWrapper,
+    OfTheWrapped,
     OneBatchVectorEnv,
     Seeds,
     Task,
@@ -250,3 +253,56 @@ def _info_of(infos: Any, name: str, slot: int) -> Any:
         return infos[slot].get(name) if isinstance(infos[slot], Mapping) else None
     has = infos.get(f"_{name}")
     return infos[name][slot] if name in infos and (has is None or has[slot]) else None
+
+
+class CheckedVectorEnv(MetaVectorWrapper):
+    """Slots that somebody else's `MetaVectorEnv` steps: it gets copies, and what it observes is checked by value.
+
+    Args:
+        env: steps them.
+        current_slots: (1,) where to write the slot whose observation is not in its space.
+    """
+
+    observes_anywhere: Any = OfTheWrapped()
+
+    def __init__(self, env: MetaVectorEnv, current_slots: NDArray[np.int64] | None = None) -> None:
+        super().__init__(env)
+        self._name, self._current_slots = type(env).__name__, current_slots
+        self._elements = ArrayElements(env.single_observation_space)
+        self._generators = SharedGenerators(self.num_envs, (), f"the streams of its slots in {self._name}")
+
+    def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
+        tasks = list(self.env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation))
+        return own_drawn(tasks, num_tasks, "sample_tasks", self.env)
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        self.env.reset_task([own_task(task) for task in tasks])
+
+    def reset_buffers(self, seeds: ArrayLike) -> None:
+        self._generators.step(0, partial(self.env.reset_buffers, seeds))
+        self._check()
+
+    def first_slots(self, num: int) -> MetaVectorEnv:
+        return CheckedVectorEnv(self.env.first_slots(num), self._current_slots)
+
+    def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        self.env.step_send(index, np.array(actions))
+
+    def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
+        received: list[int] = self._generators.step(0, partial(self.env.step_recv, timeout, indices))
+        self._check()
+        return received
+
+    def _check(self) -> None:
+        observations = self.buffers.observations
+        for slot in [] if self._elements.contain(observations) else range(len(observations)):
+            if self._current_slots is not None:
+                self._current_slots[0] = slot
+            try:
+                self._elements.array(observations[slot])
+            except ValueError as error:
+                raise ValueError(f"{self._name} wrote {error}") from None
+
+    def __getattr__(self, name: str) -> Any:
+        # What a family has beside the contract, for code that looks for it.
+        return getattr(self.__dict__["env"], name)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import iscoroutinefunction
+from inspect import getcoroutinelocals, iscoroutinefunction
 from math import inf
 from time import monotonic, sleep
 from typing import Any, Literal, get_args
@@ -170,8 +170,11 @@ def _allowed(coroutine: Coroutine[Any, Any, Any], awaits: bool) -> Coroutine[Any
         TypeError: If it is not.
     """
     if not awaits:
+        # That of the environment, where another coroutine looks after it.
+        own = getcoroutinelocals(coroutine).get("coroutine", coroutine)
         coroutine.close()
-        name = getattr(coroutine, "__qualname__", coroutine)
+        own.close()
+        name = getattr(own, "__qualname__", own)
         raise TypeError(
             f"it returned the coroutine {name}, which only a method that is async itself may; write "
             "async def and return await"

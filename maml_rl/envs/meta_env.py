@@ -450,7 +450,7 @@ class OneBatchVectorEnv(MetaVectorEnv):
         """Step all slots whose episode is not over, and write the buffers."""
 
 
-class _OfTheWrapped:
+class OfTheWrapped:
     """An attribute or a method that a wrapper has from the environment inside."""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -469,26 +469,26 @@ class MetaVectorWrapper(MetaVectorEnv, VectorWrapper):
 
     env: MetaVectorEnv
 
-    metadata: Any = _OfTheWrapped()
-    buffers: Any = _OfTheWrapped()
-    parts: Any = _OfTheWrapped()
-    advances_by_slot: Any = _OfTheWrapped()
-    divides: Any = _OfTheWrapped()
-    max_episode_steps: Any = _OfTheWrapped()
-    recorded_infos: Any = _OfTheWrapped()
-    task_space: Any = _OfTheWrapped()
-    value_ranges: Any = _OfTheWrapped()
-    physics_seconds: Any = _OfTheWrapped()
-    retries: Any = _OfTheWrapped()
-    waiting_seconds: Any = _OfTheWrapped()
-    slot_counts: Any = _OfTheWrapped()
-    sample_tasks: Any = _OfTheWrapped()
-    reset_task: Any = _OfTheWrapped()
-    reset_buffers: Any = _OfTheWrapped()
-    reset_send: Any = _OfTheWrapped()
-    step_send: Any = _OfTheWrapped()
-    step_recv: Any = _OfTheWrapped()
-    _infos: Any = _OfTheWrapped()
+    metadata: Any = OfTheWrapped()
+    buffers: Any = OfTheWrapped()
+    parts: Any = OfTheWrapped()
+    advances_by_slot: Any = OfTheWrapped()
+    divides: Any = OfTheWrapped()
+    max_episode_steps: Any = OfTheWrapped()
+    recorded_infos: Any = OfTheWrapped()
+    task_space: Any = OfTheWrapped()
+    value_ranges: Any = OfTheWrapped()
+    physics_seconds: Any = OfTheWrapped()
+    retries: Any = OfTheWrapped()
+    waiting_seconds: Any = OfTheWrapped()
+    slot_counts: Any = OfTheWrapped()
+    sample_tasks: Any = OfTheWrapped()
+    reset_task: Any = OfTheWrapped()
+    reset_buffers: Any = OfTheWrapped()
+    reset_send: Any = OfTheWrapped()
+    step_send: Any = OfTheWrapped()
+    step_recv: Any = OfTheWrapped()
+    _infos: Any = OfTheWrapped()
 
 
 @dataclass(frozen=True, slots=True)

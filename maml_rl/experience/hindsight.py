@@ -48,7 +48,7 @@ class Hindsight:
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
     ) -> None:
-        self._family: Any = make_vector_env(env_id, env_kwargs, 1)
+        self._family: Any = make_vector_env(env_id, env_kwargs, 1).unwrapped
         if not isinstance(self._family, BatchedFamily) or getattr(self._family, "rewards_between", None) is None:
             raise TypeError(
                 f"{env_id} cannot say the reward for another goal; points, grids and dark rooms can, and a family of "

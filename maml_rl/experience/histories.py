@@ -295,7 +295,7 @@ class Histories:
         if self._family is None:
             of = self.env
             check_family(of.env_id or "none", of.env_kwargs, "the recording of these histories")
-            env = make_vector_env(of.env_id, of.env_kwargs, len(self)) if of.env_id else None
+            env = make_vector_env(of.env_id, of.env_kwargs, len(self)).unwrapped if of.env_id else None
             if not isinstance(env, BatchedFamily) or type(env).optimal_actions is BatchedFamily.optimal_actions:
                 raise ValueError(
                     f"{of.env_id or 'the family'} does not know its best actions, which are the targets; a family "

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import CallRules
-from maml_rl.envs.make_env import EnvMaker, check_stepping, env_id, make_vector_env
+from maml_rl.envs.make_env import EnvMaker, EnvSource, resolve
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
-from maml_rl.envs.registration import FAMILIES, FamilySpec, find_spec
+from maml_rl.envs.registration import FAMILIES, FamilySpec
 from maml_rl.named_modules import import_named
 from maml_rl.samplers.describing import describe_env, describe_task
 from maml_rl.samplers.importing import find_unimportable, main_is_importable
@@ -34,8 +34,7 @@ def maker_of(env_name: EnvMaker | None, env: Any) -> EnvMaker | None:
     """
     if env_name is None or not isinstance(env, gymnasium.Env):
         return env_name if env is None else env
-    name = env_id(env_name)
-    expected = find_spec(name) if name else None
+    expected = resolve(env_name).spec
     if env.spec is None or expected is None or env.spec.id != expected.id:
         raise ValueError(f"env is {env}, which env_name={env_name!r} does not make; leave one of them out")
     return env_name
@@ -76,8 +75,7 @@ class Recipe:
             raise TypeError(f"expected a registered id or a callable that makes the environment, got {env!r}")
         if max_episode_steps is not None:
             check_count("max_episode_steps", max_episode_steps)
-        name = env_id(env)
-        spec = find_spec(name) if name else None
+        spec = resolve(env).spec
         if spec is not None and isinstance(env, str) and not env.endswith(spec.id):
             # The id of an earlier version: one warning here is enough.
             env = spec.id
@@ -97,7 +95,7 @@ class Recipe:
             timeout=placement.step_timeout,
             max_retries=placement.max_retries,
         )
-        check_stepping(self.env, rules)
+        self.source.check_stepping(rules)
         return replace(self._with_engine(placement.engine), rules=rules)
 
     def _with_engine(self, engine: str) -> Recipe:
@@ -111,6 +109,11 @@ class Recipe:
                 f"engine={engine!r} contradicts env_kwargs={self.env_kwargs['engine']!r}; give one of both"
             )
         return replace(self, env_kwargs={**self.env_kwargs, "engine": engine})
+
+    @property
+    def source(self) -> EnvSource:
+        """What makes the slots."""
+        return resolve(self.env)
 
     @property
     def family(self) -> FamilySpec | None:
@@ -128,12 +131,11 @@ class Recipe:
         """Return the environment with `num_envs` slots; see `make_vector_env` for the other arguments."""
         if self.spec is not None and self.spec.id not in gymnasium.registry:
             # Modules register their ids themselves, and Gymnasium would warn about an existing registration.
-            for place in (env_id(self.env), self.spec.entry_point):
+            for place in (self.source.id, self.spec.entry_point):
                 if isinstance(place, str) and ":" in place:
                     import_named(place.partition(":")[0])
             gymnasium.registry.setdefault(self.spec.id, self.spec)
-        return make_vector_env(
-            self.env,
+        return self.source.make(
             self.env_kwargs,
             num_envs,
             max_episode_steps=self.max_episode_steps,

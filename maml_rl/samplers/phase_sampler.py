@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from maml_rl.arguments import check_count
 from maml_rl.config.placement import Placement, PlacementOptions
-from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, env_id, require_tasks
+from maml_rl.envs.make_env import EnvMaker, ObservedLastStep
 from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, TaskError
@@ -162,7 +162,7 @@ class PhaseSampler(ClosesAtExit):
         maker = maker_of(env_name, env)
         shown = ObservedLastStep(maker) if observe_last and maker is not None else maker
         self._recipe = Recipe.of(shown, env_kwargs, max_episode_steps)
-        require_tasks(self._recipe.env)
+        self._recipe.source.require_tasks()
         if slots_per_task is None:
             slots_per_task = self._recipe.slots_per_task
         self.slots_per_task = batch_size if slots_per_task is None else check_count("slots_per_task", slots_per_task)
@@ -209,7 +209,7 @@ class PhaseSampler(ClosesAtExit):
         horizon = self._recipe.max_episode_steps
         limit = "" if horizon is None else f", T={horizon}"
         state = "closed" if self._workers.closed else f"iteration {self.iteration}, phase {self.phase}"
-        name = env_id(self._recipe.env) or "of one's own"
+        name = self._recipe.source.id or "of one's own"
         return f"{type(self).__name__}({name}, B={self.batch_size}{limit}, seed {self.seed}, {state})"
 
     def prepare(self, num_tasks: int) -> None:

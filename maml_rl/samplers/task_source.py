@@ -7,7 +7,6 @@ from typing import Protocol, TypeVar
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.checking import DrawsBySeed
-from maml_rl.envs.make_env import env_id
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError, TaskError
 from maml_rl.samplers.backend import RolloutBackend
@@ -76,7 +75,7 @@ class TaskSource:
             return self.draw(num_tasks, key)
         self._workers.do(lambda backend: backend.prepare(check_count("num_tasks", num_tasks)))
         family = FamilyTasks(
-            env_id(self._recipe.env) or "the family",
+            self._recipe.source.id or "the family",
             self._workers.do(lambda backend: backend.describe()).task_space,
             self._draw_seeded,
             self._seed,

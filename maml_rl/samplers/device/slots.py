@@ -36,10 +36,11 @@ def reason_against(env: MetaVectorEnv) -> str:
         if is_image(space) or isinstance(space, PackedSpace):
             return "observations of images with further numbers are for the CPU alone"
         env = env.env
-    if not isinstance(env, BatchedFamily):
-        return f"{type(env).__name__} is not array code over slots, as a BatchedFamily"
-    if any(entry.choices for entry in env.entries.values()):
-        return f"the tasks of {type(env).__name__} have texts in them"
+    family = env.unwrapped
+    if not isinstance(family, BatchedFamily):
+        return f"{type(family).__name__} is not array code over slots, as a BatchedFamily"
+    if any(entry.choices for entry in family.entries.values()):
+        return f"the tasks of {type(family).__name__} have texts in them"
     return ""
 
 
@@ -62,12 +63,13 @@ class DeviceSlots:
             env.move_to(device)
             self._shown.insert(0, env)
             env = env.env
-        assert isinstance(env, BatchedFamily)
-        self.family = env
+        family = env.unwrapped
+        assert isinstance(family, BatchedFamily)
+        self.family = family
         self.family.move_to(device)
-        self.physics: Any = getattr(env, "physics", None)
+        self.physics: Any = getattr(family, "physics", None)
         # Of the family, then of each that shows more.
-        self._observations = [_zeros(each, device) for each in (env, *self._shown)]
+        self._observations = [_zeros(each, device) for each in (family, *self._shown)]
         self._streams = DeviceSlotStreams(self.num_envs, device)
         self._given: TaskArrays = {}
         self._to_check = _CHECKED_CALLS

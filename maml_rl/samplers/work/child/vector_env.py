@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.config.placement import Placement, PlacementOptions
-from maml_rl.envs.make_env import env_id
+from maml_rl.envs.make_env import resolve
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task, require_one_each, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost
 from maml_rl.samplers.closing import ClosesAtExit
@@ -108,7 +108,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         self.spec, self.render_mode = recipe.spec, None
         self.memory = memory = create_shared_file()
         progress = SharedProgress(memory, self.num_workers)
-        launcher = Launcher(start_method, memory, env_id(env), preload, placement=placement)
+        launcher = Launcher(start_method, memory, resolve(env).id, preload, placement=placement)
         self.pool = WorkerPool(launcher, self.parts, describe_env(env), placement, progress)
         self._progress = progress
         # Without a call of `close` the workers end with this object, or with the interpreter.

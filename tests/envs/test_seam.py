@@ -1,0 +1,437 @@
+"""The guarantees of the seam to environments, each over all ways to run slots, compared with a plain loop."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike, NDArray
+
+from maml_rl.envs import MetaVectorEnv, global_generators, make_vector_env
+from maml_rl.envs.calls import CallRules
+from maml_rl.envs.meta_env import OneBatchVectorEnv
+from maml_rl.errors import TaskError
+
+LIMIT, SLOTS = 5, 3
+SEEDS = [11, 12, 13]
+Tasks = list[dict[str, Any]]
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """Adds up its actions and noise, and ends beyond 2; subclasses break a rule each."""
+
+    observation_space: spaces.Space[Any] = spaces.Box(-9.0, 9.0, (2,), np.float32)
+    action_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    recorded_infos: ClassVar[dict[str, Any]] = {"place": "step", "beyond": "episode"}
+
+    def sample_tasks(self, num_tasks: int) -> Any:
+        return [{"slope": np.array([slope])} for slope in self.np_random.uniform(0.5, 1.0, num_tasks)]
+
+    def reset_task(self, task: Any) -> Any:
+        self.slope = task["slope"]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps, self.place = 0, float(self.np_random.uniform(-0.1, 0.1))
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        self.place += float(self.slope[0]) * float(action[0]) + 0.01 * float(self.np_random.normal())
+        over, late = abs(self.place) > 2.0, self.steps == LIMIT
+        info = {"place": self.place} | ({"beyond": abs(self.place)} if over or late else {})
+        return self.observe(), -abs(self.place), over, late, info
+
+    def observe(self) -> Any:
+        return np.array([self.place, self.steps], np.float32)
+
+
+def awaited(env: type[Walk]) -> Any:
+    """Return the same environment with coroutines."""
+
+    class Awaited(env):  # type: ignore[valid-type,misc]
+        async def sample_tasks(self, num_tasks: int) -> Any:
+            return super().sample_tasks(num_tasks)
+
+        async def reset_task(self, task: Any) -> None:
+            super().reset_task(task)
+
+        async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return super().reset(seed=seed)
+
+        async def step(self, action: Any) -> Any:
+            return super().step(action)
+
+    return Awaited
+
+
+class Several:
+    """Several environments in one loop, as the batches of other code."""
+
+    def __init__(self, env: type[Walk], num_envs: int) -> None:
+        self.envs = [env() for _ in range(num_envs)]
+
+    def step(self, actions: Any, over: Any) -> list[Any]:
+        # Those whose episode is over go on by themselves.
+        return [
+            env.reset() if done else env.step(action)
+            for env, action, done in zip(self.envs, actions, over, strict=True)
+        ]
+
+
+def batched(env: type[Walk]) -> Any:
+    """Return the same as a `VectorEnv`."""
+
+    class Batch(VectorEnv[Any, Any, Any]):
+        metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        np_random: Any = None
+        recorded_infos = env.recorded_infos
+        max_episode_steps = LIMIT
+
+        def __init__(self, num_envs: int) -> None:
+            self.several, self.num_envs = Several(env, num_envs), num_envs
+            self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
+            self.observation_space = batch_space(env.observation_space, num_envs)
+            self.action_space = batch_space(env.action_space, num_envs)
+
+        def sample_tasks(self, num_tasks: int) -> Any:
+            self.several.envs[0].np_random = self.np_random
+            return self.several.envs[0].sample_tasks(num_tasks)
+
+        def reset_task(self, tasks: Tasks) -> None:
+            for each, task in zip(self.several.envs, tasks, strict=True):
+                each.reset_task(task)
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.over = np.zeros(self.num_envs, np.bool_)
+            each = zip(self.several.envs, seed, strict=True)
+            return np.stack([env.reset(seed=own)[0] for env, own in each]), {}
+
+        def step(self, actions: Any) -> Any:
+            results = [
+                r if len(r) == 5 else (r[0], 0.0, False, False, r[1]) for r in self.several.step(actions, self.over)
+            ]
+            observations, rewards, terminated, truncated, infos = (list(part) for part in zip(*results, strict=True))
+            self.over = [ended is True or late for ended, late in zip(terminated, truncated, strict=True)]
+            merged: dict[str, Any] = {}
+            for slot, info in enumerate(infos):
+                merged = self._add_info(merged, info, slot)
+            return np.array(observations), np.array(rewards), np.array(terminated), np.array(truncated), merged
+
+    return Batch
+
+
+def in_array_code(env: type[Walk]) -> Any:
+    """Return the same as somebody's `MetaVectorEnv`."""
+
+    class Slots(OneBatchVectorEnv):
+        recorded_infos = env.recorded_infos
+        max_episode_steps = LIMIT
+
+        def __init__(self, num_envs: int) -> None:
+            self.several = Several(env, num_envs)
+            self._set_up(num_envs, env.observation_space, env.action_space)
+
+        def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> Any:
+            if seed is not None:
+                self.several.envs[0].np_random = np.random.default_rng(seed)
+            return self.several.envs[0].sample_tasks(num_tasks)
+
+        def reset_task(self, tasks: Any) -> None:
+            for each, task in zip(self.several.envs, tasks, strict=True):
+                each.reset_task(task)
+
+        def reset_buffers(self, seeds: ArrayLike) -> None:
+            self._ready = True
+            for slot, seed in enumerate(np.asarray(seeds).tolist()):
+                self.buffers.observations[slot] = self.several.envs[slot].reset(seed=seed)[0]
+            self.buffers.begin(slice(None))
+
+        def _step(self, actions: NDArray[Any]) -> None:
+            buffers = self.buffers
+            buffers.rewards[:] = 0.0
+            for slot in np.flatnonzero(~buffers.over):
+                observation, reward, terminated, truncated, info = self.several.envs[slot].step(actions[slot])
+                buffers.observations[slot], buffers.rewards[slot] = observation, reward
+                buffers.terminated[slot], buffers.truncated[slot] = terminated, truncated
+                for name, values in buffers.infos.items():
+                    values[slot] = info.get(name, np.nan)
+
+    return Slots
+
+
+WAYS: dict[str, tuple[Callable[[type[Walk]], Any], CallRules]] = {
+    "one by one": (lambda env: env, CallRules()),
+    "threads": (lambda env: env, CallRules(stepping="threads")),
+    "event loop": (awaited, CallRules()),
+    "vector env": (batched, CallRules()),
+    "array code": (in_array_code, CallRules()),
+}
+OBJECTS = ("one by one", "threads", "event loop")
+
+
+@contextmanager
+def slots(env: type[Walk], way: str, num_envs: int = SLOTS) -> Iterator[tuple[MetaVectorEnv, NDArray[np.int64]]]:
+    """Make slots, and yield them with the number of the one at work."""
+    adapt, rules = WAYS[way]
+    current = np.full(1, -1)
+    made = make_vector_env(adapt(env), {}, num_envs, current_slots=current, rules=rules)
+    try:
+        yield made, current
+    finally:
+        made.close()
+
+
+def act(made: MetaVectorEnv, actions: NDArray[Any]) -> None:
+    for index, part in enumerate(made.parts):
+        made.step_send(index, actions[part])
+    made.step_recv()
+
+
+def some_actions(steps: int = LIMIT, num_envs: int = SLOTS) -> NDArray[np.float32]:
+    return np.random.default_rng(0).uniform(-1.0, 1.0, (steps, num_envs, 1)).astype(np.float32)
+
+
+def played(made: MetaVectorEnv, tasks: Tasks, actions: NDArray[Any]) -> list[Any]:
+    """Return copies of all buffers after the reset and after every step."""
+    made.reset_task(tasks)
+    made.reset_buffers(np.array(SEEDS[: made.num_envs]))
+    seen = [copy.deepcopy(made.buffers)]
+    for action in actions:
+        own = action.copy()
+        act(made, own)
+        # The sampler's memory for actions is used again.
+        own[:] = 9.0
+        seen.append(copy.deepcopy(made.buffers))
+    return seen
+
+
+def looped(env: type[Walk], task: dict[str, Any], seed: int, actions: NDArray[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield what a plain loop sees: observation, reward, ends and infos, until the episode is over."""
+    made = env()
+    made.reset_task(copy.deepcopy(task))
+    yield made.reset(seed=seed)[0], 0.0, False, False, {}
+    for action in actions:
+        result = made.step(action.copy())
+        yield result
+        if result[2] or result[3]:
+            return
+
+
+def expect_loop(seen: list[Any], env: type[Walk], tasks: Tasks, actions: NDArray[Any]) -> None:
+    for slot, task in enumerate(tasks):
+        ended = None
+        results = list(looped(env, task, SEEDS[slot], actions[:, slot]))
+        for step, buffers in enumerate(seen):
+            if step < len(results):
+                observation, reward, *ends, infos = results[step]
+            else:
+                # A slot whose episode is over stays as it is.
+                observation, reward, ends, infos = ended[0], 0.0, ended[2:4], None  # type: ignore[index]
+            ended = observation, reward, *ends
+            np.testing.assert_array_equal(buffers.observations[slot], observation)
+            assert buffers.rewards[slot] == reward
+            assert [buffers.terminated[slot], buffers.truncated[slot]] == list(ends)
+            if infos is not None:
+                recorded = {name: values[slot] for name, values in buffers.infos.items()}
+                assert recorded == pytest.approx({name: infos.get(name, np.nan) for name in recorded}, nan_ok=True)
+
+
+A_TASK = {"slope": np.array([0.9])}
+TASKS: Tasks = [{"slope": np.array([slope])} for slope in (0.5, 1.0, 0.9)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_slots_have_the_values_of_a_loop_until_their_episodes_end(way: str) -> None:
+    actions = some_actions(LIMIT + 2)
+    # Slot 1 goes beyond 2 before its limit.
+    actions[:, 1] = 0.9
+    with slots(Walk, way) as (made, _):
+        seen = played(made, TASKS, actions)
+        expect_loop(seen, Walk, TASKS, actions)
+        assert seen[-1].terminated.tolist() == [False, True, False]
+        # Once more: nothing is left of the episodes before.
+        expect_loop(played(made, TASKS, actions), Walk, TASKS, actions)
+
+
+class KeepsAll(Walk):
+    """Keeps and changes what it is given, and draws into one array."""
+
+    drawn = np.zeros(1)
+
+    def sample_tasks(self, num_tasks: int) -> Any:
+        self.drawn[:] = self.np_random.uniform()
+        return [{"slope": self.drawn}] * num_tasks
+
+    def reset_task(self, task: Any) -> Any:
+        self.slope, self.last = task.pop("slope"), np.zeros(1, np.float32)
+
+    def step(self, action: Any) -> Any:
+        self.slope += 0.5
+        before, self.last = self.last, action
+        return super().step(before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_environment_that_keeps_what_it_is_given_has_copies_of_its_own(way: str) -> None:
+    actions = some_actions()
+    with slots(KeepsAll, way) as (made, _):
+        shared = {"slope": np.array([0.5])}
+        seen = played(made, [shared] * SLOTS, actions)
+        assert shared == {"slope": np.array([0.5])}
+        first = made.sample_tasks(2, seed=1)
+        kept = copy.deepcopy(first)
+        made.sample_tasks(2, seed=2)
+        assert first == kept
+        assert first[0]["slope"] is not first[1]["slope"]
+    expect_loop(seen, KeepsAll, [shared] * SLOTS, actions)
+
+
+class DrawsTooFew(Walk):
+    def sample_tasks(self, num_tasks: int) -> Any:
+        return [{"slope": 1.0}]
+
+
+class DrawsNumbers(Walk):
+    def sample_tasks(self, num_tasks: int) -> Any:
+        return [0.5] * num_tasks
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("env", "message"), [(DrawsTooFew, "returned 1 tasks"), (DrawsNumbers, "a task is a dict")])
+def test_tasks_that_are_not_as_many_dicts_are_refused(way: str, env: type[Walk], message: str) -> None:
+    with slots(env, way) as (made, _), pytest.raises(TaskError, match=message):
+        made.sample_tasks(3, seed=0)
+
+
+class ObservesOutside(Walk):
+    observation_space = spaces.Box(0, 3, (2,), np.int8)
+
+    def observe(self) -> Any:
+        return np.array([0, 300 if self.steps == 2 and self.slope[0] == 1.0 else 1])
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "array code"])
+def test_observation_outside_of_its_space_is_refused_at_its_step(way: str) -> None:
+    with slots(ObservesOutside, way) as (made, current):
+        made.reset_task(TASKS)
+        made.reset_buffers(np.array(SEEDS))
+        act(made, np.zeros((SLOTS, 1), np.float32))
+        with pytest.raises(ValueError, match=r"with 300.*outside of its space"):
+            act(made, np.zeros((SLOTS, 1), np.float32))
+        assert way == "vector env" or current[0] == 1
+
+
+class PaysText(Walk):
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, "much", *rest
+
+
+class EndsMaybe(Walk):
+    def step(self, action: Any) -> Any:
+        observation, reward, _, *rest = super().step(action)
+        return observation, reward, "no", *rest
+
+
+class TellsNoPlace(Walk):
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {}
+
+
+class TellsNoEnd(Walk):
+    def step(self, action: Any) -> Any:
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, True, truncated, {"place": info["place"]}
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "array code"])
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (PaysText, "reward"),
+        (EndsMaybe, "terminated"),
+        (TellsNoPlace, "'place'"),
+        (TellsNoEnd, "'beyond'"),
+    ],
+)
+def test_results_that_are_not_numbers_flags_or_declared_infos_are_refused(
+    way: str, env: type[Walk], message: str
+) -> None:
+    with slots(env, way) as (made, _):
+        made.reset_task(TASKS)
+        made.reset_buffers(np.array(SEEDS))
+        with pytest.raises((TypeError, ValueError), match=message):
+            act(made, np.zeros((SLOTS, 1), np.float32))
+
+
+class DrawsGlobally(Walk):
+    def __init__(self) -> None:
+        self.made_of = float(np.random.uniform()) + float(torch.rand(()))
+
+    def observe(self) -> Any:
+        drawn = np.random.uniform() if self.steps else 0.0
+        return np.array([self.made_of, drawn], np.float32)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_generators_of_the_process_are_keyed_refused_or_warned_of(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    actions, twice, made_of = some_actions(3), [], []
+    for seed in range(2):
+        with global_generators.KeptGenerators() as generators, slots(DrawsGlobally, way) as (made, _):
+            # What others have drawn before.
+            generators.seed(seed)
+            if way in ("threads", "event loop"):
+                with pytest.raises(RuntimeError, match=r"draws from np\.random"):
+                    played(made, TASKS, actions)
+            else:
+                twice.append(np.stack([buffers.observations for buffers in played(made, TASKS, actions)]))
+            # Constructors draw the same, each time.
+            made_of.append(made.buffers.observations[:, 0].tolist())
+    assert made_of[0] == made_of[1]
+    assert way not in OBJECTS or len(set(made_of[0])) == 1
+    if way == "one by one":
+        np.testing.assert_array_equal(*twice)
+    elif twice:
+        assert "draws from np.random" in caplog.text
+
+
+class Breaks(Walk):
+    def step(self, action: Any) -> Any:
+        if self.slope[0] == 1.0:
+            raise KeyError("lost")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("way", OBJECTS)
+def test_error_of_a_step_passes_and_leaves_the_number_of_its_slot(way: str) -> None:
+    with slots(Breaks, way) as (made, current):
+        made.reset_task(TASKS)
+        made.reset_buffers(np.array(SEEDS))
+        with pytest.raises(KeyError, match="lost"):
+            act(made, np.zeros((SLOTS, 1), np.float32))
+        assert current[0] == 1
+
+
+class ReturnsCoroutines(Walk):
+    def reset_task(self, task: Any) -> Any:
+        async def give() -> None:
+            self.slope = task["slope"]
+
+        return give()
+
+
+@pytest.mark.parametrize("way", ["one by one", "threads"])
+def test_coroutine_that_nobody_awaits_is_refused(way: str) -> None:
+    with (
+        slots(ReturnsCoroutines, way) as (made, _),
+        pytest.raises(TypeError, match=r"returned the coroutine ReturnsCoroutines\.reset_task"),
+    ):
+        made.reset_task(TASKS)
