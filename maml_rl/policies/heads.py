@@ -407,7 +407,8 @@ class SquashedGaussianHead(Head):
         mean, log_std = parameters[:2]
         noise = _of_real(noise, parameters)
         before = mean + log_std.exp() * noise
-        squashed, density = torch.tanh(before), _before_squashing(noise, log_std, before)
+        # In this order, in which the gradient of `before` is summed.
+        density, squashed = _before_squashing(noise, log_std, before), torch.tanh(before)
         if self._has_fixed:
             is_free = self.bounds(before)[1] > 0.0
             squashed, density = torch.where(is_free, squashed, 0.0), torch.where(is_free, density, 0.0)
