@@ -20,6 +20,10 @@ OTHERS_VENV ?= .venv-others
 OTHERS_RUN := $(OTHERS_VENV)/bin/python
 OTHERS_READY := $(OTHERS_VENV)/.ready
 OTHERS := tests/others/requirements.txt
+# Families in JAX bring about a gigabyte of packages.
+JAX_VENV ?= .venv-jax
+JAX_RUN := $(JAX_VENV)/bin/python
+JAX_READY := $(JAX_VENV)/.ready
 RAY_READY := $(VENV)/.ready-ray
 # Files with tests of a kind: to collect those of all files takes longer than some kinds do. Tests of every family have
 # the kind of what a family needs.
@@ -33,7 +37,7 @@ export PIP_COMPILE ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-metaworld install-others train test test-fast test-metaworld test-others test-ray test-nightly lint types docs format lock clean
+.PHONY: help install install-metaworld install-others install-jax train test test-fast test-metaworld test-others test-jax test-ray test-nightly lint types docs format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -63,10 +67,10 @@ train: $(TRAIN_READY) ## meta-train the default experiment (2D navigation) and p
 
 # A third of the time of a test is waiting, for processes and for a browser.
 test: $(READY) ## run the test suite
-	$(RUN) -m pytest --numprocesses 3 --dist worksteal -m 'not nightly and not others and not ray' $(ARGS)
+	$(RUN) -m pytest --numprocesses 3 --dist worksteal -m 'not nightly and not others and not jax and not ray' $(ARGS)
 
 test-fast: $(READY) ## run the tests that take little time each, in some minutes
-	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not slow and not nightly and not others and not ray' $(ARGS)
+	$(RUN) -m pytest --numprocesses 2 --dist worksteal -m 'not slow and not nightly and not others and not jax and not ray' $(ARGS)
 
 $(METAWORLD_READY): pyproject.toml constraints-metaworld.txt
 	@$(PYTHON) -m venv --clear $(METAWORLD_VENV)
@@ -94,6 +98,18 @@ test-others: $(OTHERS_READY) ## run the tests with packages of other people, in 
 	$(OTHERS_RUN) -c 'import minigrid'
 	$(OTHERS_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,others) -m 'others and not nightly' $(ARGS)
 
+$(JAX_READY): pyproject.toml constraints-jax.txt
+	@$(PYTHON) -m venv --clear $(JAX_VENV)
+	@scripts/install-torch $(JAX_RUN)
+	@$(JAX_RUN) -m pip install --quiet --constraint constraints-jax.txt --editable '.[jax,test]'
+	@touch $@
+
+install-jax: $(JAX_READY) ## set up .venv-jax for the tests of families in JAX
+
+test-jax: $(JAX_READY) ## run the tests of families in JAX, in an environment of their own
+	$(JAX_RUN) -c 'import jax'
+	$(JAX_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,jax,|\b(base_)?(env_id|vector_env|marks)\b) -m 'jax and not nightly' $(ARGS)
+
 $(RAY_READY): $(READY)
 	@$(INSTALL) --editable '.[tune]'
 	@touch $@
@@ -103,9 +119,10 @@ test-ray: $(RAY_READY) ## run the tests that start a Ray cluster, and add Ray to
 	$(RUN) -c 'import ray'
 	$(RUN) -m pytest $(call FILES_WITH,ray) -m 'ray and not nightly' $(ARGS)
 
-test-nightly: $(RAY_READY) $(METAWORLD_READY) ## run the tests that repeat others at a larger scale
-	$(RUN) -m pytest $(call FILES_WITH,nightly) -m 'nightly and not metaworld' $(ARGS)
+test-nightly: $(RAY_READY) $(METAWORLD_READY) $(JAX_READY) ## run the tests that repeat others at a larger scale
+	$(RUN) -m pytest $(call FILES_WITH,nightly) -m 'nightly and not metaworld and not jax' $(ARGS)
 	$(METAWORLD_RUN) -m pytest $(call FILES_WITH,metaworld) -m 'nightly and metaworld' $(ARGS)
+	$(JAX_RUN) -m pytest $(call FILES_WITH,jax,|\bmarks\b) -m 'nightly and jax' $(ARGS)
 
 lint: $(READY) ## check the style
 	$(RUN) -m ruff check .
@@ -128,6 +145,8 @@ lock: ## pin the dependencies anew for every supported Python; needs uv (`make l
 	$(LOCK) $(addprefix --extra ,metaworld report data dev) --output-file constraints-metaworld.txt pyproject.toml
 	grep -v '^mujoco==' constraints.txt > constraints-others.txt
 	$(LOCK) $(addprefix --extra ,report test) --output-file constraints-others.txt pyproject.toml $(OTHERS)
+	cp constraints.txt constraints-jax.txt # Versions to prefer.
+	$(LOCK) $(addprefix --extra ,jax test) --output-file constraints-jax.txt pyproject.toml
 
 clean: ## remove the virtual environments and the caches; runs stay
-	rm -rf $(VENV) $(METAWORLD_VENV) $(OTHERS_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info
+	rm -rf $(VENV) $(METAWORLD_VENV) $(OTHERS_VENV) $(JAX_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info

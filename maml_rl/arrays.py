@@ -41,6 +41,14 @@ def as_integers(array: Any) -> Any:
     return array.astype(np.int64) if isinstance(array, np.ndarray) else array.long()
 
 
+def as_bytes(array: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the bytes (N, bytes) of numbers (N, numbers) as a type."""
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array, dtype).view(np.uint8)
+    xp = torch_arrays(array.device)
+    return array.to(getattr(xp, dtype.name)).contiguous().view(xp.uint8)
+
+
 def copied(array: Any) -> Any:
     """Return a copy."""
     return array.copy() if isinstance(array, np.ndarray) else array.clone()

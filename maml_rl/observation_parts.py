@@ -41,6 +41,7 @@ class ObservationParts:
         self.image_spaces = [part for part, _ in fields if is_image(part)]
         self._images = [field for field in fields if is_image(field[0])]
         self._others = [field for field in fields if not is_image(field[0])]
+        self._tables: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
         self.num_numbers = sum(spaces.flatdim(part) for part, _ in self._others)
 
     def images(self, observations: Tensor) -> list[Tensor]:
@@ -57,7 +58,7 @@ class ObservationParts:
         """Return a part (..., *its shape) in its own type."""
         if place is None:
             return observations
-        rows, dtype = observations[..., place], torch.from_numpy(np.empty(0, part.dtype)).dtype
+        rows, dtype = observations[..., place], getattr(torch, np.dtype(part.dtype).name)
         if dtype != torch.uint8:
             # In memory of its own, where numbers of several bytes are aligned.
             rows = rows.clone(memory_format=torch.contiguous_format).view(dtype)
@@ -70,10 +71,21 @@ class ObservationParts:
         counts = category_counts(part)
         if not counts:
             return values.reshape(*lead, math.prod(shape)).to(dtype)
-        start = torch.as_tensor(np.asarray(part.start), device=values.device)  # type: ignore[attr-defined]
-        entries = (values - start).reshape(*lead, len(counts)).unbind(-1)
-        one_hot = [
-            entry.unsqueeze(-1) == torch.arange(count, device=values.device)
-            for entry, count in zip(entries, counts, strict=True)
-        ]
-        return torch.cat(one_hot, -1).to(dtype)
+        # One comparison for all entries: those of a grid are many.
+        start, entries, wanted = self._categories(part, counts, values.device)
+        return ((values - start).reshape(*lead, len(counts)).index_select(-1, entries) == wanted).to(dtype)
+
+    def _categories(self, part: Space, counts: list[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the least numbers of a part, and for each number of its one-hot vectors its entry and its category.
+
+        They are made on the device, since nothing is copied there while a graph is recorded.
+        """
+        key = id(part), device
+        if key not in self._tables:
+            starts = np.resize(part.start, len(counts)).tolist()  # type: ignore[attr-defined]
+            self._tables[key] = (
+                torch.cat([torch.full((1,), start, device=device) for start in starts]).reshape(part.shape or ()),
+                torch.cat([torch.full((count,), entry, device=device) for entry, count in enumerate(counts)]),
+                torch.cat([torch.arange(count, device=device) for count in counts]),
+            )
+        return self._tables[key]

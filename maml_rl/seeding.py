@@ -360,6 +360,15 @@ class SlotStreams:
         # A slot that draws only when it is reset never draws ahead.
         self._ahead, self._used, self._next_pairs = self._ahead[:, :0], 0, 1
 
+    def next_episodes(self, mask: NDArray[np.bool_] | None = None) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+        """Return all seeds (N,) and places (N,) in their streams, and advance the masked ones by one.
+
+        For generators of other libraries, which make a key of both.
+        """
+        places = self._drawn.astype(np.int32)
+        self._drawn[slice(None) if mask is None else mask] += np.uint64(1)
+        return self._seeds, places
+
     def uniform(self, size: int, mask: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Draw `size` numbers from U[0, 1) for every masked slot; (N or masked, size) float64."""
         return self._doubles(size, mask)[:, :size]

@@ -65,7 +65,7 @@ class ArrayElements:
 
     def __init__(self, space: Space) -> None:
         self._space, (self._shape, self._dtype) = space, array_layout(space)
-        self._limits = None if self._dtype.kind == "f" else _limits(space)
+        self._limits = None if self._dtype.kind == "f" else limits_of(space)
         # Where every number of the type is an element, as in images, none has to be looked at.
         self._takes_all = self._dtype.kind == "b"
         if self._limits is not None and self._dtype.kind in "iu":
@@ -125,7 +125,7 @@ class ArrayElements:
         return np.asarray((array < self._limits[0]) | (array > self._limits[1]))
 
 
-def _limits(space: Space) -> tuple[Any, Any]:
+def limits_of(space: Space) -> tuple[Any, Any]:
     """Return the least and the largest element of a space of whole numbers, as two numbers if all entries agree."""
     if isinstance(space, spaces.Box):
         low, high = space.low, space.high
@@ -158,7 +158,7 @@ class _Part:
     def all_of(cls, space: Space, size_of: Callable[[Space], int]) -> tuple[Self, ...]:
         """Return the parts of a space one after the other, each of the size that a function says."""
         parts, start = [], 0
-        for path, part in _leaves(space, ()):
+        for path, part in leaves(space):
             size = size_of(part)
             elements = None if isinstance(part, spaces.Text) else ArrayElements(part)
             parts.append(cls(path, part, slice(start, start + size), elements))
@@ -176,7 +176,7 @@ class _Part:
 class _FlatPart(_Part):
     def write(self, element: Any, out: NDArray[Any]) -> None:
         assert self.elements is not None
-        array, vector = self.elements.array(_value_at(element, self.path), self.path), out[self.place]
+        array, vector = self.elements.array(value_at(element, self.path), self.path), out[self.place]
         if isinstance(self.space, spaces.Box | spaces.MultiBinary):
             vector[:] = array.ravel()
         else:
@@ -194,7 +194,7 @@ class ObservationFlattener:
     """
 
     def __init__(self, space: Space) -> None:
-        for path, part in _leaves(space, ()):
+        for path, part in leaves(space):
             if not isinstance(part, _ARRAYS):
                 where = f" at {_name(path)}" if path else ""
                 raise TypeError(f"unsupported space {part}{where}: expected {_PARTS}")
@@ -274,7 +274,7 @@ class PackedField(_Part):
     """One part of an element of a `PackedSpace`: `path`, `space`, and `place`, its bytes in the row."""
 
     def write(self, element: Any, out: NDArray[Any]) -> None:
-        value, row = _value_at(element, self.path), out[self.place]
+        value, row = value_at(element, self.path), out[self.place]
         if self.elements is None:
             assert isinstance(self.space, spaces.Text)
             if fault := _text_fault(self.space, value):
@@ -400,7 +400,7 @@ def _shown(space: Space) -> str:
 def has_text(space: Space) -> bool:
     """Return whether elements of a space have text in them."""
     own = space.own if isinstance(space, PackedSpace) else space
-    return any(isinstance(part, spaces.Text) for _, part in _leaves(own, ()))
+    return any(isinstance(part, spaces.Text) for _, part in leaves(own))
 
 
 def stored_actions(space: Space) -> Space:
@@ -495,7 +495,7 @@ def array_writer(space: Space) -> ArrayElements | ObservationFlattener | PackedS
     """
     if isinstance(space, spaces.Box | spaces.Discrete):
         return ArrayElements(space)
-    packs = has_text(space) or any(is_image(part) for _, part in _leaves(space, ()))
+    packs = has_text(space) or any(is_image(part) for _, part in leaves(space))
     return PackedSpace(space) if packs else ObservationFlattener(space)
 
 
@@ -509,7 +509,7 @@ def flat_observation_space(space: Space) -> Space:
     return array_writer(space).flat_space
 
 
-def _leaves(space: Space, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Space]]:
+def leaves(space: Space, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Space]]:
     """Yield the parts of a space in the order of `flatten`, each with the keys that lead to it."""
     parts: Any = ()
     if isinstance(space, spaces.Dict):
@@ -519,10 +519,10 @@ def _leaves(space: Space, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ..
     else:
         yield path, space
     for key, part in parts:
-        yield from _leaves(part, (*path, key))
+        yield from leaves(part, (*path, key))
 
 
-def _value_at(element: Any, path: Sequence[Any]) -> Any:
+def value_at(element: Any, path: Sequence[Any]) -> Any:
     """Return a part of an element.
 
     Raises:

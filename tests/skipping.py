@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import pytest
 
-# Reasons without a remedy: missing hardware and rights, and tests of `make test-metaworld` and `make test-ray`.
+# Reasons without a remedy: missing hardware and rights, and tests of `make test-metaworld`, `test-jax` and `test-ray`.
 # Also packages that only a page of the documentation or an example needs.
 ADMITTED = (
     *("CUDA", "accelerator", "NVIDIA driver", "no file system can be mounted"),
-    *("'metaworld'", "'ray'", "'wandb'", "'mlflow'", "'optuna'", "'pyarrow'", "'argcomplete'"),
+    *("'metaworld'", "'jax'", "'ray'", "'wandb'", "'mlflow'", "'optuna'", "'pyarrow'", "'argcomplete'"),
 )
 _PROJECT = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
 _MISSING = re.compile(r"could not import '([\w.]+)'")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-MARKERS = ("metaworld", "nightly", "others", "ray", "slow")
+MARKERS = ("jax", "metaworld", "nightly", "others", "ray", "slow")
 
 
 def selected(target: str, marked: dict[str, bool]) -> bool:
@@ -29,7 +29,9 @@ def parts() -> set[str]:
 def test_every_test_runs_for_every_change_or_nightly() -> None:
     for marks in product((False, True), repeat=len(MARKERS)):
         marked = dict(zip(MARKERS, marks, strict=True))
-        by_day = [selected(target, marked) for target in ("test", "test-metaworld", "test-others", "test-ray")]
+        by_day = [
+            selected(target, marked) for target in ("test", "test-metaworld", "test-others", "test-jax", "test-ray")
+        ]
         assert any(by_day) or selected("test-nightly", marked), marked
         assert any(by_day) or marked["nightly"], marked
         if selected("test-fast", marked):
@@ -41,6 +43,7 @@ def test_every_test_runs_for_every_change_or_nightly() -> None:
     [
         ("metaworld", {"tests/envs/test_metaworld.py", "tests/envs/test_contract_tasks.py"}),
         ("others", {"tests/others/test_others.py"}),
+        ("jax", {"tests/envs/test_jax_exactness.py"}),
     ],
 )
 def test_target_for_a_marker_collects_every_test_of_it(
@@ -102,13 +105,14 @@ def run_parts(folder: Path, *names: str, failing: str = "none", **variables: str
 
 
 def test_parts_run_in_the_given_order_and_refuse_skips(tmp_path: Path) -> None:
-    code, asked, _ = run_parts(tmp_path, "style", "ray", "metaworld", "others", "test", "nightly")
+    code, asked, _ = run_parts(tmp_path, "style", "ray", "metaworld", "others", "jax", "test", "nightly")
     assert code == 0
     assert asked == [
         "1 lint types",
         "1 test-ray ARGS=--durations=15",
         "1 test-metaworld ARGS=--durations=15",
         "1 test-others ARGS=--durations=15",
+        "1 test-jax ARGS=--durations=15",
         "1 test ARGS=--durations=15",
         *("1 install", "1 test-nightly", "1 test-fast"),
     ]
@@ -145,16 +149,17 @@ def test_without_a_part_all_that_are_not_nightly_run_once(tmp_path: Path) -> Non
         "lint",
         "test",
         "test-fast",
+        "test-jax",
         "test-metaworld",
         "test-others",
         "test-ray",
     ]
     # Everything is set up before the first test.
-    assert {line.partition(" ")[2] for line in asked[:2]} == {"install", "install-metaworld install-others"}
+    assert {line.partition(" ")[2] for line in asked[:2]} == {"install", "install-metaworld install-others install-jax"}
     assert targets.index("test-ray") < targets.index("test-metaworld")
 
 
-@pytest.mark.parametrize("failing", ["test-ray", "test-metaworld", "test-others"])
+@pytest.mark.parametrize("failing", ["test-ray", "test-metaworld", "test-others", "test-jax"])
 def test_failure_of_either_of_two_parallel_parts_ends_the_run(tmp_path: Path, failing: str) -> None:
     code, asked, shown = run_parts(tmp_path, failing=failing)
     assert code != 0
@@ -171,4 +176,4 @@ def test_failure_of_a_part_ends_the_run(tmp_path: Path) -> None:
 def test_unknown_part_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     code, asked, errors = run_parts(tmp_path, "lint")
     assert (code, asked) == (2, [])
-    assert "unknown part 'lint'; use style, test, metaworld, others, ray, pythons or nightly" in errors
+    assert "unknown part 'lint'; use style, test, metaworld, others, jax, ray, pythons or nightly" in errors

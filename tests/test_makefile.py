@@ -130,8 +130,8 @@ def test_torch_for_cpus_is_installed_without_a_driver_or_the_download_announced(
 
 def test_help_lists_every_target() -> None:
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
-    tests = ("test", "test-fast", "test-metaworld", "test-others", "test-ray", "test-nightly")
-    installs = ("install", "install-metaworld", "install-others")
+    tests = ("test", "test-fast", "test-metaworld", "test-others", "test-jax", "test-ray", "test-nightly")
+    installs = ("install", "install-metaworld", "install-others", "install-jax")
     for target in (*installs, "train", *tests, "lint", "types", "docs", "format", "lock", "clean"):
         assert f"  make {target} " in shown
 

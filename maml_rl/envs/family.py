@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 # Seed of unseeded environments: the same task in every process, until `reset_task` gives another.
-_DEFAULT_TASK_SEED = 0
+DEFAULT_TASK_SEED = 0
 
 
 class FamilyOptions(TypedDict, total=False):
@@ -53,6 +53,10 @@ class ArrayFamily(ABC):
     xp: Any = np
     # Whether its numbers are float32 on a device, as those of a physics engine there are.
     single_on_device: ClassVar[bool] = False
+    # Whether a CUDA graph of torch can have a step in it.
+    can_be_recorded: ClassVar[bool] = True
+    # Which slots the family itself has truncated, (N,) bool from then until they are reset; False for none ever.
+    _truncated: Any = False
 
     num_envs: int
     entries: dict[str, TaskEntry]
@@ -139,7 +143,16 @@ class ArrayFamily(ABC):
 
     def is_truncated(self) -> Any:
         """Return whether slots have reached the time limit, (N,) bool."""
-        return self._elapsed >= (math.inf if self._time_limit is None else self._time_limit)
+        return (self._elapsed >= (math.inf if self._time_limit is None else self._time_limit)) | self._truncated
+
+    @property
+    def truncated_by_itself(self) -> Any:
+        """Which slots the family itself has truncated, (N,) bool; False for none ever."""
+        return self._truncated
+
+    def refuse_faults(self) -> None:
+        """Raise what was wrong with a phase on a device, which could not be known without waiting for it."""
+        return
 
     def _tasks_changed(self) -> None:
         """Called after `self.tasks` has changed, for families that keep something derived from it."""
@@ -151,7 +164,7 @@ class ArrayFamily(ABC):
 
     def sample_default_task(self) -> Task:
         """Return the default task of an environment."""
-        return self.draw_tasks(np.random.default_rng(_DEFAULT_TASK_SEED), 1)[0]
+        return self.draw_tasks(np.random.default_rng(DEFAULT_TASK_SEED), 1)[0]
 
     def draw_test_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw tasks for evaluations: from the same distribution, unless the family keeps test tasks apart."""
@@ -198,7 +211,7 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
     """
 
     observes_anywhere = True
-    default_steps: ClassVar[int | None] = None
+    default_steps: int | None = None
     # The step by which every episode has terminated; None if episodes need not terminate.
     longest_episode: int | None = None
 
@@ -366,6 +379,8 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
         if self._time_limit is not None:
             # As Gymnasium's TimeLimit: an episode that terminates in its last step is truncated, too.
             np.greater_equal(self._elapsed, self._time_limit, out=buffers.truncated)
+        if self._truncated is not False:
+            buffers.truncated |= self._truncated
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:
         """Return one picture per slot, or None without a render mode."""

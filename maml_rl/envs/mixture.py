@@ -162,13 +162,14 @@ class MixtureVectorEnv(BatchedFamily):
         return list(self.families).index(name), parse_task(own, self.families[name].entries)
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+        self._truncated = False if mask is None else self._truncated & ~mask
         for family, mine in self._parts(mask):
             family._reset_slots(mine, streams)
 
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, np.bool_)
+        rewards, (terminated, truncated) = np.zeros(self.num_envs), np.zeros((2, self.num_envs), np.bool_)
         self._reward_terms, self._has_term = {}, {}
         for family, mine in self._parts(active):
             where = slice(None) if mine is None else mine
@@ -178,7 +179,11 @@ class MixtureVectorEnv(BatchedFamily):
             got, ended = family._step_slots(own, mine, streams)
             rewards[where] = got[where]
             terminated[where] = ended if isinstance(ended, bool) else ended[where]
+            if family.truncated_by_itself is not False:
+                truncated[where] = family.truncated_by_itself[where]
             _merge(self._reward_terms, self._has_term, family._reward_terms, mine)
+        if truncated.any():
+            self._truncated = self._truncated | truncated
         return rewards, terminated
 
     def _write_observations(self, out: NDArray[Any]) -> None:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.arrays import put
+from maml_rl.arrays import as_bytes, put
 from maml_rl.envs.meta_env import MetaVectorEnv, MetaVectorWrapper, Seeds, StepBuffers
 from maml_rl.spaces import PackedSpace, is_image, write_flat
 
@@ -84,9 +84,7 @@ class ObservingVectorEnv(MetaVectorWrapper):
         """Write observations (N, *obs), of which the environment's `own` are the first numbers, arrays or tensors."""
         size, numbers = self._own_size, self._further()
         write_flat(self.env.single_observation_space, own, observations[:, :size])
-        if self._packs:
-            numbers = np.ascontiguousarray(numbers, self._dtype).view(np.uint8)
-        observations[:, size:] = numbers
+        observations[:, size:] = as_bytes(numbers, self._dtype) if self._packs else numbers
 
     @property
     def buffers(self) -> StepBuffers:

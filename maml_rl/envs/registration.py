@@ -55,6 +55,10 @@ def _metaworld(benchmark: str) -> FamilySpec:
     )
 
 
+def _jax(module: str, name: str, max_episode_steps: int, /, **kwargs: Any) -> FamilySpec:
+    return FamilySpec(f"maml_rl.envs.jax.{module}", name, max_episode_steps, kwargs, extra="jax", dynamics=True)
+
+
 _METAWORLD_ENVIRONMENTS = """
     assembly basketball bin-picking box-close button-press-topdown button-press-topdown-wall button-press
     button-press-wall coffee-button coffee-pull coffee-push dial-turn disassemble door-close door-lock door-open
@@ -106,6 +110,14 @@ FAMILIES: dict[str, FamilySpec] = {
     "GridNavi-v0": FamilySpec("maml_rl.envs.families.grids", "GridNavi", 15),
     "DarkRoom-v0": FamilySpec("maml_rl.envs.families.grids", "DarkRoom", 20),
     "DarkKeyDoor-v0": FamilySpec("maml_rl.envs.families.grids", "DarkKeyDoor", 50),
+    **{
+        f"Gymnax{name.replace('-v1', '-v0')}": _jax("gymnax_control", "Gymnax", steps, name=name)
+        for name, steps in (("Pendulum-v1", 200), ("CartPole-v1", 500), ("Acrobot-v1", 500), ("MountainCar-v0", 200))
+    },
+    "XLand-v0": _jax("xland", "XLand", 50),
+    "CraftaxClassic-v0": _jax("craftax_worlds", "Craftax", 1000),
+    "JumanjiMaze-v0": _jax("jumanji_maze", "Maze", 100),
+    "BraxHalfCheetahVel-v0": _jax("brax_locomotion", "BraxVel", 200),
     "Mixture-v0": FamilySpec("maml_rl.envs.mixture", "Mixture", None, has_physics=True, dynamics=True),
     **{f"MetaWorld/ML1-{name}-v3": _metaworld(f"ML1-{name}-v3") for name in _METAWORLD_ENVIRONMENTS.split()},
     **{f"MetaWorld/{benchmark}-v3": _metaworld(benchmark) for benchmark in ("ML10", "ML25", "ML45")},

@@ -176,7 +176,9 @@ class InputEncoder:
         found = [image.features(seen, params) for image, seen in zip(self._images, images, strict=True)]
         if self._is_image:
             return found[0]
-        return torch.cat([*found, self._parts.numbers(observations, found[0].dtype)], -1)
+        # Grids of symbols may be packed without an image among them.
+        dtype = found[0].dtype if found else torch.get_default_dtype()
+        return torch.cat([*found, self._parts.numbers(observations, dtype)], -1)
 
 
 class MultiInputPolicy(Policy):

@@ -34,10 +34,9 @@ def _is_fastest_on_device(placement: Placement, recipe: Recipe, policy: Policy) 
         and placement.num_groups == 1
         and placement.recv_timeout is None
         and not placement.num_workers
-        and family is not None
-        and not family.extra
+        and (family.extra in ("", "jax") if family is not None else getattr(recipe.env, "is_array_code", False))
         and recipe.env_kwargs.get("engine", "auto") in ("auto", "warp")
-        and (not family.has_physics or find_spec("mujoco_warp") is not None)
+        and (family is None or not family.has_physics or find_spec("mujoco_warp") is not None)
         and policy.stateless
         and not policy.told_who_acts
     )

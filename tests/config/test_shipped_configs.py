@@ -80,10 +80,16 @@ def test_every_experiment_has_a_config() -> None:
         "semicircle",
         "wind",
         "half-cheetahs",
+        "gymnax-cartpole",
+        "brax-halfcheetah-vel",
     }
-    # MAML-TRPO has a config for every family, and for the benchmarks of Meta-World.
+    # Each class of families in JAX has a config.
+    names = {load_config(path).env_name for path in PATHS}
+    in_jax = {family.name for name, family in FAMILIES.items() if family.extra == "jax" and name in names}
+    assert in_jax == {family.name for family in FAMILIES.values() if family.extra == "jax"}
+    # MAML-TRPO has a config for every other family, and for the benchmarks of Meta-World.
     trained = {load_config(path).env_name for path in PATHS if path.parent.name in ("maml", "bandit", "finn2017")}
-    assert [name for name in FAMILIES if not name.startswith("MetaWorld/") and name not in trained] == []
+    assert [name for name, family in FAMILIES.items() if not family.extra and name not in trained] == []
     finn2017 = ("2d-navigation", "halfcheetah-dir", "halfcheetah-vel", "ant-dir", "ant-vel", "ant-pos")
     published = {f"finn2017/{family}.yaml" for family in finn2017}
     published |= {f"metaworld/{benchmark}.yaml" for benchmark in ("ml1-reach", "ml10", "ml25", "ml45")}
@@ -106,7 +112,14 @@ def test_every_experiment_has_a_config() -> None:
         "halfcheetah-vel-2x200",
         "ml1-push",
     )
-    memories += ("halfcheetah-vel-fixed", "pixel-navigation", "tabular-mdp-n10-transformer")
+    memories += (
+        "xland-small",
+        "jumanji-maze",
+        "craftax-classic",
+        "halfcheetah-vel-fixed",
+        "pixel-navigation",
+        "tabular-mdp-n10-transformer",
+    )
     others |= {f"rl2/{family}.yaml" for family in memories}
     assert set(NAMES) == bandits | published | others | {f"maml/{family}.yaml" for family in families}
 

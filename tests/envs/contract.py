@@ -22,10 +22,12 @@ QUICK = {
     "Wind-v0",
 }
 # One of each base class, for guarantees that a base keeps for all of its families: array code with discrete and with
-# continuous actions, MuJoCo, and Meta-World.
-BASES = ("Bandit-K5-v0", "2DNavigation-v0", "HalfCheetahVel-v5", "MetaWorld/ML1-reach-v3")
+# continuous actions, MuJoCo, Meta-World, and JAX.
+BASES = ("Bandit-K5-v0", "2DNavigation-v0", "HalfCheetahVel-v5", "MetaWorld/ML1-reach-v3", "GymnaxCartPole-v0")
 # Representatives of the families that need an extra, which take seconds to create.
-OF_EXTRAS = {"MetaWorld/ML1-reach-v3", "MetaWorld/ML10-v3"}
+OF_EXTRAS = {"MetaWorld/ML1-reach-v3", "MetaWorld/ML10-v3", "GymnaxCartPole-v0"}
+# Those that take long to compile.
+HEAVY = {"CraftaxClassic-v0", "BraxHalfCheetahVel-v0"}
 # Ids of the same code as another: its arguments have more arms.
 MORE_ARMS = {"Bandit-K10-v0", "Bandit-K50-v0", "GaussianBandit-K10-v0", "GaussianBandit-K50-v0"}
 TRIED = [name for name, family in FAMILIES.items() if (not family.extra or name in OF_EXTRAS) and name not in MORE_ARMS]
@@ -40,7 +42,8 @@ def marks(env_id: str) -> list[pytest.MarkDecorator]:
     extra = FAMILIES[env_id].extra
     if extra:
         missing = importlib.util.find_spec(extra) is None
-        return [getattr(pytest.mark, extra), pytest.mark.skipif(missing, reason=f"could not import '{extra}'")]
+        kinds = [getattr(pytest.mark, extra), *([pytest.mark.nightly] if env_id in HEAVY else [])]
+        return [*kinds, pytest.mark.skipif(missing, reason=f"could not import '{extra}'")]
     return [] if env_id in QUICK else [pytest.mark.slow]
 
 

@@ -77,7 +77,6 @@ FAMILIES = {
     "crafter_wishes:Wishes-v0": Family("crafter", {"conv-layers": [[4, 4, 4]]}),
     "dm_control_gravity:Gravity-v0": Family("dm_control", PEARL),
     "flappy_gaps:Gaps-v0": Family("flappy_bird_gymnasium", {"algorithm": "reptile"}),
-    "gymnax_gravity:JaxGravity-v0": Family("gymnax", renders=False),
     "highway_traffic:Traffic-v0": Family("highway_env", {"algorithm": "promp"}),
     "lander_landing:Landing-v0": Family("Box2D", {"algorithm": "maml-ppo"}),
     "minigrid_levels:Levels-v0": Family("minigrid", {"conv-layers": [[4, 3, 1]]}),
@@ -108,7 +107,7 @@ def family(env_id: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH")))))
         patch.setenv("SDL_VIDEODRIVER", "dummy")
         patch.setenv("MUJOCO_GL", "egl")
-        # The import of JAX draws random numbers, which is no test's own.
+        # An import may draw random numbers, which is no test's own.
         states = random.getstate(), np.random.get_state()
         pytest.importorskip(found.package)
         random.setstate(states[0])

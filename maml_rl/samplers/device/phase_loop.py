@@ -19,7 +19,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.policies import Memory, Policy
 from maml_rl.policies.policy import greedy, perform
-from maml_rl.samplers.device.slots import DeviceSlots
+from maml_rl.samplers.device.slots import DeviceSlots, Outcome
 from maml_rl.samplers.device.streams import PhaseNoise
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
@@ -62,6 +62,7 @@ class DeviceLoop:
         self._initial = self._initial_memory()
         self._memory = tuple(kept.clone() for kept in self._initial)
         self._act: Callable[..., tuple[Tensor, Memory]] | None = None
+        self._outcome: Outcome | None = None
         self._prepare: Callable[[], None] = self._make_actor
         self._advance: Callable[[], None] = self._one_step
         self._is_ready = self._device.type != "cuda" or not self._policy.has_static_steps
@@ -146,28 +147,53 @@ class DeviceLoop:
 
     def _one_step(self) -> None:
         """Act, step and record, all of it without waiting."""
+        self._choose()
+        self._step_slots()
+        self._tell()
+
+    def _choose(self) -> None:
+        """Act, and record what the policy saw and chose."""
         assert self._act is not None
-        slots, record, running = self._slots, self._record, self._running
-        observations = slots.observations.unflatten(0, self._grid)
+        running = self._running
+        observations = self._slots.observations.unflatten(0, self._grid)
         noise = self._noise.rows.index_select(0, self._step).reshape(*self._grid, -1)
         told = (running,) if self._policy.told_who_acts else ()
         actions, memory = self._act(observations, noise, self._memory, *told)
         active = running if self._may_end else None
         self._remember(memory, active)
-        actions = record.choice(self._step, observations, actions, active)
-        performed = perform(self._policy, actions.flatten(0, 1))
-        rewards, terminated, terms = slots.step(performed, None if active is None else active.flatten())
-        ended = None
-        if terminated is False:
+        actions = self._record.choice(self._step, observations, actions, active)
+        self._actions = perform(self._policy, actions.flatten(0, 1))
+
+    def _step_slots(self) -> None:
+        """Step, and keep the outcome, for slots that are no part of a graph always in the same place."""
+        outcome = self._slots.step(self._actions, self._running.flatten() if self._may_end else None)
+        if self._slots.can_be_recorded:
+            self._outcome = outcome
+        elif self._outcome is None:
+            *flags, terms = outcome
+            own = [each.clone() if isinstance(each, Tensor) else each for each in flags]
+            self._outcome = (*own, {name: term.clone() for name, term in terms.items()})  # type: ignore[assignment]
+        else:
+            for kept, new in zip(_tensors_of(self._outcome), _tensors_of(outcome), strict=True):
+                kept.copy_(new)
+
+    def _tell(self) -> None:
+        """Record the outcome of a step."""
+        assert self._outcome is not None
+        (rewards, terminated, truncated, terms), running = self._outcome, self._running
+        active = running if self._may_end else None
+        ended = died = None
+        if terminated is False and truncated is False:
             self._may_end = False
         elif not self._may_end:
             raise ConfigError(
-                f"{type(slots.family).__name__} returns False for terminated in one step and more in another; return a "
-                "tensor (N,) of bool in every step"
+                f"{type(self._slots.family).__name__} returns False for terminated in one step and more in another; "
+                "return a tensor (N,) of bool in every step"
             )
         else:
-            ended = running.clone() if terminated is True else running & terminated.reshape(self._grid)
-        record.outcome(self._step, rewards, terms, slots.observations, active, ended)
+            died = running & (terminated if isinstance(terminated, bool) else terminated.reshape(self._grid))
+            ended = died if truncated is False else died | (running & truncated.reshape(self._grid))
+        self._record.outcome(self._step, rewards, terms, self._slots.observations, active, died, ended)
         if ended is not None:
             running &= ~ended
         self._step += 1
@@ -194,7 +220,17 @@ class DeviceLoop:
         pool = torch.cuda.graph_pool_handle()
         self._begin(seeds, forget=True)
         self._prepare = _recorded(self._make_actor, pool)
-        self._advance = _recorded(self._one_step, pool)
+        if self._slots.can_be_recorded:
+            self._advance = _recorded(self._one_step, pool)
+            return
+        choose, tell = _recorded(self._choose, pool), _recorded(self._tell, pool)
+
+        def advance() -> None:
+            choose()
+            self._step_slots()
+            tell()
+
+        self._advance = advance
 
     def _collect(self, phase: Phase, arrays: EpisodeArrays) -> TaskEpisodes:
         """Return the episodes of all waves, after waiting for the device once."""
@@ -208,6 +244,7 @@ class DeviceLoop:
         longest, is_faulty, *overflow = torch.stack([each.long() for each in state]).tolist()
         if physics is not None:
             physics.refuse_overflow(*map(bool, overflow))
+        self._slots.family.refuse_faults()
         if is_faulty:
             _refuse_not_finite(whole, self._first_task)
         return TaskEpisodes(**arrays.first_steps(longest).by_name(), tasks=phase.tasks, longest=longest)
@@ -216,6 +253,11 @@ class DeviceLoop:
 def _places(policy: Policy) -> list[int]:
     """Return where the buffers of a policy are, which may be replaced."""
     return [each.data_ptr() for each in policy.buffers()]
+
+
+def _tensors_of(outcome: Outcome) -> list[Tensor]:
+    *arrays, terms = outcome
+    return [each for each in (*arrays, *terms.values()) if isinstance(each, Tensor)]
 
 
 def _recorded(work: Callable[[], None], pool: Any) -> Callable[[], None]:
@@ -263,9 +305,10 @@ class _Record:
         terms: Mapping[str, Tensor],
         observations: Tensor,
         active: Tensor | None,
+        terminated: Tensor | None,
         ended: Tensor | None,
     ) -> None:
-        """Record the outcome of a step in all slots (M * S, ...); `ended` (M, S) says which terminated."""
+        """Record the outcome of a step in all slots (M * S, ...), and which (M, S) terminated or ended in any way."""
         self._arrays.rewards.index_copy_(1, step, _where(active, rewards.float().reshape(self._grid)).unsqueeze(1))
         for name, info in self._arrays.infos.items():
             term = terms[name].float().reshape(self._grid)
@@ -275,7 +318,7 @@ class _Record:
                 info.copy_(term if active is None else torch.where(active, term, info))
         if ended is not None and active is not None:
             self._arrays.lengths.add_(active)
-            self._arrays.terminated.logical_or_(ended)
+            self._arrays.terminated.logical_or_(terminated)
             self._take_final(observations, ended)
 
     def _take_final(self, observations: Tensor, which: Tensor) -> None:

@@ -18,23 +18,21 @@ from maml_rl.envs.observing import ObservingVectorEnv
 from maml_rl.envs.task_entries import TaskArrays, parse_tasks
 from maml_rl.errors import ConfigError, TaskError
 from maml_rl.samplers.device.streams import DeviceSlotStreams
-from maml_rl.spaces import PackedSpace, array_layout, is_image
+from maml_rl.spaces import array_layout
 
 # The first steps, in which a family is watched, and what the base of all families keeps.
 _CHECKED_CALLS = 3
 # How far objects within objects are looked at.
 _DEPTH = 2
 _OF_EVERY_FAMILY = frozenset(("xp", "physics", "physics_seconds", "buffers", "_reward_terms", "_streams", "_sent"))
-# Rewards, whether slots terminated (a bool: all or none ever), and the terms of the rewards by name.
-Outcome = tuple[Tensor, Tensor | bool, dict[str, Tensor]]
+# Rewards; whether slots terminated (a bool: all or none ever), and whether the family truncated them (False: never);
+# and the terms of the rewards by name.
+Outcome = tuple[Tensor, Tensor | bool, Any, dict[str, Tensor]]
 
 
 def reason_against(env: MetaVectorEnv) -> str:
     """Return why slots cannot be on a device; "" if they can."""
     while isinstance(env, ObservingVectorEnv):
-        space = env.env.single_observation_space
-        if is_image(space) or isinstance(space, PackedSpace):
-            return "observations of images with further numbers are for the CPU alone"
         env = env.env
     family = env.unwrapped
     if not isinstance(family, BatchedFamily):
@@ -54,6 +52,7 @@ class DeviceSlots:
     Attributes:
         observations: (N, *obs), of the last `begin` or `step`.
         physics: of the family; None if it has none.
+        can_be_recorded: whether a step can be part of a CUDA graph.
     """
 
     def __init__(self, env: MetaVectorEnv, device: torch.device) -> None:
@@ -65,14 +64,14 @@ class DeviceSlots:
             env = env.env
         family = env.unwrapped
         assert isinstance(family, BatchedFamily)
-        self.family = family
+        self.family, self.can_be_recorded = family, family.can_be_recorded
         self.family.move_to(device)
         self.physics: Any = getattr(family, "physics", None)
         # Of the family, then of each that shows more.
         self._observations = [_zeros(each, device) for each in (family, *self._shown)]
         self._streams = DeviceSlotStreams(self.num_envs, device)
         self._given: TaskArrays = {}
-        self._to_check = _CHECKED_CALLS
+        self._to_check = _CHECKED_CALLS if self.can_be_recorded else 0
         self._keep_places(self.family.take_tasks, self.family.tasks)
 
     @property
@@ -127,13 +126,14 @@ class DeviceSlots:
 
     def step(self, actions: Tensor, active: Tensor | None) -> Outcome:
         """Step the active slots (None: all)."""
-        outcome: Outcome = self._keep_places(self.family.advance, actions, active, self._streams, self._observations[0])
-        rewards, terminated, _ = outcome
+        rewards, terminated, terms = self._keep_places(
+            self.family.advance, actions, active, self._streams, self._observations[0]
+        )
         for shown in self._shown:
             over = self.family.is_truncated()
             shown.take_step(slice(None), actions, rewards, over if terminated is False else over | terminated, active)
         self._show()
-        return outcome
+        return rewards, terminated, self.family.truncated_by_itself, terms
 
     def _show(self) -> None:
         for shown, (own, observations) in zip(self._shown, pairwise(self._observations), strict=True):

@@ -114,6 +114,12 @@ class DeviceSlotStreams:
         self._seeds.copy_(seeds)
         self._drawn.zero_()
 
+    def next_episodes(self, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return all seeds (N,) and places (N,) in their streams, and advance them by one; see `SlotStreams`."""
+        places = self._drawn.expand(len(self._seeds)).clone()
+        self._drawn += 1
+        return self._seeds, places
+
     def uniform(self, size: int, mask: Tensor | None = None) -> Tensor:
         """Draw `size` numbers from U[0, 1) for every slot, (N, size) float64."""
         return self._doubles(size)[:, :size]

@@ -1,0 +1,69 @@
+"""Bodies of Brax that must run at a velocity, which is the task."""
+
+from functools import cache
+from typing import Any, Unpack
+
+import jax.numpy as jnp
+import numpy as np
+from brax import envs
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from maml_rl.envs.family import FamilyOptions, one_slot
+from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+
+_CONTROL_COST = 0.05
+
+
+@cache
+def brax_velocity(body: str, physics: str, low: float, high: float) -> JaxFamily:
+    """Return the family of `BraxVelVectorEnv`."""
+    # Without wrappers, it neither begins anew nor has a time limit.
+    env = envs.get_environment(body, backend=physics)
+
+    def reset(key: Any, task: Any) -> Any:
+        state = env.reset(key)
+        return state, state.obs
+
+    def step(key: Any, state: Any, action: Any, task: Any) -> Any:
+        state = env.step(state, action)
+        off = jnp.abs(state.metrics["x_velocity"] - task["velocity"])
+        reward = -off - _CONTROL_COST * jnp.sum(jnp.square(action))
+        return state, state.obs, reward, state.done > 0, False, {"off_velocity": off}
+
+    def draw(random: np.random.Generator, num_tasks: int) -> dict[str, NDArray[Any]]:
+        return {"velocity": random.uniform(low, high, num_tasks)}
+
+    actions = spaces.Box(-1.0, 1.0, (env.action_size,))
+    space = spaces.Box(-np.inf, np.inf, (env.observation_size,))
+    return JaxFamily(reset, step, draw, actions, space, 200, recorded_infos={"off_velocity": "step"})
+
+
+class BraxVelVectorEnv(JaxVectorEnv):
+    """A body of Brax that must run at a velocity: the reward is minus the distance to it, and to controls of zero.
+
+    Args:
+        num_envs: N.
+        body: halfcheetah, walker2d or hopper.
+        physics: Brax's spring, positional, generalized or mjx.
+        low: lowest velocity, m/s; a negative one is backward.
+        high: highest velocity.
+        **options: see `BatchedFamily`.
+    """
+
+    task_description = "velocity: m/s, all of [low, high] equally likely"
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        body: str = "halfcheetah",
+        physics: str = "spring",
+        low: float = 0.0,
+        high: float = 2.0,
+        **options: Unpack[FamilyOptions],
+    ) -> None:
+        super().__init__(num_envs, brax_velocity(body, physics, low, high), **options)
+
+
+BraxVelEnv = one_slot(BraxVelVectorEnv)

@@ -1,0 +1,66 @@
+"""The classic control of gymnax, whose physical parameters are the task."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Unpack
+
+import gymnax
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from maml_rl.envs.family import FamilyOptions, one_slot
+from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+
+# Lowest and highest value of each parameter, by gymnax's names of environments and parameters.
+RANGES: dict[str, Mapping[str, tuple[float, float]]] = {
+    "Pendulum-v1": {"g": (7.0, 13.0), "m": (0.8, 1.2), "l": (0.8, 1.2)},
+    "CartPole-v1": {"gravity": (7.0, 13.0), "masspole": (0.05, 0.5), "length": (0.25, 1.0)},
+    "Acrobot-v1": {"link_length_1": (0.8, 1.2), "link_mass_1": (0.8, 1.2), "link_mass_2": (0.8, 1.2)},
+    "MountainCar-v0": {"force": (0.0008, 0.0014), "gravity": (0.002, 0.003)},
+}
+
+
+@cache
+def gymnax_control(name: str) -> JaxFamily:
+    """Return the family of an environment of gymnax; its tasks are drawn evenly from `RANGES`."""
+    env, params = gymnax.make(name)
+    ranges, own_limit = RANGES[name], params.max_steps_in_episode
+
+    def at(task: Any) -> Any:
+        # The time limit is the package's, and no end of an episode by itself.
+        changed = params.replace(max_steps_in_episode=np.iinfo(np.int32).max, **task)
+        if name == "CartPole-v1":
+            mass, length = changed.masspole, changed.length
+            changed = changed.replace(total_mass=changed.masscart + mass, polemass_length=mass * length)
+        return changed
+
+    def reset(key: Any, task: Any) -> Any:
+        return env.reset_env(key, at(task))[::-1]
+
+    def step(key: Any, state: Any, action: Any, task: Any) -> Any:
+        observation, state, reward, done, _ = env.step_env(key, state, action, at(task))
+        # A pendulum never ends by itself.
+        return state, observation, reward, name != "Pendulum-v1" and done, False, {}
+
+    def draw(random: np.random.Generator, num_tasks: int) -> dict[str, NDArray[Any]]:
+        return {entry: random.uniform(low, high, num_tasks) for entry, (low, high) in ranges.items()}
+
+    seen, acts = env.observation_space(params), env.action_space(params)
+    space = spaces.Box(np.broadcast_to(seen.low, seen.shape), np.broadcast_to(seen.high, seen.shape))
+    taken = spaces.Discrete(int(acts.n)) if hasattr(acts, "n") else spaces.Box(float(acts.low), float(acts.high), (1,))
+    return JaxFamily(reset, step, draw, taken, space, own_limit)
+
+
+class GymnaxVectorEnv(JaxVectorEnv):
+    """An environment of gymnax's classic control, by its `name` there; the task is its parameters of `RANGES`."""
+
+    task_description = "g, m, l of a pendulum, and so on: physical parameters by gymnax's names, all equally likely"
+
+    def __init__(self, num_envs: int = 1, *, name: str = "Pendulum-v1", **options: Unpack[FamilyOptions]) -> None:
+        if name not in RANGES:
+            raise ValueError(f"gymnax has no classic control {name!r}; expected {', '.join(RANGES)}")
+        super().__init__(num_envs, gymnax_control(name), **options)
+
+
+GymnaxEnv = one_slot(GymnaxVectorEnv)

@@ -1,0 +1,425 @@
+"""The functions of one environment in JAX, compiled for any number of slots."""
+
+from __future__ import annotations
+
+import multiprocessing.context
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from maml_rl.envs.global_generators import KeptGenerators
+from maml_rl.envs.meta_env import RecordedInfos
+from maml_rl.errors import ConfigError, UsersCode, explain
+from maml_rl.spaces import PackedSpace, array_layout, array_writer, category_counts, leaves, limits_of, value_at
+
+Tree = Any
+Functions = tuple[Callable[..., Any], Callable[..., Any]]
+# JAX must not take most of a GPU's memory, which torch needs, too.
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+_REMEDIES = {
+    "Tracer": "; a function of JAX has no if, while or int() of its arrays: write jnp.where, jax.lax.cond or scan",
+    "UnexpectedTracer": "; a function must not keep what it computes anywhere: return it as part of the state",
+}
+
+
+class Carry(NamedTuple):
+    """What N slots carry from step to step.
+
+    Attributes:
+        keys: (N, 2) uint32, of the episodes.
+        steps: (N,) int32, that their episodes have done.
+        truncated: (N,) bool, whether the environment itself has cut the episode short.
+        faults: (N, 3) int32, of the first observation outside of its space: 1 + the number of the part (0: none), a
+            number that is outside, the step.
+        state: the environments' own, leaves (N, ...).
+    """
+
+    keys: Any
+    steps: Any
+    truncated: Any
+    faults: Any
+    state: Tree
+
+
+class Outcome(NamedTuple):
+    """What a step of N slots returns besides what they carry; None where the family never has it.
+
+    Attributes:
+        observations: (N, *obs).
+        rewards: (N,), zeros in slots that were not stepped.
+        terminated: (N,) bool.
+        truncated: (N,) bool.
+        faults: see `Carry`.
+        infos: recorded ones by name, (N,).
+    """
+
+    observations: Any
+    rewards: Any
+    terminated: Any
+    truncated: Any
+    faults: Any
+    infos: dict[str, Any]
+
+
+class SlotFunctions:
+    """`reset` and `step` of one environment as functions of N slots, which are compiled once for each N.
+
+    An episode's key is made of its seed alone, and that of a step of the episode's key and the number of the step, so
+    that nothing depends on other slots. Slots that are not stepped keep their state: a mask is an argument, and no
+    other function is compiled for it.
+
+    Args:
+        functions: `reset` and `step`; see `JaxFamily`.
+        observation_space: of one environment; None for that of what `reset` returns.
+        action_space: of one environment.
+        tasks: an example, arrays (1, ...) by entry.
+        recorded_infos: which infos are returned.
+
+    Attributes:
+        space: of the observations as arrays; see `maml_rl.spaces`.
+        dtypes: of the entries of a task.
+
+    Raises:
+        TypeError: If JAX cannot trace a function, or it does not return what it should; the message has the line.
+        ConfigError: If JAX is set to other random numbers.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        observation_space: spaces.Space[Any] | None,
+        action_space: spaces.Space[Any],
+        tasks: Mapping[str, NDArray[Any]],
+        recorded_infos: RecordedInfos,
+    ) -> None:
+        _refuse_other_keys()
+        self._reset, self._step = functions
+        self._actions, self._infos = action_space, tuple(recorded_infos)
+        self.dtypes = {name: array.dtype for name, array in tasks.items()}
+        key, task = jax.eval_shape(lambda: _key(jnp.zeros(2, jnp.uint32))), _row_of(tasks)
+        action = jax.ShapeDtypeStruct(action_space.shape or (), _as_32_bits(action_space.dtype))
+        own = observation_space
+        if own is None:
+            with _watched("reset"):
+                own = _space_of(_pair(jax.eval_shape(self._reset, key, task))[1])
+        self.space = array_writer(own).flat_space
+        self._parts = list(leaves(self.space.own if isinstance(self.space, PackedSpace) else own))
+        # Known once the functions have been traced, which happens once for all numbers of slots.
+        self._terminates = self._truncates = self._has_bounds = True
+        self._begin_one = jax.jit(self._begin_one, inline=True)  # type: ignore[method-assign]
+        self._step_one = jax.jit(self._step_one, inline=True)  # type: ignore[method-assign]
+        with _watched("reset"):
+            state, _, _ = jax.eval_shape(self._begin_one, key, task)
+        with _watched("step"):
+            jax.eval_shape(self._step_one, key, state, action, task)
+        self.begin = _Watched("reset", jax.jit(self._begin))
+        self.begin_some = _Watched("reset", jax.jit(self._begin_some, donate_argnums=4))
+        self.advance = _Watched("step", jax.jit(self._advance, donate_argnums=0))
+
+    def _begin_one(self, key: Any, task: Tree) -> tuple[Tree, Any, Any]:
+        state, observation = _pair(self._reset(key, task))
+        return jax.tree.map(_without_weak_type, state), *self._as_array(observation)
+
+    def _step_one(self, key: Any, state: Tree, action: Any, task: Tree) -> Any:
+        result = self._step(key, state, action, task)
+        if not isinstance(result, tuple | list) or len(result) != 6:
+            raise TypeError(
+                "step must return state, observation, reward, terminated, truncated and a dict of infos, got "
+                f"{type(result).__name__} of {len(result) if hasattr(result, '__len__') else 1}"
+            )
+        new, observation, reward, terminated, truncated, infos = result
+        self._terminates, self._truncates = terminated is not False, truncated is not False
+        for name in self._infos:
+            if name not in infos:
+                raise TypeError(f"the info {name!r} is in recorded_infos, and step returns {sorted(infos)}")
+        numbers = {name: _number(name, infos[name]) for name in self._infos}
+        flags = [_number(name, flag) for name, flag in (("terminated", terminated), ("truncated", truncated))]
+        if any(flag.dtype != np.bool_ for flag in flags):
+            raise TypeError(f"terminated and truncated must be bool, got {flags[0].dtype} and {flags[1].dtype}")
+        array, fault = self._as_array(observation)
+        return _same_kind(new, state), array, _number("reward", reward), *flags, fault, numbers
+
+    def _as_array(self, observation: Tree) -> tuple[Any, Any]:
+        """Return an observation as an array of `self.space`, and its fault (2,); see `Carry`."""
+        arrays, fault, packs = [], jnp.zeros(2, jnp.int32), isinstance(self.space, PackedSpace)
+        for number, (path, part) in enumerate(self._parts, 1):
+            shape, dtype = array_layout(part)
+            value = jnp.asarray(value_at(observation, path))
+            if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
+                where = "".join(f"[{key!r}]" for key in path)
+                raise TypeError(
+                    f"the observation{where} has the shape {value.shape} and dtype {value.dtype}; its space is {part}"
+                )
+            outside, shown = _outside(part, value, finite=packs)
+            if outside is not None:
+                fault = jnp.where((fault[0] == 0) & outside, jnp.stack([jnp.int32(number), shown]), fault)
+            if part is self.space:
+                self._has_bounds = outside is not None
+                return value.astype(_as_32_bits(dtype)), fault
+            self._has_bounds = (number > 1 and self._has_bounds) or outside is not None
+            arrays.append(_bytes(value, dtype) if packs else _vector(part, value))
+        return jnp.concatenate(arrays).astype(_as_32_bits(self.space.dtype)), fault
+
+    def _begin(self, words: Any, places: Any, tasks: Tree) -> tuple[Carry, Any]:
+        data = jax.lax.bitcast_convert_type(words, jnp.uint32)[:, ::-1]
+        keys = jax.vmap(lambda pair, place: jax.random.fold_in(_key(pair), place))(data, places)
+        first = jax.vmap(jax.random.fold_in, (0, None))(keys, 0)
+        state, observations, faults = jax.vmap(self._begin_one)(first, self._cast(tasks))
+        zeros = jnp.zeros(len(words), jnp.int32)
+        faults = jnp.concatenate([faults, zeros[:, None]], 1)
+        return Carry(jax.random.key_data(keys), zeros, zeros > 0, faults, state), observations
+
+    def _begin_some(
+        self, mask: Any, words: Any, places: Any, tasks: Tree, carry: Carry, observations: Any
+    ) -> tuple[Carry, Any]:
+        chosen: tuple[Carry, Any] = _where(mask, self._begin(words, places, tasks), (carry, observations))
+        return chosen
+
+    def _advance(
+        self, carry: Carry, observations: Any, actions: Any, active: Any, tasks: Tree
+    ) -> tuple[Carry, Outcome]:
+        if isinstance(self._actions, spaces.Box):
+            actions = jnp.clip(actions, self._actions.low, self._actions.high)
+        steps = carry.steps + 1
+        keys = jax.vmap(lambda data, step: jax.random.fold_in(_key(data), step))(carry.keys, steps)
+        stepped = jax.vmap(self._step_one)(keys, carry.state, actions, self._cast(tasks))
+        state, seen, rewards, terminated, truncated, faults, infos = stepped
+        faults = jnp.where(carry.faults[:, :1] > 0, carry.faults, jnp.concatenate([faults, steps[:, None]], 1))
+        new = Carry(carry.keys, steps, truncated, faults, state), seen
+        carry, observations = _where(active, new, (carry, observations))
+        return carry, Outcome(
+            observations,
+            jnp.where(active, rewards, 0),
+            terminated if self._terminates else None,
+            carry.truncated if self._truncates else None,
+            carry.faults if self._has_bounds else None,
+            infos,
+        )
+
+    def _cast(self, tasks: Tree) -> Tree:
+        return {name: tasks[name].astype(_as_32_bits(dtype)) for name, dtype in self.dtypes.items()}
+
+    def describe_fault(self, faults: NDArray[np.int32]) -> str:
+        """Return the first fault (N, 3) in words; "" if there is none."""
+        if not faults[:, 0].any():
+            return ""
+        slot = int(np.argmax(faults[:, 0] > 0))
+        number, shown, step = faults[slot].tolist()
+        path, part = self._parts[number - 1]
+        where = " at " + "".join(f"[{key!r}]" for key in path) if path else ""
+        what = "numbers that are not finite" if np.issubdtype(part.dtype, np.floating) else f"{shown}"
+        return f"slot {slot}, step {step}: an observation with {what}{where}, outside of its space {part}"
+
+
+class _Watched:
+    """A compiled function: while it is traced, which it is once a shape, the user's code runs, and is watched.
+
+    Args:
+        name: of the user's function.
+        compiled: of all slots.
+    """
+
+    def __init__(self, name: str, compiled: Any) -> None:
+        self._name, self._compiled, self._known = name, compiled, set[Any]()
+
+    def __call__(self, key: Any, *arguments: Any) -> Any:
+        """Return what it returns; `key` is one for each of its shapes."""
+        if key in self._known:
+            return self._compiled(*arguments)
+        with _watched(self._name):
+            result = self._compiled(*arguments)
+        self._known.add(key)
+        return result
+
+
+@contextmanager
+def _watched(name: str) -> Iterator[None]:
+    """Make one error of what a user's function raises while it is traced, and refuse draws that tracing would freeze.
+
+    Raises:
+        TypeError: With the line.
+    """
+
+    def failed(error: BaseException) -> Exception:
+        remedy = next((text for kind, text in _REMEDIES.items() if type(error).__name__.startswith(kind)), "")
+        return TypeError(f"{name} of the family cannot be compiled: {explain(error)}{remedy}")
+
+    with UsersCode(failed), KeptGenerators() as kept:
+        yield
+        if drawn := [each for each in kept.drawn() if each != "random"]:
+            raise TypeError(
+                f"it draws from {' and '.join(drawn)}, once for all episodes; draw by jax.random from its key"
+            )
+
+
+def begin_jax(platform: str) -> Any:
+    """Return the device for the arrays of slots, and begin to use JAX, if nothing has yet.
+
+    Args:
+        platform: "cpu" or "cuda".
+
+    Raises:
+        ConfigError: If JAX has no such device, or this process was forked from one that had used JAX.
+    """
+    from jax._src import xla_bridge
+
+    begun, ours = xla_bridge.backends_are_initialized(), os.getpid() in _PROCESSES
+    if begun and not ours and isinstance(multiprocessing.current_process(), multiprocessing.context.ForkProcess):
+        raise ConfigError("this process was forked from one that had used JAX, where JAX would hang; " + FORK_REMEDY)
+    kept = os.environ.get(_PREALLOCATE)
+    if not begun:
+        # JAX reads it when it first looks for devices, and the setting of a user stays.
+        os.environ.setdefault(_PREALLOCATE, "false")
+        if multiprocessing.parent_process() is not None and platform == "cpu" and not jax.config.jax_platforms:
+            # A worker, which has no use for a GPU.
+            jax.config.update("jax_platforms", "cpu")
+    try:
+        device = jax.devices(platform)[0]
+    except RuntimeError as error:
+        raise ConfigError(
+            f"torch has a GPU, and JAX sees none ({explain(error)}); install its build for GPUs, as in pip install "
+            "'jax[cuda12]', or use the CPU: device='cpu'"
+        ) from error
+    finally:
+        if kept is None:
+            os.environ.pop(_PREALLOCATE, None)
+    _PROCESSES.add(os.getpid())
+    return device
+
+
+FORK_REMEDY = "use start_method='forkserver' or 'spawn'"
+_PROCESSES: set[int] = set()
+
+
+def _refuse_other_keys() -> None:
+    """Refuse settings of JAX under which keys give other numbers.
+
+    Raises:
+        ConfigError: If the bits of one slot would depend on how many slots there are.
+    """
+    if not jax.config.jax_threefry_partitionable:
+        raise ConfigError(
+            "jax_threefry_partitionable is off, with which the same keys give other numbers; leave it at its default"
+        )
+
+
+def _key(data: Any) -> Any:
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
+
+
+def _row_of(tasks: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    return {name: jax.ShapeDtypeStruct(a.shape[1:], _as_32_bits(a.dtype)) for name, a in tasks.items()}
+
+
+def _as_32_bits(dtype: Any) -> Any:
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(f"reset must return state and observation, got {type(result).__name__}")
+    return result[0], result[1]
+
+
+def _number(name: str, value: Any) -> Any:
+    array = jnp.asarray(value)
+    if array.shape != ():
+        raise TypeError(f"{name} must be one number, as of one environment, got the shape {array.shape}")
+    return array
+
+
+def _without_weak_type(value: Any) -> Any:
+    array = jnp.asarray(value)
+    return (
+        array if jnp.issubdtype(array.dtype, jax.dtypes.extended) else jax.lax.convert_element_type(array, array.dtype)
+    )
+
+
+def _same_kind(new: Tree, old: Tree) -> Tree:
+    """Return a state after a step, of the types of the one before it.
+
+    Raises:
+        TypeError: If it has other parts or shapes; the message names the part.
+    """
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        raise TypeError(f"step returns a state {jax.tree.structure(new)}, and reset {jax.tree.structure(old)}")
+    for (path, after), before in zip(jax.tree.leaves_with_path(new), jax.tree.leaves(old), strict=True):
+        after = jnp.asarray(after)
+        if after.shape != before.shape or after.dtype != before.dtype:
+            raise TypeError(
+                f"state{jax.tree_util.keystr(path)} is {after.dtype}{list(after.shape)} after a step, and "
+                f"{before.dtype}{list(before.shape)} before it; both must be of one shape and type"
+            )
+    return jax.tree.map(_without_weak_type, new)
+
+
+def _where(mask: Any, new: Tree, old: Tree) -> Tree:
+    def choose(one: Any, other: Any) -> Any:
+        return jnp.where(mask.reshape(mask.shape + (1,) * (one.ndim - 1)), one, other)
+
+    return jax.tree.map(choose, new, old)
+
+
+def _space_of(seen: Tree) -> spaces.Space[Any]:
+    """Return the space of observations for their shapes and types.
+
+    Raises:
+        TypeError: If they are whole numbers, whose bounds are unknown.
+    """
+    if isinstance(seen, Mapping):
+        return spaces.Dict({name: _space_of(part) for name, part in seen.items()})
+    if isinstance(seen, Sequence):
+        return spaces.Tuple([_space_of(part) for part in seen])
+    if seen.dtype == np.bool_:
+        return spaces.MultiBinary(seen.shape)
+    if not np.issubdtype(seen.dtype, np.floating):
+        raise TypeError(f"observations are {seen.dtype}; give observation_space, with the bounds of these numbers")
+    return spaces.Box(-np.inf, np.inf, seen.shape, seen.dtype)
+
+
+def _outside(part: spaces.Space[Any], value: Any, *, finite: bool) -> tuple[Any, Any]:
+    """Return whether a part has numbers outside of its space, and one of them; None if it cannot have any."""
+    if value.dtype == np.bool_:
+        return None, None
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        return (~jnp.isfinite(value).all(), jnp.int32(0)) if finite else (None, None)
+    low, high = (np.asarray(limit) for limit in limits_of(part))
+    info = np.iinfo(value.dtype)
+    if (low <= info.min).all() and (high >= info.max).all():
+        return None, None
+    least, most = (np.clip(limit, info.min, info.max).astype(value.dtype) for limit in (low, high))
+    outside = (value < least) | (value > most)
+    shown = jnp.where(outside, value.astype(jnp.int32), np.iinfo(np.int32).min).max()
+    return outside.any(), shown
+
+
+def _vector(part: spaces.Space[Any], value: Any) -> Any:
+    """Return a part as `maml_rl.spaces.write_flat` writes it."""
+    counts = category_counts(part)
+    if not counts:
+        return value.reshape(-1)
+    starts = np.resize(getattr(part, "start", 0), len(counts)).tolist()
+    entries = value.reshape(len(counts))
+    return jnp.concatenate([jax.nn.one_hot(entries[i] - starts[i], count) for i, count in enumerate(counts)])
+
+
+def _bytes(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the bytes of an array of a type that JAX may not have.
+
+    Raises:
+        TypeError: If its numbers are float64.
+    """
+    kept = value.astype(_as_32_bits(dtype)).reshape(-1)
+    if kept.dtype == np.bool_ or kept.dtype.itemsize == 1:
+        return jax.lax.bitcast_convert_type(kept.astype(jnp.int8) if kept.dtype == np.bool_ else kept, jnp.uint8)
+    words = [kept] if kept.dtype.itemsize == dtype.itemsize else [kept, kept >> 31]
+    if len(words) > 1 and dtype.kind == "f":
+        raise TypeError("an observation with images in it has float64 numbers, which JAX has not; use float32")
+    return jnp.stack([jax.lax.bitcast_convert_type(word, jnp.uint8) for word in words], 1).reshape(-1)

@@ -1,0 +1,100 @@
+"""Sampled episodes of families in JAX are those of plain loops of JAX, wherever they are sampled."""
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maml_rl import MultiTaskSampler
+from maml_rl.envs import FAMILIES as SPECS
+from maml_rl.envs.global_generators import KeptGenerators
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.policies import GRUPolicy
+from maml_rl.seeding import PhaseStreams
+
+# By id: the function of plain_jax_loops, its arguments, steps of an episode.
+FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "GymnaxCartPole-v0": ("cart_pole", {}, 25),
+    "GymnaxPendulum-v0": ("pendulum", {}, 10),
+    "XLand-v0": ("xland", {"size": 7}, 12),
+    "JumanjiMaze-v0": ("maze", {"size": 6}, 15),
+    "CraftaxClassic-v0": ("craftax", {}, 6),
+    "BraxHalfCheetahVel-v0": ("half_cheetah", {}, 5),
+}
+NIGHTLY = ("CraftaxClassic-v0", "BraxHalfCheetahVel-v0")
+PLACES: dict[str, dict[str, Any]] = {
+    "in this process": {"num_workers": 0},
+    "on a device": {"backend": "device"},
+    "in two workers": {"num_workers": 2},
+    "in two workers, with central inference": {"num_workers": 2, "inference": "central"},
+}
+
+pytestmark = [pytest.mark.jax, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True)
+def imported(env_id: str) -> None:
+    """The packages of a family, whose import draws from the process's generators, which a test must not."""
+    with KeptGenerators():
+        pytest.importorskip("jax")
+        import_module(SPECS[env_id].module)
+
+
+def sample(env_id: str, seed: int, place: str) -> TaskEpisodes:
+    """Sample trials of two episodes of two tasks, in each of two environments, with a memory."""
+    _, kwargs, steps = FAMILIES[env_id]
+    options = {"observe_last": True, "slots_per_task": 2, "seed": seed, "max_episode_steps": steps, **PLACES[place]}
+    with MultiTaskSampler(env_id, kwargs, batch_size=4, policy=policy(env_id), **options) as sampler:
+        return sampler.rollout(sampler.sample_tasks(2))
+
+
+def policy(env_id: str) -> GRUPolicy:
+    _, kwargs, _ = FAMILIES[env_id]
+    env = MultiTaskSampler.spaces(env_id, kwargs, observe_last=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return GRUPolicy(env.observation_space, env.action_space, 8)
+
+
+def require_plain(env_id: str, seed: int, episodes: TaskEpisodes) -> None:
+    from tests.envs import plain_jax_loops as plain_loops
+
+    name = FAMILIES[env_id][0]
+    plain = getattr(plain_loops, name)()
+    if name != "maze":
+        plain = plain_loops.Plain(*map(plain_loops.compiled, plain))
+    # As a user of the package finds the seeds of its episodes.
+    seeds = PhaseStreams(seed, 0, 0).episode_seeds(2, range(4))
+    for task, number in np.ndindex(2, 4):
+        actions = episodes.actions[task, :, number].numpy()
+        seen, rewards, over = plain_loops.episode(plain, int(seeds[task, number]), episodes.tasks[task], actions)
+        length = len(rewards)
+        assert int(episodes.lengths[task, number]) == length
+        assert bool(episodes.terminated[task, number]) == over
+        recorded = episodes.observations[task, :length, number].numpy()
+        final = episodes.final_observations[task, number].numpy()
+        size = len(seen[0])
+        np.testing.assert_array_equal(recorded[:, :size], np.array(seen[:-1]))
+        np.testing.assert_array_equal(final[:size], seen[-1])
+        np.testing.assert_array_equal(episodes.rewards[task, :length, number].numpy(), np.float32(rewards))
+
+
+@pytest.mark.parametrize(
+    "env_id", [pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHTLY else []) for name in FAMILIES]
+)
+def test_family_in_jax_equals_a_plain_loop_for_three_seeds(env_id: str) -> None:
+    for seed in range(3):
+        require_plain(env_id, seed, sample(env_id, seed, "in this process"))
+    require_plain(env_id, 0, sample(env_id, 0, "on a device"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "env_id", [pytest.param(name, marks=[] if name == "XLand-v0" else [pytest.mark.nightly]) for name in FAMILIES]
+)
+def test_workers_sample_a_family_in_jax_bit_for_bit(env_id: str) -> None:
+    for place in list(PLACES)[2:]:
+        for seed in range(3 if place == "in two workers" else 1):
+            assert sample(env_id, seed, place).digest() == sample(env_id, seed, "in this process").digest()
