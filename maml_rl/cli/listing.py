@@ -28,6 +28,7 @@ _KINDS = {
     "mujoco": "MuJoCo",
     "mixture": "Mixtures",
     "metaworld": "Meta-World (needs the extra metaworld)",
+    "jax": "In JAX (need the extra jax)",
 }
 
 
@@ -97,9 +98,11 @@ def list_envs(text: str, *, verbose: bool) -> Iterable[str]:
 
     kinds: dict[str, dict[str, list[str]]] = {}
     for env_id, family in _matching(FAMILIES, text, "family").items():
-        made = getattr(import_module(family.module), f"{family.name}VectorEnv")
-        description = made.task_description
-        steps = "one step" if made.longest_episode == 1 else f"{family.max_episode_steps or 'as many'} steps"
+        description, longest = family.task_description, None
+        if not description:
+            made = getattr(import_module(family.module), f"{family.name}VectorEnv")
+            description, longest = made.task_description, made.longest_episode
+        steps = "one step" if longest == 1 else f"{family.max_episode_steps or 'as many'} steps"
         kind = _KINDS[family.module.removeprefix("maml_rl.envs.").removeprefix("families.").partition(".")[0]]
         about = f"{description.rstrip('.')}. Episodes have {steps}."
         kinds.setdefault(kind, {}).setdefault(about, []).append(env_id)

@@ -27,6 +27,8 @@ class FamilySpec:
         extra: of this package, without which it cannot be made; "" for none.
         slots_per_task: environments per task that a sampler makes by default; None for one per episode.
         dynamics: whether its tasks differ in what follows an action, not in the rewards alone.
+        task_description: what a task is, where the module cannot be imported without the extra; else "", and its
+            classes say it.
     """
 
     module: str
@@ -37,6 +39,7 @@ class FamilySpec:
     extra: str = ""
     slots_per_task: int | None = None
     dynamics: bool = False
+    task_description: str = ""
 
 
 def _mujoco(module: str, name: str) -> FamilySpec:
@@ -55,8 +58,11 @@ def _metaworld(benchmark: str) -> FamilySpec:
     )
 
 
-def _jax(module: str, name: str, max_episode_steps: int, /, **kwargs: Any) -> FamilySpec:
-    return FamilySpec(f"maml_rl.envs.jax.{module}", name, max_episode_steps, kwargs, extra="jax", dynamics=True)
+def _jax(module: str, name: str, max_episode_steps: int, tasks: str, /, **kwargs: Any) -> FamilySpec:
+    place = f"maml_rl.envs.jax.{module}"
+    return FamilySpec(
+        place, name, max_episode_steps, kwargs, extra="jax", dynamics=name != "BraxVel", task_description=tasks
+    )
 
 
 _METAWORLD_ENVIRONMENTS = """
@@ -111,13 +117,24 @@ FAMILIES: dict[str, FamilySpec] = {
     "DarkRoom-v0": FamilySpec("maml_rl.envs.families.grids", "DarkRoom", 20),
     "DarkKeyDoor-v0": FamilySpec("maml_rl.envs.families.grids", "DarkKeyDoor", 50),
     **{
-        f"Gymnax{name.replace('-v1', '-v0')}": _jax("gymnax_control", "Gymnax", steps, name=name)
-        for name, steps in (("Pendulum-v1", 200), ("CartPole-v1", 500), ("Acrobot-v1", 500), ("MountainCar-v0", 200))
+        f"Gymnax{name.replace('-v1', '-v0')}": _jax(
+            "gymnax_control", "Gymnax", steps, f"{tasks}, all equally likely", name=name
+        )
+        for name, steps, tasks in (
+            ("Pendulum-v1", 200, "g, m, l: gravity, mass and length"),
+            ("CartPole-v1", 500, "gravity, masspole, length: gravity, and the pole's mass and half its length"),
+            ("Acrobot-v1", 500, "link_length_1, link_mass_1, link_mass_2: of its two links"),
+            ("MountainCar-v0", 200, "force, gravity: of the car"),
+        )
     },
-    "XLand-v0": _jax("xland", "XLand", 50),
-    "CraftaxClassic-v0": _jax("craftax_worlds", "Craftax", 1000),
-    "JumanjiMaze-v0": _jax("jumanji_maze", "Maze", 100),
-    "BraxHalfCheetahVel-v0": _jax("brax_locomotion", "BraxVel", 200),
+    "XLand-v0": _jax("xland", "XLand", 50, "goal, rules, init_tiles: a ruleset, as XLand-MiniGrid encodes it"),
+    "CraftaxClassic-v0": _jax(
+        "craftax_worlds", "Craftax", 1000, "world: the seed of a world, the same in all episodes"
+    ),
+    "JumanjiMaze-v0": _jax("jumanji_maze", "Maze", 100, "maze: the seed of a maze, with its start and its target"),
+    "BraxHalfCheetahVel-v0": _jax(
+        "brax_locomotion", "BraxVel", 200, "velocity: m/s, all of [low, high] equally likely"
+    ),
     "Mixture-v0": FamilySpec("maml_rl.envs.mixture", "Mixture", None, has_physics=True, dynamics=True),
     **{f"MetaWorld/ML1-{name}-v3": _metaworld(f"ML1-{name}-v3") for name in _METAWORLD_ENVIRONMENTS.split()},
     **{f"MetaWorld/{benchmark}-v3": _metaworld(benchmark) for benchmark in ("ML10", "ML25", "ML45")},

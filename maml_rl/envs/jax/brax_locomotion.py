@@ -51,8 +51,6 @@ class BraxVelVectorEnv(JaxVectorEnv):
         **options: see `BatchedFamily`.
     """
 
-    task_description = "velocity: m/s, all of [low, high] equally likely"
-
     def __init__(
         self,
         num_envs: int = 1,

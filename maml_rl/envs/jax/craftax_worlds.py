@@ -40,8 +40,6 @@ def craftax_worlds(version: str) -> JaxFamily:
 class CraftaxVectorEnv(JaxVectorEnv):
     """Symbolic Craftax, `version` classic or full; the task is the seed of a world, the info how many achievements."""
 
-    task_description = "world: the seed of a world, in which every episode of the task begins"
-
     def __init__(self, num_envs: int = 1, *, version: str = "classic", **options: Unpack[FamilyOptions]) -> None:
         if version not in _NAMES:
             raise ValueError(f"there is no version {version!r} of Craftax; expected {', '.join(_NAMES)}")

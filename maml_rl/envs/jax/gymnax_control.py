@@ -55,8 +55,6 @@ def gymnax_control(name: str) -> JaxFamily:
 class GymnaxVectorEnv(JaxVectorEnv):
     """An environment of gymnax's classic control, by its `name` there; the task is its parameters of `RANGES`."""
 
-    task_description = "g, m, l of a pendulum, and so on: physical parameters by gymnax's names, all equally likely"
-
     def __init__(self, num_envs: int = 1, *, name: str = "Pendulum-v1", **options: Unpack[FamilyOptions]) -> None:
         if name not in RANGES:
             raise ValueError(f"gymnax has no classic control {name!r}; expected {', '.join(RANGES)}")

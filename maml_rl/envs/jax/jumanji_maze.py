@@ -45,8 +45,6 @@ def jumanji_maze(size: int) -> JaxFamily:
 class MazeVectorEnv(JaxVectorEnv):
     """Mazes of Jumanji with `size` cells along each side; the observation is the walls and the agent's own cell."""
 
-    task_description = "maze: the seed of a maze, with its start and its target"
-
     def __init__(self, num_envs: int = 1, *, size: int = 10, **options: Unpack[FamilyOptions]) -> None:
         super().__init__(num_envs, jumanji_maze(check_count("size", size, 3)), **options)
 

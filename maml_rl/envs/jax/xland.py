@@ -94,8 +94,6 @@ class XLandVectorEnv(JaxVectorEnv):
         **options: see `BatchedFamily`.
     """
 
-    task_description = "goal, rules, init_tiles: those of a ruleset, as XLand-MiniGrid encodes them"
-
     def __init__(
         self,
         num_envs: int = 1,
