@@ -170,7 +170,8 @@ def measure(name: str, num_slots: int, options: argparse.Namespace) -> list[dict
     else:
         hand.alone()
     seconds = {"JAX alone": time.perf_counter() - started}
-    samplers, systems = [], {"alone": hand.alone}
+    samplers: list[Any] = []
+    systems: dict[str, Callable[[], Any]] = {"alone": hand.alone}
     for kind in ("mlp", "gru"):
         place: dict[str, Any] = {"num_workers": 0} if on_cpu else {"backend": "device", "device": options.device}
         limits = {"seed": 0, "max_episode_steps": options.steps, **place}
