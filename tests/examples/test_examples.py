@@ -167,7 +167,7 @@ def test_quickstart_runs_from_top_to_bottom() -> None:
 
 def test_every_example_is_run_by_a_test() -> None:
     here = Path(__file__).parent
-    on_ray = here.parent / "samplers" / "on_ray" / "test_placement_groups.py"
+    on_ray = here.parent / "samplers" / "work" / "on_ray" / "test_placement_groups.py"
     text = "".join(path.read_text() for path in [*here.glob("test_*.py"), on_ray])
     for path in EXAMPLES.iterdir():
         if path.suffix in {".py", ".ipynb"}:
