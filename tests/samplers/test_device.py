@@ -29,6 +29,7 @@ from maml_rl.samplers.phase import Phase
 from maml_rl.seeding import PhaseStreams, SlotStreams
 from maml_rl.seeding import philox as philox_of_numpy
 from tests.device_alone import META, device_alone
+from tests.recorded_steps import record_on_the_cpu
 
 CPU = torch.device("cpu")
 ARRAY_CODE = sorted(name for name, family in FAMILIES.items() if not family.has_physics and not family.extra)
@@ -363,6 +364,48 @@ class Growing(Counting):
 def test_state_that_a_recorded_step_cannot_see_is_refused_by_name(made, name, what):
     with pytest.raises(ConfigError, match=rf"{made.__name__} changes its attribute '{name}', {what}.*tensors of one"):
         sample("device", made, get_policy_for_env(make_vector_env(made, {}, 1), (4,)))
+
+
+@pytest.mark.parametrize("env_id", sorted(CLASSES.values()))
+def test_recorded_steps_have_the_episodes_of_the_cpu(env_id, monkeypatch):
+    record_on_the_cpu(monkeypatch)
+    policy = policy_for(env_id)
+
+    for ours, theirs in zip(
+        sample("device", env_id, policy, phases=2), sample("in-process", env_id, policy, phases=2), strict=True
+    ):
+        require_close(ours, theirs)
+
+
+def families_with_hidden_state() -> list[type[Counting]]:
+    """Return families whose state is neither in an attribute nor in what an attribute holds."""
+    calls = []
+
+    class InAVariable(Counting):
+        def _next(self) -> Any:
+            calls.append(1)
+            return super()._next() * len(calls)
+
+    class InTheModule(Counting):
+        def _next(self) -> Any:
+            EndsLater.calls.append(1)
+            count = super()._next()
+            return count if len(EndsLater.calls) % 2 else -count
+
+    return [InAVariable, InTheModule]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_recorded_step_that_differs_from_the_step_itself_is_refused(index, monkeypatch):
+    made = families_with_hidden_state()[index]
+    policy = get_policy_for_env(make_vector_env(made, {}, 1), (4,))
+    record_on_the_cpu(monkeypatch)
+
+    with pytest.raises(
+        ConfigError, match=rf"recorded step of {made.__name__} differs .* 'rewards', at step \d: it dep"
+    ):
+        sample("device", made, policy)
+    sample("device", Counting, policy)
 
 
 def test_loop_of_a_policy_whose_buffer_was_replaced_is_made_anew():

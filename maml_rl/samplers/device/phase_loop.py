@@ -29,6 +29,11 @@ from maml_rl.samplers.rollout.recorder import not_finite
 
 # Runs before a step is recorded as a graph.
 _WARM_UPS = 2
+# Recorded steps that are compared with the step itself, from the same state.
+_COMPARED = 2
+# Rounding: how close numbers are the same, and in which share of the slots a step may differ, as where a number that
+# is rounded otherwise is on the other side of a limit.
+_RELATIVE, _ABSOLUTE, _MOST_DIFFERENT = 1e-3, 1e-4, 0.01
 
 
 class DeviceLoop:
@@ -222,6 +227,9 @@ class DeviceLoop:
         self._prepare = _recorded(self._make_actor, pool)
         if self._slots.can_be_recorded:
             self._advance = _recorded(self._one_step, pool)
+            # MuJoCo's state is in the engine, whose own tests compare it.
+            if self._slots.physics is None:
+                self._compare(seeds)
             return
         choose, tell = _recorded(self._choose, pool), _recorded(self._tell, pool)
 
@@ -231,6 +239,52 @@ class DeviceLoop:
             tell()
 
         self._advance = advance
+
+    def _compare(self, seeds: Tensor) -> None:
+        """Compare recorded steps with the step itself, taken operation by operation from the same state.
+
+        Raises:
+            ConfigError: If they differ: the family keeps state where a recorded step does not see it.
+        """
+        self._begin(seeds, forget=True)
+        self._prepare()
+        for number in range(min(_COMPARED, self._horizon)):
+            before = {name: x.clone() for name, x in self._state().items()}
+            self._advance()
+            recorded = {name: x.clone() for name, x in self._state().items()}
+            for name, x in self._state().items():
+                x.copy_(before[name])
+            self._one_step()
+            taken = self._state()
+            # Where other actions were taken by rounding, all else may differ.
+            comparable = self._same_slots(recorded["actions"], taken["actions"])
+            for name in recorded.keys() - {"actions"}:
+                different = comparable & ~self._same_slots(recorded[name], taken[name])
+                if float(different.double().mean()) > _MOST_DIFFERENT:
+                    family = type(self._slots.family).__name__
+                    raise ConfigError(
+                        f"a recorded step of {family} differs from the step itself in {name!r}, at step {number}: it "
+                        "depends on something that is not in its tensors, as a variable of Python; keep its state in "
+                        "tensors, as attributes or in dicts of them, or use backend 'auto' without a device"
+                    )
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return the tensors that a step reads and changes, by name."""
+        memory = {f"memory {number}": kept for number, kept in enumerate(self._memory)}
+        own = {"running": self._running, "step": self._step, **self._record.state()}
+        return self._slots.state() | memory | own
+
+    def _same_slots(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return in which slots (M, S) two tensors are the same: (M, S, ...), (M, T, S, ...) or (M * S, ...)."""
+        num_tasks, per_task = self._grid
+        same = _close(one, other) if one.is_floating_point() else one == other
+        if same.shape[:1] == (num_tasks * per_task,):
+            return same.reshape(num_tasks, per_task, -1).all(-1)
+        if same.shape[:2] == self._grid:
+            return same.reshape(num_tasks, per_task, -1).all(-1)
+        if same.dim() > 2 and same.shape[::2][:2] == self._grid:
+            return same.transpose(1, 2).reshape(num_tasks, per_task, -1).all(-1)
+        return same.all().expand(self._grid)
 
     def _collect(self, phase: Phase, arrays: EpisodeArrays) -> TaskEpisodes:
         """Return the episodes of all waves, after waiting for the device once."""
@@ -248,6 +302,10 @@ class DeviceLoop:
         if is_faulty:
             _refuse_not_finite(whole, self._first_task)
         return TaskEpisodes(**arrays.first_steps(longest).by_name(), tasks=phase.tasks, longest=longest)
+
+
+def _close(one: Tensor, other: Tensor) -> Tensor:
+    return torch.isclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True)
 
 
 def _places(policy: Policy) -> list[int]:
@@ -285,6 +343,11 @@ class _Record:
     def __init__(self, env: EnvDescription, sizes: tuple[int, int, int], device: torch.device) -> None:
         self._grid, self._horizon = sizes[:2], sizes[2]
         self._arrays: Any = device_arrays(env, sizes, device)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what a step records, by name."""
+        names = ("actions", "rewards", "lengths", "terminated")
+        return {name: getattr(self._arrays, name) for name in names} | dict(self._arrays.infos)
 
     def begin(self) -> None:
         """Forget the wave before."""

@@ -135,6 +135,14 @@ class DeviceSlots:
         self._show()
         return rewards, terminated, self.family.truncated_by_itself, terms
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that a step reads and changes, by name: the family's, and what is shown beside it."""
+        found = {name if holder is None else f"{holder}[{name!r}]": x for (holder, name), x in self._tensors().items()}
+        for number, shown in enumerate(self._shown):
+            found |= {f"{name} of {number}": x for name, x in vars(shown).items() if isinstance(x, Tensor)}
+        found |= {f"observations of {number}": x for number, x in enumerate(self._observations)}
+        return found | self._streams.state()
+
     def _show(self) -> None:
         for shown, (own, observations) in zip(self._shown, pairwise(self._observations), strict=True):
             shown.write(own, observations)

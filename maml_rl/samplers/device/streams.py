@@ -109,6 +109,10 @@ class DeviceSlotStreams:
         self._seeds = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._drawn = torch.zeros((), dtype=torch.int64, device=device)
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that the next draw depends on."""
+        return {"seeds": self._seeds, "drawn": self._drawn}
+
     def reseed(self, seeds: Tensor) -> None:
         """Restart the streams from seeds (N,), integers in [0, 2**63)."""
         self._seeds.copy_(seeds)
