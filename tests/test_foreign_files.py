@@ -198,7 +198,7 @@ OTHERWISE = {
     "the package's references": "experiment/references.py",
     "sources of modules": "samplers/work/ray/source_digests.py",
     "system": "machine.py",
-    "system's clocks": "envs/waiting.py",
+    "system's clocks": "cli/check_env.py",
     "system's processes": "samplers/work/child/launcher.py",
     "system's processors": "runs/system.py",
     "terminal": "cli/console.py",

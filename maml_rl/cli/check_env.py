@@ -1,10 +1,16 @@
 """The command `maml-rl check-env`: whether an environment keeps the contract of a task family."""
 
+from __future__ import annotations
+
 import warnings
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
 from typing import Any
 
 from maml_rl.cli.console import Parser, ending_in_order, run_command
@@ -15,6 +21,8 @@ from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
 _MOST_COMPARED_STEPS = 100
 # Shorter steps than this end before another thread has started.
 _LEAST_WAITING_SECONDS, _LEAST_WAITING_SHARE = 2e-3, 0.5
+_MEASURED_STEPS, _MEASURED_SECONDS = 50, 2.0
+_THREAD, _WAITS = Path("/proc/thread-self"), b"voluntary_ctxt_switches"
 
 
 def run_check_env(arguments: Sequence[str], prog: str) -> int:
@@ -108,7 +116,6 @@ def _advise_stepping(env: Any) -> str:
     from maml_rl.envs.checking import family_of
     from maml_rl.envs.make_env import steps_in_threads
     from maml_rl.envs.meta_env import declared
-    from maml_rl.envs.waiting import measure_waiting
 
     seconds, share = measure_waiting(env)
     measured = f"a step takes {1e3 * seconds:.3g} ms, {share:.0%} of it waiting"
@@ -192,3 +199,65 @@ def _maker(name: str) -> Any:
     module, _, attribute = name.rpartition(":")
     found = getattr(import_module_of(module, name), attribute, None) if module else None
     return found if callable(found) else name
+
+
+def measure_waiting(env: Any, seed: int = 0) -> tuple[float, float]:
+    """Return the seconds that a step takes, and the share of them that it waits of its own accord.
+
+    On Linux, a step that waits for a core because other processes have it does not count as waiting: threads would not
+    make it faster.
+
+    Args:
+        env: a `gymnasium.Env`, which is reset and stepped with random actions, for a second or two.
+        seed: of the episodes and actions.
+    """
+    env.action_space.seed(seed)
+    env.reset(seed=seed)
+    wall: list[float] = []
+    waiting: list[float] = []
+    while len(wall) < _MEASURED_STEPS and sum(wall) < _MEASURED_SECONDS:
+        action = env.action_space.sample()
+        before = _Moment.now()
+        _, _, terminated, truncated, _ = env.step(action)
+        after = _Moment.now()
+        wall.append(after.wall - before.wall)
+        waiting.append(after.waited_since(before))
+        if terminated or truncated:
+            env.reset()
+    # Medians, because on a busy machine a few steps take long for other reasons.
+    seconds = median(wall)
+    return seconds, min(1.0, median(waiting) / seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A moment on the clocks of this thread.
+
+    Attributes:
+        wall: seconds.
+        computing: seconds for which the process has computed.
+        queueing: seconds for which the thread could have run, and another had the core.
+        waits: how often the thread has given up the core by itself; None if the system does not say.
+    """
+
+    wall: float
+    computing: float
+    queueing: float
+    waits: int | None
+
+    @classmethod
+    def now(cls) -> _Moment:
+        try:
+            queueing = 1e-9 * int(_THREAD.joinpath("schedstat").read_bytes().split()[1])
+            (line,) = (line for line in _THREAD.joinpath("status").read_bytes().splitlines() if line.startswith(_WAITS))
+            waits = int(line.split()[1])
+        except (OSError, ValueError, IndexError):
+            queueing, waits = 0.0, None
+        return cls(perf_counter(), process_time(), queueing, waits)
+
+    def waited_since(self, before: _Moment) -> float:
+        """Return the seconds for which the thread has waited of its own accord."""
+        if self.waits is not None and self.waits == before.waits:
+            return 0.0
+        busy = self.computing - before.computing + self.queueing - before.queueing
+        return max(0.0, self.wall - before.wall - busy)

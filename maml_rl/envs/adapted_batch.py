@@ -20,14 +20,13 @@ from maml_rl.envs.meta_env import (
     Seeds,
     Task,
     check_flags,
-    check_recorded_infos,
+    declarations,
     declared,
     low_seeds,
     own_drawn,
     own_task,
     read_reset_mask,
     require_one_each,
-    seed_mask,
     slot_seeds,
 )
 from maml_rl.envs.results import recorded_number
@@ -77,9 +76,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         self.spec, self.render_mode = env.spec, env.render_mode
         of_spec = None if env.spec is None else env.spec.max_episode_steps
         self.max_episode_steps = max_episode_steps or declared(env, "max_episode_steps") or of_spec
-        self.recorded_infos = check_recorded_infos(declared(env, "recorded_infos", {}))
-        self.task_space = declared(env, "task_space")
-        self._seed_mask = seed_mask(declared(env, "seed_bits", 32))
+        self.recorded_infos, self.task_space, self.value_ranges, self._seed_mask = declarations(env)
         self._set_up(env.num_envs, self._writer.flat_space, stored_actions(env.single_action_space))
         self._elements = ArrayElements(self.observation_space)
         self._actions = np.zeros(self.action_space.shape or (), self.action_space.dtype)
@@ -267,6 +264,7 @@ class CheckedVectorEnv(MetaVectorWrapper):
 
     def __init__(self, env: MetaVectorEnv, current_slots: NDArray[np.int64] | None = None) -> None:
         super().__init__(env)
+        declarations(env)
         self._name, self._current_slots = type(env).__name__, current_slots
         self._elements = ArrayElements(env.single_observation_space)
         self._generators = SharedGenerators(self.num_envs, (), f"the streams of its slots in {self._name}")

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.calls import Awaited, is_async, seeded_reset
 from maml_rl.envs.global_generators import KeptGenerators, construct, seconds_of_own_generators
-from maml_rl.envs.meta_env import SEED_BITS, MetaVectorEnv, Task, declared, own_task, seed_mask
+from maml_rl.envs.meta_env import SEED_BITS, MetaVectorEnv, Task, declarations, declared, own_task
 from maml_rl.envs.results import read_reset, read_step
-from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import ChildEnvError, ChildLost, ConfigError, TaskError, UsersCode, explain
 from maml_rl.spaces import array_layout, array_writer, stored_actions
 
@@ -359,7 +358,7 @@ def _check_contract(
                 f"reset and step must work before any reset_task, as other code calls them: {explain(error)}"
             ) from error
         raise
-    largest = seed_mask(declared(env, "seed_bits", 32))
+    largest = declarations(env).seed_mask
     with UsersCode(lambda error: AssertionError(f"reset(seed={largest}) must work: {explain(error)}")):
         seeded_reset(env, largest)
     tasks = _check_sample_tasks(env, sample_tasks, num_tasks, seed)
@@ -517,7 +516,7 @@ def _check_declared_tasks(
         _expect(
             len(drawn) == num_tasks, f"sample_test_tasks({num_tasks}) must return {num_tasks} tasks, got {len(drawn)}"
         )
-    if (space := declared_task_space(env)) is not None:
+    if (space := declarations(env).task_space) is not None:
         try:
             for task in tasks:
                 space.values_of(task)
@@ -531,18 +530,6 @@ def _check_declared_tasks(
                 reset_task(task)
             except Exception as error:
                 raise AssertionError(f"reset_task must take {what}, as {task}: {explain(error)}") from error
-
-
-def declared_task_space(env: gymnasium.Env[Any, Any]) -> TaskSpace | None:
-    """Return the `task_space` that an environment declares, even if wrappers hide it.
-
-    Raises:
-        TypeError: If it is not a `TaskSpace`.
-    """
-    space = declared(env, "task_space")
-    if not (space is None or isinstance(space, TaskSpace)):
-        raise TypeError(f"task_space must be a maml_rl.envs.TaskSpace, got {space!r}")
-    return space
 
 
 def _check_tasks_differ(

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import gymnasium
 import numpy as np
@@ -212,6 +212,33 @@ def check_value_ranges(declared: Any) -> dict[str, tuple[float, float]]:
             f"{declared!r}"
         )
     return {name: (float(low), float(high)) for name, (low, high) in declared.items()}
+
+
+class Declarations(NamedTuple):
+    """What somebody's environment declares beside its methods; see `MetaEnv`."""
+
+    recorded_infos: dict[str, InfoKind]
+    task_space: TaskSpace | None
+    value_ranges: dict[str, tuple[float, float]]
+    seed_mask: int
+
+
+def declarations(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Declarations:
+    """Return what an environment, or a vector environment, declares, even if wrappers hide it.
+
+    Raises:
+        TypeError: If it is of another form.
+        ValueError: If it is out of range.
+    """
+    task_space = declared(env, "task_space")
+    if not (task_space is None or isinstance(task_space, TaskSpace)):
+        raise TypeError(f"task_space must be a maml_rl.envs.TaskSpace, got {task_space!r}")
+    return Declarations(
+        check_recorded_infos(declared(env, "recorded_infos", {})),
+        task_space,
+        check_value_ranges(declared(env, "value_ranges", {})),
+        seed_mask(declared(env, "seed_bits", 32)),
+    )
 
 
 def check_flags(name: str, flags: Any) -> NDArray[np.bool_]:

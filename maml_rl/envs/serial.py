@@ -27,21 +27,19 @@ from maml_rl.envs.calls import (
     result_of,
     seeded_reset,
 )
-from maml_rl.envs.checking import declared_task_space, find_method, has_method, require_meta_env, seed_draws
+from maml_rl.envs.checking import find_method, has_method, require_meta_env, seed_draws
 from maml_rl.envs.global_generators import DrawsGloballyError, SlotGenerators
 from maml_rl.envs.meta_env import (
     MetaVectorEnv,
     OneBatchVectorEnv,
     Seeds,
     Task,
-    check_value_ranges,
-    declared,
+    declarations,
     low_seeds,
     own_drawn,
     own_task,
     read_reset_mask,
     require_one_each,
-    seed_mask,
     slot_seeds,
 )
 from maml_rl.envs.results import ResultWriter, collect_infos, recorded_infos_of, time_limit
@@ -90,11 +88,9 @@ class SerialVectorEnv(OneBatchVectorEnv):
         first = self.envs[0]
         self._writer = ResultWriter(first)
         self.spec, self.render_mode = first.spec, first.render_mode
-        self.max_episode_steps, self.recorded_infos = time_limit(first), self._writer.recorded_infos
-        self.task_space = declared_task_space(first)
-        self.value_ranges = check_value_ranges(declared(first, "value_ranges", {}))
+        self.max_episode_steps = time_limit(first)
+        self.recorded_infos, self.task_space, self.value_ranges, self._seed_mask = declarations(first)
         self._set_up(num_envs, self._writer.space, stored_actions(first.action_space))
-        self._seed_mask = seed_mask(declared(first, "seed_bits", 32))
         self._reset_task = [find_method(env, "reset_task") for env in self.envs]
         # The method that begins the episode of each slot.
         self._begin: list[Callable[[], Any]] = [env.reset for env in self.envs]

@@ -22,7 +22,7 @@ from maml_rl.envs.checking import as_sampled, find_method
 from maml_rl.envs.family import BatchOfOne
 from maml_rl.envs.global_generators import KeptGenerators, construct
 from maml_rl.envs.make_env import EnvMaker, resolve
-from maml_rl.envs.meta_env import declared, seed_mask
+from maml_rl.envs.meta_env import declarations
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.errors import MamlRLError, UsersCode, explain
@@ -205,7 +205,7 @@ def _expect_values_of_loop(
     slots_per_task = _PLACEMENTS[placement].get("slots_per_task", _EPISODES)
     with closing(construct(make_one)[0]) as looped, KeptGenerators() as generators:
         if not isinstance(looped.unwrapped, BatchOfOne):
-            seeds &= seed_mask(declared(looped, "seed_bits", 32))
+            seeds &= declarations(looped).seed_mask
         _expect_equal(looped, generators, episodes, seeds, placement, slots_per_task)
         return generators.drawn()
 

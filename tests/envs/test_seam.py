@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs import MetaVectorEnv, global_generators, make_vector_env
+from maml_rl.envs import MetaVectorEnv, TaskParameter, TaskSpace, global_generators, make_vector_env
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.meta_env import OneBatchVectorEnv
 from maml_rl.errors import TaskError
@@ -22,6 +22,7 @@ from maml_rl.errors import TaskError
 LIMIT, SLOTS = 5, 3
 SEEDS = [11, 12, 13]
 Tasks = list[dict[str, Any]]
+SPACE = TaskSpace({"slope": TaskParameter.between(0.5, 1.0)})
 
 
 class Walk(gymnasium.Env[Any, Any]):
@@ -30,6 +31,8 @@ class Walk(gymnasium.Env[Any, Any]):
     observation_space: spaces.Space[Any] = spaces.Box(-9.0, 9.0, (2,), np.float32)
     action_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (1,), np.float32)
     recorded_infos: ClassVar[dict[str, Any]] = {"place": "step", "beyond": "episode"}
+    value_ranges: ClassVar[dict[str, Any]] = {"reward": (-9.0, 0.0)}
+    task_space = SPACE
 
     def sample_tasks(self, num_tasks: int) -> Any:
         return [{"slope": np.array([slope])} for slope in self.np_random.uniform(0.5, 1.0, num_tasks)]
@@ -92,7 +95,7 @@ def batched(env: type[Walk]) -> Any:
     class Batch(VectorEnv[Any, Any, Any]):
         metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         np_random: Any = None
-        recorded_infos = env.recorded_infos
+        recorded_infos, value_ranges, task_space = env.recorded_infos, env.value_ranges, env.task_space
         max_episode_steps = LIMIT
 
         def __init__(self, num_envs: int) -> None:
@@ -132,7 +135,7 @@ def in_array_code(env: type[Walk]) -> Any:
     """Return the same as somebody's `MetaVectorEnv`."""
 
     class Slots(OneBatchVectorEnv):
-        recorded_infos = env.recorded_infos
+        recorded_infos, value_ranges, task_space = env.recorded_infos, env.value_ranges, env.task_space
         max_episode_steps = LIMIT
 
         def __init__(self, num_envs: int) -> None:
@@ -370,6 +373,26 @@ def test_results_that_are_not_numbers_flags_or_declared_infos_are_refused(
         made.reset_buffers(np.array(SEEDS))
         with pytest.raises((TypeError, ValueError), match=message):
             act(made, np.zeros((SLOTS, 1), np.float32))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("recorded_infos", {"place": "often"}, "recorded_infos must be a dict"),
+        ("value_ranges", {"reward": (1.0, 0.0)}, "value_ranges must be a dict"),
+        ("task_space", "all", "task_space must be a"),
+        ("seed_bits", 64, "seed_bits"),
+    ],
+)
+def test_declarations_are_read_and_checked(way: str, name: str, wrong: Any, message: str) -> None:
+    with slots(Walk, way) as (made, _):
+        assert dict(made.recorded_infos) == {"place": "step", "beyond": "episode"}
+        assert dict(made.value_ranges) == {"reward": (-9.0, 0.0)}
+        assert made.task_space is SPACE
+    adapt, rules = WAYS[way]
+    with pytest.raises((TypeError, ValueError), match=message):
+        make_vector_env(type("Wrong", (adapt(Walk),), {name: wrong}), {}, SLOTS, rules=rules)
 
 
 class DrawsGlobally(Walk):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from maml_rl.envs.waiting import measure_waiting
+from maml_rl.cli.check_env import measure_waiting
 from tests.envs.third_party import WalkEnv
 
 
@@ -62,5 +62,5 @@ def test_sleeping_is_waiting() -> None:
 def test_waiting_is_the_wall_time_without_computing_where_the_system_tells_no_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr("maml_rl.envs.waiting._THREAD", tmp_path)
+    monkeypatch.setattr("maml_rl.cli.check_env._THREAD", tmp_path)
     assert measure_waiting(WaitsEnv())[1] > 0.5
