@@ -4,6 +4,7 @@ torch is imported where it is needed: a worker that does not act never loads it.
 """
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -150,3 +151,29 @@ def usual_torch() -> Iterator[None]:
         )
     with torch.inference_mode(False), torch.enable_grad(), single_threaded():
         yield
+
+
+def uses_jax() -> bool:
+    """Return whether JAX has been used in this process: it then has threads that a forked child would not have."""
+    # Private, but the library has no public function that does not begin to use it.
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    return bridge is not None and bool(bridge.backends_are_initialized())
+
+
+class _Fork:
+    """Whether this process was forked from one that used JAX."""
+
+    from_jax = False
+
+
+def forked_from_jax() -> bool:
+    """Return whether this process was forked from one that had used JAX, where JAX would hang."""
+    return _Fork.from_jax
+
+
+def _note_fork() -> None:
+    _Fork.from_jax = _Fork.from_jax or uses_jax()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)

@@ -36,10 +36,10 @@ pytestmark = [pytest.mark.jax, pytest.mark.timeout(300)]
 
 @pytest.fixture(autouse=True)
 def imported(env_id: str) -> None:
-    """The packages of a family, whose import draws from the process's generators, which a test must not."""
+    """The packages of a family."""
     with KeptGenerators():
         pytest.importorskip("jax")
-        import_module(SPECS[env_id].module)
+    import_module(SPECS[env_id].module)
 
 
 def sample(env_id: str, seed: int, place: str) -> TaskEpisodes:

@@ -1,15 +1,29 @@
 """Families whose functions are in JAX, which steps all slots as one compiled batch. It needs the extra jax."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from gymnasium.error import DependencyNotInstalled
 
-try:
-    import jax as _  # noqa: F401
-except ImportError as error:
-    raise DependencyNotInstalled(
-        f"families in JAX need the package jax ({error}); run pip install 'maml-rl[jax]'"
-    ) from error
+from maml_rl.envs.global_generators import KeptGenerators
 
-from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+
+@contextmanager
+def of_the_extra() -> Iterator[None]:
+    """Say, where an import fails, how to install what is missing; what it draws is not drawn from the process."""
+    try:
+        with KeptGenerators():
+            yield
+    except ImportError as error:
+        raise DependencyNotInstalled(
+            f"this family in JAX needs a package ({error}); run pip install 'maml-rl[jax]'"
+        ) from error
+
+
+with of_the_extra():
+    import jax as _  # noqa: F401
+
+from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv  # noqa: E402
 
 __all__ = ["JaxFamily", "JaxVectorEnv"]
 

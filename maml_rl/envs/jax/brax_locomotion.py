@@ -5,12 +5,15 @@ from typing import Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
-from brax import envs
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.envs.family import FamilyOptions, one_slot
+from maml_rl.envs.jax import of_the_extra
 from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+
+with of_the_extra():
+    from brax import envs
 
 _CONTROL_COST = 0.05
 

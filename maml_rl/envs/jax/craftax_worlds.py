@@ -5,12 +5,15 @@ from typing import Any, Unpack
 
 import jax
 import numpy as np
-from craftax.craftax_env import make_craftax_env_from_name
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.envs.family import FamilyOptions, one_slot
+from maml_rl.envs.jax import of_the_extra
 from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+
+with of_the_extra():
+    from craftax.craftax_env import make_craftax_env_from_name
 
 _NAMES = {"classic": "Craftax-Classic-Symbolic-v1", "full": "Craftax-Symbolic-v1"}
 _NEVER = np.iinfo(np.int32).max

@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Unpack
 
-import gymnax
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.envs.family import FamilyOptions, one_slot
+from maml_rl.envs.jax import of_the_extra
 from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+
+with of_the_extra():
+    import gymnax
 
 # Lowest and highest value of each parameter, by gymnax's names of environments and parameters.
 RANGES: dict[str, Mapping[str, tuple[float, float]]] = {

@@ -7,14 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
-from jumanji.environments.routing.maze import Maze
-from jumanji.environments.routing.maze.generator import RandomGenerator
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.family import FamilyOptions, one_slot
+from maml_rl.envs.jax import of_the_extra
 from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
 from maml_rl.envs.meta_env import AT_MOST_1
+
+with of_the_extra():
+    from jumanji.environments.routing.maze import Maze
+    from jumanji.environments.routing.maze.generator import RandomGenerator
 
 
 @cache

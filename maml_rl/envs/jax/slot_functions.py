@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing.context
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.envs.meta_env import RecordedInfos
 from maml_rl.errors import ConfigError, UsersCode, explain
+from maml_rl.machine import forked_from_jax, uses_jax
 from maml_rl.spaces import PackedSpace, array_layout, array_writer, category_counts, leaves, limits_of, value_at
 
 Tree = Any
@@ -152,7 +152,9 @@ class SlotFunctions:
         for number, (path, part) in enumerate(self._parts, 1):
             shape, dtype = array_layout(part)
             value = jnp.asarray(value_at(observation, path))
-            if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
+            # Whole numbers are checked by value, whatever their type.
+            whole = jnp.issubdtype(value.dtype, jnp.integer) and dtype.kind in "iu"
+            if value.shape != shape or not (whole or np.can_cast(value.dtype, dtype, "same_kind")):
                 where = "".join(f"[{key!r}]" for key in path)
                 raise TypeError(
                     f"the observation{where} has the shape {value.shape} and dtype {value.dtype}; its space is {part}"
@@ -268,18 +270,14 @@ def begin_jax(platform: str) -> Any:
     Raises:
         ConfigError: If JAX has no such device, or this process was forked from one that had used JAX.
     """
-    from jax._src import xla_bridge
-
-    begun, ours = xla_bridge.backends_are_initialized(), os.getpid() in _PROCESSES
-    if begun and not ours and isinstance(multiprocessing.current_process(), multiprocessing.context.ForkProcess):
-        raise ConfigError("this process was forked from one that had used JAX, where JAX would hang; " + FORK_REMEDY)
+    if forked_from_jax():
+        raise ConfigError(
+            "this process was forked from one that had used JAX, where JAX would hang; start it by forkserver or spawn"
+        )
     kept = os.environ.get(_PREALLOCATE)
-    if not begun:
+    if not uses_jax():
         # JAX reads it when it first looks for devices, and the setting of a user stays.
         os.environ.setdefault(_PREALLOCATE, "false")
-        if multiprocessing.parent_process() is not None and platform == "cpu" and not jax.config.jax_platforms:
-            # A worker, which has no use for a GPU.
-            jax.config.update("jax_platforms", "cpu")
     try:
         device = jax.devices(platform)[0]
     except RuntimeError as error:
@@ -290,12 +288,7 @@ def begin_jax(platform: str) -> Any:
     finally:
         if kept is None:
             os.environ.pop(_PREALLOCATE, None)
-    _PROCESSES.add(os.getpid())
     return device
-
-
-FORK_REMEDY = "use start_method='forkserver' or 'spawn'"
-_PROCESSES: set[int] = set()
 
 
 def _refuse_other_keys() -> None:

@@ -4,17 +4,20 @@ from functools import cache
 from typing import Any, Unpack
 
 import numpy as np
-import xminigrid
 from gymnasium import spaces
 from numpy.typing import NDArray
-from xminigrid.core.constants import NUM_COLORS, NUM_TILES
-from xminigrid.types import RuleSet
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.family import FamilyOptions, one_slot
+from maml_rl.envs.jax import of_the_extra
 from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
 from maml_rl.envs.meta_env import AT_MOST_1
 from maml_rl.spaces import PackedSpace
+
+with of_the_extra():
+    import xminigrid
+    from xminigrid.core.constants import NUM_COLORS, NUM_TILES
+    from xminigrid.types import RuleSet
 
 Arrays = dict[str, NDArray[Any]]
 # Objects that can be picked up: balls, squares, pyramids, keys, hexagons and stars of eleven colors.

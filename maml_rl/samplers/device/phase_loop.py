@@ -423,7 +423,7 @@ def _refuse_not_finite(arrays: Mapping[str, Tensor], first_task: int) -> None:
             found += [(step, order, task, episode, what) for task, step, episode in faulty.nonzero().tolist()]
     final = arrays["final_observations"]
     if final.is_floating_point():
-        faulty = ~final.isfinite().flatten(2).all(-1)
+        faulty = ~final.isfinite().flatten(2).all(-1) if final.dim() > 2 else ~final.isfinite()
         found += [
             (int(lengths[task, episode]) - 1, 3, task, episode, "observation")
             for task, episode in faulty.nonzero().tolist()

@@ -92,8 +92,8 @@ def _fork(own: ChildEnds, child: ChildEnds) -> int:
 
 
 def _import_ahead(env_id: str) -> None:
-    """Import a family of this package, so that the children need not. Other modules may start threads."""
+    """Import a family of this package, so that the children need not. Other modules, and JAX, may start threads."""
     spec = gymnasium.registry.get(env_id)
     entry_point = spec.vector_entry_point if spec is not None else None
-    if isinstance(entry_point, str) and entry_point.startswith("maml_rl."):
+    if isinstance(entry_point, str) and entry_point.startswith("maml_rl.") and ".jax." not in entry_point:
         import_module(entry_point.partition(":")[0])

@@ -18,7 +18,8 @@ from maml_rl.arguments import check_count
 from maml_rl.config.placement import Placement, PlacementOptions
 from maml_rl.envs.make_env import resolve
 from maml_rl.envs.meta_env import MetaVectorEnv, Seeds, SlotCounts, Task, require_one_each, slot_seeds
-from maml_rl.errors import ChildEnvError, ChildLost
+from maml_rl.errors import ChildEnvError, ChildLost, ConfigError
+from maml_rl.machine import uses_jax
 from maml_rl.samplers.closing import ClosesAtExit
 from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.env_recipe import Recipe, require_picklable_tasks
@@ -103,6 +104,11 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         start_method = placement.start_method or START_METHODS[0]
         if start_method != "fork":
             recipe.require_importable()
+        elif uses_jax():
+            raise ConfigError(
+                "start_method='fork' copies a process that has used JAX, whose threads the workers would lack; use "
+                "'forkserver' or 'spawn'"
+            )
         self.parts = split_slots(num_envs, num_workers, granularity)
         self.num_envs, self.num_workers = num_envs, len(self.parts)
         self.spec, self.render_mode = recipe.spec, None
