@@ -65,8 +65,6 @@ class ProcessBackend(VectorEnvBackend):
         """Count lost children from zero."""
         if self._env is not None:
             self._env.pool.start_phase()
-        if self._phases is not None:
-            self._phases.start_phase()
 
     def recover(self) -> None:
         """Replace lost children and drop unfinished work."""
@@ -109,7 +107,6 @@ class ProcessBackend(VectorEnvBackend):
         if self._uneven and env.num_envs > env.num_workers:
             num_units = UNITS_PER_WORKER * env.num_workers
             units = units_of(env.num_envs, num_units, phase.per_task if num_tasks >= num_units else 1)
-        env.settle()
         episodes, seconds_of = phases.sample(phase, timer, units)
         if env.divides:
             self._uneven = _are_uneven(seconds_of, env.parts)

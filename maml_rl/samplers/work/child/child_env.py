@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Task
+from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv
 from maml_rl.samplers.env_recipe import Recipe
-from maml_rl.samplers.failures import failed
+from maml_rl.samplers.failures import Failed, failed
+from maml_rl.samplers.work.body import Body
 from maml_rl.samplers.work.child.messages import (
     AttachBuffers,
     Channel,
@@ -53,11 +54,7 @@ class ChildEnv:
     def __init__(self, channel: Channel, memory: int) -> None:
         self._channel, self._memory = channel, memory
         self._slots, self._index = slice(0, 0), 0
-        self._tasks: tuple[Task, ...] = ()
-        # Number of the first of the slots that have tasks, over those of all workers or of a phase.
-        self._first_slot = 0
-        self._units: dict[int, MetaVectorEnv] = {}
-        self._counted: tuple[int, float] = (0, 0.0)
+        self._body: Body | None = None
 
     def run(self) -> None:
         """Carry out commands until the parent sends `Close` or has ended."""
@@ -73,15 +70,13 @@ class ChildEnv:
                 self._report()
             # Even SystemExit: an environment that calls sys.exit has failed, and the parent has to report it.
             except BaseException as error:
-                of_env = not isinstance(command, RunPhase | Work) or self._phases.calls.raised
-                slot = self._failed_slot()
-                message = encode(failed(command.generation, error, slot, self._first_slot, self._tasks, of_env=of_env))
+                message = encode(self._failed(command, error))
             try:
                 self._channel.send(message)
             except OSError:
                 break
-        if hasattr(self, "_env"):
-            self._env.close()
+        if self._body is not None:
+            self._body.close()
 
     def _carry_out(self, command: Command) -> Reply:
         generation = command.generation
@@ -93,11 +88,10 @@ class ChildEnv:
             case ResetBuffers():
                 self._env.reset_buffers(self._seeds)
             case ResetTask(tasks=tasks):
-                self._tasks, self._first_slot = tasks, self._slots.start
+                self._made.tasks, self._made.first_slot = tasks, self._slots.start
                 self._env.reset_task(tasks)
             case RunPhase():
-                self._tasks, self._first_slot = tuple(command.phase.slot_tasks), command.first_slot
-                self._phases.run(command, self._first_slots(len(self._tasks)))
+                self._phases.run(command)
             case Work():
                 return Worked(generation, self._phases.work(command))
             case LoadPolicy():
@@ -105,55 +99,44 @@ class ChildEnv:
                 from maml_rl.samplers.work.child.phase_runner import PhaseRunner
 
                 env, place = EnvDescription.of(self._env), (self._memory, self._buffers.size)
-                self._phases = PhaseRunner(command, env, *place, self._progress, self._index)
+                self._phases = PhaseRunner(
+                    command, env, *place, len(self._progress.heartbeats), self._index, self._made
+                )
             case SampleTasks(num_tasks=num_tasks, seed=seed, evaluation=evaluation):
                 return Tasks(generation, self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation))
             case Load(interpreter=interpreter, recipe=recipe):
                 restore_interpreter(interpreter)
                 self._recipe = pickle.loads(recipe)
             case Make():
-                return Ready(generation, self._make(command))
+                self._index = command.index
+                self._slots = slice(command.first_slot, command.first_slot + command.num_envs)
+                self._progress = SharedProgress(self._memory, command.num_workers)
+                self._body = Body(self._recipe, self._progress, self._index)
+                self._body.first_slot = command.first_slot
+                self._env = self._body.slots(command.num_envs)
+                return Ready(generation, EnvDescription.of(self._env))
             case AttachBuffers(num_envs=num_envs):
                 self._buffers = SharedBuffers(self._memory, self._progress.size, EnvDescription.of(self._env), num_envs)
                 self._env.buffers = self._buffers.step.part(self._slots)
                 self._actions, self._seeds = self._buffers.actions[self._slots], self._buffers.seeds[self._slots]
         return Done(generation)
 
-    def _make(self, command: Make) -> EnvDescription:
-        self._index, own = command.index, slice(command.index, command.index + 1)
-        self._slots = slice(command.first_slot, command.first_slot + command.num_envs)
-        self._first_slot = command.first_slot
-        self._progress = SharedProgress(self._memory, command.num_workers)
-        self._env = self._recipe.make(command.num_envs, current_slots=self._progress.current_slots[own])
-        # The shared counter may already hold the seconds of a worker that died; this one adds to them.
-        self._env.physics_seconds = self._progress.physics_seconds[own]
-        return EnvDescription.of(self._env)
-
-    def _first_slots(self, num: int) -> MetaVectorEnv:
-        """Return the first `num` slots, which may be all."""
-        if num == self._env.num_envs:
-            return self._env
-        if num not in self._units:
-            self._units[num] = self._env.first_slots(num)
-        return self._units[num]
+    @property
+    def _made(self) -> Body:
+        assert self._body is not None
+        return self._body
 
     def _report(self) -> None:
         """Report to the parent the counts of this worker's environment since the last report."""
-        if hasattr(self, "_env"):
-            counted = self._env.retries, self._env.waiting_seconds
-            self._progress.retries[self._index] += counted[0] - self._counted[0]
-            self._progress.waiting_seconds[self._index] += counted[1] - self._counted[1]
-            self._counted = counted
+        if self._body is not None:
+            retries, waiting_seconds = self._body.take_counts()
+            self._progress.retries[self._index] += retries
+            self._progress.waiting_seconds[self._index] += waiting_seconds
 
-    def _failed_slot(self) -> int | None:
-        """Return which of the worker's slots has raised, if that is known."""
-        if not hasattr(self, "_progress"):
-            return None
-        slot = int(self._progress.current_slots[self._index])
-        if slot >= 0:
-            return slot
-        num_slots = self._slots.stop - self._slots.start
-        return 0 if len(self._tasks or range(num_slots)) == 1 else None
+    def _failed(self, command: Command, error: BaseException) -> Failed:
+        if self._body is None:
+            return failed(command.generation, error, None, 0, ())
+        return self._body.failed(command.generation, error, of_env=not isinstance(command, RunPhase | Work))
 
 
 def run_child(ends: ChildEnds) -> NoReturn:

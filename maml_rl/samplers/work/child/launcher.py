@@ -16,15 +16,13 @@ from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
 from time import monotonic
 
-from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError
 from maml_rl.samplers.describing import describe_exit
 from maml_rl.samplers.work.child.child_env import run_child
 from maml_rl.samplers.work.child.fork_server import receive_reply, request_exit_code, request_fork
 from maml_rl.samplers.work.child.process_setup import STACK_SIGNAL, ChildEnds
+from maml_rl.samplers.work.scheduler import Limits
 
-# A busy machine may need this long to start the fork server, which imports torch, or to have it answer.
-_LEAST_SERVER_SECONDS = 60.0
 # A server that is stopped for so long does not get more time, nor one that is only asked for an exit code.
 _STOPPED_SECONDS, _EXIT_CODE_SECONDS = 2.0, 10.0
 _LOOK_SECONDS = 0.5
@@ -192,15 +190,14 @@ class Launcher:
         memory: descriptor of the shared memory, which every child gets.
         env_id: environment that the fork server imports ahead; empty for none.
         preload: modules that it imports ahead, too.
-        placement: how often the fork server may die or hang while it starts one child, and how long it may take.
+        limits: how often the fork server may die or hang while it starts one child, and how long it may take.
     """
 
     def __init__(
-        self, start_method: str, memory: int, env_id: str, preload: Sequence[str] = (), *, placement: Placement
+        self, start_method: str, memory: int, env_id: str, preload: Sequence[str] = (), *, limits: Limits
     ) -> None:
         self._start_method, self._memory, self._ahead = start_method, memory, (env_id, tuple(preload))
-        self._max_restarts = placement.max_restarts
-        self._seconds = max(placement.step_timeout, _LEAST_SERVER_SECONDS)
+        self._limits = limits
         self._server: ChildProcess | None = None
 
     def launch(self) -> ChildProcess:
@@ -210,18 +207,15 @@ class Launcher:
             ChildEnvError: If no process can be started, or the fork server dies or hangs again and again.
         """
         try:
-            for _ in range(self._max_restarts):
+            for _ in range(self._limits.losses):
                 # The server may be killed or stopped like any process; children that it has forked keep running.
                 with suppress(_ServerGoneError):
                     return self._launch()
             return self._launch()
         except _ServerGoneError as error:
-            times = self._max_restarts + 1
-            raise ChildEnvError(
-                f"the fork server, which starts the workers, was lost {times} times in a row, more often than "
-                f"max_restarts={self._max_restarts} allows; the last one {error}; {error.remedy}, raise max_restarts, "
-                "or use start_method='spawn', which needs no server"
-            ) from error
+            what = f"the fork server, which starts the workers, was lost {self._limits.losses + 1} times in a row"
+            remedy = f"{error.remedy}, raise max_restarts, or use start_method='spawn', which needs no server"
+            raise ChildEnvError(self._limits.too_often(what, [str(error)], remedy)) from error
         except OSError as error:
             raise ChildEnvError(
                 f"no child process could be started: {error}; close other processes, or use fewer workers"
@@ -297,7 +291,7 @@ class Launcher:
         server = self._server
         try:
             request_fork(server.ends.commands, ends.for_child(self._memory))
-            pid = self._answer(server, self._seconds)
+            pid = self._answer(server, self._limits.load)
         except OSError:
             raise _ServerGoneError(
                 describe_exit(self.close()), "look for what ends it (its output, or a limit of the batch system)"

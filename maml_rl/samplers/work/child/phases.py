@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +18,8 @@ from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 from maml_rl.samplers.work.child.messages import LoadPolicy, RunPhase, encode
 from maml_rl.samplers.work.child.shared_buffers import PhasePlan, SharedPhase
-from maml_rl.samplers.work.child.startup import LOAD_SECONDS
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
+from maml_rl.samplers.work.unit import Unit
 
 
 class WorkerPhases:
@@ -28,13 +27,7 @@ class WorkerPhases:
 
     def __init__(self, env: ParallelVectorEnv) -> None:
         self.env = env
-        # Units of the current phase whose episodes are in the memory, by their first slots.
-        self._done: set[int] = set()
         self._loaded: tuple[Policy, PhasePlan, SharedPhase, dict[str, Any]] | None = None
-
-    def start_phase(self) -> None:
-        """Begin another phase: no unit of it is done."""
-        self._done.clear()
 
     def sample(
         self,
@@ -46,10 +39,9 @@ class WorkerPhases:
         num_phases: int = 1,
         copies: bool = True,
     ) -> tuple[EpisodeArrays, list[tuple[slice, float]]]:
-        """Have workers sample a phase, and wait for it.
+        """Have workers sample a phase, and wait for it; a unit whose worker dies is sampled by another.
 
-        A worker hangs if it takes longer than `step_timeout` for one call of one slot. After a `ChildLost` the units
-        that were done are not sampled again, until `start_phase`.
+        A worker hangs if one call of one slot takes too long.
 
         Args:
             phase: its policy's parameters are sent every time, the rest of the policy only the first time.
@@ -66,61 +58,37 @@ class WorkerPhases:
 
         Raises:
             TypeError: If the policy or a task cannot be pickled.
-            ChildLost: If a worker died.
             NonFiniteError: If an observation, an action or a reward is NaN or infinite.
             TaskError: If a task is malformed.
-            ChildEnvError: If an environment raised, or the memory cannot be allocated.
+            ChildEnvError: If an environment raised, a worker died too often, or the memory cannot be allocated.
             ChildEnvTimeout: If a worker hangs.
         """
         env, pool, timed = self.env, self.env.pool, timer is not NULL_TIMER
+        env.recover()
         shared, alike = self._write_parameters(phase, num_phases)
         timer.observe(WORKERS_PER_INFERENCE, 1)
         shared.stage_seconds[:] = 0.0
         episodes = shared.episodes[number].empty_like() if copies else shared.episodes[number]
-        ranges, without, generation = units or env.parts, phase.without_policy(), pool.generation
-        version = int(shared.version[0])
-        commands = [
-            RunPhase(generation, version, unit.start // phase.per_task, without.unit(unit), alike, timed, number)
-            for unit in ranges
-        ]
-        try:
-            messages = [encode(each) for each in commands]
-        except Exception:
-            require_picklable_tasks(phase.slot_tasks)
-            raise
-        # For each busy worker its unit, and its seconds before that.
-        having: dict[int, tuple[slice, float]] = {}
+        without, generation, version = phase.without_policy(), pool.generation, int(shared.version[0])
+
+        def unit_of(slots: slice) -> Unit:
+            part = without.unit(slots)
+            command = RunPhase(generation, version, slots.start // phase.per_task, part, alike, timed, number)
+            try:
+                given = command, encode(command), pool.limits.call
+            except Exception:
+                require_picklable_tasks(phase.slot_tasks)
+                raise
+            return Unit("phase", (lambda worker: given,), slots, part.tasks)
+
         seconds_of: list[tuple[slice, float]] = []
-
-        def give(index: int, which: int) -> None:
-            having[index] = ranges[which], float(env.physics_seconds[index])
-            pool.send(index, commands[which], pool.step_timeout, messages[which])
-
-        def take_episodes(unit: slice) -> None:
-            if copies:
-                for of_tasks in phase.ranges(unit):
-                    episodes.view(*of_tasks).fill(shared.episodes[number].view(*of_tasks))
-
+        work = pool.results([unit_of(slots) for slots in units or env.parts], self.prepare)
         with timer.stage("waiting"):
-            waiting = deque(which for which, unit in enumerate(ranges) if unit.start not in self._done)
-            done = [unit for unit in ranges if unit.start in self._done]
-            if units is None:
-                while waiting:
-                    give(waiting[0], waiting.popleft())
-            for index in range(min(env.num_workers, len(waiting))):
-                give(index, waiting.popleft())
-            for unit in done:
-                take_episodes(unit)
-            while having:
-                for index in pool.wait(list(having), timeout=0.0):
-                    pool.take(index)
-                    unit, before = having.pop(index)
-                    self._done.add(unit.start)
-                    seconds_of.append((unit, float(env.physics_seconds[index]) - before))
-                    if waiting:
-                        give(index, waiting.popleft())
-                    take_episodes(unit)
-            self._done.clear()
+            for unit, worker, _ in work:
+                seconds_of.append((unit.part, float(env.physics_seconds[worker.index]) - worker.physics))
+                if copies:
+                    for of_tasks in phase.ranges(unit.part):
+                        episodes.view(*of_tasks).fill(shared.episodes[number].view(*of_tasks))
         if timed:
             # Workers run in parallel: the parent has waited for the busiest.
             of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
@@ -165,7 +133,6 @@ class WorkerPhases:
             text = pickle_policy(policy)
             load: dict[str, Any] = {"plan": plan, "policy": text, "interpreter": startup.interpreter_for(text)}
             self._loaded = policy, plan, shared, load
-        self.load_again()
         return self._loaded[2]
 
     def episodes(self, number: int) -> EpisodeArrays:
@@ -173,15 +140,15 @@ class WorkerPhases:
         assert self._loaded is not None
         return self._loaded[2].episodes[number]
 
-    def load_again(self) -> None:
-        """Give workers that replace others the policy."""
+    def prepare(self) -> None:
+        """Start the workers that are missing, and give those without it the policy."""
         assert self._loaded is not None
         env, load = self.env, self._loaded[3]
         pool = env.pool
+        env.startup.complete()
         without = [index for index in range(env.num_workers) if pool.worker(index).policy is not load]
         if without:
-            seconds = max(pool.step_timeout, LOAD_SECONDS)
-            pool.ask(without, seconds, [LoadPolicy(pool.generation, **load) for _ in without])
+            pool.ask(without, pool.limits.load, [LoadPolicy(pool.generation, **load) for _ in without])
             for index in without:
                 pool.worker(index).policy = load
 

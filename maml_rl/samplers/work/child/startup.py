@@ -13,9 +13,6 @@ from maml_rl.samplers.work.child.messages import AttachBuffers, Load, Make, Read
 from maml_rl.samplers.work.child.shared_buffers import SharedBuffers
 from maml_rl.samplers.work.child.worker_pool import WorkerPool
 
-# Starting an interpreter and importing packages, such as torch, takes long on a busy machine, however short a step is.
-LOAD_SECONDS = 60.0
-_LEAST_MAKE_SECONDS = 10.0
 _STOP_SECONDS = 0.5
 
 
@@ -82,9 +79,8 @@ class Startup:
         for index in missing:
             pool.launch(index)
         generation, parts = pool.generation, pool.parts
-        load_seconds = max(pool.step_timeout, LOAD_SECONDS)
-        pool.ask(missing, load_seconds, [Load(generation, self._interpreter, self._recipe) for _ in missing])
-        seconds = max(pool.step_timeout, _LEAST_MAKE_SECONDS)
+        pool.ask(missing, pool.limits.load, [Load(generation, self._interpreter, self._recipe) for _ in missing])
+        seconds = pool.limits.make
         makes = [
             Make(generation, index, len(parts), parts[index].stop - parts[index].start, parts[index].start)
             for index in missing

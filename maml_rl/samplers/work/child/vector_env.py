@@ -35,6 +35,7 @@ from maml_rl.samplers.work.child.messages import (
 from maml_rl.samplers.work.child.shared_buffers import SharedProgress, create_shared_file
 from maml_rl.samplers.work.child.startup import Startup
 from maml_rl.samplers.work.child.worker_pool import WorkerPool
+from maml_rl.samplers.work.scheduler import Limits
 
 START_METHODS = ("forkserver", "spawn", "fork")
 _CLOSE_SECONDS = 2.0
@@ -114,8 +115,9 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         self.spec, self.render_mode = recipe.spec, None
         self.memory = memory = create_shared_file()
         progress = SharedProgress(memory, self.num_workers)
-        launcher = Launcher(start_method, memory, resolve(env).id, preload, placement=placement)
-        self.pool = WorkerPool(launcher, self.parts, describe_env(env), placement, progress)
+        limits = Limits(placement)
+        launcher = Launcher(start_method, memory, resolve(env).id, preload, limits=limits)
+        self.pool = WorkerPool(launcher, self.parts, describe_env(env), limits, progress)
         self._progress = progress
         # Without a call of `close` the workers end with this object, or with the interpreter.
         self._finalizer = weakref.finalize(self, _end, self.pool, memory)
@@ -166,7 +168,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         check_count("num_tasks", num_tasks, 0)
         self.settle()
         command = SampleTasks(self.pool.generation, num_tasks, seed, evaluation)
-        (reply,) = self.pool.ask([0], self.pool.step_timeout, [command])
+        (reply,) = self.pool.ask([0], self.pool.limits.call, [command])
         assert isinstance(reply, Tasks)
         return reply.tasks
 
@@ -187,7 +189,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         except Exception:
             require_picklable_tasks(all_tasks)
             raise
-        self.pool.ask(range(self.num_workers), self.pool.step_timeout, commands, messages)
+        self.pool.ask(range(self.num_workers), self.pool.limits.call, commands, messages)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`. Unfinished steps are dropped."""
@@ -199,7 +201,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         workers = range(self.num_workers)
         for index in workers:
             self.pool.worker(index).steps = None
-        self.pool.ask(workers, self.pool.step_timeout, [ResetBuffers(self.pool.generation) for _ in workers])
+        self.pool.ask(workers, self.pool.limits.call, [ResetBuffers(self.pool.generation) for _ in workers])
         for index in workers:
             self.pool.worker(index).steps = 0
 
@@ -240,7 +242,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         command = Step(self.pool.generation)
         if self._step_message[0] != command.generation:
             self._step_message = (command.generation, encode(command))
-        self.pool.send(index, command, self.pool.step_timeout, self._step_message[1])
+        self.pool.send(index, command, self.pool.limits.call, self._step_message[1])
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         """Wait for steps that were started; see `MetaVectorEnv`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 import torch
 
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import ChildLost
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.hosting import HostedBatch, Request, pickle_for_hosts
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.work.child.messages import Work, Worked, encode
 from maml_rl.samplers.work.child.phases import WorkerPhases
-from maml_rl.samplers.work.child.worker_pool import Worker
+from maml_rl.samplers.work.child.worker_pool import ChildWorker
+from maml_rl.samplers.work.unit import Unit
 
 
 class WorkerHosts:
@@ -36,7 +36,7 @@ class WorkerHosts:
         self._objects: dict[int, bytes] = {}
         self._numbers = itertools.count()
         # By worker, the policy under which it has received objects, and how many.
-        self._sent: WeakKeyDictionary[Worker, tuple[object, frozenset[int]]] = WeakKeyDictionary()
+        self._sent: WeakKeyDictionary[ChildWorker, tuple[object, frozenset[int]]] = WeakKeyDictionary()
         self._batch: HostedBatch | None = None
 
     @property
@@ -74,9 +74,7 @@ class WorkerHosts:
         for number in range(batch.num_phases):
             streams = phase.streams._replace(phase=phase.streams.phase + number)
             own = replace(phase, params=params, streams=streams)
-            self._until_done(
-                partial(self._phases.sample, own, timer, number=number, num_phases=batch.num_phases, copies=False)
-            )
+            self._phases.sample(own, timer, number=number, num_phases=batch.num_phases, copies=False)
             if number + 1 < batch.num_phases:
                 with timer.stage("inner"):
                     replies = sorted(self.carry_out(replace(request, sampled=number + 1), batch))
@@ -90,12 +88,49 @@ class WorkerHosts:
             RuntimeError: If another phase has taken the memory of the episodes.
         """
         self._check(batch)
-        self._env.pool.start_phase()
-        replies: dict[int, Any] = {}
-        self._until_done(lambda: self._ask(request, replies))
+        pool, num_blocks = self._env.pool, len(batch.blocks)
+        pool.start_phase()
+        self._env.recover()
+        of_worker: dict[int, tuple[int, ...]] = {}
+        for block in request.blocks:
+            index = block * self.num_hosts // num_blocks
+            of_worker[index] = (*of_worker.get(index, ()), block)
+        make = self._commands(request, of_worker, batch.phase.streams.phase)
+        units = [Unit("work", (partial(make, index),), worker=pool.workers[index]) for index in of_worker]
+        for _, _, reply in pool.results(units, self._phases.prepare):
+            assert isinstance(reply, Worked)
+            yield from pickle.loads(reply.replies).items()
         if request.asked is not None:
             del self._objects[request.asked.held]
-        return iter(replies.items())
+
+    def _commands(
+        self, request: Request, of_worker: Mapping[int, tuple[int, ...]], first_phase: int
+    ) -> Callable[[int, ChildWorker], tuple[Work, bytes, float]]:
+        """Return a function that makes the command for the blocks of a worker, which another may get if it is lost."""
+        kept, asked = [request.batch, *request.shared], request.asked
+        # Those that lack the same objects get the same message.
+        messages: dict[frozenset[int], tuple[Work, bytes]] = {}
+
+        def make(index: int, worker: ChildWorker) -> tuple[Work, bytes, float]:
+            # A worker keeps what questions have in common, until it loads another policy.
+            loaded, sent = self._sent.get(worker, (None, frozenset[int]()))
+            if loaded is not worker.policy:
+                sent = frozenset()
+            objects = {each.held: self._objects[each.held] for each in kept if each.held not in sent}
+            self._sent[worker] = worker.policy, sent | set(objects)
+            if (made := messages.get(sent)) is None or worker.index != index:
+                objects |= {} if asked is None else {asked.held: self._objects[asked.held]}
+                needed = (self._env.startup.interpreter_for(pickled) for pickled in objects.values())
+                interpreter = next((state for state in needed if state is not None), None)
+                blocks = dict(of_worker) if worker.index == index else {worker.index: of_worker[index]}
+                command = Work(self._env.pool.generation, request, blocks, objects, first_phase, interpreter)
+                made = command, encode(command)
+                if worker.index == index:
+                    messages[sent] = made
+            # As in this process, an update takes the time that it needs.
+            return *made, inf
+
+        return make
 
     def read(self, batch: HostedBatch) -> TaskEpisodes:
         """Return a copy of the episodes of a batch's first phase; see `carry_out` for the errors."""
@@ -110,52 +145,3 @@ class WorkerHosts:
     def forget(self) -> None:
         """Forget the batch: its memory will be used for another phase."""
         self._batch = None
-
-    def _ask(self, request: Request, replies: dict[int, Any]) -> None:
-        """Ask for the replies that are missing."""
-        assert self._batch is not None
-        self._env.settle()
-        self._phases.load_again()
-        pool, num_blocks = self._env.pool, len(self._batch.blocks)
-        of_worker: dict[int, tuple[int, ...]] = {}
-        for block in request.blocks:
-            if block not in replies:
-                index = block * self.num_hosts // num_blocks
-                of_worker[index] = (*of_worker.get(index, ()), block)
-        # A worker keeps what questions have in common. Those that lack the same objects get the same message.
-        kept, asked = [request.batch, *request.shared], request.asked
-        alike: dict[frozenset[int], list[int]] = {}
-        for index in of_worker:
-            worker = pool.worker(index)
-            loaded, sent = self._sent.get(worker, (None, frozenset[int]()))
-            alike.setdefault(sent if loaded is worker.policy else frozenset(), []).append(index)
-        for sent, indices in alike.items():
-            objects = {each.held: self._objects[each.held] for each in kept if each.held not in sent}
-            sent |= set(objects)
-            objects |= {} if asked is None else {asked.held: self._objects[asked.held]}
-            needed = (self._env.startup.interpreter_for(pickled) for pickled in objects.values())
-            interpreter = next((state for state in needed if state is not None), None)
-            first_phase = self._batch.phase.streams.phase
-            command = Work(pool.generation, request, of_worker, objects, first_phase, interpreter)
-            message = encode(command)
-            for index in indices:
-                self._sent[pool.worker(index)] = pool.worker(index).policy, sent
-                # As in this process, an update takes the time that it needs.
-                pool.send(index, command, inf, message)
-        having = list(of_worker)
-        while having:
-            for index in pool.wait(having, timeout=0.0):
-                reply = pool.take(index)
-                assert isinstance(reply, Worked)
-                replies.update(pickle.loads(reply.replies))
-                having.remove(index)
-
-    def _until_done(self, work: Callable[[], object]) -> None:
-        """Do work, again after every loss of a worker."""
-        while True:
-            try:
-                work()
-            except ChildLost:
-                self._env.recover()
-            else:
-                return

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from maml_rl.config.placement import Placement
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
 from maml_rl.samplers.describing import describe_exit, describe_slots, describe_stack, describe_task, describe_tasks
@@ -26,6 +25,8 @@ from maml_rl.samplers.work.child.messages import (
     encode,
 )
 from maml_rl.samplers.work.child.shared_buffers import SharedProgress
+from maml_rl.samplers.work.scheduler import Limits, Losses, Scheduler
+from maml_rl.samplers.work.unit import Unit, Worker
 from maml_rl.samplers.worker_progress import IN_RESET, IN_RESET_TASK, Progress
 
 if TYPE_CHECKING:
@@ -41,38 +42,48 @@ _KILL_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
 # For how long a worker may leave a command unread, if there is no limit for carrying it out.
 _READ_SECONDS = 60.0
-_CAUSES_SHOWN = 3
 
 
-class Worker:
+class ChildWorker(Worker):
     """One child process, idle or carrying out one command.
+
+    Args:
+        index: which one.
+        slots: its own.
+        process: that it is.
+        pool: that it belongs to.
 
     Attributes:
         given: the last command that gave its slots tasks; None for none.
         command: the one that it is carrying out; None if there is none.
         seconds: how long it may take for one slot's part of the command; infinite for an update.
-        since: when that began, on the monotonic clock.
+        moved: when it was last seen to move on, on the monotonic clock.
         mark: its progress when the parent last checked.
         reply: its reply, until the parent takes it.
         steps: steps of the episode that it has done; None before the first reset.
         ready: whether its environment is made and writes into the shared buffers.
         policy: identity of the policy that it has loaded to sample whole phases; None for none.
+        physics: seconds that its environments had taken when it got its latest unit.
     """
 
-    def __init__(self, index: int, slots: slice, process: ChildProcess, progress: Progress) -> None:
-        self.index, self._slots, self.process, self._progress = index, slots, process, progress
+    ready = False
+
+    def __init__(self, index: int, slots: slice, process: ChildProcess, pool: WorkerPool) -> None:
+        super().__init__()
+        self.index, self._slots, self.process, self._pool = index, slots, process, pool
+        self._progress: Progress = pool.progress
         # A dead worker may have left the number of its slot there.
-        progress.current_slots[index] = -1
+        self._progress.current_slots[index] = -1
         self.given: ResetTask | RunPhase | None = None
         process.ends.commands.setblocking(False)
         self.channel = Channel(process.ends.commands)
         self.command: Command | None = None
-        self.seconds = self.since = inf
+        self.seconds = self.moved = inf
         self.mark: tuple[int, float] = (-1, 0.0)
         self.reply: Reply | None = None
         self.steps: int | None = None
-        self.ready = False
         self.policy: object = None
+        self.physics = 0.0
 
     def __str__(self) -> str:
         return f"worker {self.index} (pid {self.process.pid}, {describe_slots(self.slots)})"
@@ -109,6 +120,12 @@ class Worker:
     def current_slot(self) -> int:
         """The slot that it works on, counted within the worker; -1 if that is unknown."""
         return int(self._progress.current_slots[self.index])
+
+    def _send(self, number: int, unit: Unit) -> None:
+        make: Callable[[ChildWorker], tuple[Command, bytes, float]] = unit.arguments[0]
+        command, message, seconds = make(self)
+        self.physics = float(self._progress.physics_seconds[self.index])
+        self._pool.send(self.index, command, seconds, message)
 
     def describe_work(self, slot: int = -1) -> str:
         """Return its tasks, in words."""
@@ -147,7 +164,7 @@ class Worker:
         poll.register(self.channel, select.POLLOUT)
         poll.register(*self.process.sentinel)
         patience = _READ_SECONDS if self.seconds == inf else self.seconds
-        if not poll.poll(max(0.0, self.since + patience - monotonic()) * 1000):
+        if not poll.poll(max(0.0, self.moved + patience - monotonic()) * 1000):
             self.seconds = patience
             raise TimeoutError
         if self.process.wait(0):
@@ -165,12 +182,12 @@ class Worker:
         mark = self.current_slot, float(self._progress.heartbeats[self.index])
         if mark == self.mark:
             return False
-        self.mark, self.since = mark, now
+        self.mark, self.moved = mark, now
         return True
 
     def is_stopped(self, now: float, seconds: float) -> bool:
         """Return whether it is stopped, for `seconds` without progress, even if it may take longer."""
-        if now < self.since + seconds or self.process.state() != "stopped":
+        if now < self.moved + seconds or self.process.state() != "stopped":
             return False
         self.seconds = min(self.seconds, seconds)
         return True
@@ -183,13 +200,11 @@ class WorkerPool:
         launcher: starts their processes.
         parts: slots of each worker.
         env_name: for messages.
-        placement: how often one worker may die in one phase, and after how many seconds a worker that does not run at
-            all counts as hung, even where it may take longer.
+        limits: how often one worker may die in one phase, and how long it may take.
         progress: where workers report their progress.
 
     Attributes:
-        parts: as given, as `progress`.
-        step_timeout: seconds for one call of one slot.
+        parts: as given, as `limits` and `progress`.
         workers: None where there is none at present.
         generation: number of the current work; replies to earlier work are dropped.
         grace: seconds after its deadline for which a worker may still say itself what hangs.
@@ -200,22 +215,22 @@ class WorkerPool:
         launcher: Launcher,
         parts: Sequence[slice],
         env_name: str,
-        placement: Placement,
+        limits: Limits,
         progress: SharedProgress,
     ) -> None:
         self._launcher, self.parts, self._env_name = launcher, parts, env_name
-        self.step_timeout, self._max_restarts = placement.step_timeout, placement.max_restarts
-        self.workers: list[Worker | None] = [None] * len(parts)
+        self.limits, self._losses = limits, Losses(limits)
+        self._scheduler = Scheduler(limits, "workers", in_flight=1, steals=False)
+        self.workers: list[ChildWorker | None] = [None] * len(parts)
         self.generation = 0
         self.grace = 0.0
         self.progress = progress
         self._owner, self._quiet = os.getpid(), False
         self._next_look = 0.0
         self._poll = select.poll()
-        self._by_descriptor: dict[int, Worker] = {}
+        self._by_descriptor: dict[int, ChildWorker] = {}
         self._lost: list[str] = []
         self._failed: list[tuple[str, Failed]] = []
-        self.start_phase()
 
     # Starting and sending.
 
@@ -226,18 +241,18 @@ class WorkerPool:
             unready.process.kill()
             unready.process.wait(_KILL_SECONDS)
             self._release(unready)
-        worker = Worker(index, self.parts[index], self._launcher.launch(), self.progress)
+        worker = ChildWorker(index, self.parts[index], self._launcher.launch(), self)
         self.workers[index] = worker
         self._poll.register(worker.channel, select.POLLIN)
         self._poll.register(*worker.process.sentinel)
         for descriptor in (worker.channel.fileno(), worker.process.sentinel[0]):
             self._by_descriptor[descriptor] = worker
 
-    def living(self) -> list[Worker]:
+    def living(self) -> list[ChildWorker]:
         """Return the current workers."""
         return [worker for worker in self.workers if worker is not None]
 
-    def worker(self, index: int) -> Worker:
+    def worker(self, index: int) -> ChildWorker:
         """Return worker `index`.
 
         Raises:
@@ -282,6 +297,39 @@ class WorkerPool:
             self.send(index, command, seconds, message)
         self.wait(indices)
         return [self.take(index) for index in indices]
+
+    def results(self, units: Sequence[Unit], prepare: Callable[[], None]) -> Iterator[tuple[Unit, ChildWorker, Reply]]:
+        """Have idle workers carry out units, and yield each with its worker and reply as soon as that is there.
+
+        Args:
+            units: their only argument makes, for a worker, a command, the command encoded, and how long it may take.
+            prepare: makes all workers ready for units, those that replace lost ones, too.
+
+        Raises:
+            ChildEnvError: If a worker raised, or one has died too often.
+            ChildEnvTimeout: If a worker hangs.
+        """
+        self._scheduler.begin(units)
+        try:
+            while self._scheduler.open:
+                replied: list[int] = []
+                try:
+                    prepare()
+                    self._scheduler.assign(self.living())
+                    replied = self.wait([worker.index for worker in self.living() if worker.calls], timeout=0.0)
+                except ChildLost:
+                    # What it had waits for another.
+                    self.check_restarts()
+                for index in replied:
+                    worker = self.worker(index)
+                    reply = self.take(index)
+                    unit = worker.take_call().unit
+                    self._scheduler.finish(unit, worker, self.living())
+                    yield unit, worker, reply
+        finally:
+            self._scheduler.end(self.living())
+            for worker in self.living():
+                worker.calls.clear()
 
     # Waiting.
 
@@ -345,7 +393,7 @@ class WorkerPool:
             worker.read_steps()
             if worker.moved_on(now) or worker.command is None:
                 continue
-            if now >= worker.since + worker.seconds + self.grace or worker.is_stopped(now, self.step_timeout):
+            if now >= worker.moved + worker.seconds + self.grace or worker.is_stopped(now, self.limits.call):
                 overdue.append(worker)
         if overdue:
             self._raise_hung(overdue)
@@ -378,26 +426,23 @@ class WorkerPool:
 
     def start_phase(self) -> None:
         """Count the deaths of workers from zero."""
-        self._deaths: list[list[str]] = [[] for _ in self.parts]
+        self._losses.forget()
 
     def check_restarts(self) -> None:
         """Refuse to continue with a worker that keeps dying.
 
         Raises:
-            ChildEnvError: If a worker has died more than `max_restarts` times in this phase; with the last causes.
+            ChildEnvError: If a worker has died too often in this phase; with the last causes.
         """
-        worst = max(range(len(self._deaths)), key=lambda index: len(self._deaths[index]))
-        causes = self._deaths[worst]
-        if len(causes) > self._max_restarts:
-            self.stop(_GRACE_SECONDS)
-            self.start_phase()
-            last = "\n".join(causes[-_CAUSES_SHOWN:])
-            raise ChildEnvError(
-                f"worker {worst} of {self._env_name} died {len(causes)} times in one phase, more often than "
-                f"max_restarts={self._max_restarts} allows; the last causes:\n{last}"
-            )
+        if (worst := self._losses.worst()) is None:
+            return
+        index, causes = worst
+        self.stop(_GRACE_SECONDS)
+        self.start_phase()
+        what = f"worker {index} of {self._env_name} died {len(causes)} times in one phase"
+        raise ChildEnvError(self.limits.too_often(what, causes))
 
-    def _reap(self, worker: Worker) -> None:
+    def _reap(self, worker: ChildWorker) -> None:
         """Release a worker that is dead or no longer reads, and log the cause."""
         if not worker.process.wait(1.0):
             worker.process.kill()
@@ -409,7 +454,8 @@ class WorkerPool:
         if not self._quiet:
             _log.warning("%s; a new worker will take its place", text)
         self._lost.append(text)
-        self._deaths[worker.index].append(f"{text}. {describe_stack(stack)}" if stack else text)
+        self._losses.note(worker.index, f"{text}. {describe_stack(stack)}" if stack else text)
+        self._scheduler.take_back(worker)
 
     def _raise_faults(self) -> None:
         """Raise an error if a worker has failed or died since the last call."""
@@ -424,7 +470,7 @@ class WorkerPool:
         if lost:
             raise ChildLost("; ".join(lost) + "; reset the slots to continue with new workers")
 
-    def _raise_hung(self, hung: Sequence[Worker]) -> None:
+    def _raise_hung(self, hung: Sequence[ChildWorker]) -> None:
         """Kill workers that hang, end the others, and raise an error that shows the stacks of those that hung."""
         for worker in hung:
             worker.process.ask_for_stack()
@@ -432,16 +478,11 @@ class WorkerPool:
         for worker in hung:
             stack, state = worker.process.read_stack(), worker.process.state()
             worker.process.kill()
-            shown = describe_stack(stack) if stack else f"It showed no stack; it was {state or 'in an unknown state'}."
-            texts.append(
-                f"{worker} of {self._env_name} hangs {worker.doing}{worker.describe_work(worker.current_slot)}, for "
-                f"more than {worker.seconds:g} s; it was killed. {shown}"
-            )
+            where = f"{worker.doing}{worker.describe_work(worker.current_slot)}"
+            what = self.limits.hangs(where, worker.seconds, stack, state or "in an unknown state")
+            texts.append(f"{worker} of {self._env_name} {what}")
         self.stop(_GRACE_SECONDS)
-        raise ChildEnvTimeout(
-            "\n\n".join(texts) + "\nIf it only needs longer, raise step_timeout, the time for one call of one slot. If "
-            "all slots of a worker share that time, fewer slots_per_task or more workers help, too."
-        )
+        raise ChildEnvTimeout("\n\n".join([*texts[:-1], f"{texts[-1]}\n{self.limits.remedy}"]))
 
     # Ending.
 
@@ -476,7 +517,7 @@ class WorkerPool:
         self._lost, self._failed = [], []
         self._launcher.close()
 
-    def _release(self, worker: Worker) -> int | None:
+    def _release(self, worker: ChildWorker) -> int | None:
         """Remove a worker from the pool, release its resources, and return its exit code."""
         for descriptor in (worker.channel.fileno(), worker.process.sentinel[0]):
             self._poll.unregister(descriptor)
@@ -485,7 +526,7 @@ class WorkerPool:
         return worker.process.reap()
 
 
-def wait_for_ends(workers: Sequence[Worker], seconds: float) -> list[Worker]:
+def wait_for_ends(workers: Sequence[ChildWorker], seconds: float) -> list[ChildWorker]:
     """Wait at most `seconds`, in all, for processes to end, and return the workers whose processes have not."""
     deadline = monotonic() + seconds
     return [worker for worker in workers if not worker.process.wait(deadline - monotonic())]

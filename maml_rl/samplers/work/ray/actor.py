@@ -9,11 +9,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
 import ray
 import torch
@@ -22,23 +21,19 @@ from numpy.typing import NDArray
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError, causes
-from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.system import package_versions
 from maml_rl.samplers.describing import describe_task
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import Failed, failed
-from maml_rl.samplers.hosting import EpisodeHost, Request
+from maml_rl.samplers.hosting import Request
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import take_state
-from maml_rl.samplers.rollout.loop import sample_phase
-from maml_rl.samplers.work.ray.source_digests import digests_of
-from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, EnvCalls, PhaseAbandonedError, Progress, ReportingEnv
+from maml_rl.samplers.work.body import Body
+from maml_rl.samplers.work.ray.source_digests import digests_of, modules_of_user
+from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, PhaseAbandonedError, Progress
 
-# Slots are kept in this many different numbers: all units of a phase except the last have the same.
-_SIZES_KEPT = 2
 # The results do not depend on the versions of these.
 _NO_MATTER = "mjbatch"
 # Begins the names of digests among the versions.
@@ -55,7 +50,7 @@ class Introduction:
         pid: its process.
         node: id of its node.
         address: of its node.
-        versions: of what results may depend on, the code of the package and of the user's modules included.
+        versions: of what results may depend on, the code of the package included.
     """
 
     pid: int
@@ -101,15 +96,33 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Part of an algorithm on its way through the object store.
+    """Objects of the user on their way through the object store: part of an algorithm, or environment and policy.
 
     Attributes:
-        pickled: the object.
-        digests: of the user's modules that it is of, by name.
+        pickled: the objects.
+        digests: of the user's modules that they are of, by name.
     """
 
-    pickled: bytes
+    pickled: tuple[bytes, ...]
     digests: dict[str, str]
+
+    @classmethod
+    def of(cls, *pickled: bytes, needs_modules: bool = True) -> Self:
+        """Make it of objects whose modules other nodes must have in the same form, if they need any."""
+        return cls(pickled, digests_of(modules_of_user(pickled) if needs_modules else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A sampler, as its actors know it.
+
+    Attributes:
+        number: of the sampler, or of another policy of it.
+        code: reference to its environment and policy, in a list, since Ray fetches arguments that are references.
+    """
+
+    number: int
+    code: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +134,14 @@ class Raised:
         steps: of the episodes, done before; None outside of them.
         actor: which, in words.
         cannot_load: whether its node lacks what environment or policy need, so that another may do better.
+        difference: between its code and the driver's, in words; "" if there is none.
     """
 
     failure: Failed
     steps: int | None
     actor: str
     cannot_load: bool
+    difference: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +154,7 @@ class Look:
         slot: that it works on, counted over all slots of the phase; None if that is unknown.
         task: of that slot, as text.
         stack: of the working thread, if it was requested.
-        updating: whether it computes on episodes, for which it has all the time it needs.
+        updating: whether it computes on episodes, or loads code, for which it has all the time it needs.
     """
 
     mark: tuple[int, int, float]
@@ -150,20 +165,15 @@ class Look:
     updating: bool = False
 
 
-def own_versions(modules: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions of what results may depend on in this process, and digests of source code.
-
-    Args:
-        modules: of the user, beside the package. A missing one is left out: if it is needed, its import fails.
-    """
+def own_versions() -> dict[str, str]:
+    """Return the versions of what results may depend on in this process, and a digest of the package's source code."""
     packages = {name: number for name, number in package_versions().items() if name not in _NO_MATTER}
-    digests = digests_of(("maml_rl", *modules))
     return {
         "Python": platform.python_version(),
         **packages,
         "torch": torch.__version__,
         "CPU": platform.machine(),
-        **{f"{CODE_OF}{name}": digest for name, digest in digests.items()},
+        **{f"{CODE_OF}{name}": digest for name, digest in digests_of(("maml_rl",)).items()},
     }
 
 
@@ -171,46 +181,52 @@ def differing_version(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str
     """Return the first difference between the versions of an actor and of the driver in words; "" if there is none."""
     for name in {**ours, **theirs}:
         here, there = ours.get(name, "none"), theirs.get(name, "none")
-        missing_module = name.startswith(CODE_OF) and name not in theirs
-        if here != there and not missing_module:
+        if here != there:
             return f"{name} {there}, this process has {here}"
     return ""
 
 
-def _from_store(reference: Any) -> Any:
-    """Return the object that the driver has put into the store.
+class _DifferentCodeError(ConfigError):
+    """A module of the user differs from the driver's; the message says which."""
+
+
+def _from_store(reference: Any) -> tuple[Any, ...]:
+    """Return the objects that the driver has put into the store.
 
     Raises:
-        ConfigError: If its modules differ here.
+        _DifferentCodeError: If their modules differ here. A missing one is left out: the import fails.
     """
     stored: Stored = ray.get(reference)
-    for name, digest in digests_of(stored.digests).items():
-        if digest != stored.digests[name]:
-            raise ConfigError(
-                f"the Ray node {ray.util.get_node_ip_address()} has {CODE_OF}{name} {digest}, the driver has "
-                f"{stored.digests[name]}; {SAME_CODE}"
-            )
-    return ray.cloudpickle.loads(stored.pickled)
+    here = {f"{CODE_OF}{name}": digest for name, digest in digests_of(stored.digests).items()}
+    there = {f"{CODE_OF}{name}": digest for name, digest in stored.digests.items()}
+    if difference := differing_version(here, {name: there[name] for name in here}):
+        raise _DifferentCodeError(difference)
+    return tuple(ray.cloudpickle.loads(each) for each in stored.pickled)
+
+
+class _Hosted(NamedTuple):
+    """What an actor has of a job.
+
+    Attributes:
+        policy: a copy of the sampler's.
+        body: its slots.
+        version: number of the phase whose parameters the policy has, in a list.
+    """
+
+    policy: Policy
+    body: Body
+    version: list[int]
 
 
 class RolloutActor:
-    """Holds the environment and a copy of the policy, and carries out one call after the other."""
+    """Has environments and policies of the samplers of one process, and carries out one call after the other."""
 
-    _recipe: Recipe
-    _policy: Policy
-
-    def __init__(self, slots_per_task: int) -> None:
-        self._slots_per_task = slots_per_task
+    def __init__(self) -> None:
         self._progress = Progress.here()
-        self._envs: dict[int, ReportingEnv] = {}
-        self._number, self._version, self._thread = -1, -1, 0
+        self._jobs: dict[int, _Hosted] = {}
+        self._body: Body | None = None
+        self._number, self._thread = -1, 0
         self._abandoned: set[int] = set()
-        self._host: EpisodeHost | None = None
-        self._retries, self._waiting_seconds = 0, 0.0
-        self._tasks: tuple[Task, ...] = ()
-        self._first_slot = 0
-        self._has_made_env = False
-        self._calls = EnvCalls()
         self._lock = threading.Lock()
 
     def carry_out(self, number: int, method: str, *arguments: Any) -> Any:
@@ -219,138 +235,108 @@ class RolloutActor:
         Returns:
             Its result, `Raised` if it raised, or None if the call was abandoned.
         """
+        progress = self._progress
         with self._lock:
             self._number, self._thread = number, threading.get_ident()
-            self._progress.generation[0] = -1 if number in self._abandoned else number
+            progress.generation[0] = -1 if number in self._abandoned else number
             self._abandoned = {each for each in self._abandoned if each > number}
-            self._progress.current_slots[0], self._progress.steps[0] = -1, -1
-            self._progress.heartbeats[0] = monotonic()
-            self._calls.raised = False
-        if self._progress.generation[0] < 0:
+            progress.current_slots[0], progress.steps[0] = -1, IN_RESET
+            progress.heartbeats[0] = monotonic()
+        if progress.generation[0] < 0:
             return None
+        self._body = None
         try:
             return getattr(self, method)(*arguments)
         except PhaseAbandonedError:
             return None
         # Even SystemExit: an environment that calls sys.exit has failed, and the driver has to report it.
         except BaseException as error:
-            of_env = method not in ("run", "work") or self._calls.raised
-            failure = failed(number, error, self._slot(), self._first_slot, self._tasks, of_env=of_env)
-            self._drop_envs()
-            if self._host is not None:
-                self._host.forget()
-            who = f"actor with pid {os.getpid()} on {ray.util.get_node_ip_address()}"
-            # Also behind another error, as Gymnasium's DependencyNotInstalled.
-            fails_to_import = any(isinstance(each, ImportError) for each in causes(error))
-            cannot_load = not self._has_made_env and (method == "start" or fails_to_import)
-            return Raised(failure, self._steps(), who, cannot_load)
+            return self._raised(error, number, method)
+
+    def _raised(self, error: BaseException, number: int, method: str) -> Raised:
+        who, body = f"actor with pid {os.getpid()} on {ray.util.get_node_ip_address()}", self._body
+        if body is None:
+            failure = failed(number, error, None, 0, ())
+        else:
+            failure = body.failed(number, error, of_env=method not in ("run", "work"))
+            body.forget()
+        # Also behind another error, as Gymnasium's DependencyNotInstalled.
+        fails_to_import = any(isinstance(each, ImportError) for each in causes(error))
+        cannot_load = body is None or (not body.has_made_env and fails_to_import)
+        # Parts of an algorithm are loaded late: no other node would do better with the next.
+        difference = str(error) if body is None and isinstance(error, _DifferentCodeError) else ""
+        return Raised(failure, self._steps(), who, cannot_load, difference)
 
     # Methods of the working thread.
 
-    def start(self, code: tuple[bytes, bytes, dict[str, str]]) -> Introduction:
-        """Unpack the recipe of the environment and the policy, unless the driver's versions, the third, differ."""
-        recipe, policy, versions = code
+    def start(self) -> Introduction:
+        """Report about itself."""
         context = ray.get_runtime_context()
-        modules = [name.removeprefix(CODE_OF) for name in versions if name.startswith(CODE_OF)]
-        own = Introduction(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), own_versions(modules))
-        if not differing_version(own.versions, versions):
-            self._recipe, self._policy = ray.cloudpickle.loads(recipe), ray.cloudpickle.loads(policy)
-        return own
+        return Introduction(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), own_versions())
 
-    def describe(self) -> EnvDescription:
+    def describe(self, job: Job) -> EnvDescription:
         """Return the description of one slot."""
-        return EnvDescription.of(self._some_env().env)
+        return EnvDescription.of(self._hosted(job).body.any_slots())
 
-    def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool) -> list[Task]:
+    def sample_tasks(self, job: Job, num_tasks: int, seed: int, evaluation: bool) -> list[Task]:
         """Draw tasks of the family."""
-        return self._some_env().env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
+        return self._hosted(job).body.any_slots().sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
-    def run(self, data: PhaseData, params: dict[str, NDArray[Any]] | None, slots: slice) -> Sampled:
+    def run(self, job: Job, data: PhaseData, params: dict[str, NDArray[Any]] | None, slots: slice) -> Sampled:
         """Sample the episodes in a range of the slots of a phase, with the parameters of their tasks alone."""
-        if data.version != self._version:
-            take_state(self._policy, data.state)
-            self._version = data.version
+        policy, body, version = self._hosted(job)
+        if data.version != version[0]:
+            take_state(policy, data.state)
+            version[0] = data.version
         # The store's arrays are read-only, which tensors cannot be.
         own = None if params is None else {name: torch.tensor(value) for name, value in params.items()}
-        unit = data.phase.unit(slots).with_policy(self._policy, own)
+        unit = data.phase.unit(slots).with_policy(policy, own)
         timer = StageTimer() if data.timed else NULL_TIMER
-        arrays = self._sample(unit, slots.start, timer)
+        arrays = self._sample(body, unit, slots.start, timer)
         blocks = [arrays.view(*block) for block in unit.ranges()]
         horizon = unit.horizon
         sampled = [block if block.lengths.max() == horizon else block.copy() for block in blocks]
-        return Sampled(sampled, timer.take(), *self._take_counts())
+        return Sampled(sampled, timer.take(), *body.take_counts())
 
-    def work(self, request: Request) -> Sampled:
+    def work(self, job: Job, request: Request) -> Sampled:
         """Sample the blocks of a batch that this actor lacks, and carry out the request on them."""
-        if self._host is None:
-            self._host = EpisodeHost(self._policy, self._sample_block, _from_store, self._beat)
+        policy, body, version = self._hosted(job)
+
+        def sample_block(phase: Phase) -> TaskEpisodes:
+            arrays = self._sample(body, phase, phase.streams.first_task * phase.per_task, NULL_TIMER)
+            body.beat()
+            if arrays.lengths.max() < phase.horizon:
+                arrays = arrays.copy()
+            return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
+
         # What `run` has loaded, or the host, is no longer there for the other.
-        self._version = -1
-        self._beat()
-        with intra_op_threads(1):
-            replies = self._host.carry_out(request)
-        return Sampled(replies, {}, *self._take_counts())
+        version[0] = -1
+        replies = body.compute(request, lambda: policy, sample_block, _part_of_algorithm)
+        return Sampled(replies, {}, *body.take_counts())
 
-    def _sample_block(self, phase: Phase) -> TaskEpisodes:
-        arrays = self._sample(phase, phase.streams.first_task * phase.per_task, NULL_TIMER)
-        self._beat()
-        if arrays.lengths.max() < phase.horizon:
-            arrays = arrays.copy()
-        return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
+    def forget(self, job: Job) -> None:
+        """Close the environments of a sampler that is closed, or has another policy."""
+        if (hosted := self._jobs.pop(job.number, None)) is not None:
+            hosted.body.forget()
 
-    def _sample(self, phase: Phase, first_slot: int, timer: StageTimer) -> EpisodeArrays:
-        """Sample a phase, whose first slot is slot `first_slot` of a batch."""
-        self._tasks, self._first_slot = tuple(phase.slot_tasks), first_slot
-        env = self._env_of(len(self._tasks))
-        before = env.env.retries, env.env.waiting_seconds
-        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env.env), *phase.sizes))
-        env.begin(self._number)
-        sample_phase(env, phase, arrays, timer)
-        self._retries += env.env.retries - before[0]
-        self._waiting_seconds += env.env.waiting_seconds - before[1]
-        return arrays
-
-    def _take_counts(self) -> tuple[int, float]:
-        """Return retries and seconds of waiting since the last call."""
-        counted = self._retries, self._waiting_seconds
-        self._retries, self._waiting_seconds = 0, 0.0
-        return counted
-
-    def _beat(self) -> None:
-        """Show that it is alive where no environment steps."""
-        self._progress.steps[0] = IN_UPDATE
-        self._progress.heartbeats[0] = monotonic()
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._drop_envs()
-
-    def _env_of(self, num_slots: int) -> ReportingEnv:
-        """Return so many slots."""
-        if num_slots not in self._envs:
-            if len(self._envs) >= _SIZES_KEPT:
-                self._drop_envs()
+    def _hosted(self, job: Job) -> _Hosted:
+        """Return environment and policy of a sampler, loaded the first time."""
+        if job.number not in self._jobs:
+            # Imports may take long.
+            self._progress.steps[0] = IN_UPDATE
+            recipe, policy = _from_store(job.code[0])
+            self._jobs[job.number] = _Hosted(policy, Body(recipe, self._progress, 0), [-1])
             self._progress.steps[0] = IN_RESET
-            with self._calls:
-                made = self._recipe.make(num_slots, current_slots=self._progress.current_slots)
-            self._envs[num_slots] = ReportingEnv(made, self._progress, 0, self._calls)
-            self._has_made_env = True
             self._progress.heartbeats[0] = monotonic()
-        return self._envs[num_slots]
+        hosted = self._jobs[job.number]
+        self._body = hosted.body
+        return hosted
 
-    def _some_env(self) -> ReportingEnv:
-        return next(iter(self._envs.values()), None) or self._env_of(1)
-
-    def _drop_envs(self) -> None:
-        envs, self._envs = self._envs, {}
-        for each in envs.values():
-            with suppress(Exception):
-                each.env.close()
-
-    def _slot(self) -> int | None:
-        """Return which slot of the unit is being worked on, if that is known."""
-        slot = int(self._progress.current_slots[0])
-        return slot if slot >= 0 else 0 if len(self._tasks) == 1 else None
+    def _sample(self, body: Body, phase: Phase, first_slot: int, timer: StageTimer) -> EpisodeArrays:
+        slots = EnvDescription.of(body.slots(len(phase.slot_tasks)))
+        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(slots, *phase.sizes))
+        body.run(phase, first_slot, arrays, timer, self._number)
+        return arrays
 
     def _steps(self) -> int | None:
         steps = int(self._progress.steps[0])
@@ -361,14 +347,15 @@ class RolloutActor:
     @ray.method(concurrency_group="control")
     def look(self, with_stack: bool) -> Look:
         """Return the progress of the current call."""
-        progress, slot, tasks = self._progress, self._slot(), self._tasks
+        progress, body = self._progress, self._body
+        slot, tasks = (None, ()) if body is None else (body.slot, body.tasks)
         stack = ""
         if with_stack and (frame := sys._current_frames().get(self._thread)) is not None:
             stack = "".join(traceback.format_stack(frame))
         return Look(
             (self._number, int(progress.current_slots[0]), float(progress.heartbeats[0])),
             self._steps(),
-            None if slot is None else self._first_slot + slot,
+            None if slot is None or body is None else body.first_slot + slot,
             None if slot is None or slot >= len(tasks) else describe_task(tasks[slot]),
             stack,
             updating=int(progress.steps[0]) == IN_UPDATE,
@@ -387,3 +374,17 @@ class RolloutActor:
         """End this process and its children, without the cluster's help."""
         os.kill(os.getpid(), signal.SIGKILL)
         raise SystemExit
+
+
+def _part_of_algorithm(reference: Any) -> Any:
+    """Return part of an algorithm.
+
+    Raises:
+        ConfigError: If its modules differ here.
+    """
+    try:
+        (part,) = _from_store(reference)
+    except _DifferentCodeError as error:
+        text = str(error).replace("this process has", "the driver has")
+        raise ConfigError(f"the Ray node {ray.util.get_node_ip_address()} has {text}; {SAME_CODE}") from None
+    return part

@@ -4,44 +4,45 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import ray
 
 from maml_rl.errors import ConfigError, causes
 
 _MODE, _TOKEN, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _SAME_TOKEN = "give this process the token of the cluster in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
+# Of all clusters that this process starts: Ray remembers the first.
+_OWN = secrets.token_hex(32)
 
 
-def make_own_token() -> bool:
-    """Give a cluster that this process starts a token, which its processes inherit in the environment.
+@contextmanager
+def own_token() -> Iterator[bool]:
+    """Have a cluster that is started here accept only this process, by a token that its processes inherit.
 
-    Ray itself would keep one in the home folder of the user, where `ray start` would find it later.
-
-    Returns:
-        Whether it has one; not if the environment has a mode or a token, or this version of Ray starts without a token.
+    Ray itself would keep one in the home folder of the user, where `ray start` would find it later. Yields whether
+    there is one; not if the environment has a mode or a token.
     """
-    if _MODE in os.environ or _TOKEN in os.environ or not _has_mode_by_default():
-        return False
-    os.environ[_TOKEN] = secrets.token_hex(32)
-    return True
+    if _MODE in os.environ or _TOKEN in os.environ:
+        yield False
+        return
+    os.environ[_TOKEN] = _OWN
+    try:
+        yield True
+    finally:
+        # Ray sets the mode when it starts a cluster.
+        for name in (_MODE, _TOKEN):
+            os.environ.pop(name, None)
 
 
-def remove_own_token() -> None:
-    """Make the environment, and what Ray remembers of it, what they were before `make_own_token`."""
-    # Ray sets the mode when it starts a cluster.
-    for name in (_MODE, _TOKEN):
-        os.environ.pop(name, None)
-    # Ray has no public function for this.
-    ray._raylet.Config.initialize("")
-    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+def check_token() -> None:
+    """Refuse a token with white space in it, for which Ray would abort this process.
 
-
-def _has_mode_by_default() -> bool:
-    """Return whether this version of Ray starts clusters with a token unless the user says otherwise."""
-    return tuple(map(int, ray.__version__.split(".")[:2])) >= (2, 59)
+    Raises:
+        ConfigError: With the remedy.
+    """
+    if any(character.isspace() for character in os.environ.get(_TOKEN, "")):
+        raise ConfigError("RAY_AUTH_TOKEN has a space or a line break in it; give the token alone")
 
 
 def require_token(address: str) -> None:

@@ -26,10 +26,9 @@ from maml_rl.samplers.hosting import Carrier, HostedBatch, Request
 from maml_rl.samplers.phase import UNITS_PER_WORKER, WORKER_STAGES, Phase, slots_together, units_of
 from maml_rl.samplers.policy_copies import state_of
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
-from maml_rl.samplers.work.ray.actor import PhaseData, Sampled, Stored
+from maml_rl.samplers.work.ray.actor import Job, PhaseData, Sampled, Stored
 from maml_rl.samplers.work.ray.pool import RayPool
-from maml_rl.samplers.work.ray.source_digests import digests_of, modules_of_user
-from maml_rl.samplers.work.ray.worker import RayWorker, Unit
+from maml_rl.samplers.work.unit import Unit, Worker
 
 # There are several units for each actor where a unit takes at least this long.
 _UNIT_SECONDS = 1.0
@@ -52,8 +51,8 @@ class RayBackend(RolloutBackend):
         self._units_per_actor = 1
         self._retries, self._waiting_seconds = 0, 0.0
         # Which actor has a block of the newest batch.
-        self._owners: dict[int, RayWorker] = {}
-        self._pool = RayPool(placement, name, code, slots_per_task)
+        self._owners: dict[int, Worker] = {}
+        self._pool, self._client = RayPool.join(name, placement, code)
 
     @property
     def pids(self) -> list[int]:
@@ -72,38 +71,41 @@ class RayBackend(RolloutBackend):
 
     def prepare(self, num_tasks: int) -> None:
         """Request actors for phases of `num_tasks` tasks."""
-        self._pool.prepare(num_tasks)
+        self._pool.prepare(self._client, num_tasks)
 
     def describe(self) -> EnvDescription:
         """Return the description of one slot."""
         if self._slot is None:
-            self._slot = self._ask(Unit("describe", ()), 1)
+            self._slot = self._ask("describe", 1)
         return self._slot
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
         """Let an actor draw tasks."""
-        tasks: list[Task] = self._ask(Unit("sample_tasks", (num_tasks, seed, evaluation)), num_tasks)
+        tasks: list[Task] = self._ask("sample_tasks", num_tasks, num_tasks, seed, evaluation)
         return tasks
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
         """Sample a phase in units, each by whichever actor is free."""
         num_tasks, per_task = len(phase.tasks), phase.per_task
         slot = self.describe()
-        if not len(self._pool):
+        if not self.num_hosts:
             self.prepare(num_tasks)
         self._take_policy(phase)
-        self._pool.warn_of_unused_places(num_tasks)
+        self._pool.warn_of_unused_places(self._client, num_tasks)
         timed = timer is not NULL_TIMER
         with timer.stage("assembly"):
             state = state_of(phase.policy)
             data = ray.put(PhaseData(next(self._versions), phase.without_policy(), state, timed))
             arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *phase.sizes))
-            num_units = len(self._pool) * self._units_per_actor
+            num_units = self.num_hosts * self._units_per_actor
             together = slots_together(num_tasks, per_task, num_units)
-            units = [_run_unit(data, slots, phase) for slots in units_of(num_tasks * per_task, num_units, together)]
+            job = self._client.job
+            units = [
+                _run_unit(job, data, slots, phase) for slots in units_of(num_tasks * per_task, num_units, together)
+            ]
         timer.observe(WORKERS_PER_INFERENCE, 1)
         started, waiting = monotonic(), 0.0
-        for unit, reply in self._pool.results(units, timer):
+        for unit, reply in self._pool.results(self._client, units, timer):
             assert isinstance(reply, Sampled)
             self._retries += reply.retries
             waiting += reply.waiting_seconds
@@ -111,7 +113,7 @@ class RayBackend(RolloutBackend):
                 for block, sampled in zip(phase.ranges(unit.part), reply.result, strict=True):
                     arrays.view(*block).fill(sampled)
         # Actors wait in parallel.
-        self._waiting_seconds += waiting / max(1, len(self._pool))
+        self._waiting_seconds += waiting / max(1, self.num_hosts)
         self._choose_units(monotonic() - started)
         if timed:
             # Actors run in parallel: the driver has waited for the busiest.
@@ -128,15 +130,14 @@ class RayBackend(RolloutBackend):
     @property
     def num_hosts(self) -> int:
         """Number of actors, those that start included."""
-        return len(self._pool)
+        return self._pool.size(self._client)
 
     def put(self, value: Any) -> Any:
         """Put something into Ray's object store."""
         # As bytes, so that the actor, and not Ray, reports a failed import on a node.
         pickled = _pickled(value, "the algorithm")
-        # A batch depends on the policy and the environment, whose code actors have compared at their start.
-        modules = () if isinstance(value, HostedBatch) else modules_of_user([pickled])
-        return ray.put(Stored(pickled, digests_of(modules)))
+        # A batch depends on the policy and the environment, whose code actors have compared already.
+        return ray.put(Stored.of(pickled, needs_modules=not isinstance(value, HostedBatch)))
 
     def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
         """Let actors sample the blocks of a batch."""
@@ -147,19 +148,20 @@ class RayBackend(RolloutBackend):
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
         """Let actors carry out a request."""
         if request.asked is None:
-            self._pool.warn_of_unused_places(len(batch.blocks), "block")
-            shares: list[tuple[RayWorker | None, list[int]]] = [(None, [block]) for block in request.blocks]
+            self._pool.warn_of_unused_places(self._client, len(batch.blocks), "block")
+            shares: list[tuple[Worker | None, list[int]]] = [(None, [block]) for block in request.blocks]
             self._owners = {}
         else:
-            of_owner: dict[RayWorker | None, list[int]] = {}
+            of_owner: dict[Worker | None, list[int]] = {}
             for block in request.blocks:
                 of_owner.setdefault(self._owners.get(block), []).append(block)
             shares = list(of_owner.items())
-        units = [_work_unit(request, tuple(blocks), batch, worker) for worker, blocks in shares]
-        for unit, reply in self._pool.results(units):
+        job = self._client.job
+        units = [_work_unit(job, request, tuple(blocks), batch, worker) for worker, blocks in shares]
+        for unit, reply in self._pool.results(self._client, units):
             assert isinstance(reply, Sampled)
             self._retries += reply.retries
-            self._waiting_seconds += reply.waiting_seconds / max(1, len(self._pool))
+            self._waiting_seconds += reply.waiting_seconds / max(1, self.num_hosts)
             assert unit.worker is not None
             for block, of_block in reply.result.items():
                 self._owners[block] = unit.worker
@@ -169,26 +171,25 @@ class RayBackend(RolloutBackend):
         """Return None: actors have the episodes."""
 
     def kill(self) -> None:
-        """Kill all actors without logging."""
-        self._pool.kill()
+        """Make work end with `ChildLost`; actors stop it at their next step."""
+        self._pool.kill(self._client)
 
     def close(self) -> None:
-        """End all actors."""
-        self._pool.close()
+        """Leave the actors, which end with their last sampler."""
+        self._pool.leave(self._client)
 
-    def _ask(self, unit: Unit, num_tasks: int) -> Any:
-        """Let an actor carry out one unit, and return its result."""
+    def _ask(self, method: str, num_tasks: int, *arguments: Any) -> Any:
+        """Let an actor carry out one method, and return its result."""
         self.prepare(num_tasks)
-        ((_, reply),) = self._pool.results([unit])
+        ((_, reply),) = self._pool.results(self._client, [Unit(method, (self._client.job, *arguments))])
         return reply
 
     def _take_policy(self, phase: Phase) -> None:
-        """Replace the actors if a phase has a policy that differs from theirs in more than parameters and constants."""
+        """Give actors the policy of a phase, if it differs from theirs in more than parameters and constants."""
         if phase.policy is self._policy:
             return
         if _without_tensors(phase.policy) != _without_tensors(self._policy):
-            self._pool.replace_code((self._pickled_recipe, _pickled_policy(phase.policy)))
-            self.prepare(len(phase.tasks))
+            self._pool.take_code(self._client, (self._pickled_recipe, _pickled_policy(phase.policy)))
         self._policy = phase.policy
 
     def _choose_units(self, seconds: float) -> None:
@@ -199,27 +200,27 @@ class RayBackend(RolloutBackend):
             self._units_per_actor = max(1, 2 ** (most.bit_length() - 1)) if most else 1
 
 
-def _run_unit(data: Any, slots: slice, phase: Phase) -> Unit:
+def _run_unit(job: Job, data: Any, slots: slice, phase: Phase) -> Unit:
     """Return the unit that samples in a range of the slots of a phase; parameters of their tasks go to its actor."""
     part = phase.unit(slots)
     own = None
     if part.params is not None:
         own = ray.put({name: value.detach().cpu().numpy() for name, value in part.params.items()})
-    unit = Unit("run", (data, own, slots), slots, part.tasks)
+    unit = Unit("run", (job, data, own, slots), slots, part.tasks)
     if len(part.tasks) > 1:
         within = range(slots.start // phase.per_task + 1, -(-slots.stop // phase.per_task))
         bounds = [slots.start, *(task * phase.per_task for task in within), slots.stop]
-        unit.pieces = lambda: [_run_unit(data, slice(*piece), phase) for piece in itertools.pairwise(bounds)]
+        unit.pieces = lambda: [_run_unit(job, data, slice(*piece), phase) for piece in itertools.pairwise(bounds)]
     return unit
 
 
-def _work_unit(request: Request, blocks: tuple[int, ...], batch: HostedBatch, worker: RayWorker | None) -> Unit:
+def _work_unit(job: Job, request: Request, blocks: tuple[int, ...], batch: HostedBatch, worker: Worker | None) -> Unit:
     """Return the unit that carries out a request on some of the blocks, for the actor that has them."""
     tasks = tuple(task for block in blocks for task in batch.phase.tasks[batch.tasks_of(block)])
-    unit = Unit("work", (replace(request, blocks=blocks),), batch.tasks_of(blocks[0]), tasks, worker=worker)
+    unit = Unit("work", (job, replace(request, blocks=blocks)), batch.tasks_of(blocks[0]), tasks, worker=worker)
     if len(blocks) > 1:
         # Their episodes are sampled again, by as many actors as there are.
-        unit.pieces = lambda: [_work_unit(request, (block,), batch, None) for block in blocks]
+        unit.pieces = lambda: [_work_unit(job, request, (block,), batch, None) for block in blocks]
         unit.whole_tries = 0
     return unit
 

@@ -1,161 +1,413 @@
-"""Units of work on a Ray cluster, which are carried out even if actors, nodes and objects are lost.
+"""The actors of this process on a Ray cluster: started where there are places, given units, watched, and replaced.
 
-A unit of work is a range of whole tasks. Every actor samples it identically, so a lost unit is sampled again
-elsewhere, and an idle actor also samples what a slow one has not finished: the first result counts.
+A unit of work is a range of slots. Every actor samples it identically, so a lost unit is sampled again elsewhere, and
+an idle actor also samples what a slow one has not finished: the first result counts.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
+from ray.util.metrics import Counter, Gauge
 
 from maml_rl.config.placement import Placement
-from maml_rl.errors import ChildEnvError, ChildLost
+from maml_rl.errors import ChildEnvError, ChildLost, ConfigError
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.describing import shorten
 from maml_rl.samplers.failures import error_of
-from maml_rl.samplers.work.ray.actor import Raised, Sampled
-from maml_rl.samplers.work.ray.cluster import last_line
-from maml_rl.samplers.work.ray.team import SEND_CODE, Team, load_failure
-from maml_rl.samplers.work.ray.units import Units
-from maml_rl.samplers.work.ray.worker import Call, RayWorker, Unit
+from maml_rl.samplers.work.ray.actor import (
+    CODE_OF,
+    SAME_CODE,
+    Introduction,
+    Job,
+    Raised,
+    Sampled,
+    Stored,
+    differing_version,
+    own_versions,
+)
+from maml_rl.samplers.work.ray.cluster import RayCluster
+from maml_rl.samplers.work.ray.connection import last_line
+from maml_rl.samplers.work.ray.worker import LOOK_SECONDS, RayWorker
+from maml_rl.samplers.work.scheduler import Limits, Scheduler
+from maml_rl.samplers.work.unit import Call, Unit
 
 _log = logging.getLogger("maml_rl")
 
 # How often the driver checks actors that do not reply.
 _TICK_SECONDS = 0.1
+# With many actors the driver waits for this fraction of them, but not longer: each wait lists them all.
+_FRACTION, _GATHER_SECONDS = 16, 0.02
 _CLOSE_SECONDS = 2.0
+_STALLED_SECONDS = 10.0
 _STORE_REMEDY = (
     "memory and disk are full there: start Ray with a larger --object-store-memory, free the disk, or use fewer or "
     "shorter episodes"
 )
+_SAME_VERSIONS = "install the same versions everywhere, or the episodes would differ"
+_SEND_CODE = "install what is missing on all nodes, or send it along with a runtime_env (docs/scaling.md)"
 # Maximum number of characters in a quotation.
 _LINE = 300
+_TAGS = ("environment",)
+
+
+class Client:
+    """A sampler that uses a pool.
+
+    Attributes:
+        name: of its environment, for messages.
+        placement: as the sampler has it.
+        limits: of its units.
+        job: its environment and policy, for actors.
+        killed: whether another thread has ended its work.
+        most: how many actors it can use.
+    """
+
+    def __init__(self, name: str, placement: Placement) -> None:
+        self.name, self.placement, self.limits = name, placement, Limits(placement)
+        self.job = Job(-1, [])
+        self.killed, self.idle_warned, self.most = False, False, 1
 
 
 class RayPool:
-    """Gives units to actors on a cluster, and returns their results.
+    """The actors of one kind of this process, which its samplers share and use in turns.
+
+    Attributes:
+        actors: those that start included.
+        cluster: where they are.
 
     Raises:
         ConfigError: If the cluster cannot be reached, or is too small.
     """
 
-    def __init__(self, placement: Placement, name: str, code: tuple[bytes, bytes], slots_per_task: int) -> None:
-        self._placement, self._name = placement, name
-        self._idle_warned = self._closed = False
-        self._units = Units(placement.max_restarts)
-        self._team = Team(placement, name, slots_per_task, self._units)
-        try:
-            self._team.take_code(code)
-            self._team.count_places()
-        except BaseException:
-            self.close()
-            raise
+    _pools: ClassVar[dict[str, RayPool]] = {}
+    _making: ClassVar[threading.Lock] = threading.Lock()
+    _numbers: ClassVar[Iterator[int]] = itertools.count()
 
-    def __len__(self) -> int:
-        """Return how many actors there are, those that start included."""
-        return len(self._team.actors)
+    def __init__(self, placement: Placement) -> None:
+        self.cluster = RayCluster(placement)
+        self._versions = own_versions()
+        self._scheduler = Scheduler(Limits(placement), "Ray actors", in_flight=2, steals=True)
+        self._turn = threading.RLock()
+        self._clients: list[Client] = []
+        self._client = Client("", placement)
+        self.actors: list[RayWorker] = []
+        self._counted, self._size, self._stalled, self._next_check = itertools.count(), 1, 0.0, 0.0
+        self._actors = Gauge("maml_rl_actors", "actors that work for this run", _TAGS)
+        self._units = Counter("maml_rl_units", "units of work whose results have come back", _TAGS)
+        self._lost = Counter("maml_rl_actors_lost", "actors that died or hung, and were replaced", _TAGS)
+
+    # Samplers.
+
+    @classmethod
+    def join(cls, name: str, placement: Placement, code: tuple[bytes, bytes]) -> tuple[RayPool, Client]:
+        """Return the pool of actors with the requests of a placement, and the place of a new sampler in it."""
+        kind = repr((placement.asked, placement.ray_runtime_env, placement.ray_placement_group))
+        with cls._making:
+            pool = cls._pools.get(kind)
+            if pool is None or pool.cluster.connection.gone or not pool.cluster.connection.is_open:
+                pool = cls._pools[kind] = cls(placement)
+            else:
+                pool.cluster.connection.check_address(placement.ray_address)
+            client = Client(name, placement)
+            pool._clients.append(client)
+        try:
+            pool.take_code(client, code)
+            pool._count_places(client)
+        except BaseException:
+            pool.leave(client)
+            raise
+        return pool, client
+
+    def take_code(self, client: Client, code: tuple[bytes, bytes]) -> None:
+        """Put environment and policy, pickled, where actors get them."""
+        self._forget(client)
+        client.job = Job(next(self._numbers), [ray.put(Stored.of(*code))])
+
+    def kill(self, client: Client) -> None:
+        """Make the work of a sampler end with `ChildLost`, now and later. Any thread may call this."""
+        client.killed = True
+
+    def leave(self, client: Client) -> None:
+        """End the use of the pool by a sampler, the last of which ends all actors. Safe to call twice."""
+        with self._making:
+            if client not in self._clients:
+                return
+            self._clients.remove(client)
+            is_last = not self._clients
+            if is_last:
+                for kind in [kind for kind, pool in self._pools.items() if pool is self]:
+                    del self._pools[kind]
+        closed = self._forget(client)
+        if not is_last:
+            return
+        actors, self.actors = self.actors, []
+        with suppress(Exception):
+            # Environments release their resources, if they are idle and fast.
+            if closed and not client.killed and not any(actor.calls for actor in actors):
+                ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_SECONDS)
+        self._end(actors)
+        self.cluster.leave()
+
+    def _forget(self, client: Client) -> list[Any]:
+        """Make actors close the environments of a sampler, and return references to their replies."""
+        if client.job.number < 0 or not self.cluster.connection.is_open:
+            return []
+        with suppress(Exception):
+            return [actor.forget(client.job) for actor in self._ready()]
+        return []
+
+    def _end(self, actors: Sequence[RayWorker]) -> None:
+        """Kill actors, by a message to each where the head node does not answer."""
+        if not self.cluster.connection.is_open:
+            return
+        for actor in actors:
+            if self.cluster.connection.gone:
+                actor.leave()
+            else:
+                actor.end()
+
+    # Actors.
+
+    def size(self, client: Client) -> int:
+        """Return how many actors a sampler has, those that start included."""
+        return len(self._of(client))
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the actors on this machine."""
-        here = ray.util.get_node_ip_address() if self._team.actors else ""
-        return [actor.known.pid for actor in self._team.actors if actor.known and actor.known.address == here]
+        here = ray.util.get_node_ip_address() if self.actors else ""
+        return [actor.known.pid for actor in self.actors if actor.known and actor.known.address == here]
 
     @property
     def busiest_seconds(self) -> dict[str, float]:
         """Seconds of each stage in the actor that has worked longest on the last units."""
-        found = [actor.seconds for actor in self._team.actors]
+        found = [actor.seconds for actor in self.actors]
         return max(found, key=lambda seconds: sum(seconds.values()), default={})
 
-    def prepare(self, num_tasks: int) -> None:
-        """Start actors for phases of `num_tasks` tasks: wait for the first, or with `strict` for all."""
-        self._team.hire(num_tasks)
-        started = monotonic()
-        if len(self._team.known) < len(self._team.actors):
-            self._wait(0.0)
-        while len(self._team.known) < (len(self._team.actors) if self._placement.strict else 1):
-            self._wait(_TICK_SECONDS)
-            self._team.look_after_starts(monotonic() - started)
+    def _of(self, client: Client) -> list[RayWorker]:
+        """Return the actors that a sampler may use."""
+        return self.actors[: client.placement.num_workers]
 
-    def results(self, units: Sequence[Unit], timer: StageTimer = NULL_TIMER) -> Iterator[tuple[Unit, Any]]:
-        """Yield the result of every unit as soon as it is there.
+    def _ready(self) -> list[RayWorker]:
+        return [actor for actor in self.actors if actor.ready]
+
+    def prepare(self, client: Client, num_tasks: int) -> None:
+        """Start actors for phases of `num_tasks` tasks: wait for the first, or with `strict` for all.
+
+        They are as many as the cluster has room for now, but no more than tasks or workers.
+        """
+        with self._turn:
+            self._begin_turn(client)
+            client.most = min(num_tasks, client.placement.num_workers or num_tasks)
+            places = self._count_places(client)
+            wanted = max(min(places, each.most) for each in self._clients)
+            self._size = max(1, wanted, len(self._ready()))
+            # Those that wait for a node that has left.
+            for actor in [actor for actor in self.actors if not actor.ready][: max(0, len(self.actors) - self._size)]:
+                self._end([actor])
+                self.actors.remove(actor)
+            self._refill()
+            started = monotonic()
+            if len(self._ready()) < len(self.actors):
+                self._wait(0.0)
+            while len(self._ready()) < (len(self._of(client)) if client.placement.strict else 1):
+                self._wait(_TICK_SECONDS)
+                self._look_after_starts(monotonic() - started)
+
+    def _begin_turn(self, client: Client) -> None:
+        self.cluster.connection.require_open()
+        if client.killed:
+            raise ChildLost("the Ray actors were killed")
+        self._client = client
+
+    def _count_places(self, client: Client) -> int:
+        """Return how many actors there is room for; see `RayCluster.count_places` for the errors."""
+        return self.cluster.count_places(client.placement)
+
+    def _refill(self) -> None:
+        """Start the actors that are missing."""
+        while len(self.actors) < self._size:
+            options, index = self.cluster.actor_options(), next(self._counted)
+
+            def make(remote: Any, options: dict[str, Any] = options) -> Any:
+                try:
+                    return self.cluster.ask(remote.options(**options).remote)
+                # What Ray refuses of a runtime_env.
+                except (ValueError, TypeError) as error:
+                    raise ConfigError(
+                        f"Ray cannot start actors with ray_runtime_env={options.get('runtime_env')}: "
+                        f"{last_line(error)}; give it to ray.init(runtime_env=...) of your code, or let the sampler "
+                        "connect this process"
+                    ) from None
+
+            actor = RayWorker(index, make, self._client.limits)
+            self.actors.append(actor)
+            actor.give(Unit("start", ()))
+
+    def _began(self, actor: RayWorker, reply: Any) -> None:
+        """Record the report of an actor about itself.
+
+        Raises:
+            ConfigError: If it has other versions than this process, and so has every node.
+        """
+        assert isinstance(reply, Introduction)
+        if difference := differing_version(reply.versions, self._versions):
+            self._differs(actor, reply.node, reply.address, difference)
+            return
+        actor.known = reply
+        self._actors.set(len(self._ready()), self._tags)
+        self.cluster.note_start(reply.node)
+
+    def _differs(self, actor: RayWorker, node: str, address: str, difference: str) -> None:
+        remedy = SAME_CODE if difference.startswith(CODE_OF) else _SAME_VERSIONS
+        self._leave_out(actor, node, f"the Ray node {address} has {difference}", remedy, ConfigError)
+
+    def _cannot_load(self, actor: RayWorker, reason: str, difference: str = "") -> None:
+        """Leave out the node of an actor that cannot import what environment or policy need; a restart would not help.
+
+        Raises:
+            ChildEnvError: If no other node is left.
+            ConfigError: If with `strict` too few are.
+        """
+        node, address = self.cluster.place_of(actor.actor_id)
+        if difference:
+            self._differs(actor, node, address, difference)
+        else:
+            self._leave_out(actor, node, self._load_failure(reason, f" on the node {address}"), _SEND_CODE)
+
+    def _load_failure(self, reason: str, place: str = "") -> str:
+        """Return why actors are of no use, in words."""
+        return f"Ray actors cannot load {self._client.name} or the policy{place}: {reason}"
+
+    def _leave_out(
+        self,
+        actor: RayWorker,
+        node: str,
+        cause: str,
+        remedy: str,
+        error: type[ChildEnvError | ConfigError] = ChildEnvError,
+    ) -> None:
+        """End an actor, and leave out its node."""
+        self._remove(actor)
+        self.cluster.leave_out(node, cause, remedy, error)
+        self._shrink()
+        self._refill()
+
+    def _lose(self, actor: RayWorker, cause: str, *, hung: bool = False) -> None:
+        """Replace an actor that is dead or no longer useful, and let others sample its units.
+
+        Raises:
+            ChildEnvError: If this happens too often to one unit, or to actors that start on the last node.
+            ChildEnvTimeout: If they hung.
+            ConfigError: If with `strict` too few nodes are left.
+        """
+        head = actor.take_call().unit
+        self._remove(actor)
+        self._lost.inc(1.0, self._tags)
+        if head.method == "start" and self.cluster.note_failed_start(actor.actor_id, cause):
+            self._shrink()
+        self._refill()
+        text = f"{actor} of {self._client.name} {cause}"
+        if head in self._scheduler.open:
+            _log.warning("%s; others take over its tasks", shorten(text, _LINE))
+            self._scheduler.lose(head, text, hung=hung)
+
+    def _shrink(self) -> None:
+        """Do with fewer actors after a node was left out, of which the user is told if others work."""
+        if self._ready():
+            self.cluster.warn()
+        self._size = max(1, min(self._size, self._count_places(self._client)))
+
+    def _remove(self, actor: RayWorker) -> None:
+        """End an actor, and let others take what it has not done."""
+        self._end([actor])
+        self.actors.remove(actor)
+        self._scheduler.take_back(actor)
+        self._actors.set(len(self._ready()), self._tags)
+
+    @property
+    def _tags(self) -> dict[str, str]:
+        return {"environment": self._client.name}
+
+    def _look_after_starts(self, waited: float) -> None:
+        """Report that actors have not started yet.
+
+        Raises:
+            ConfigError: If that takes too long.
+        """
+        placement = self._client.placement
+        if waited < min(self._stalled + _STALLED_SECONDS, placement.ray_start_timeout):
+            self._stalled = min(self._stalled, waited)
+            return
+        self._stalled = waited
+        message = (
+            f"{len(self._ready())} of {len(self.actors)} Ray actors have started "
+            f"after {waited:.0f} s; {self.cluster.describe_cpus()}"
+        )
+        if waited >= placement.ray_start_timeout:
+            raise ConfigError(
+                f"{message}; end what uses them, add nodes, or raise ray_start_timeout={placement.ray_start_timeout:g}"
+            )
+        _log.warning("%s", message)
+
+    # Units.
+
+    def results(
+        self, client: Client, units: Sequence[Unit], timer: StageTimer = NULL_TIMER
+    ) -> Iterator[tuple[Unit, Any]]:
+        """Yield the result of every unit of a sampler as soon as it is there; other samplers wait for their turn.
 
         Raises:
             ChildLost: If another thread has called `kill`.
-            ChildEnvError: If an environment raised, or a unit has lost more actors than `max_restarts` allows.
+            ChildEnvError: If an environment raised, the head node does not answer, or a unit has lost more actors than
+                allowed.
             ChildEnvTimeout: If it has because they hung.
             ConfigError: If all actors were lost, and no other starts within `ray_start_timeout`.
         """
-        self._units.begin(units)
-        for actor in self._team.actors:
-            actor.seconds = {}
-        had_actors = monotonic()
-        try:
-            while self._units.open:
-                self._units.assign(self._team.actors)
-                with timer.stage("waiting"):
-                    replies = self._wait(_TICK_SECONDS)
-                if self._team.known:
-                    had_actors = monotonic()
-                self._team.look_after_starts(monotonic() - had_actors)
-                while replies:
-                    # The store keeps objects that are referred to.
-                    unit, reply = replies.pop()
-                    if isinstance(reply, Raised):
-                        raise error_of([(_place(unit, reply), reply.failure)], self._name)
-                    self._team.metrics.note_unit()
-                    yield unit, reply
-                    del reply
-        finally:
-            self._units.end(self._team.actors)
+        with self._turn:
+            self._begin_turn(client)
+            self._scheduler.begin(units, client.limits)
+            for actor in self.actors:
+                actor.seconds, actor.limits = {}, client.limits
+            had_actors = monotonic()
+            try:
+                while self._scheduler.open:
+                    self._scheduler.assign(self._of(client))
+                    with timer.stage("waiting"):
+                        replies = self._wait(_TICK_SECONDS)
+                    if self._ready():
+                        had_actors = monotonic()
+                    self._look_after_starts(monotonic() - had_actors)
+                    while replies:
+                        # The store keeps objects that are referred to.
+                        unit, reply = replies.pop()
+                        if isinstance(reply, Raised):
+                            raise error_of([(_place(unit, reply), reply.failure)], client.name)
+                        self._units.inc(1.0, self._tags)
+                        yield unit, reply
+                        del reply
+            finally:
+                self._scheduler.end(self.actors)
 
-    def kill(self) -> None:
-        """Kill all actors without logging; waits raise `ChildLost`. Any thread may call this."""
-        self._team.killed = True
-        for actor in list(self._team.actors):
-            actor.end()
-
-    def replace_code(self, code: tuple[bytes, bytes]) -> None:
-        """End all actors; `prepare` starts others, with another environment or policy."""
-        self._end_actors()
-        self._team.take_code(code)
-
-    def close(self) -> None:
-        """End all actors. Safe to call twice."""
-        if self._closed:
-            return
-        self._closed = True
-        self._end_actors()
-        self._team.cluster.leave()
-
-    def _end_actors(self) -> None:
-        actors, self._team.actors = self._team.actors, []
-        with suppress(Exception):
-            # Environments release their resources, if they are idle and fast.
-            closed = [actor.close() for actor in actors if actor.known]
-            if not self._team.killed and not any(actor.calls for actor in actors) and closed:
-                ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_SECONDS)
-        for actor in actors:
-            actor.end()
-
-    def warn_of_unused_places(self, number: int, what: str = "task") -> None:
+    def warn_of_unused_places(self, client: Client, number: int, what: str = "task") -> None:
         """Warn once that there are more CPUs than a phase of so many tasks, or blocks of tasks, can use."""
-        # A sampler that shares the CPUs of another leaves none idle that it could use.
-        if self._idle_warned or self._team.cluster.shares:
+        # Only of the sampler that is made first, say for training, which uses them most of the time.
+        if client.idle_warned or client is not self._clients[0]:
             return
-        places = self._team.count_places()
-        if self._placement.num_workers is not None:
-            places = min(places, self._placement.num_workers)
+        places = min(self._count_places(client), client.placement.num_workers or inf)
         if places > number:
-            self._idle_warned = True
+            client.idle_warned = True
             _log.warning(
                 "a phase has %d %s, and one actor samples each, so that %d of the %d actors that this run could have "
                 "on the Ray cluster at %s are not started; have more tasks in a batch (meta-batch-size), or fewer "
@@ -164,7 +416,7 @@ class RayPool:
                 what if number == 1 else f"{what}s",
                 places - number,
                 places,
-                self._team.cluster.address,
+                self.cluster.address,
             )
 
     def _wait(self, seconds: float) -> list[tuple[Unit, Any]]:
@@ -174,12 +426,17 @@ class RayPool:
             ChildLost: If another thread has called `kill`.
             ChildEnvError: If the cluster is gone, or a unit loses too many actors.
         """
-        first = {actor.calls[0].reply: actor for actor in self._team.actors if actor.calls}
-        if first and ray.wait(list(first), num_returns=1, timeout=seconds)[0]:
-            replied, _ = ray.wait(list(first), num_returns=len(first), timeout=0)
-        else:
-            replied = []
-        if self._team.killed:
+        first = {actor.calls[0].reply: actor for actor in self.actors if actor.calls}
+        replied: list[Any] = []
+        if first:
+            waits = [(1, seconds), (len(first), 0.0)]
+            if len(first) > _FRACTION:
+                waits.insert(1, (-(-len(first) // _FRACTION), min(seconds, _GATHER_SECONDS)))
+            for number, patience in waits:
+                replied, _ = ray.wait(list(first), num_returns=number, timeout=patience)
+                if not replied:
+                    break
+        if self._client.killed:
             raise ChildLost("the Ray actors were killed")
         results = []
         for reference in replied:
@@ -188,9 +445,11 @@ class RayPool:
             if reply is not None:
                 results.append((call.unit, reply))
         now = monotonic()
-        if now >= self._team.next_check:
-            self._team.require_cluster()
-        for actor in [actor for actor in self._team.actors if actor.known and actor.calls and now >= actor.next_look]:
+        if now >= self._next_check:
+            self.cluster.connection.require_open()
+            self.cluster.nodes()
+            self._next_check = monotonic() + LOOK_SECONDS
+        for actor in [actor for actor in self.actors if actor.ready and actor.calls and now >= actor.next_look]:
             if (hang := actor.look(now)) is not None:
                 self._lose(actor, hang, hung=True)
         return results
@@ -199,49 +458,36 @@ class RayPool:
         """Return the reply to an actor's first call; None if it is of no use."""
         call, reply = actor.calls[0], None
         try:
-            reply = ray.get(call.reply, timeout=self._placement.step_timeout)
+            reply = ray.get(call.reply, timeout=actor.limits.call)
         except RayTaskError as error:
             if not isinstance(error.cause, ObjectStoreFullError | OutOfDiskError):
                 if call.unit.method != "start":
-                    raise ChildEnvError(f"{load_failure(self._name, last_line(error))}; {SEND_CODE}") from None
+                    raise ChildEnvError(f"{self._load_failure(last_line(error))}; {_SEND_CODE}") from None
                 actor.take_call()
-                self._team.cannot_load(actor, last_line(error))
+                self._cannot_load(actor, last_line(error))
                 return call, None
             actor.take_call()
-            self._units.lose(call.unit, f"{actor} could not put the episodes into the object store; {_STORE_REMEDY}")
+            cause = f"{actor} could not put the episodes into the object store; {_STORE_REMEDY}"
+            self._scheduler.lose(call.unit, cause)
             return call, None
         except RayError as error:
             self._lose(actor, "hangs on the network" if isinstance(error, GetTimeoutError) else _first_line(error))
             return call, None
         actor.take_call()
         if isinstance(reply, Raised) and reply.cannot_load:
-            self._units.put_back(call.unit)
-            self._team.cannot_load(actor, reply.failure.summary)
+            self._scheduler.put_back(call.unit)
+            self._cannot_load(actor, reply.failure.summary, reply.difference)
             return call, None
         if call.unit.method == "start":
-            self._team.began(actor, reply)
+            self._began(actor, reply)
             reply = None
         elif isinstance(reply, Sampled):
             for stage, seconds in reply.seconds.items():
                 actor.seconds[stage] = actor.seconds.get(stage, 0.0) + seconds
-        if reply is not None and not self._units.finish(call.unit, actor, self._team.actors):
+        if reply is not None and not self._scheduler.finish(call.unit, actor, self.actors):
             reply = None
         actor.begin_next()
         return call, reply
-
-    def _lose(self, actor: RayWorker, cause: str, *, hung: bool = False) -> None:
-        """Replace an actor that is dead or no longer useful, and let others sample its units.
-
-        Raises:
-            ChildEnvError: If this happens too often to one unit, or to actors that start on the last node.
-            ChildEnvTimeout: If they hung.
-        """
-        head = actor.take_call().unit
-        self._team.replace(actor, cause, starting=head.method == "start")
-        text = f"{actor} of {self._name} {cause}"
-        if head in self._units.open:
-            _log.warning("%s; others take over its tasks", shorten(text, _LINE))
-            self._units.lose(head, text, hung=hung)
 
 
 def _place(unit: Unit, reply: Raised) -> str:

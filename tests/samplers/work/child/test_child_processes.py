@@ -15,6 +15,7 @@ from phases import NUM_SLOTS, child_processes, make_parallel, play, play_in_proc
 from script_runs import Run, are_gone, finish
 
 from maml_rl.errors import ChildEnvError
+from maml_rl.samplers.work import scheduler
 from maml_rl.samplers.work.child import launcher
 from maml_rl.samplers.work.child.launcher import ChildProcess, Launcher, ParentEnds
 from maml_rl.samplers.work.child.vector_env import START_METHODS, ParallelVectorEnv
@@ -238,7 +239,7 @@ def test_children_close_what_they_open(start_method: str, monkeypatch: pytest.Mo
 
 def test_fork_server_that_starts_slowly_may_take_as_long_as_step_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     # Any start takes longer than these.
-    monkeypatch.setattr(launcher, "_LEAST_SERVER_SECONDS", 0.01)
+    monkeypatch.setattr(scheduler, "_LEAST_LOAD_SECONDS", 0.01)
     monkeypatch.setattr(launcher, "_LOOK_SECONDS", 0.01)
     message = r"the last one did not answer within 0.02 s; if the machine is busy, raise step_timeout"
     with pytest.raises(ChildEnvError, match=message):

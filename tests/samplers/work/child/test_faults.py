@@ -256,14 +256,14 @@ def test_hung_child_is_shown_with_task_step_and_stack_and_killed(fault: str, pla
 
 
 def test_hung_constructor_is_shown_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maml_rl.samplers.work.child.startup._LEAST_MAKE_SECONDS", 0.5)
+    monkeypatch.setattr("maml_rl.samplers.work.scheduler._LEAST_MAKE_SECONDS", 0.5)
     with pytest.raises(ChildEnvTimeout, match=r"while making the environment of slot 0(.|\n)*in _hang_with_gil"):
         make_parallel(options={"step_timeout": 0.5}, fault="hang_with_gil", place="make")
 
 
 @pytest.mark.parametrize("place", ["make", "reset_task", "reset", 2])
 def test_slots_that_take_long_only_together_are_not_a_hang(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maml_rl.samplers.work.child.startup._LEAST_MAKE_SECONDS", 0.0)
+    monkeypatch.setattr("maml_rl.samplers.work.scheduler._LEAST_MAKE_SECONDS", 0.0)
     # Five slots of one worker take 1 s.
     with make_parallel(1, options={"step_timeout": 0.6}, fault="work", place=place) as vector_env:
         np.testing.assert_array_equal(play(vector_env), play_in_process())

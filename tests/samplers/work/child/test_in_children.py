@@ -21,7 +21,7 @@ from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import make_vector_env
 from maml_rl.envs.meta_env import RecordedInfos
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, NonFiniteError
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy
 from maml_rl.samplers.phase import Phase, slots_together, split_slots, units_of
 from maml_rl.samplers.work.child.phases import WorkerPhases
@@ -255,17 +255,17 @@ def test_slots_of_a_phase_may_take_longer_together_than_the_time_of_one(place: A
     assert sample_faulty(1, {"step_timeout": 0.6}, fault="work", place=place) == sample_faulty(0)
 
 
-def test_lost_phase_is_aborted_by_the_other_children() -> None:
+def test_phase_whose_worker_dies_too_often_ends_although_another_still_samples() -> None:
     policy = NormalMLPPolicy(2, 1, (4,), "tanh")
     env = partial(SlowEnv, fault="kill", place=0, slot_task=1.0)
-    with ParallelVectorEnv(env, {}, 2, 2, start_method="fork", max_restarts=5) as slots:
+    with ParallelVectorEnv(env, {}, 2, 2, start_method="fork", max_restarts=1) as slots:
         # A phase of 1,000 steps would take 100 seconds.
         long = Phase(({"goal": 0.0}, {"goal": 1.0}), policy, None, PhaseStreams(0, 0, 0), 1, 1000)
-        with pytest.raises(ChildLost):
-            WorkerPhases(slots).sample(long)
         start = time.monotonic()
-        slots.recover()
-        assert time.monotonic() - start < 20.0
+        with pytest.raises(ChildEnvError, match=r"worker 1 of .* died 2 times in one phase, more often than max_"):
+            WorkerPhases(slots).sample(long)
+        assert time.monotonic() - start < 40.0
+        assert slots.pids == []
 
 
 class PoisonEnv(FaultyEnv):

@@ -2,14 +2,14 @@
 
 import os
 import pickle
-from contextlib import closing
 
 import pytest
 
-from maml_rl.envs import make_vector_env
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.policies import NormalMLPPolicy
+from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.work.body import Body
 from maml_rl.samplers.work.child.messages import LoadPolicy, RunPhase
 from maml_rl.samplers.work.child.phase_runner import PhaseRunner
 from maml_rl.samplers.work.child.shared_buffers import PhasePlan, SharedPhase, SharedProgress, create_shared_file
@@ -21,15 +21,17 @@ def test_parameters_of_another_version_are_refused() -> None:
     stacked = {name: value.detach().numpy() for name, value in policy.stack_parameters(1).items()}
     plan = PhasePlan((1, 2, 3), {name: (value.shape, value.dtype) for name, value in stacked.items()}, {})
     memory = create_shared_file()
-    with closing(make_vector_env("2DNavigation-v0", {}, 2)) as env:
-        progress = SharedProgress(memory, 1)
-        shared = SharedPhase(memory, progress.size, plan, EnvDescription.of(env), 1)
-        command = LoadPolicy(0, plan, pickle.dumps(policy), None)
-        runner = PhaseRunner(command, EnvDescription.of(env), memory, progress.size, progress, 0)
-        shared.version[0] = 1
-        phase = Phase(({"goal": [0.1, 0.3]},), policy, None, PhaseStreams(0, 0, 0), 2, 3).without_policy()
-        runner.run(RunPhase(0, 1, 0, phase), env)
-        assert shared.episodes[0].lengths.tolist() == [[3, 3]]
-        with pytest.raises(RuntimeError, match="expected parameters of version 7, but 1 are in the shared memory"):
-            runner.run(RunPhase(0, 7, 0, phase), env)
+    progress = SharedProgress(memory, 1)
+    body = Body(Recipe.of("2DNavigation-v0", {}, None), progress, 0)
+    env = EnvDescription.of(body.slots(2))
+    shared = SharedPhase(memory, progress.size, plan, env, 1)
+    command = LoadPolicy(0, plan, pickle.dumps(policy), None)
+    runner = PhaseRunner(command, env, memory, progress.size, 1, 0, body)
+    shared.version[0] = 1
+    phase = Phase(({"goal": [0.1, 0.3]},), policy, None, PhaseStreams(0, 0, 0), 2, 3).without_policy()
+    runner.run(RunPhase(0, 1, 0, phase))
+    assert shared.episodes[0].lengths.tolist() == [[3, 3]]
+    with pytest.raises(RuntimeError, match="expected parameters of version 7, but 1 are in the shared memory"):
+        runner.run(RunPhase(0, 7, 0, phase))
+    body.close()
     os.close(memory)

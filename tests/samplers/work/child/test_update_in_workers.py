@@ -79,7 +79,7 @@ def test_update_in_workers_has_the_same_bytes_for_other_settings(settings: dict[
 def test_workers_that_are_killed_while_they_compute_change_no_byte(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choice, usual, killed, timers = random.Random(0), WorkerHosts._ask, [], []
+    choice, usual, killed, timers = random.Random(0), WorkerHosts.carry_out, [], []
 
     def kill(env: Any) -> None:
         """Kill a worker that lives; another may have been killed, and not been replaced yet."""
@@ -90,14 +90,14 @@ def test_workers_that_are_killed_while_they_compute_change_no_byte(
                 return
             time.sleep(0.001)
 
-    def ask_of_the_dying(self: WorkerHosts, request: Any, replies: dict[int, Any]) -> None:
-        if len(timers) < KILLS and request.asked is not None and not replies:
+    def ask_of_the_dying(self: WorkerHosts, request: Any, batch: Any) -> Any:
+        if len(timers) < KILLS and request.asked is not None:
             timers.append(threading.Timer(choice.choice([0.0, 0.002, 0.01]), kill, [self._env]))
             timers[-1].start()
-        usual(self, request, replies)
+        return usual(self, request, batch)
 
     expected = learned_here(algorithm)
-    monkeypatch.setattr(WorkerHosts, "_ask", ask_of_the_dying)
+    monkeypatch.setattr(WorkerHosts, "carry_out", ask_of_the_dying)
     found = in_workers(algorithm, **{"max-restarts": 10})
     for timer in timers:
         timer.join()
@@ -177,7 +177,7 @@ def test_update_in_workers_may_take_longer_than_step_timeout(tmp_path: Path, mon
 
     def look(self: WorkerPool, now: float) -> None:
         looks.append(now)
-        if looks[-1] > looks[0] + 2 * self.step_timeout:
+        if looks[-1] > looks[0] + 2 * self.limits.call:
             (tmp_path / "go").touch()
         usual(self, now)
 
@@ -185,7 +185,7 @@ def test_update_in_workers_may_take_longer_than_step_timeout(tmp_path: Path, mon
     with experiment.make_sampler(num_workers=2) as sampler:
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
         monkeypatch.setattr(WorkerPool, "_check_deadlines", look)
-        sampler._workers.backend._env.pool.step_timeout = 0.1
+        sampler._workers.backend._env.pool.limits.call = 0.1
         batch.map(wait_for, str(tmp_path / "go"))
     assert len(looks) > 1
 
@@ -194,7 +194,7 @@ def test_worker_that_is_stopped_in_an_update_hangs_after_step_timeout(tmp_path: 
     experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
     with experiment.make_sampler(num_workers=2) as sampler:
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
-        sampler._workers.backend._env.pool.step_timeout = 0.5
+        sampler._workers.backend._env.pool.limits.call = 0.5
         os.kill(sampler.pids[0], signal.SIGSTOP)
         with pytest.raises(ChildEnvTimeout, match=r"hangs in an update .*for more than 0\.5 s"):
             batch.map(wait_for, str(tmp_path / "never"))
@@ -208,7 +208,7 @@ def test_whole_trials_are_read_from_shared_memory(monkeypatch: pytest.MonkeyPatc
             batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
             with monkeypatch.context() as patch:
                 # No worker is asked.
-                patch.setattr(WorkerHosts, "_ask", None)
+                patch.setattr(WorkerPool, "results", None)
                 (episodes,) = batch.phases
             later = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
             assert episodes.digest() != later.phases[0].digest()

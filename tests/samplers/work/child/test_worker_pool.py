@@ -13,6 +13,7 @@ from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.samplers.work.child.messages import Channel, Done, Failed, Step, encode
 from maml_rl.samplers.work.child.shared_buffers import SharedProgress, create_shared_file
 from maml_rl.samplers.work.child.worker_pool import WorkerPool
+from maml_rl.samplers.work.scheduler import Limits
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -45,7 +46,7 @@ def pool() -> Iterator[Any]:
     launcher: Any = SimpleNamespace(launch=iter(processes).__next__, close=lambda: None)
     memory = create_shared_file()
     pool = WorkerPool(
-        launcher, (slice(0, 1), slice(1, 2)), "fake", Placement(max_restarts=3), SharedProgress(memory, 2)
+        launcher, (slice(0, 1), slice(1, 2)), "fake", Limits(Placement(max_restarts=3)), SharedProgress(memory, 2)
     )
     for index in range(2):
         pool.launch(index)

@@ -38,7 +38,7 @@ def sampled(**options: Any) -> tuple[list[str], set[str]]:
     with faulty_sampler(backend="ray", num_workers=2, strict=True, **options) as sampler:
         sampler.prepare(NUM_TASKS)
         # The public interface does not show on which of several nodes of one machine an actor is.
-        nodes = {actor.known.node for actor in sampler._workers.backend._pool._team.actors}
+        nodes = {actor.known.node for actor in sampler._workers.backend._pool.actors}
         return digests(sampler, NUM_TASKS), nodes
 
 

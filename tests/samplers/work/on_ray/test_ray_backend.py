@@ -85,9 +85,8 @@ def test_policy_of_another_kind_that_replaces_the_first_acts_on_the_actors() -> 
                 pids.append(set(sampler.pids))
     assert found["ray"] == found["in-process"]
     assert len(set(found["ray"])) == 3
-    # Parameters reach the same actors.
-    assert pids[0] & pids[1]
-    assert not pids[1] & pids[2]
+    # Parameters and policies reach the same actors.
+    assert pids[0] & pids[1] & pids[2]
 
 
 @pytest.mark.nightly
@@ -342,7 +341,7 @@ def test_task_that_ends_every_actor_is_named(fault: str, error: type[ChildEnvErr
     with make_sampler("ray", {"fault": fault, "place": 1, "slot_task": goal}, **options) as sampler:
         tasks = sampler.sample_tasks(NUM_TASKS)
         with pytest.raises(
-            error, match=rf"3 Ray actors were lost with the tasks {{'goal': {goal}}}, more than"
+            error, match=rf"3 Ray actors were lost with the tasks {{'goal': {goal}}}, more often than"
         ) as raised:
             sampler.rollout(tasks)
         if fault == "hang":
