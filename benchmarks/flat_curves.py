@@ -1,12 +1,13 @@
 """Breaks short runs on purpose, one cause each, and says at which place `maml-rl diagnose` names it.
 
-`python -m benchmarks.flat_curves` takes ten seconds of a core.
+`python -m benchmarks.flat_curves` takes ten seconds of a core. `--held-out` tries twelve other broken runs and twelve
+that learn, on none of which the rules were adjusted: two minutes.
 """
 
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,62 @@ BROKEN: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+BANDIT = {"env-name": "Bandit-K5-v0", "hidden-sizes": [16], "fast-lr": 0.5}
+LONGER = {"meta-batch-size": 20, "fast-batch-size": 10, "num-batches": 30, "checkpoint-every": 100}
+MEMORY = {"meta-batch-size": 40, "num-batches": 120, "checkpoint-every": 100}
+PROMP = {"algorithm": "promp", "algorithm-settings": {"learning-rate": 0.003}}
+
+# Runs on which no rule was adjusted.
+HELD_OUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "a last layer of 30": ("actions too large", NAVIGATION | SIZES | {"output-scale": 30.0}),
+    "an entropy coefficient of 10": ("too much exploration", rl2(entropy_coefficient=10.0)),
+    "key and door in four steps": (
+        "no reward",
+        {"env-name": "DarkKeyDoor-v0", "hidden-sizes": [16], **SIZES, "max-episode-steps": 4},
+    ),
+    "a circle that is never reached": (
+        "no reward",
+        {"env-name": "SparsePointGoal-v0", **SIZES, "max-episode-steps": 3},
+    ),
+    "pulls of one arm only": ("no signal", BANDIT | SIZES | {"fast-batch-size": 1, "baseline": "zero"}),
+    "ProMP with a rate of 1e-9": (
+        "updates too small",
+        MDP | SIZES | PROMP | {"algorithm-settings": {"learning-rate": 1e-9}},
+    ),
+    "ProMP with a rate of 0.5": (
+        "updates too large",
+        NAVIGATION | SIZES | PROMP | {"algorithm-settings": {"learning-rate": 0.5, "clip": 5.0}},
+    ),
+    "RL2 with a rate of 1e-10": ("updates too small", rl2(learning_rate=1e-10)),
+    "ANIL without an inner step": (
+        "adaptation does nothing",
+        MDP | SIZES | {"algorithm": "anil", "fast-lr": 1e-8},
+    ),
+    "Reptile with an inner step of 100": (
+        "inner step too large",
+        NAVIGATION | SIZES | {"algorithm": "reptile", "fast-lr": 100.0},
+    ),
+    "two tasks": ("too few tasks", MDP | SIZES | {"meta-batch-size": 2, "fast-batch-size": 4}),
+    "a recurrent critic that waits": (
+        "no update",
+        RL2 | {"algorithm": "rsac", "algorithm-settings": {"warmup-trials": 10_000}},
+    ),
+}
+HEALTHY: dict[str, dict[str, Any]] = {
+    "MAML-TRPO, navigation": NAVIGATION | LONGER | {"seed": 7},
+    "MAML-TRPO, pulls": BANDIT | LONGER,
+    "MAML-TRPO, decision processes": MDP | LONGER | {"fast-lr": 1.0},
+    "ProMP, navigation": NAVIGATION | LONGER | PROMP,
+    "ProMP, decision processes": MDP | LONGER | PROMP | {"fast-lr": 1.0},
+    "E-MAML, navigation": NAVIGATION | LONGER | {"algorithm": "e-maml", "algorithm-settings": {"learning-rate": 0.01}},
+    "Meta-SGD, navigation": NAVIGATION | LONGER | {"algorithm": "meta-sgd"},
+    "CAVIA, navigation": NAVIGATION | LONGER | {"algorithm": "cavia"},
+    "RL2, decision processes": rl2(learning_rate=1e-2) | MEMORY,
+    "RL2, dark room": rl2(learning_rate=1e-2) | MEMORY | {"env-name": "DarkRoom-v0", "env-kwargs": {"size": 3}},
+    "RL2, pulls": rl2(learning_rate=1e-2) | MEMORY | {"env-name": "Bandit-K5-v0", "fast-batch-size": 10},
+    "MAML-PPO, navigation": NAVIGATION | LONGER | {"algorithm": "maml-ppo"},
+}
+
 
 def found(settings: dict[str, Any], folder: Path, num_workers: int = 0) -> list[Cause]:
     """Train with some settings, and return what the diagnosis says."""
@@ -71,17 +128,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="of the runs, or parts of them; all if none is given")
     parser.add_argument("--seed", type=int, default=0, help="of the runs (default: 0)")
+    parser.add_argument("--held-out", action="store_true", help="try the runs on which no rule was adjusted")
     options = parser.parse_args(arguments)
-    early = 0
-    chosen = {name: each for name, each in BROKEN.items() if not options.names or any(n in name for n in options.names)}
-    for name, (cause, settings) in chosen.items():
+
+    def named(settings: dict[str, Any]) -> list[str]:
         with tempfile.TemporaryDirectory() as folder:
-            causes = found(settings | {"seed": options.seed}, Path(folder) / "run")
-        names = list(dict.fromkeys(each.name for each in causes))
-        place = names.index(cause) + 1 if cause in names else None
-        early += place in (1, 2)
-        print(f"{name}: {cause!r} is {place or 'not named'}; {', '.join(names)}", flush=True)
-    print(f"first or second: {early} of {len(chosen)}")
+            causes = found({"seed": options.seed} | settings, Path(folder) / "run")
+        return list(dict.fromkeys(each.name for each in causes))
+
+    def chosen(names: Iterable[str]) -> list[str]:
+        return [name for name in names if not options.names or any(part in name for part in options.names)]
+
+    broken = HELD_OUT if options.held_out else BROKEN
+    places = []
+    for name in chosen(broken):
+        cause, settings = broken[name]
+        names = named(settings)
+        places.append(names.index(cause) + 1 if cause in names else 0)
+        print(f"{name}: {cause!r} is {places[-1] or 'not named'}; {', '.join(names)}", flush=True)
+    early = sum(place in (1, 2, 3) for place in places)
+    print(f"first {places.count(1)}, among the first three {early}, of {len(places)}")
+    if options.held_out:
+        sick = 0
+        for name in chosen(HEALTHY):
+            names = named(HEALTHY[name])
+            sick += bool(names)
+            print(f"{name}: {', '.join(names) or 'nothing'}", flush=True)
+        print(f"runs that learn, and have a cause: {sick} of {len(chosen(HEALTHY))}")
 
 
 if __name__ == "__main__":

@@ -192,6 +192,10 @@ def _describe(config: Config, options: argparse.Namespace, device: Any) -> None:
             f"Steps: {found.num_iterations:,} iterations of {found.env_steps:,.0f} environment steps, "
             f"{found.total_env_steps:,.0f} in all."
         )
+        if found.without_updates is None:
+            each += ", without updates: those begin later"
+        elif found.without_updates:
+            each += f" with updates, which begin in iteration {found.without_updates + 1:,}"
         time = readable_minutes(found.minutes)
         print(f"Time: about {time} on this machine ({each}; iterations timed: {found.timed}).")
         if found.num_bytes is not None:

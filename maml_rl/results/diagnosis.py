@@ -1,17 +1,23 @@
 """Why a curve is flat: causes that the metrics of a run show, the most likely first, each with a setting to try.
 
 Every cause has a weight. What explains other symptoms has more: without a reward there is no signal either, and a
-policy that does not move cannot get better. A cause that the metrics only hint at has less.
+policy that does not move cannot get better. A cause that the metrics only hint at has less. A return that has clearly
+risen, or is the greatest possible one, is not flat: then only adaptation can be at fault, or a collapse.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.config.config import Config
+from maml_rl.envs import FAMILIES
 from maml_rl.results.comparable import Run
+from maml_rl.results.evaluation import possible_ranges
 from maml_rl.runs.metrics import return_keys
 
 Values = NDArray[np.float64]
@@ -20,6 +26,10 @@ Values = NDArray[np.float64]
 _STANDS_STILL, _JUMPS = 1e-5, 0.1
 # Entropy in nats of discrete actions that are always the same; and a share of the first deviation of continuous ones.
 _NO_ENTROPY, _NO_DEVIATION = 0.05, 0.1
+# A last layer this many times its usual size begins with extreme actions; usual entropy coefficients are 0.001 to 0.05.
+_LARGE_OUTPUT, _LARGE_COEFFICIENT = 5.0, 0.1
+# Share of the possible returns within which a return is the least or the greatest one.
+_AT_AN_END = 0.02
 # Fewer tasks, or fewer episodes of all tasks, give mostly noise.
 _FEW_TASKS, _FEW_EPISODES = 5, 40
 # Standard errors from which on a difference is one.
@@ -49,7 +59,9 @@ def diagnose(run: Run) -> list[Cause]:
     """Return the causes that the metrics of a run show, the most likely first; none where nothing stands out."""
     if not run.metrics:
         return []
-    causes = [cause for check in _CHECKS for cause in check(_Series(run))]
+    series = _Series(run)
+    checks = () if series.is_best else _ALWAYS if series.rises else (*_ALWAYS, *_IF_FLAT)
+    causes = [cause for check in checks for cause in check(series)]
     return sorted(causes, key=lambda cause: -cause.weight)
 
 
@@ -60,6 +72,7 @@ class _Series:
         run: the run.
         before: (n,) return before adaptation, in each iteration; empty for a learner that samples nothing.
         after: (n,) return after adaptation.
+        possible: the least and greatest return of an episode; infinite where they are not known.
     """
 
     def __init__(self, run: Run) -> None:
@@ -67,6 +80,7 @@ class _Series:
         keys = return_keys(run.metrics[0])
         self.before, self.after = (self[keys[0]], self[keys[-1]]) if keys else (np.zeros(0), np.zeros(0))
         self.adapts = len(keys) > 1
+        self.possible = _possible_returns(run.config)
 
     def __getitem__(self, key: str) -> Values:
         """Return the finite values of a metric."""
@@ -101,8 +115,46 @@ class _Series:
     @property
     def rises(self) -> bool:
         """Whether the return has clearly risen."""
+        if len(self.after) < _FEW_ITERATIONS:
+            return False
         rise, error = self.trend
-        return len(self.after) >= _FEW_ITERATIONS and rise > _CLEAR * error
+        return rise > _CLEAR * error
+
+    @property
+    def is_best(self) -> bool:
+        """Whether the return after adaptation is the greatest possible one in the second half of the run."""
+        low, high = self.possible
+        if not len(self.after) or not math.isfinite(high):
+            return False
+        width = high - (low if math.isfinite(low) else min(float(self.before.min()), high))
+        return float(_late(self.after).mean()) >= high - _AT_AN_END * width
+
+    def is_least(self, value: float) -> bool:
+        """Whether a return is one without any reward: the least possible one, or none above 0 where that is unknown."""
+        low, high = self.possible
+        if not math.isfinite(low):
+            return value <= 0.0 and value < high
+        return value <= low + (_AT_AN_END * (high - low) if math.isfinite(high) else 0.0)
+
+
+def _possible_returns(config: Config) -> tuple[float, float]:
+    """Return the least and greatest return of an episode; those of families outside the package are not known."""
+    family = FAMILIES.get(config.env_name)
+    if family is None:
+        return -math.inf, math.inf
+    made = getattr(import_module(family.module), f"{family.name}VectorEnv", None)
+    if made is not None and not family.has_physics and not family.extra:
+        # Some arguments change rewards, or the number of steps; an edited config may have others.
+        with suppress(TypeError, ValueError):
+            made = made(1, **{**family.kwargs, **config.env_kwargs})
+    limits = (
+        config.max_episode_steps,
+        config.env_kwargs.get("max_episode_steps"),
+        getattr(made, "longest_episode", None),
+    )
+    longest = filter(None, limits)
+    steps = min(longest, default=family.max_episode_steps)
+    return possible_ranges(getattr(made, "value_ranges", {}), steps).get("return", (-math.inf, math.inf))
 
 
 def _late(values: Values) -> Values:
@@ -120,7 +172,7 @@ def _no_reward(series: _Series) -> Iterator[Cause]:
     share = counts.max() / counts.sum()
     # A batch without any reward, and most tasks without a signal: rewards are rare.
     is_rare = 0.0 in values and counts.sum() > 2 and _mean(series["no_signal"]) > 0.5
-    if share > 0.8 or is_rare:
+    if (share > 0.8 or is_rare) and series.is_least(float(values[counts.argmax()])):
         yield Cause(
             "no reward",
             max(share, 0.97),
@@ -207,12 +259,17 @@ def _error(values: Values) -> float:
     return float(np.std(values)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
+def _size(series: _Series) -> str:
+    """Return the setting on which the size of an update depends."""
+    return "max-kl" if series.has("accepted") else "learning-rate"
+
+
 def _size_of_updates(series: _Series) -> Iterator[Cause]:
     # That of PEARL's replay learners is the divergence of its posterior.
     kl = np.zeros(0) if series.has("replay/steps") else series["kl"]
     accepted = series["accepted"]
     kl = kl[accepted > 0.0] if len(accepted) == len(kl) else kl
-    key = "max-kl" if series.has("accepted") else "learning-rate"
+    key = _size(series)
     # A policy that jumps at the beginning may stand still for the rest of the run.
     usual = float(np.median(kl)) if len(kl) else math.nan
     early = float(kl[: max(len(kl) // 4, 1)].max(initial=0.0))
@@ -231,7 +288,11 @@ def _size_of_updates(series: _Series) -> Iterator[Cause]:
             f"a meta-update moves the policy by {usual:.1e} nats, where 0.001 to 0.05 is usual",
             f"a larger {key} (now {series.setting(key):g}): ten or a hundred times it, or more steps on each batch",
         )
+
+
+def _collapse(series: _Series) -> Iterator[Cause]:
     if len(series.after) >= _FEW_ITERATIONS:
+        key = _size(series)
         smooth = np.convolve(series.after, np.ones(5) / 5.0, "valid")
         rise, fall = smooth.max() - smooth[0], smooth.max() - smooth[-1]
         if fall > 0.5 * rise and fall > 3.0 * _CLEAR * series.noise / math.sqrt(5.0):
@@ -254,7 +315,7 @@ def _entropy(series: _Series) -> Iterator[Cause]:
         last = float(series.late(key).mean())
         # Soft actor-critics with continuous actions have negative entropies, too.
         gone, what = 0.0 <= last < _NO_ENTROPY, f"the entropy of the actions is {last:.2g} nats"
-    if gone and not series.rises:
+    if gone:
         yield Cause(
             "no exploration",
             0.86,
@@ -264,13 +325,37 @@ def _entropy(series: _Series) -> Iterator[Cause]:
         )
 
 
+def _too_much_exploration(series: _Series) -> Iterator[Cause]:
+    scale = series.run.config.output_scale
+    if scale is not None and scale > _LARGE_OUTPUT:
+        yield Cause(
+            "actions too large",
+            0.79,
+            f"the last layer of the policy is {scale:g} times its usual size, so the first actions are extreme ones",
+            "output-scale 1 or less",
+        )
+    coefficient = series.setting("entropy-coefficient", 0.0)
+    entropy = next((series[key] for key in ("policy/entropy", "entropy") if series.has(key)), np.zeros(0))
+    stays = not len(entropy) or float(_late(entropy).mean()) > 0.95 * float(entropy[0])
+    if coefficient > _LARGE_COEFFICIENT and stays:
+        seen = f", and the entropy stays high: {entropy[0]:.2g}, then {_late(entropy).mean():.2g} nats" * bool(
+            len(entropy)
+        )
+        yield Cause(
+            "too much exploration",
+            0.85,
+            f"the entropy coefficient is {coefficient:g}, where 0.001 to 0.05 is usual{seen}",
+            "a smaller entropy-coefficient: a hundredth of it, or 0",
+        )
+
+
 def _values(series: _Series) -> Iterator[Cause]:
     if series.has("explained_variance"):
         share = float(np.median(series.late("explained_variance")))
         if share < 0.1:
             yield Cause(
                 "values do not fit",
-                0.76 if not series.rises else 0.5,
+                0.76,
                 f"the values explain {share:.0%} of the variance of the returns",
                 f"a larger value-coefficient (now {series.setting('value-coefficient'):g}), value: network, more "
                 "num-epochs, or more trials (meta-batch-size)",
@@ -304,7 +389,7 @@ def _imitation(series: _Series) -> Iterator[Cause]:
 
 
 def _noise(series: _Series) -> Iterator[Cause]:
-    if len(series.after) < 3 or series.rises:
+    if len(series.after) < 3:
         return
     config = series.run.config
     episodes = config.meta_batch_size * config.fast_batch_size
@@ -334,15 +419,15 @@ def _noise(series: _Series) -> Iterator[Cause]:
         )
 
 
-_CHECKS: Sequence[Callable[[_Series], Iterator[Cause]]] = (
+# Also for a return that rises.
+_ALWAYS: Sequence[Callable[[_Series], Iterator[Cause]]] = (_no_update, _inner_step, _collapse, _imitation)
+_IF_FLAT: Sequence[Callable[[_Series], Iterator[Cause]]] = (
     _no_reward,
-    _no_update,
     _no_signal,
     _line_search,
-    _inner_step,
     _size_of_updates,
     _entropy,
+    _too_much_exploration,
     _values,
-    _imitation,
     _noise,
 )

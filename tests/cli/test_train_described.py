@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from maml_rl.cli import main as cli
-from maml_rl.config import load_config
+from maml_rl.config import Config, load_config
+from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.experiment.estimate import estimate
 from maml_rl.experiment.train import train
 from maml_rl.runs.metrics import read_metrics
@@ -70,6 +71,27 @@ def test_estimated_time_is_that_of_the_timed_iterations(tmp_path: Path) -> None:
     # 100 s for the first iteration, of which 3.5 are those of any other.
     assert found.seconds == 3.5
     assert found.minutes == pytest.approx((96.5 + 60 * 3.5) / 60.0)
+
+
+def test_estimate_of_a_learner_that_warms_up_times_iterations_with_updates() -> None:
+    # Two iterations fill the replay, the third has the first update.
+    settings = {"warmup-trials": 9, "num-updates": 1, "hidden-size": 8}
+    family = {"env-name": "TabularMDP-v0", "observe-last": True}
+    values = SMALL | family | {"algorithm": "rsac", "algorithm-settings": settings, "num-batches": 60, "num-workers": 0}
+    del values["cg-iters"]
+    config = Config.from_mapping(parse_mapping(json.dumps(values), "small.yaml"))
+    ticks = iter([0.0, 1.0, 3.0, 103.0, 110.0, 118.0])
+    found = estimate(config, clock=lambda: next(ticks))
+    assert (found.without_updates, found.seconds) == (2, 7.5)
+    assert found.minutes == pytest.approx((103.0 + 57 * 7.5) / 60.0)
+
+
+def test_dry_run_says_in_which_iteration_updates_begin(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    family = ["--algorithm", "rsac", "--env-name", "TabularMDP-v0", "--observe-last", "true"]
+    settings = ["--algorithm-settings", '{"warmup-trials": 9, "num-updates": 1, "hidden-size": 8}']
+    assert train_with("--dry-run", "--num-batches", "5", *family, *settings) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "s for each iteration with updates, which begin in iteration 3; iterations timed: 2" in shown
 
 
 def test_dry_run_writes_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Why a curve is flat: runs that are broken on purpose, and metrics of each kind of learner."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ RISING = [-20.0 + index + 0.3 * (index % 2) for index in range(20)]
 FLAT = [-20.0 + 0.3 * (index % 3) for index in range(20)]
 
 
+LOUD = "too much exploration"
+
+
 def soft(returns: list[float], **more: Any) -> list[dict[str, Any]]:
     """Metrics of a soft actor-critic."""
     return [
@@ -63,8 +67,9 @@ def soft(returns: list[float], **more: Any) -> list[dict[str, Any]]:
         ("rl2", [{"return/episode_0": each, "kl": 0.5} for each in FLAT], {"learning-rate": 1.0}, "updates too large"),
         ("rl2", [{"return/episode_0": each, "kl": 1e-9} for each in FLAT], {}, "updates too small"),
         ("rl2", [{"return/episode_0": RISING[min(i, 19 - i)]} for i in range(20)], {}, "updates too large"),
-        ("maml-trpo", [{"return/step_0": 0.0, "return/step_1": 0.0}] * 20, {}, "no reward"),
         ("maml-trpo", [{"return/step_0": -20.0 - each, "return/step_1": each} for each in RISING], {}, None),
+        ("rl2", [{"return/episode_0": each, "entropy": 1.6} for each in FLAT], {"entropy-coefficient": 10.0}, LOUD),
+        ("rl2", [{"return/episode_0": each, "entropy": 1.6} for each in RISING], {"entropy-coefficient": 10.0}, None),
     ],
 )
 def test_first_cause_of_every_learner(
@@ -73,6 +78,36 @@ def test_first_cause_of_every_learner(
     causes = diagnose(run_of(algorithm, rows, **settings))
     assert (causes[0].name if causes else None) == expected, causes
     assert [cause.weight for cause in causes] == sorted((cause.weight for cause in causes), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "returns", "expected"),
+    [
+        ("Bandit-K5-v0", [1.0] * 20, []),
+        ("Bandit-K5-v0", [0.0] * 20, ["no reward"]),
+        # Ten steps at -0.1 each; and a return that rose from there to that of nearly always being on the goal.
+        ("GridNavi-v0", [-1.0] * 20, ["no reward"]),
+        ("GridNavi-v0", [-1.0] * 3 + [9.9] * 17, []),
+        # 0 is the greatest reward of navigation.
+        ("2DNavigation-v0", [0.0] * 20, []),
+        ("their:Family-v0", [3.0] * 20, []),
+        ("their:Family-v0", [0.0] * 20, ["no reward"]),
+    ],
+)
+def test_constant_return_lacks_rewards_only_at_the_least_of_the_family(
+    family: str, returns: list[float], expected: list[str]
+) -> None:
+    run = run_of("rl2", [{"return/episode_0": each, "no_signal": 1.0} for each in returns])
+    run = replace(run, config=run.config.model_copy(update={"env_name": family}))
+    assert [cause.name for cause in diagnose(run) if cause.name == "no reward"] == expected
+    assert (diagnose(run) == []) == (not expected and family != "their:Family-v0")
+
+
+def test_first_actions_far_outside_are_a_cause_unless_the_return_rises() -> None:
+    for returns, expected in ((FLAT, True), (RISING, False)):
+        run = run_of("maml-trpo", [{"return/step_0": each - 5.0, "return/step_1": each} for each in returns])
+        run = replace(run, config=run.config.model_copy(update={"output_scale": 30.0}))
+        assert ("actions too large" in [cause.name for cause in diagnose(run)]) == expected
 
 
 def test_every_cause_has_a_row_of_the_page() -> None:
@@ -87,7 +122,7 @@ def test_every_cause_has_a_row_of_the_page() -> None:
 def test_command_shows_causes_with_a_remedy_also_of_an_unfinished_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = config_of(num_batches=100)
+    config = config_of(num_batches=100, env_name="DarkRoom-v0")
     (tmp_path / "config.json").write_text(config.to_json())
     log = MetricsLog(tmp_path / "metrics.jsonl")
     for index in range(12):
