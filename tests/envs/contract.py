@@ -23,9 +23,9 @@ QUICK = {
 }
 # One of each base class, for guarantees that a base keeps for all of its families: array code with discrete and with
 # continuous actions, MuJoCo, Meta-World, and JAX.
-BASES = ("Bandit-K5-v0", "2DNavigation-v0", "HalfCheetahVel-v5", "MetaWorld/ML1-reach-v3", "GymnaxCartPole-v0")
+BASES = ("Bandit-K5-v0", "2DNavigation-v0", "HalfCheetahVel-v5", "MetaWorld/ML1-reach-v3", "GymnaxPendulum-v0")
 # Representatives of the families that need an extra, which take seconds to create.
-OF_EXTRAS = {"MetaWorld/ML1-reach-v3", "MetaWorld/ML10-v3", "GymnaxCartPole-v0"}
+OF_EXTRAS = {"MetaWorld/ML1-reach-v3", "MetaWorld/ML10-v3", "GymnaxPendulum-v0"}
 # Those that take long to compile.
 HEAVY = {"CraftaxClassic-v0", "BraxHalfCheetahVel-v0"}
 # Ids of the same code as another: its arguments have more arms.

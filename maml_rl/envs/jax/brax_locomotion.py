@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from maml_rl.envs.family import FamilyOptions, one_slot
 from maml_rl.envs.jax import of_the_extra
 from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+from maml_rl.envs.task_space import TaskParameter, TaskSpace
 
 with of_the_extra():
     from brax import envs
@@ -39,7 +40,17 @@ def brax_velocity(body: str, physics: str, low: float, high: float) -> JaxFamily
 
     actions = spaces.Box(-1.0, 1.0, (env.action_size,))
     space = spaces.Box(-np.inf, np.inf, (env.observation_size,))
-    return JaxFamily(reset, step, draw, actions, space, 200, recorded_infos={"off_velocity": "step"})
+    return JaxFamily(
+        reset,
+        step,
+        draw,
+        actions,
+        space,
+        200,
+        recorded_infos={"off_velocity": "step"},
+        task_space=TaskSpace({"velocity": (TaskParameter.between(low, high), ())}),
+        made_by=(brax_velocity, (body, physics, low, high)),
+    )
 
 
 class BraxVelVectorEnv(JaxVectorEnv):

@@ -37,7 +37,16 @@ def craftax_worlds(version: str) -> JaxFamily:
 
     seen = env.observation_space(params)
     space, actions = spaces.Box(-np.inf, np.inf, seen.shape), spaces.Discrete(env.action_space(params).n)
-    return JaxFamily(reset, step, draw, actions, space, 1000, recorded_infos={"achievements": "episode"})
+    return JaxFamily(
+        reset,
+        step,
+        draw,
+        actions,
+        space,
+        1000,
+        recorded_infos={"achievements": "episode"},
+        made_by=(craftax_worlds, (version,)),
+    )
 
 
 class CraftaxVectorEnv(JaxVectorEnv):

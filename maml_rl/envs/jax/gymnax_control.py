@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from maml_rl.envs.family import FamilyOptions, one_slot
 from maml_rl.envs.jax import of_the_extra
 from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+from maml_rl.envs.task_space import TaskParameter, TaskSpace
 
 with of_the_extra():
     import gymnax
@@ -52,7 +53,9 @@ def gymnax_control(name: str) -> JaxFamily:
     seen, acts = env.observation_space(params), env.action_space(params)
     space = spaces.Box(np.broadcast_to(seen.low, seen.shape), np.broadcast_to(seen.high, seen.shape))
     taken = spaces.Discrete(int(acts.n)) if hasattr(acts, "n") else spaces.Box(float(acts.low), float(acts.high), (1,))
-    return JaxFamily(reset, step, draw, taken, space, own_limit)
+    own = TaskSpace({entry: (TaskParameter.between(low, high), ()) for entry, (low, high) in ranges.items()})
+    made_by = gymnax_control, (name,)
+    return JaxFamily(reset, step, draw, taken, space, own_limit, task_space=own, made_by=made_by)
 
 
 class GymnaxVectorEnv(JaxVectorEnv):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,8 @@ class JaxFamily:
         recorded_infos: see `MetaEnv`; `step` returns each of them at every step.
         task_space: see `MetaEnv`.
         value_ranges: see `MetaEnv`.
+        made_by: a function and its arguments that return this family, by which it is pickled; None: by its functions,
+            which must be those of a module.
     """
 
     reset: Callable[[Any, Any], Any]
@@ -62,6 +64,7 @@ class JaxFamily:
     recorded_infos: RecordedInfos = field(default_factory=dict)
     task_space: TaskSpace | None = None
     value_ranges: ValueRanges = field(default_factory=dict)
+    made_by: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
 
     # Its slots can be on a device; see `make_backend`.
     is_array_code = True
@@ -72,7 +75,10 @@ class JaxFamily:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without what is compiled, which another process compiles itself.
-        return type(self), tuple(getattr(self, each.name) for each in fields(self))
+        return self.made_by or (type(self), tuple(getattr(self, each.name) for each in fields(self)))
+
+    def __deepcopy__(self, memo: Any) -> JaxFamily:
+        return self
 
     def tasks_drawn(
         self, random: np.random.Generator, num_tasks: int, draw: Draw | None = None
@@ -140,9 +146,21 @@ class JaxVectorEnv(BatchedFamily):
         # What the compiled functions are known by: those for tensors get some arrays in another type.
         self._kind = num_envs, "cpu"
         self._carry: Carry | None = None
+        self._seen: Any = None
         # Of waves whose faults nobody has read.
         self._unread: list[Any] = []
         super().__init__(num_envs, self._functions.space, family.action_space, family.entries, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if name not in _COMPILED}
+        return kept | {"_carry": _to_host(self._carry), "_seen": _to_host(self._seen)}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        vars(self).update(kept)
+        self._functions, self._device = self.family.compiled, begin_jax("cpu")
+        self._carry, self._seen = (_to_device(kept[name], self._device) for name in ("_carry", "_seen"))
+        self._everyone = jax.device_put(np.ones(self.num_envs, np.bool_), self._device)
+        self._tasks_changed()
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         return _split(self.family.tasks_drawn(random, num_tasks), num_tasks)
@@ -221,6 +239,34 @@ class JaxVectorEnv(BatchedFamily):
     def _out_of(self, array: Any) -> Any:
         """Return an array of JAX as a view, that only reads, or as a tensor."""
         return np.asarray(array) if self.xp is np else self.xp.from_dlpack(array)
+
+
+# What a copy makes anew.
+_COMPILED = ("_functions", "_device", "_everyone", "_given")
+
+
+class _KeyData(NamedTuple):
+    """Keys of JAX as the numbers that can be pickled."""
+
+    data: Any
+    kind: str
+
+
+def _to_host(tree: Any) -> Any:
+    def one(leaf: Any) -> Any:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return _KeyData(np.array(jax.random.key_data(leaf)), str(jax.random.key_impl(leaf)))
+        return np.array(leaf)
+
+    return jax.tree.map(one, tree)
+
+
+def _to_device(tree: Any, device: Any) -> Any:
+    def one(leaf: Any) -> Any:
+        is_key = isinstance(leaf, _KeyData)
+        return jax.device_put(jax.random.wrap_key_data(leaf.data, impl=leaf.kind) if is_key else leaf, device)
+
+    return jax.tree.map(one, tree, is_leaf=lambda leaf: isinstance(leaf, _KeyData))
 
 
 class _Numbers:

@@ -42,7 +42,16 @@ def jumanji_maze(size: int) -> JaxFamily:
         return {"maze": random.integers(2**32, size=num_tasks, dtype=np.uint32)}
 
     space = spaces.Box(0.0, 1.0, (2 * size * size,))
-    return JaxFamily(reset, step, draw, spaces.Discrete(4), space, size * size, value_ranges=AT_MOST_1)
+    return JaxFamily(
+        reset,
+        step,
+        draw,
+        spaces.Discrete(4),
+        space,
+        size * size,
+        value_ranges=AT_MOST_1,
+        made_by=(jumanji_maze, (size,)),
+    )
 
 
 class MazeVectorEnv(JaxVectorEnv):

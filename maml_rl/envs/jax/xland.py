@@ -78,7 +78,10 @@ def xland(size: int, view: int, layout: str, tiles: int, rules: int, rulesets: s
     tile_counts = np.broadcast_to([NUM_TILES, NUM_COLORS], (view, view, 2))
     space = PackedSpace(spaces.MultiDiscrete(tile_counts, dtype=np.uint8))
     test_tasks = lambda random, num_tasks: draw(random, num_tasks, test=True)  # noqa: E731
-    return JaxFamily(reset, step, draw, spaces.Discrete(6), space, steps, test_tasks, value_ranges=AT_MOST_1)
+    made_by = xland, (size, view, layout, tiles, rules, rulesets, steps)
+    return JaxFamily(
+        reset, step, draw, spaces.Discrete(6), space, steps, test_tasks, value_ranges=AT_MOST_1, made_by=made_by
+    )
 
 
 class XLandVectorEnv(JaxVectorEnv):
