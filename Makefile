@@ -24,6 +24,18 @@ OTHERS := tests/others/requirements.txt
 JAX_VENV ?= .venv-jax
 JAX_RUN := $(JAX_VENV)/bin/python
 JAX_READY := $(JAX_VENV)/.ready
+# The lower bounds of pyproject.toml, on the oldest Python, which has builds of all of them. `fast` and `gpu` are for one
+# version of MuJoCo each, which other tests have.
+OLDEST_PYTHON ?= python3.11
+OLDEST_VENV ?= .venv-oldest
+OLDEST_RUN := $(OLDEST_VENV)/bin/python
+OLDEST_READY := $(OLDEST_VENV)/.ready
+OLDEST_EXTRAS := completion examples figures ray report search tensorboard test
+OLDEST_TESTS := tests/envs tests/samplers/test_multi_task_sampler.py tests/samplers/test_env_recipe.py \
+	tests/samplers/test_kinds_of_spaces.py tests/samplers/rollout --ignore=tests/envs/mujoco/test_rendering.py \
+	-k 'not declare_a_mode and not breach_of_gymnasiums and not (takes_effect_at_the_next_step and RandParams)'
+comma := ,
+empty :=
 RAY_READY := $(VENV)/.ready-ray
 # Files with tests of a kind: to collect those of all files takes longer than some kinds do. Tests of every family have
 # the kind of what a family needs.
@@ -37,7 +49,7 @@ export PIP_COMPILE ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-metaworld install-others install-jax train test test-fast test-metaworld test-others test-jax test-ray test-nightly lint types docs format lock clean
+.PHONY: help install install-metaworld install-others install-jax install-oldest train test test-fast test-metaworld test-others test-jax test-oldest test-ray test-nightly lint types docs format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -109,6 +121,24 @@ install-jax: $(JAX_READY) ## set up .venv-jax for the tests of families in JAX
 test-jax: $(JAX_READY) ## run the tests of families in JAX, in an environment of their own
 	$(JAX_RUN) -c 'import jax'
 	$(JAX_RUN) -m pytest --numprocesses 2 --dist worksteal $(call FILES_WITH,jax,|\b(base_)?(env_id|vector_env|marks)\b) -m 'jax and not nightly' $(ARGS)
+# torch is there already, in the oldest version if the package index offers one for CPUs.
+$(OLDEST_READY): pyproject.toml constraints-oldest.txt
+	@$(OLDEST_PYTHON) -m venv --clear $(OLDEST_VENV)
+	@scripts/install-torch $(OLDEST_RUN) constraints-oldest.txt
+	@grep -vE '^(torch|triton|nvidia-[a-z0-9-]+)==' constraints-oldest.txt > $(OLDEST_VENV)/constraints.txt
+	@$(OLDEST_RUN) -m pip install --quiet --constraint $(OLDEST_VENV)/constraints.txt --editable '.[$(subst $(empty) $(empty),$(comma),$(OLDEST_EXTRAS))]'
+	@touch $@
+
+install-oldest: $(OLDEST_READY) ## set up .venv-oldest with the oldest versions that pyproject.toml allows
+
+# A test with what is not among them is skipped, and old versions warn of what they do themselves. Left out is what
+# differs there without a fault of ours: Gymnasium before 1.4 writes into the metadata of other environments' classes, and
+# has fewer checks; MuJoCo before 3.4 derives constants from the state, which changes the last bit.
+test-oldest: $(OLDEST_READY) ## run fast tests of environments and samplers with the oldest versions that pyproject.toml allows
+	$(OLDEST_RUN) -c 'import maml_rl.cli.main, maml_rl.experiment.train, maml_rl.report.writing'
+	$(OLDEST_RUN) -W ignore -c 'import argcomplete, cma, matplotlib.figure, optuna, ray, stable_baselines3, tensorboard'
+	MAML_RL_NO_SKIPS= $(OLDEST_RUN) -m pytest -W default --numprocesses 2 --dist worksteal $(OLDEST_TESTS) -m 'not slow and not nightly and not others and not metaworld and not ray' $(ARGS)
+	$(OLDEST_RUN) -m pytest -W default -W ignore::pytest.PytestUnraisableExceptionWarning -k shorter_episodes tests/samplers/work/on_ray/test_ray_backend.py
 
 $(RAY_READY): $(READY)
 	@$(INSTALL) --editable '.[tune]'
@@ -147,6 +177,7 @@ lock: ## pin the dependencies anew for every supported Python; needs uv (`make l
 	$(LOCK) $(addprefix --extra ,report test) --output-file constraints-others.txt pyproject.toml $(OTHERS)
 	cp constraints.txt constraints-jax.txt # Versions to prefer.
 	$(LOCK) $(addprefix --extra ,jax test examples) --output-file constraints-jax.txt pyproject.toml
+	$(filter-out --universal,$(LOCK)) --upgrade --python-platform linux --resolution lowest-direct $(addprefix --extra ,$(OLDEST_EXTRAS)) --output-file constraints-oldest.txt pyproject.toml
 
 clean: ## remove the virtual environments and the caches; runs stay
-	rm -rf $(VENV) $(METAWORLD_VENV) $(OTHERS_VENV) $(JAX_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info
+	rm -rf $(VENV) $(METAWORLD_VENV) $(OTHERS_VENV) $(JAX_VENV) $(OLDEST_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build site *.egg-info

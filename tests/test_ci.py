@@ -151,11 +151,15 @@ def test_without_a_part_all_that_are_not_nightly_run_once(tmp_path: Path) -> Non
         "test-fast",
         "test-jax",
         "test-metaworld",
+        "test-oldest",
         "test-others",
         "test-ray",
     ]
     # Everything is set up before the first test.
-    assert {line.partition(" ")[2] for line in asked[:2]} == {"install", "install-metaworld install-others install-jax"}
+    assert {line.partition(" ")[2] for line in asked[:2]} == {
+        "install",
+        "install-metaworld install-others install-jax install-oldest",
+    }
     assert targets.index("test-ray") < targets.index("test-metaworld")
 
 
@@ -176,4 +180,4 @@ def test_failure_of_a_part_ends_the_run(tmp_path: Path) -> None:
 def test_unknown_part_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     code, asked, errors = run_parts(tmp_path, "lint")
     assert (code, asked) == (2, [])
-    assert "unknown part 'lint'; use style, test, metaworld, others, jax, ray, pythons or nightly" in errors
+    assert "unknown part 'lint'; use style, test, metaworld, others, jax, oldest, ray, pythons or nightly" in errors
