@@ -5,7 +5,7 @@ histories and on the generator that is passed in.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from maml_rl.arguments import check_count
+from maml_rl.arrays import to_device
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
@@ -58,6 +59,17 @@ class Sequences:
     mask: Tensor
     episodes: Tensor
     histories: Tensor
+
+    def to(self, device: torch.device | str) -> "Sequences":
+        """Return the same steps on `device`."""
+        return Sequences(*(to_device(getattr(self, each.name), torch.device(device)) for each in fields(self)))
+
+    def with_end(self) -> tuple[Tensor, Tensor]:
+        """Return observations (L + 1, N, size), before each action and after the last, and `terminations` as numbers.
+
+        Where a time limit ended an episode, the observation that follows is the first of the next one.
+        """
+        return torch.cat((self.observations, self.after.unsqueeze(0))), self.terminations.to(self.rewards)
 
 
 class _Subsampled(NamedTuple):

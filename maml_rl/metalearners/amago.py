@@ -1,10 +1,11 @@
 """AMAGO: off-policy learning on whole trials, with values by classification and a policy by filtered imitation."""
 
 import copy
-import math
+from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -12,15 +13,15 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor, nn
 
-from maml_rl.arrays import to_device
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.derivatives import EpisodeStore
-from maml_rl.errors import AlgorithmError, NonFiniteError
-from maml_rl.experience import Replay
+from maml_rl.errors import AlgorithmError
+from maml_rl.experience import Replay, Steps
 from maml_rl.experience.hindsight import NUM_CANDIDATES, Hindsight
+from maml_rl.experience.histories import Sequences
 from maml_rl.machine import single_threaded
-from maml_rl.metalearners.device_steps import DeviceSteps, for_device, takes_device_steps
+from maml_rl.metalearners.device_steps import DeviceSteps, for_device, refuse_infinite, takes_device_steps
 from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 from maml_rl.metalearners.learner_state import SINGLE
 from maml_rl.metalearners.losses import filtered_imitation
@@ -58,9 +59,8 @@ class TrialCritics(nn.Module):
         self.num_discounts, self.two_hot = num_discounts, TwoHot(settings.num_bins, settings.largest_value)
         outputs = max(1, self.num_choices) * num_discounts * settings.num_bins
         sizes = settings.critic_layers
-        self.layers = EnsembleMLP(
-            policy.hidden_size + entries, sizes, outputs, generator, settings.num_critics, of_last=OF_BINS
-        )
+        num, inputs = settings.num_critics, policy.hidden_size + entries
+        self.layers = EnsembleMLP(inputs, sizes, outputs, generator, num, of_last=OF_BINS)
 
     def forward(self, units: Tensor, actions: Tensor | None, *, fixed: bool = False) -> Tensor:
         """Return logits (E, L, N, G, bins) of actions, or (E, L, N, K, G, bins) of all discrete ones.
@@ -118,6 +118,9 @@ class CriticSettings(SettingsModel):
     tau: Annotated[
         Fraction, Field(description="share of the way that the target critics move to the critics in an update")
     ] = 0.003
+    normalize_observations: Annotated[
+        bool, Field(description="normalize unbounded observations and the last reward, by moments that follow by tau")
+    ] = False
 
 
 class FilteredActorCritic(MetaLearner):
@@ -153,6 +156,40 @@ class FilteredActorCritic(MetaLearner):
         norm, move = self.settings.max_grad_norm, partial(move_targets, targets, critics, self.settings.tau)
         self._on_device = DeviceSteps.on(self.device, self._objective, self.optimizer, max_norm=norm, after=move)
 
+    @classmethod
+    def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
+        settings.refuse(config, env)
+        options = {"squash": settings.squash, "normalize_observations": settings.normalize_observations}
+        policy: Policy = settings.make_policy(env, config, value="none", **options)
+        return policy
+
+    @abstractmethod
+    def draw_trials(self) -> Steps | Sequences:
+        """Draw the N trials of a step, (L, N, ...), or sequences of them."""
+
+    def step_on_trials(self) -> Tensor:
+        """Take one step on trials that are drawn; see `improve`."""
+        trials = self.draw_trials().to(self.device)
+        seen, terminal = trials.with_end()
+        self._follow(seen[:-1], trials.mask)
+        return self.improve(seen, trials.actions, trials.rewards, terminal, trials.mask)
+
+    def _follow(self, observations: Tensor, mask: Tensor) -> None:
+        """Move the moments that normalize observations by `tau` toward those of real steps (L, N, size)."""
+        mean, std = self.policy.observation_mean, self.policy.observation_std
+        if mean is not None and std is not None:
+            tau = self.settings.tau
+            if takes_device_steps(self.device):
+                # To select the real steps would wait for the device.
+                share = (mask / mask.sum()).unsqueeze(-1).to(observations)
+                found = (share * observations).sum((0, 1))
+                variance = (share * (observations - found).square()).sum((0, 1))
+            else:
+                real = observations[mask > 0]
+                found, variance = real.mean(0), real.var(0, correction=0)
+            difference = found - mean
+            self.policy.normalize_by(mean + tau * difference, std.square().lerp(variance + difference.square(), tau))
+
     @single_threaded()
     def improve(self, *trials: Tensor) -> Tensor:
         """Take one step on N trials of L steps, the first arguments of `losses`, unless a loss is not finite.
@@ -171,11 +208,7 @@ class FilteredActorCritic(MetaLearner):
         loss, found = self._objective(pair, *trials)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self._trained, self.settings.max_grad_norm)
-        if not math.isfinite(float(norm)):
-            raise NonFiniteError(
-                "a loss of amago is not finite; lower learning-rate, or look for observations and rewards that are huge"
-            )
+        refuse_infinite([nn.utils.clip_grad_norm_(self._trained, self.settings.max_grad_norm)], "a loss of amago")
         self.optimizer.step()
         move_targets(self.targets, self.critics, self.settings.tau)
         return found
@@ -247,7 +280,7 @@ class FilteredActorCritic(MetaLearner):
         return critic_loss, actor_loss, masked_mean(taken, mask), imitated
 
 
-class AMAGO(TrialReplayLearner, FilteredActorCritic):
+class AMAGO(FilteredActorCritic, TrialReplayLearner):
     """One sequence model under actor and critics, trained off-policy on whole trials of a replay.
 
     Values are learned by classification, so that families with returns of 1,000 do not drown those with returns of 1,
@@ -260,16 +293,13 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
     class Settings(TrialReplaySettings, MemorySettings, CriticSettings):
         """Settings of AMAGO."""
 
+        squash: ClassVar[bool] = True
         cell: CellKind = "transformer"
         hidden_size: Annotated[Count, Field(description="units of the recurrent layer, or width of a token")] = 128
         learning_rate: Annotated[StepSize, Field(description="step size of AdamW")] = 3e-4
         weight_decay: Annotated[float, Field(ge=0, description="decay of the weights, as AdamW has it")] = 1e-4
         max_grad_norm: Annotated[Positive, Field(description="maximum norm of a gradient")] = 1.0
         batch_size: NumTrials = 32
-        normalize_observations: Annotated[
-            bool,
-            Field(description="normalize unbounded observations and the last reward, by moments that follow by tau"),
-        ] = False
         hindsight_share: Annotated[
             Fraction, Field(description="share of an update's trials whose task is taken to be one that they served")
         ] = 0.0
@@ -289,13 +319,6 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
         # Families relabel with NumPy.
         device = "cpu" if own.hindsight_share else self.device
         self.experience = {"trials": Replay(own.buffer_steps, memory_bytes=own.mapped_bytes, device=device)}
-
-    @classmethod
-    def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
-        settings.refuse(config, env)
-        normalize = settings.normalize_observations
-        policy: Policy = settings.make_policy(env, config, value="none", squash=True, normalize_observations=normalize)
-        return policy
 
     @classmethod
     def from_config(cls, policy: Policy, config: Config, settings: Any, device: torch.device | str = "cpu") -> Self:
@@ -329,7 +352,7 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
         is_squashed = isinstance(self.policy.distributions, LatentGaussianHead)
         self._was_squashed = is_squashed and _BEFORE_SQUASHING not in state
 
-    def step_on_trials(self) -> Tensor:
+    def draw_trials(self) -> Steps:
         settings = self.settings
         trials = self.experience["trials"].sample_sequences(
             self.generator("replay"), settings.batch_size, length=settings.sequence_length
@@ -339,26 +362,7 @@ class AMAGO(TrialReplayLearner, FilteredActorCritic):
             # Tasks that the run has trained on, whatever they are drawn from: not those that it keeps for tests.
             drawn = self.experience["trials"].draw_tasks(self.generator("hindsight"), NUM_CANDIDATES)
             self.hindsight.relabel(trials, self.hindsight.best_tasks(trials, relabeled, drawn))
-        trials = trials.to(self.device)
-        seen, terminal = trials.with_end()
-        self._follow(seen[:-1], trials.mask)
-        return self.improve(seen, trials.actions, trials.rewards, terminal, trials.mask)
-
-    def _follow(self, observations: Tensor, mask: Tensor) -> None:
-        """Move the moments that normalize observations by `tau` toward those of real steps (L, N, size)."""
-        mean, std = self.policy.observation_mean, self.policy.observation_std
-        if mean is not None and std is not None:
-            tau = self.settings.tau
-            if takes_device_steps(self.device):
-                # To select the real steps would wait for the device.
-                share = (mask / mask.sum()).unsqueeze(-1).to(observations)
-                found = (share * observations).sum((0, 1))
-                variance = (share * (observations - found).square()).sum((0, 1))
-            else:
-                real = observations[mask > 0]
-                found, variance = real.mean(0), real.var(0, correction=0)
-            difference = found - mean
-            self.policy.normalize_by(mean + tau * difference, std.square().lerp(variance + difference.square(), tau))
+        return trials
 
 
 class OfflineAMAGO(FilteredActorCritic, HistoryLearner):
@@ -382,16 +386,14 @@ class OfflineAMAGO(FilteredActorCritic, HistoryLearner):
         drawn = self.sequences(rng, keep=self.settings.keep)
         return drawn.observations, drawn.actions
 
+    def draw_trials(self) -> Sequences:
+        drawn = self.sequences(self.generator("histories"), keep=self.settings.keep)
+        return replace(drawn, actions=self.policy.distributions.recorded(drawn.actions))
+
+    def step_on_trials(self) -> Tensor:
+        self._set_step_size()
+        return super().step_on_trials()
+
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take steps on sequences of the histories; return `updates`, and what is `measured`."""
-        rng = self.generator("histories")
-
-        def take_step() -> Tensor:
-            self._set_step_size()
-            drawn = self.sequences(rng, keep=self.settings.keep)
-            seen = torch.cat((drawn.observations, drawn.after.unsqueeze(0)))
-            actions = self.policy.distributions.recorded(drawn.actions)
-            trials = seen, actions, drawn.rewards, drawn.terminations.to(drawn.rewards), drawn.mask
-            return self.improve(*(to_device(each, self.device) for each in trials))
-
-        return take_steps(self, self.settings.num_updates, take_step, self.measured)
+        return take_steps(self, self.settings.num_updates, self.step_on_trials, self.measured)

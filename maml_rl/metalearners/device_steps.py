@@ -214,9 +214,13 @@ class _Recorded(NamedTuple):
 def check_finite(statistics: Tensor, learner: str) -> list[float]:
     """Return statistics of steps on a device, for which this waits; refuse, by a NonFiniteError, infinite ones."""
     found: list[float] = statistics.tolist()
-    if not all(map(math.isfinite, found)):
-        raise NonFiniteError(
-            f"a loss of {learner} or its gradient is not finite; lower learning-rate, or look for observations and "
-            "rewards that are huge"
-        )
+    refuse_infinite(found, f"a loss of {learner} or its gradient")
     return found
+
+
+def refuse_infinite(statistics: Iterable[float | Tensor], what: str) -> None:
+    """Refuse, by a NonFiniteError that says what they are, losses or norms of gradients that are not finite."""
+    if not all(math.isfinite(float(each)) for each in statistics):
+        raise NonFiniteError(
+            f"{what} is not finite; lower learning-rate, or look for observations and rewards that are huge"
+        )

@@ -1,7 +1,6 @@
 """Learners of recorded histories: a policy predicts actions, and adapts by its memory."""
 
 import hashlib
-import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from maml_rl.derivatives import EpisodeStore, cut, sum_gradients
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.task_space import task_key
-from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
+from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience.histories import EnvKind, Histories, Sequences
 from maml_rl.experience.minari_data_set import read_data_set
 from maml_rl.experience.recording import load_histories
@@ -27,6 +26,7 @@ from maml_rl.metalearners.device_steps import (
     DeviceSteps,
     check_finite,
     for_device,
+    refuse_infinite,
     set_step_size,
 )
 from maml_rl.metalearners.memory_settings import CellKind, MemorySettings
@@ -86,6 +86,10 @@ class HistorySettings(SettingsModel, MemorySettings):
             description="in a test: sample the predicted distribution, which explores, or take its most likely action"
         ),
     ] = "sampled"
+
+    def refuse(self, config: Config, env: Any) -> None:
+        """Refuse, by a ConfigError, a config whose policy would not observe its last step."""
+        refuse_hidden_rewards(config)
 
     @property
     def body(self) -> Cell | Attention:
@@ -164,7 +168,7 @@ class HistoryLearner(MetaLearner):
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
         """Make a transformer, or a recurrent policy."""
-        refuse_hidden_rewards(config)
+        settings.refuse(config, env)
         policy: Policy = settings.make_policy(env, config, value="none", squash=bool(settings.squash))
         return policy
 
@@ -273,11 +277,7 @@ class HistoryLearner(MetaLearner):
         chunks = cut(num, length, self.settings.hidden_size, self.device)
         losses = sum_gradients(params, differentiate, chunks, self.device)
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.max_grad_norm)
-        if not math.isfinite(float(norm)):
-            raise NonFiniteError(
-                "the gradient of a loss on histories is not finite; lower learning-rate, or look for observations "
-                "and rewards that are huge"
-            )
+        refuse_infinite([norm], "the gradient of a loss on histories")
         self.optimizer.step()
         return losses
 

@@ -22,7 +22,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted
-from maml_rl.metalearners.device_steps import DeviceSteps, for_device
+from maml_rl.metalearners.device_steps import DeviceSteps, for_device, refuse_infinite
 from maml_rl.metalearners.refusals import refuse_small_replay
 from maml_rl.metalearners.replay_learner import NumUpdates, take_steps
 from maml_rl.metalearners.soft_actor_critic import (
@@ -356,7 +356,7 @@ class PEARL(SoftActorCritic):
 
         chunks = cut(num_tasks, num_steps, max(self.policy.hidden_sizes), self.device)
         loss, *losses = sum_gradients(params, differentiate, chunks, self.device)
-        self._refuse(loss)
+        refuse_infinite([loss], "a loss of pearl")
         for optimizer in self.optimizers.values():
             optimizer.step()
         self.networks.update_targets()

@@ -12,7 +12,7 @@ from maml_rl.config import Config
 from maml_rl.config.settings import Count, Fraction
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
-from maml_rl.metalearners.device_steps import DeviceSteps, for_device
+from maml_rl.metalearners.device_steps import DeviceSteps, for_device, refuse_infinite
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
 from maml_rl.metalearners.refusals import refuse_sizes
@@ -202,7 +202,7 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
             inputs = [*trials.tensors()[:7], self._noise(trials)]
             return self._on_device(*self._on_device.padded(len(trials.mask), inputs))[:5]
         loss, found = self._loss_of(*trials.tensors()[:7], self._noise(trials))
-        self._refuse(loss.detach())
+        refuse_infinite([loss.detach()], "a loss of rsac")
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Fraction, Positive, StepSize
-from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.learner_state import SINGLE
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.replay_learner import ReplaySettings
@@ -182,11 +181,3 @@ class SoftActorCritic(MetaLearner):
     training_state = (SINGLE, "critic", "target")
     tests_without_noise = True
     settings: SACSettings
-
-    def _refuse(self, loss: Tensor) -> None:
-        """Refuse, by a NonFiniteError, a loss that is not finite, before the step is taken."""
-        if not math.isfinite(float(loss)):
-            raise NonFiniteError(
-                f"a loss of {type(self).__name__.lower()} is not finite; lower learning-rate, or look for observations "
-                "and rewards that are huge"
-            )

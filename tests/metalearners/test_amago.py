@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import make_vector_env
+from maml_rl.envs.last_step import LastStepParts
 from maml_rl.errors import AlgorithmError, ConfigError
 from maml_rl.experience.hindsight import Hindsight
 from maml_rl.experience.replay import Steps
@@ -25,6 +26,7 @@ from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.policies import GRUPolicy, MultiCategorical, NormalMLPPolicy  # noqa: F401
 from maml_rl.runs.metrics import read_metrics
 from maml_rl.task_distributions.task_files import read_tasks
+from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
 
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (5,), np.float64)
@@ -265,9 +267,9 @@ OF_A_RUN = {
 @pytest.mark.parametrize(
     ("env_name", "settings", "shape"),
     [
-        # Padded to 81 numbers, and as many that say which are real.
+        # Padded to 81 numbers, and as many that say which are real; the second to 20, and 6 for the entries of actions.
         (["DarkRoom-v0", "GridNavi-v0"], {"cell": "gru", "sequence-length": 7}, (162,)),
-        (["HalfCheetahVel-v5", "HopperVel-v5"], {"cell": "gru"}, (40,)),
+        (["HalfCheetahVel-v5", "HopperVel-v5"], {"cell": "gru"}, (46,)),
         ("PixelNavigation-v0", {"context": 8}, None),
     ],
     ids=["discrete", "box", "images"],
@@ -358,6 +360,34 @@ def test_replay_of_an_earlier_version_with_squashed_actions_is_refused() -> None
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(4))
         with pytest.raises(AlgorithmError, match="an earlier version of amago has recorded the trials of this run"):
             experiment.metalearner.learn(batch, 2)
+
+
+def test_recorded_ends_and_what_follows_reach_the_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"num_bins": 9, "critic_layers": [6], "normalize_observations": True, "num_updates": 3}
+    learner = make_experiment(bandit_config("amago-offline", **settings)).metalearner
+    learner.learn_from(bandit_histories())
+    found: list[tuple[Tensor, ...]] = []
+
+    def improve(own: Any, *trials: Tensor) -> Tensor:
+        found.append(trials)
+        return torch.zeros(4)
+
+    monkeypatch.setattr(type(learner), "improve", improve)
+    learner.learn(learner.store_of(()), 0)
+    assert len(found) == 3
+    parts = LastStepParts.of(spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(ARMS))
+    for seen, actions, rewards, terminal, mask in found:
+        assert seen.shape[:2] == (PULLS + 1, 16)
+        # The last pull ends the history, in a terminal state, after which the policy is shown it.
+        assert terminal.sum(0).tolist() == terminal[-1].tolist() == mask[-1].tolist() == [1.0] * 16
+        assert torch.equal(seen[1:, :, parts.last_reward].squeeze(-1), rewards)
+        assert torch.equal(seen[1:, :, parts.last_action].argmax(-1), actions)
+        assert seen[-1, :, parts.last_termination].all()
+    # The moments follow those of the observations, of which the last reward has no bounds.
+    mean, expected = learner.policy.observation_mean[parts.last_reward], 0.0
+    for seen, *_ in found:
+        expected += learner.settings.tau * (float(seen[:-1, :, parts.last_reward].mean()) - expected)
+    assert mean.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_policy_without_a_memory_is_refused() -> None:

@@ -46,7 +46,19 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "rl2 transformer": ("rl2", GRID, RL2 | TRANSFORMER | {"num-minibatches": 2, "token-shift": True}),
     "ad": ("ad", {}, {}),
     "amago": ("amago", GRID, AMAGO | TRANSFORMER),
-    "amago gru": ("amago", POINT, AMAGO | {"cell": "gru", "sequence-length": 4, "normalize-observations": True}),
+    # With values of up to 10,000, rounding would decide at first which actions are better than the policy's.
+    "amago gru": (
+        "amago",
+        POINT,
+        AMAGO
+        | {
+            "cell": "gru",
+            "sequence-length": 4,
+            "normalize-observations": True,
+            "largest-value": 10.0,
+            "learning-rate": 0.003,
+        },
+    ),
     "amago hindsight": ("amago", POINT_GOAL, AMAGO | TRANSFORMER | {"hindsight-share": 0.5, "filter-temperature": 1.0}),
     "amago offline": ("amago-offline", {}, {"num-updates": 5, "critic-layers": [8], "num-bins": 9, "anneal-over": 4}),
     "ad gru": ("ad", {}, {"cell": "gru", "anneal-over": 5, "warmup": 3}),
