@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maml_rl.policies import Attention, EncoderSizes
 from maml_rl.policies.soft_actors import RecurrentActor
+from maml_rl.policies.trial_encoder import action_unit
 
 PLANE = spaces.Box(-0.1, np.array([0.1, 0.3], np.float32), (2,))
 ACTIONS = {"box": PLANE, "discrete": spaces.Discrete(3)}
@@ -145,3 +146,8 @@ def test_other_action_spaces_are_refused(action: spaces.Space, message: str) -> 
 def test_observations_without_the_last_step_are_refused() -> None:
     with pytest.raises(ValueError, match="do not show the last action and reward; make the sampler with observe_last"):
         RecurrentActor(spaces.Box(-1.0, 1.0, (3,)), PLANE)
+
+
+def test_actions_are_in_units_of_half_of_their_range_where_there_is_one() -> None:
+    low, high = np.array([-0.5, 1.0, 0.0], np.float32), np.array([0.5, 1.0, 4.0], np.float32)
+    assert action_unit(spaces.Box(low, high)).tolist() == [2.0, 1.0, 0.5]
