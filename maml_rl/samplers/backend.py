@@ -97,7 +97,7 @@ class RolloutBackend(ABC):
         """Replace lost workers and drop unfinished work.
 
         Raises:
-            ChildEnvError: If workers have died more often since `start_phase` than `max_restarts` allows.
+            ChildEnvError: If workers have died too often since `start_phase`.
         """
         return
 

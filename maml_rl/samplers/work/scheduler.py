@@ -44,11 +44,12 @@ class Limits:
         """See the class."""
         return max(self.call, _LEAST_LOAD_SECONDS)
 
-    def too_often(self, what: str, causes: Sequence[str], remedy: str = "") -> str:
+    def too_often(self, what: str, causes: Sequence[str], remedies: tuple[str, str] | None = None) -> str:
         """Return the text for losses that are too many: `what` happened to what, how often, and the last causes."""
         allowed = f"{what}, more often than max_restarts={self.losses} allows"
-        if remedy:
-            return f"{allowed}; the last one {causes[-1]}; {remedy}"
+        if remedies is not None:
+            first, last = remedies
+            return f"{allowed}; the last one {causes[-1]}; {first}, raise max_restarts, or {last}"
         return f"{allowed}; the last causes:\n" + "\n".join(causes[-_CAUSES_SHOWN:])
 
     @staticmethod
@@ -57,13 +58,12 @@ class Limits:
         shown = describe_stack(stack) if stack else "It showed no stack" + (f"; it was {state}." if state else ".")
         return f"hangs {where}, for more than {seconds:g} s; it was killed. {shown}"
 
-    @property
-    def remedy(self) -> str:
-        """What helps a worker that is slow and does not hang."""
-        return (
-            "If it only needs longer, raise step_timeout, the time for one call of one slot. If all slots of a worker "
-            "share that time, fewer slots_per_task or more workers help, too."
-        )
+    # What helps what is slow and does not hang: a worker, and a start.
+    remedy = (
+        "If it only needs longer, raise step_timeout, the time for one call of one slot. If all slots of a worker "
+        "share that time, fewer slots_per_task or more workers help, too."
+    )
+    if_busy = "raise step_timeout, which starts have, too, if the machine is busy"
 
 
 class Losses:

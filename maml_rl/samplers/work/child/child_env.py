@@ -21,16 +21,13 @@ from maml_rl.samplers.work.child.messages import (
     Load,
     LoadPolicy,
     Make,
-    Ready,
     Reply,
     ResetBuffers,
     ResetTask,
     RunPhase,
     SampleTasks,
     Step,
-    Tasks,
     Work,
-    Worked,
     encode,
 )
 from maml_rl.samplers.work.child.process_setup import ChildEnds, enter_child, leave_child, restore_interpreter
@@ -93,7 +90,7 @@ class ChildEnv:
             case RunPhase():
                 self._phases.run(command)
             case Work():
-                return Worked(generation, self._phases.work(command))
+                return Done(generation, self._phases.work(command))
             case LoadPolicy():
                 # It imports torch, which workers that do not act do not need.
                 from maml_rl.samplers.work.child.phase_runner import PhaseRunner
@@ -103,7 +100,7 @@ class ChildEnv:
                     command, env, *place, len(self._progress.heartbeats), self._index, self._made
                 )
             case SampleTasks(num_tasks=num_tasks, seed=seed, evaluation=evaluation):
-                return Tasks(generation, self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation))
+                return Done(generation, self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation))
             case Load(interpreter=interpreter, recipe=recipe):
                 restore_interpreter(interpreter)
                 self._recipe = pickle.loads(recipe)
@@ -114,7 +111,7 @@ class ChildEnv:
                 self._body = Body(self._recipe, self._progress, self._index)
                 self._body.first_slot = command.first_slot
                 self._env = self._body.slots(command.num_envs)
-                return Ready(generation, EnvDescription.of(self._env))
+                return Done(generation, EnvDescription.of(self._env))
             case AttachBuffers(num_envs=num_envs):
                 self._buffers = SharedBuffers(self._memory, self._progress.size, EnvDescription.of(self._env), num_envs)
                 self._env.buffers = self._buffers.step.part(self._slots)

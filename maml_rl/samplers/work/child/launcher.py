@@ -214,8 +214,8 @@ class Launcher:
             return self._launch()
         except _ServerGoneError as error:
             what = f"the fork server, which starts the workers, was lost {self._limits.losses + 1} times in a row"
-            remedy = f"{error.remedy}, raise max_restarts, or use start_method='spawn', which needs no server"
-            raise ChildEnvError(self._limits.too_often(what, [str(error)], remedy)) from error
+            remedies = error.remedy, "use start_method='spawn', which needs no server"
+            raise ChildEnvError(self._limits.too_often(what, [str(error)], remedies)) from error
         except OSError as error:
             raise ChildEnvError(
                 f"no child process could be started: {error}; close other processes, or use fewer workers"
@@ -328,7 +328,7 @@ class Launcher:
             if waited >= seconds:
                 raise _ServerGoneError(
                     f"did not answer within {seconds:g} s",
-                    "if the machine is busy, raise step_timeout, for which it is waited, too",
+                    self._limits.if_busy,
                 )
         return receive_reply(server.ends.commands)
 

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.envs.meta_env import Task
 from maml_rl.samplers.failures import Failed
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.work.child.shared_buffers import PhasePlan
@@ -30,7 +30,7 @@ _FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Prepare the interpreter and import the modules of the environment; the reply is `Done`.
+    """Prepare the interpreter and import the modules of the environment; there is no more to reply.
 
     Attributes:
         interpreter: import path, working folder and main module of the parent (see `process_setup.interpreter_state`).
@@ -44,7 +44,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make the environment of your slots; the reply is `Ready`.
+    """Make the environment of your slots; the reply is a description of them.
 
     Attributes:
         index: which worker you are.
@@ -135,7 +135,7 @@ class RunPhase:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Compute on the episodes in the shared memory; the reply is `Worked`.
+    """Compute on the episodes in the shared memory; the reply is that about each block of the request, pickled.
 
     Attributes:
         request: see `hosting.Request`.
@@ -155,7 +155,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class SampleTasks:
-    """Draw tasks; the reply is `Tasks`."""
+    """Draw tasks, which are the reply."""
 
     generation: int
     num_tasks: int
@@ -177,36 +177,17 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The command is carried out; its results, if any, are in the shared memory."""
+    """The command is carried out.
+
+    Attributes:
+        result: what the reply is said to be, or None; other results are in the shared memory.
+    """
 
     generation: int
+    result: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The environment is made; describes its slots."""
-
-    generation: int
-    env: EnvDescription
-
-
-@dataclass(frozen=True, slots=True)
-class Worked:
-    """The replies about the blocks of the request, by block, pickled."""
-
-    generation: int
-    replies: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Tasks:
-    """Tasks drawn by the worker's environment."""
-
-    generation: int
-    tasks: list[Task]
-
-
-Reply = Done | Ready | Tasks | Worked | Failed
+Reply = Done | Failed
 
 
 def describe_command(command: Command | None, steps: int | None) -> str:

@@ -9,7 +9,7 @@ from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.errors import ChildLost
 from maml_rl.samplers.describing import describe_slots
 from maml_rl.samplers.env_recipe import Recipe
-from maml_rl.samplers.work.child.messages import AttachBuffers, Load, Make, Ready
+from maml_rl.samplers.work.child.messages import AttachBuffers, Load, Make
 from maml_rl.samplers.work.child.shared_buffers import SharedBuffers
 from maml_rl.samplers.work.child.worker_pool import WorkerPool
 
@@ -86,8 +86,7 @@ class Startup:
             for index in missing
         ]
         for index, reply in zip(missing, pool.ask(missing, seconds, makes), strict=True):
-            assert isinstance(reply, Ready)
-            self._compare(index, reply.env)
+            self._compare(index, reply)
         pool.ask(missing, seconds, [AttachBuffers(generation, parts[-1].stop) for _ in missing])
         for index in missing:
             pool.worker(index).ready = True

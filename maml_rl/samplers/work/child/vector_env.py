@@ -29,7 +29,6 @@ from maml_rl.samplers.work.child.messages import (
     ResetTask,
     SampleTasks,
     Step,
-    Tasks,
     encode,
 )
 from maml_rl.samplers.work.child.shared_buffers import SharedProgress, create_shared_file
@@ -168,9 +167,8 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         check_count("num_tasks", num_tasks, 0)
         self.settle()
         command = SampleTasks(self.pool.generation, num_tasks, seed, evaluation)
-        (reply,) = self.pool.ask([0], self.pool.limits.call, [command])
-        assert isinstance(reply, Tasks)
-        return reply.tasks
+        tasks: list[Task] = self.pool.ask([0], self.pool.limits.call, [command])[0]
+        return tasks
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Give slot i the task `tasks[i]`; see `MetaVectorEnv`. Unfinished steps are dropped.
@@ -268,7 +266,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         """Replace the workers that have died and drop unfinished work; then the phase can be repeated.
 
         Raises:
-            ChildEnvError: If one worker has died more than `max_restarts` times since `start_phase`.
+            ChildEnvError: If one worker has died too often since `start_phase`.
         """
         while True:
             try:

@@ -17,7 +17,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.hosting import HostedBatch, Request, pickle_for_hosts
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.work.child.messages import Work, Worked, encode
+from maml_rl.samplers.work.child.messages import Work, encode
 from maml_rl.samplers.work.child.phases import WorkerPhases
 from maml_rl.samplers.work.child.worker_pool import ChildWorker
 from maml_rl.samplers.work.unit import Unit
@@ -98,8 +98,7 @@ class WorkerHosts:
         make = self._commands(request, of_worker, batch.phase.streams.phase)
         units = [Unit("work", (partial(make, index),), worker=pool.workers[index]) for index in of_worker]
         for _, _, reply in pool.results(units, self._phases.prepare):
-            assert isinstance(reply, Worked)
-            yield from pickle.loads(reply.replies).items()
+            yield from pickle.loads(reply).items()
         if request.asked is not None:
             del self._objects[request.asked.held]
 

@@ -8,7 +8,7 @@ import select
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
@@ -18,6 +18,7 @@ from maml_rl.samplers.work.child.messages import (
     Channel,
     Close,
     Command,
+    Done,
     Reply,
     ResetTask,
     RunPhase,
@@ -291,15 +292,15 @@ class WorkerPool:
         seconds: float,
         commands: Sequence[Command],
         messages: Sequence[bytes | None] | None = None,
-    ) -> list[Reply]:
-        """Make several workers carry out one command each, all at the same time, and return their replies."""
+    ) -> list[Any]:
+        """Make several workers carry out one command each, all at the same time, and return the results."""
         for index, command, message in zip(indices, commands, messages or [None] * len(commands), strict=True):
             self.send(index, command, seconds, message)
         self.wait(indices)
         return [self.take(index) for index in indices]
 
-    def results(self, units: Sequence[Unit], prepare: Callable[[], None]) -> Iterator[tuple[Unit, ChildWorker, Reply]]:
-        """Have idle workers carry out units, and yield each with its worker and reply as soon as that is there.
+    def results(self, units: Sequence[Unit], prepare: Callable[[], None]) -> Iterator[tuple[Unit, ChildWorker, Any]]:
+        """Have idle workers carry out units, and yield each with its worker and result as soon as that is there.
 
         Args:
             units: their only argument makes, for a worker, a command, the command encoded, and how long it may take.
@@ -322,10 +323,10 @@ class WorkerPool:
                     self.check_restarts()
                 for index in replied:
                     worker = self.worker(index)
-                    reply = self.take(index)
+                    result = self.take(index)
                     unit = worker.take_call().unit
                     self._scheduler.finish(unit, worker, self.living())
-                    yield unit, worker, reply
+                    yield unit, worker, result
         finally:
             self._scheduler.end(self.living())
             for worker in self.living():
@@ -333,12 +334,12 @@ class WorkerPool:
 
     # Waiting.
 
-    def take(self, index: int) -> Reply:
-        """Return the reply of a worker that has replied."""
+    def take(self, index: int) -> Any:
+        """Return the result of a worker that has replied."""
         worker = self.worker(index)
         reply, worker.reply = worker.reply, None
-        assert reply is not None
-        return reply
+        assert isinstance(reply, Done)
+        return reply.result
 
     def outstanding(self) -> list[int]:
         """Return the workers that carry out a command, or have a reply that has not been taken."""

@@ -95,7 +95,7 @@ class RayBackend(RolloutBackend):
         timed = timer is not NULL_TIMER
         with timer.stage("assembly"):
             state = state_of(phase.policy)
-            data = ray.put(PhaseData(next(self._versions), phase.without_policy(), state, timed))
+            data = self._pool.put(PhaseData(next(self._versions), phase.without_policy(), state, timed))
             arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *phase.sizes))
             num_units = self.num_hosts * self._units_per_actor
             together = slots_together(num_tasks, per_task, num_units)
@@ -137,7 +137,7 @@ class RayBackend(RolloutBackend):
         # As bytes, so that the actor, and not Ray, reports a failed import on a node.
         pickled = _pickled(value, "the algorithm")
         # A batch depends on the policy and the environment, whose code actors have compared already.
-        return ray.put(Stored.of(pickled, needs_modules=not isinstance(value, HostedBatch)))
+        return self._pool.put(Stored.of(pickled, needs_modules=not isinstance(value, HostedBatch)))
 
     def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
         """Let actors sample the blocks of a batch."""

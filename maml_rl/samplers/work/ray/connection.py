@@ -7,15 +7,17 @@ import logging
 import os
 import random
 import re
+import select
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import grpc
 import ray
@@ -43,7 +45,8 @@ class Connection:
     Attributes:
         address: "host:port" of the head node.
         runtime_env: its own, which all actors have; None if it was made by the user's code.
-        gone: whether the head node, or this machine's, does not answer any more.
+        gone: whether the head node does not answer any more, or this machine's node has ended.
+        node_ended: whether it is the latter.
 
     Raises:
         ConfigError: If the cluster cannot be reached, or this process is connected to another one.
@@ -68,7 +71,9 @@ class Connection:
         context = ray.get_runtime_context()
         self.address: str = context.gcs_address
         self._job, self._node = context.get_job_id(), context.get_node_id()
-        self.gone = False
+        self.gone = self.node_ended = False
+        # Becomes readable when the process ends through which this one is connected.
+        self._raylet: int | None = None
 
     @classmethod
     def join(cls, placement: Placement) -> Connection:
@@ -89,7 +94,11 @@ class Connection:
             if self._users or not self.is_open:
                 return
             Connection._current = None
-            if self.runtime_env is None:
+            if self._raylet is not None:
+                os.close(self._raylet)
+                self._raylet = None
+            # Without its node, Ray would end this process at once.
+            if self.runtime_env is None or self.node_ended:
                 return
             if _in_thread(ray.shutdown, _SHUTDOWN_SECONDS):
                 atexit.unregister(_leave_at_once)
@@ -112,11 +121,14 @@ class Connection:
         return bool(ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job)
 
     def require_open(self) -> None:
-        """Refuse to work on a connection that the user's code has ended.
+        """Refuse to work on a connection that the user's code has ended, or that has lost the node of this machine.
 
         Raises:
-            ConfigError: If it has.
+            ConfigError: If the user's code has ended it.
+            ChildEnvError: If the node has ended, for which Ray would end this process in its next call.
         """
+        if self._raylet is not None and select.select([self._raylet], [], [], 0)[0]:
+            self._lose_node()
         if not self.is_open:
             raise ConfigError(
                 "ray.shutdown() was called while a sampler was open, whose actors are gone; close the sampler before, "
@@ -163,13 +175,32 @@ class Connection:
             raise self._head_is_gone(seconds)
         known: list[dict[str, Any]] = self.ask(ray.nodes, seconds)
         alive = [node for node in known if node["Alive"]]
-        if all(node["NodeID"] != self._node for node in alive):
-            self._give_up()
-            raise ChildEnvError(
-                "the Ray node of this machine has ended, through which this process was connected to the cluster at "
-                f"{self.address}; start it again, and continue the run from its last checkpoint"
-            )
+        own = [node for node in alive if node["NodeID"] == self._node]
+        if not own:
+            self._lose_node()
+        if self._raylet is None and (path := own[0].get("RayletSocketName")):
+            self._raylet = _watch(path)
         return alive
+
+    def _lose_node(self) -> NoReturn:
+        self.node_ended = True
+        self._give_up()
+        raise ChildEnvError(
+            "the Ray node of this machine has ended, through which this process was connected to the cluster at "
+            f"{self.address}; start it again, and continue the run from its last checkpoint"
+        )
+
+
+def _watch(path: str) -> int | None:
+    """Return a descriptor that becomes readable when the process ends that listens at a socket; None elsewhere."""
+    if not hasattr(os, "pidfd_open") or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(1.0)
+        peer.connect(path)
+        pid, _, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return os.pidfd_open(pid)
+    return None
 
 
 def _in_thread(function: Callable[[], Result], seconds: float) -> list[Result]:

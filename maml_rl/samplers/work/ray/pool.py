@@ -132,7 +132,12 @@ class RayPool:
     def take_code(self, client: Client, code: tuple[bytes, bytes]) -> None:
         """Put environment and policy, pickled, where actors get them."""
         self._forget(client)
-        client.job = Job(next(self._numbers), [ray.put(Stored.of(*code))])
+        client.job = Job(next(self._numbers), [self.put(Stored.of(*code))])
+
+    def put(self, value: Any) -> Any:
+        """Put something into Ray's object store, and return a reference to it."""
+        self.cluster.connection.require_open()
+        return ray.put(value)
 
     def kill(self, client: Client) -> None:
         """Make the work of a sampler end with `ChildLost`, now and later. Any thread may call this."""
@@ -161,7 +166,8 @@ class RayPool:
 
     def _forget(self, client: Client) -> list[Any]:
         """Make actors close the environments of a sampler, and return references to their replies."""
-        if client.job.number < 0 or not self.cluster.connection.is_open:
+        connection = self.cluster.connection
+        if client.job.number < 0 or connection.node_ended or not connection.is_open:
             return []
         with suppress(Exception):
             return [actor.forget(client.job) for actor in self._ready()]
@@ -169,10 +175,11 @@ class RayPool:
 
     def _end(self, actors: Sequence[RayWorker]) -> None:
         """Kill actors, by a message to each where the head node does not answer."""
-        if not self.cluster.connection.is_open:
+        connection = self.cluster.connection
+        if connection.node_ended or not connection.is_open:
             return
         for actor in actors:
-            if self.cluster.connection.gone:
+            if connection.gone:
                 actor.leave()
             else:
                 actor.end()
@@ -426,6 +433,7 @@ class RayPool:
             ChildLost: If another thread has called `kill`.
             ChildEnvError: If the cluster is gone, or a unit loses too many actors.
         """
+        self.cluster.connection.require_open()
         first = {actor.calls[0].reply: actor for actor in self.actors if actor.calls}
         replied: list[Any] = []
         if first:
@@ -436,6 +444,7 @@ class RayPool:
                 replied, _ = ray.wait(list(first), num_returns=number, timeout=patience)
                 if not replied:
                     break
+        self.cluster.connection.require_open()
         if self._client.killed:
             raise ChildLost("the Ray actors were killed")
         results = []
@@ -446,7 +455,6 @@ class RayPool:
                 results.append((call.unit, reply))
         now = monotonic()
         if now >= self._next_check:
-            self.cluster.connection.require_open()
             self.cluster.nodes()
             self._next_check = monotonic() + LOOK_SECONDS
         for actor in [actor for actor in self.actors if actor.ready and actor.calls and now >= actor.next_look]:

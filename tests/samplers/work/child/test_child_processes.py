@@ -241,7 +241,7 @@ def test_fork_server_that_starts_slowly_may_take_as_long_as_step_timeout(monkeyp
     # Any start takes longer than these.
     monkeypatch.setattr(scheduler, "_LEAST_LOAD_SECONDS", 0.01)
     monkeypatch.setattr(launcher, "_LOOK_SECONDS", 0.01)
-    message = r"the last one did not answer within 0.02 s; if the machine is busy, raise step_timeout"
+    message = r"the last one did not answer within 0.02 s; raise step_timeout, which starts have, too, if"
     with pytest.raises(ChildEnvError, match=message):
         make_parallel(options={"start_method": "forkserver", "max_restarts": 0, "step_timeout": 0.02})
     with make_parallel(options={"start_method": "forkserver", "max_restarts": 0, "step_timeout": 30}) as vector_env:

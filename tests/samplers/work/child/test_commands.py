@@ -26,7 +26,7 @@ def test_every_message_is_frozen_picklable_and_numbered() -> None:
 
 
 def test_spaces_reach_the_parent_unchanged() -> None:
-    ready = messages.Ready(0, EnvDescription(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3, start=-1), 100, {}))
+    ready = messages.Done(0, EnvDescription(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3, start=-1), 100, {}))
     assert pickle.loads(pickle.dumps(ready)) == ready
 
 

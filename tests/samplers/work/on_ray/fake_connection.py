@@ -15,7 +15,7 @@ from maml_rl.samplers.work.ray.connection import Connection
 class FakeConnection:
     """Nodes by id with their resources, a request for more that an autoscaler would get, and places of actors."""
 
-    address, runtime_env, gone, is_open = "head:6379", None, False, True
+    address, runtime_env, gone, node_ended, is_open = "head:6379", None, False, False, True
 
     def __init__(self, nodes: Mapping[str, Mapping[str, float]]) -> None:
         self.resources = dict(nodes)

@@ -1,6 +1,8 @@
 """The choice of the Ray cluster that this process connects to, tested with clusters that only record connections."""
 
 import re
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -264,12 +266,31 @@ def test_head_node_that_refuses_connections_may_come_back(
     connection.leave()
 
 
+@pytest.mark.parametrize("seen", ["by the head node", "by its process"])
 def test_end_of_the_node_of_this_machine_is_one_line(
-    joined: Any, monkeypatch: pytest.MonkeyPatch, at_exit: list[Any]
+    seen: str, joined: Any, monkeypatch: pytest.MonkeyPatch, at_exit: list[Any], tmp_path: Path
 ) -> None:
-    connection = join("localhost:1")
+    connection, message = join("localhost:1"), r"the Ray node of this machine has ended, .* continue the run from"
+    path = str(tmp_path / "raylet")
+    code = f"import socket; s = socket.socket(socket.AF_UNIX); s.bind({path!r}); s.listen(); print(flush=True); input()"
+    node = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert node.stdout is not None
+    node.stdout.readline()
+    alive = [{"NodeID": "here", "Alive": True, "RayletSocketName": path}, {"NodeID": "there", "Alive": True}]
     monkeypatch.setattr(ray_connection, "_answers", lambda address, seconds: True)
-    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "here", "Alive": False}, {"NodeID": "there", "Alive": True}])
-    with pytest.raises(ChildEnvError, match=r"the Ray node of this machine has ended, .* continue the run from"):
-        connection.nodes(1.0)
+    monkeypatch.setattr(ray, "nodes", lambda: alive)
+    assert len(connection.nodes(1.0)) == 2
+    connection.require_open()
+    node.kill()
+    node.communicate()
+    if seen == "by the head node":
+        alive[0]["Alive"] = False
+        with pytest.raises(ChildEnvError, match=message):
+            connection.nodes(1.0)
+    else:
+        with pytest.raises(ChildEnvError, match=message):
+            connection.require_open()
+    assert connection.node_ended
     connection.leave()
+    # Ray would end this process in the middle of it.
+    assert joined.ended == 0

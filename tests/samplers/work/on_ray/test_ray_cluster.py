@@ -154,7 +154,8 @@ GONE = "the head node of the Ray cluster at {} is gone: it does not answer for r
 def test_head_or_node_that_goes_away_ends_the_run_with_the_remedy(what: str, message: str, tmp_path: Path) -> None:
     with cluster_of(1) as lost:
         options = ["--num-batches", "100000", "--output-folder", str(tmp_path / "run"), "--backend", "ray"]
-        options += ["--ray-address", lost.address, "--num-workers", "1", "--ray-head-timeout", "3"]
+        address = lost.address
+        options += ["--ray-address", address, "--num-workers", "1", "--ray-head-timeout", "3"]
         driver = start("train.py", *SMALL, *options)
         metrics = tmp_path / "run" / "metrics.jsonl"
         wait_until(lambda: metrics.is_file() and metrics.read_text().count("\n") > 1)
@@ -171,7 +172,7 @@ def test_head_or_node_that_goes_away_ends_the_run_with_the_remedy(what: str, mes
             with suppress(ProcessLookupError):
                 head.send_signal(signal.SIGCONT)
         assert driver.returncode == 1
-        assert message.format(lost.address) in errors
+        assert message.format(address) in errors
         assert "Traceback" not in errors
         wait_until(lambda: not actor_processes(), 20.0)
     assert list((tmp_path / "run" / "checkpoints").iterdir())
