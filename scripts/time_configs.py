@@ -52,7 +52,9 @@ def main() -> None:
                 print(f"{name}: {entry['minutes']} minutes", flush=True)
         except (MamlRLError, ImportError) as error:
             print(f"{name}: {error}", flush=True)
-        text = ",\n".join(f"{json.dumps(key)}: {json.dumps(measured[key])}" for key in sorted(measured))
+        text = ",\n".join(
+            f"{json.dumps(key)}: {json.dumps(measured[key])}" for key in sorted(measured) if measured[key]
+        )
         replace_file(Path(MEASURED), f"{{\n{text}\n}}\n".encode())
 
 
@@ -82,7 +84,8 @@ def returns_of(config: Config, policies: dict[Path, Config]) -> dict[str, Any]:
         if set(config.differences(trained)) <= OF_A_RUN:
             evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
             first, last = (evaluation["intervals"][place][0] for place in (0, -1))
-            return {"first": round(first, 1), "last": round(last, 1), "iterations": trained.num_batches}
+            counted = {"columns": evaluation["columns"], "number": len(evaluation["intervals"])}
+            return {"first": round(first, 1), "last": round(last, 1), "iterations": trained.num_batches, **counted}
     return {}
 
 

@@ -66,15 +66,27 @@ def _what_it_takes(measured: Mapping[str, Any], config: Config) -> str:
     """Return a sentence about steps, minutes and the return to expect, as far as they were measured."""
     known = []
     if measured.get("env-steps"):
-        known.append(f"{measured['env-steps'] / 1e6:.2g} M steps")
+        known.append(f"{_two_digits(measured['env-steps'] / 1e6)} M steps")
     if "minutes" in measured:
         known.append(f"{readable_minutes(measured['minutes'])} on two cores")
     if "last" in measured:
         number = measured["iterations"]
         when = "" if number == config.num_batches else f" after {number:,} iterations"
-        known.append(f"return {measured['first']} before adaptation and {measured['last']} at its end{when}")
+        first, last = measured["first"], measured["last"]
+        noun, several = measured["columns"], measured["number"] > 1
+        if noun == "step":
+            known.append(f"return {first} before adaptation and {last} at its end{when}")
+        elif several:
+            known.append(f"return {first} in the first {noun} and {last} in the last {noun} of a trial{when}")
+        else:
+            known.append(f"return {last} in the only {noun} of a trial{when}")
     text = ", ".join(known)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _two_digits(value: float) -> str:
+    """Return a number with two digits, without an exponent: 160, 1.6, 0.16."""
+    return f"{float(f'{value:.2g}'):,.6g}"
 
 
 def readable_minutes(minutes: float) -> str:

@@ -66,9 +66,12 @@ def chosen_config(options: argparse.Namespace, *, of_run: bool = False) -> Path 
                 f"{path} is not a run folder, it has no config.json; give a run, or a YAML file"
             ) from None
         if of_run:
-            hint = suggest(given, [*shipped_configs(), *(f"zoo:{name}" for name in zoo())])
+            from maml_rl.runs.run_folder import suggest_run
+
+            names = [*shipped_configs(), *(f"zoo:{name}" for name in zoo())]
+            hint = (suggest_run(path) if path.parent != Path() else "") or suggest(given, names)
             raise ConfigError(
-                f"there is not a run folder {given!r}, and no config of that name{hint} (`maml-rl zoo` lists trained "
+                f"there is no run folder {given!r}, and no config of that name{hint} (`maml-rl zoo` lists trained "
                 "policies, `maml-rl configs` configs)"
             ) from error
         raise

@@ -152,17 +152,18 @@ def _train(options: argparse.Namespace) -> None:
         import_module(module)
     reserved = new_folder(options.output_folder) if new else nullcontext(options.output_folder)
     with ending_in_order(), reserved as folder:
-        options.output_folder = folder
+        wanted, options.output_folder = options.output_folder, folder
         _check_run_folders(options)
+        where = "" if options.quiet else _where(wanted, folder, options.seeds)
         if options.seeds is None:
-            _show(_train_one(config, folder, options, device), options)
+            _show(_train_one(config, folder, options, device, where), options)
         else:
             runs = [
                 (config.override({"seed": seed}), run)
                 for seed, run in _run_folders(options.output_folder, options.seeds).items()
             ]
             for number, (seeded, run) in enumerate(runs, start=1):
-                progress = _train_one(seeded, run, options, device)
+                progress = _train_one(seeded, run, options, device, where if number == 1 else "")
                 _show(progress, options, f"seed {seeded.seed}, {number} of {len(runs)}:\n")
     if options.quiet:
         return
@@ -173,6 +174,18 @@ def _train(options: argparse.Namespace) -> None:
     else:
         print(f"the results are in {folder}; to see the curves with their band over the seeds:")
     print(f"  {_command(options, 'report')} {quoted}")
+
+
+def _where(wanted: Path, folder: Path, seeds: list[list[int]] | None) -> str:
+    """Return where the run goes, and what a single number after --seeds means."""
+    what = "this run is" if seeds is None else "these runs are in"
+    text = f"{what} {folder}" if folder == wanted else f"{wanted} exists; {what} {folder}"
+    if seeds is not None and len(given := list(chain(*seeds))) == 1:
+        several = ",".join(map(str, range(given[0])))
+        text += f"\n--seeds {given[0]} trains seed {given[0]} alone" + f"; --seeds {several} trains {given[0]}" * (
+            given[0] > 1
+        )
+    return text
 
 
 def _describe(config: Config, options: argparse.Namespace, device: Any) -> None:
@@ -231,8 +244,8 @@ def _show(progress: Any, options: argparse.Namespace, head: str = "") -> None:
             print(progress.profile())
 
 
-def _train_one(config: Config, folder: Path, options: argparse.Namespace, device: Any) -> Any:
-    """Train with one seed, and return the progress that was made."""
+def _train_one(config: Config, folder: Path, options: argparse.Namespace, device: Any, where: str) -> Any:
+    """Train with one seed, print `where` once the run has begun, and return the progress that was made."""
     from maml_rl.cli.progress import TrainingProgress
     from maml_rl.cli.tracking import tracked
     from maml_rl.experiment.train import train
@@ -258,6 +271,7 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
             init=options.init,
             init_learner=options.init_learner,
             profile=options.profile,
+            on_start=lambda: where and print(where, flush=True),
             on_iteration=show,
             on_slots=progress.show_slots,
         )

@@ -178,8 +178,9 @@ def find_spec(env_id: str) -> EnvSpec:
         name = newer
     if name not in gymnasium.registry:
         close = difflib.get_close_matches(name, [*FAMILIES, *gymnasium.registry], 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the families are {', '.join(FAMILIES)}"
-        raise ValueError(f"unknown family {name!r}; {hint}")
+        hint = f"did you mean {close[0]!r}?" if close else "`maml-rl envs` lists the families"
+        own = "" if module else f"; an id of your own needs its module: 'your_module:{name}'"
+        raise ValueError(f"unknown family {name!r}; {hint}{own}")
     return gymnasium.registry[name]
 
 

@@ -56,6 +56,7 @@ def train(
     init: str | Path | None = None,
     init_learner: bool = False,
     profile: bool = False,
+    on_start: Callable[[], object] | None = None,
     on_iteration: OnIteration | None = None,
     on_slots: Callable[[SlotCounts], object] | None = None,
     stop: Event | None = None,
@@ -82,6 +83,7 @@ def train(
         init_learner: with `init`, begin with the state of its learner, too: optimizers, other networks, learned step
             sizes; but not with its experience.
         profile: add each stage's share of the time to the metrics.
+        on_start: called once the run is in its folder, before the first iteration.
         on_iteration: called with the metrics of every iteration.
         on_slots: called every second, by its own thread, with the activity of slow environments' slots.
         stop: once it is set, by `on_iteration` or by another thread, training ends after the current iteration with a
@@ -129,6 +131,8 @@ def train(
             _resume_tasks(experiment, run)
             stack.enter_context(_saving_when_broken_off(run))
             next_batch, publish = stack.enter_context(_collecting(run, experiment, sampler))
+        if on_start is not None:
+            on_start()
         for iteration in range(run.iteration, config.num_batches):
             if stop is not None and stop.is_set():
                 run.save()

@@ -19,7 +19,7 @@ from maml_rl.config.placement import PLACEMENT_KEYS
 from maml_rl.errors import ConfigError
 from maml_rl.results.statistics import interval, jackknife_intervals, jackknife_reach, mean, pooled, without_each
 from maml_rl.runs.metrics import Metrics, MetricsFile, counted_by, describe_damage, inspect_metrics
-from maml_rl.runs.run_folder import CONFIG, METRICS, load_run_config, load_system
+from maml_rl.runs.run_folder import CONFIG, METRICS, load_run_config, load_system, suggest_run
 
 METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, sees the task"}
 # Runs that differ in nothing else are the same experiment.
@@ -287,7 +287,8 @@ def _run_folders(path: Path) -> list[Path]:
 def _read_run(folder: Path) -> tuple[Run, list[str]]:
     """Return a run, and its problems."""
     if not folder.exists():
-        raise ConfigError(f"there is no folder {folder}; give the --output-folder of a training run")
+        hint = suggest_run(folder) or "; give the --output-folder of a training run"
+        raise ConfigError(f"there is no folder {folder}{hint}")
     config = load_run_config(folder)
     notices = []
     try:

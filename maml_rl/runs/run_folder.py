@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from maml_rl.arguments import suggest
 from maml_rl.config.config import RECORDED, SECTION, TASKS, Config, load_config
 from maml_rl.config.placement import PLACEMENT_KEYS
 from maml_rl.errors import CheckpointError, ConfigError
@@ -307,10 +308,20 @@ def load_run_config(folder: Path) -> Config:
         ConfigError: If the folder is not a run folder, or its config is not as it was written.
     """
     if not (folder / CONFIG).is_file():
-        raise ConfigError(
-            f"{folder} is not a run folder, it has no {CONFIG}; give the --output-folder of a training run"
-        )
+        remedy = "; give the --output-folder of a training run"
+        if folder.exists():
+            raise ConfigError(f"{folder} is not a run folder, it has no {CONFIG}{remedy}")
+        raise ConfigError(f"there is no folder {folder}{suggest_run(folder) or remedy}")
     return load_config(folder / CONFIG)
+
+
+def suggest_run(folder: Path) -> str:
+    """Return which run beside `folder` may have been meant, to be appended to a message; see `suggest`."""
+    above, pattern = folder.parent, f"*/{CONFIG}"
+    if not above.is_dir():
+        above, pattern = above.parent, f"*/{pattern}"
+    known = sorted(str(config.parent) for config in above.glob(pattern)) if above.is_dir() else []
+    return suggest(str(folder), known) if known else ""
 
 
 def load_system(folder: Path) -> dict[str, Any]:

@@ -133,10 +133,12 @@ def error_of(
 
 
 def _describe_failure(failure: Failed, worker: str) -> str:
-    """Describe an exception in `worker`, and its place."""
-    return (
+    """Describe an exception in `worker`, and its place; with its traceback, unless its message says everything."""
+    text = (
         f"{failure.error}{failure.place('in')}, {worker}: "
-        f"{failure.message or failure.summary.removeprefix(failure.error).strip()}\n"
-        "The worker's traceback:\n"
-        f"{textwrap.indent(failure.traceback, '    ')}"
+        f"{failure.message or failure.summary.removeprefix(failure.error).strip()}"
     )
+    if failure.message and failure.summary == " ".join(failure.message.split()):
+        # Raised by this package about a result of the environment: no frame is the user's.
+        return text
+    return f"{text}\nThe worker's traceback:\n{textwrap.indent(failure.traceback, '    ')}"

@@ -374,6 +374,21 @@ def test_configs_show_what_was_measured_of_them(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("rl2/halfcheetah-vel-2x100", "in the first episode and -19.9 in the last episode of a trial"),
+        ("rl2/bandit-k5-n10", "6.7 in the only episode of a trial"),
+        ("maml/ant-dir-2d", "160 M steps"),
+    ],
+)
+def test_configs_name_episodes_of_a_memory_and_steps_without_exponent(
+    name: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("configs", name) == 0
+    assert sentence in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("maml-rl tr", {"train"}),

@@ -347,9 +347,17 @@ def test_default_folder_is_named_after_the_config(
     assert run_train(["--config", str(config), "--num-workers", "0", "--num-batches", "1", "--seed", "7"]) == 0
     assert load_config("runs/small/config.json").seed == 7
     output = capsys.readouterr()
+    assert output.out.startswith("this run is runs/small\n")
     assert "the results are in runs/small" in output.out
     # No terminal, no progress bar.
     assert "\r" not in output.err
+    command = ["--config", str(config), "--num-workers", "0", "--num-batches", "1", "--seeds", "3"]
+    assert run_train(command) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(
+        "runs/small exists; these runs are in runs/small-2\n--seeds 3 trains seed 3 alone; --seeds 0,1,2"
+    )
+    assert load_config("runs/small-2/seed-3/config.json").seed == 3
 
 
 @pytest.mark.slow

@@ -506,8 +506,8 @@ VALUE_CASES: list[Case] = [
     ),
     (evaluate("--chekpoint=3"), ["--chekpoint", "did you mean '--checkpoint'"]),
     (["report", "run", "--vidoes", "0"], ["--vidoes", "did you mean '--videos'"]),
-    (["test.py", "nosuch", "--num-workers", "0"], ["there is not a run folder 'nosuch'", "no config of that name"]),
-    (["test.py", "2d-navigatoin"], ["there is not a run folder", "did you mean '2d-navigation'"]),
+    (["test.py", "nosuch", "--num-workers", "0"], ["there is no run folder 'nosuch'", "no config of that name"]),
+    (["test.py", "2d-navigatoin"], ["there is no run folder", "did you mean '2d-navigation'"]),
 ]
 
 

@@ -16,7 +16,7 @@ from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.runs.metrics import read_metrics
-from maml_rl.runs.run_folder import RunFolder, load_system
+from maml_rl.runs.run_folder import RunFolder, load_run_config, load_system
 
 
 def config_of(**values: Any) -> Config:
@@ -382,3 +382,15 @@ def test_run_folder_in_the_temporary_working_directory_of_a_ray_job_is_a_warning
     ]
     assert len(warned) == is_lost
     assert all(str(tmp_path / place) in message and "--output-folder" in message for message in warned)
+
+
+@pytest.mark.parametrize("missing", ["runs/maml/2d-navigaton", "runs/mamml/2d-navigation"])
+def test_missing_run_is_refused_with_the_nearest_one(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/maml/2d-navigation", "runs/maml/ant-dir"):
+        Path(name).mkdir(parents=True)
+        (Path(name) / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"no folder {missing}; did you mean 'runs/maml/2d-navigation'"):
+        load_run_config(Path(missing))

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from faulty_env import HORIZON, FaultyEnv
 from faulty_sampler import faulty_sampler
@@ -200,6 +201,27 @@ def test_error_without_a_text_is_reported_by_its_line(error: Any, place: str, op
     assert first.count(error.__name__) == 1
     assert "generator" not in first
     assert "slot" in first
+
+
+class WrongShapeEnv(WalkEnv):
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return np.zeros(len(observation) + 1, np.float32), *rest
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_observation_of_a_wrong_shape_is_one_line_in_every_placement(placement: str) -> None:
+    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
+    options = PLACEMENTS[placement]
+    with (
+        MultiTaskSampler(WrongShapeEnv, {}, 1, policy, seed=0, max_episode_steps=3, **options) as sampler,
+        pytest.raises(ChildEnvError) as raised,
+    ):
+        sampler.rollout([{"slope": 0.5}])
+    told = str(raised.value)
+    assert "returned an observation of shape (3,)" in told
+    assert "in slot 0 with the task {'slope': 0.5}" in told
+    assert "\n" not in told
 
 
 class HangsEnv(WalkEnv):
