@@ -433,7 +433,7 @@ def make_bound() -> Any:
         (AsksForLoopEnv, {"num_workers": 2}),
         (lambda: AsksForLoopEnv(), {}),
     ],
-    ids=str,
+    ids=["threads", "workers", "function", "loop in workers", "loop of a function"],
 )
 def test_slot_stays_with_its_thread_or_event_loop_from_constructor_to_close(
     env: Any, options: dict[str, Any], undisturbed: list[str], caplog: pytest.LogCaptureFixture
