@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from maml_rl.arguments import suggest
 from maml_rl.config.catalog import full_name, shipped_configs, zoo
-from maml_rl.config.config import Config, load_config
+from maml_rl.config.config import PROBLEM, Config, load_config
 from maml_rl.config.reference import MEASURED
 from maml_rl.errors import ConfigError
 
@@ -45,7 +45,8 @@ def list_configs(text: str, *, verbose: bool) -> Iterable[str]:
             # The first comment of a config describes its purpose.
             purpose = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
             config = load_config(paths[name])
-            yield from _entry(name.ljust(width), f"{purpose} {_what_it_takes(measured.get(name, {}), config)}".strip())
+            about = [purpose, _another_problem(name, config), _what_it_takes(measured.get(name, {}), config)]
+            yield from _entry(name.ljust(width), " ".join(filter(None, about)))
             if verbose:
                 yield from _entry(
                     " " * width,
@@ -60,6 +61,14 @@ def list_configs(text: str, *, verbose: bool) -> Iterable[str]:
     )
     if not verbose:
         yield from _wrapped("--verbose adds the family, the algorithm and the sizes of each.")
+
+
+def _another_problem(name: str, config: Config) -> str:
+    """Return a sentence about what differs from the problem of the config that the last part of the name means."""
+    usual = shipped_configs()[name.rpartition("/")[2]]
+    reference = load_config(usual)
+    keys = [key.replace("_", "-") for key in PROBLEM if getattr(config, key) != getattr(reference, key)]
+    return f"Another problem than {full_name(usual)}: {' and '.join(keys)}." if keys else ""
 
 
 def _what_it_takes(measured: Mapping[str, Any], config: Config) -> str:

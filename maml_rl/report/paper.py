@@ -6,6 +6,8 @@ intervals are the ones of `results.statistics`, which cover the truth for few se
 Source: Agarwal et al. 2021, https://arxiv.org/abs/2108.13264
 """
 
+import json
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.config.config import Config
+from maml_rl.config.config import PROBLEM, Config
 from maml_rl.config.placement import ELSEWHERE
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError, explain
@@ -34,8 +36,6 @@ from maml_rl.results.statistics import interquartile_mean
 from maml_rl.runs.checkpoint import list_checkpoints
 from maml_rl.runs.run_folder import CHECKPOINTS
 
-# Runs that differ in these are of different problems.
-_THE_PROBLEM = ("env_name", "env_kwargs", "max_episode_steps")
 # A checkpoint with at least this share of the common steps counts as one at the common steps.
 _NEAR = 0.9
 # Okabe and Ito 2008: colors that readers with any color vision tell apart; and dashes, for prints in gray.
@@ -68,12 +68,20 @@ class Measured:
 
 
 def refuse_different_problems(configs: Sequence[Config]) -> None:
-    """Refuse configs whose tasks differ."""
-    for name in _THE_PROBLEM:
+    """Refuse configs whose tasks differ, and name the settings that make them one problem."""
+    differing: dict[str, list[str]] = {}
+    for name in PROBLEM:
         values = list(dict.fromkeys(readable_value(getattr(config, name)) for config in configs))
         if len(values) > 1:
-            key = name.replace("_", "-")
-            raise ConfigError(f"{key!r} is {' and '.join(values)}: these are different problems; compare runs of one")
+            differing[name] = values
+    if differing:
+        what = ", ".join(f"{name.replace('_', '-')!r} is {' and '.join(each)}" for name, each in differing.items())
+        settings = {name.replace("_", "-"): json.dumps(getattr(configs[0], name)) for name in differing}
+        given = " ".join(shlex.quote(f"{key}={value}") for key, value in settings.items())
+        raise ConfigError(
+            f"{what}: these are different problems; compare runs of one, or train all configs on that of the first: "
+            f"--set {given}"
+        )
 
 
 def check_comparable(groups: Sequence[RunGroup]) -> list[str]:

@@ -16,9 +16,10 @@ import gymnasium
 import pytest
 
 import maml_rl
-from maml_rl.cli import console
+from maml_rl.cli import console, listing
 from maml_rl.cli import main as cli
-from maml_rl.config.catalog import find_config, shipped_configs, zoo
+from maml_rl.config.catalog import find_config, full_name, shipped_configs, zoo
+from maml_rl.config.config import load_config
 from maml_rl.config.reference import MEASURED
 from maml_rl.envs import FAMILIES
 
@@ -373,12 +374,30 @@ def test_configs_show_what_was_measured_of_them(capsys: pytest.CaptureFixture[st
     assert f"return {entry['first']} before adaptation and {entry['last']} at its end" in shown
 
 
+def test_configs_of_one_name_are_one_problem_or_the_list_names_what_differs() -> None:
+    paths = {full_name(path): path for path in shipped_configs().values()}
+    problems = {}
+    for name, path in paths.items():
+        config = load_config(path)
+        problems[name] = {"env-name": config.env_name, "env-kwargs": config.env_kwargs}
+        problems[name]["max-episode-steps"] = config.max_episode_steps
+    several = 0
+    for name, problem in problems.items():
+        usual = full_name(find_config(name.rpartition("/")[2]))
+        keys = [key for key in problem if problem[key] != problems[usual][key]]
+        several += bool(keys)
+        wanted = f"Another problem than {usual}: {' and '.join(keys)}." if keys else ""
+        assert listing._another_problem(name, load_config(paths[name])) == wanted
+    assert several > 10
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
         ("rl2/halfcheetah-vel-2x100", "in the first episode and -19.9 in the last episode of a trial"),
         ("rl2/bandit-k5-n10", "6.7 in the only episode of a trial"),
         ("maml/ant-dir-2d", "160 M steps"),
+        ("promp/2d-navigation", "learned by ProMP. Another problem than maml/2d-navigation: env-kwargs."),
     ],
 )
 def test_configs_name_episodes_of_a_memory_and_steps_without_exponent(
