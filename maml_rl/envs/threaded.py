@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from inspect import iscoroutinefunction
 from math import inf
 from time import monotonic, perf_counter
 from typing import Any
@@ -15,11 +14,10 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.calls import CallRules, Outcome, awaits_steps, result_of, without_wrappers
+from maml_rl.envs.calls import Attempt, CallRules, Outcome, result_of
 from maml_rl.envs.checking import seed_draws
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
 from maml_rl.envs.meta_env import SlotCounts, Task, declared, require_one_each
-from maml_rl.envs.results import time_limit
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.side_by_side import LOOK_SECONDS, CallHangsError, SideBySide
 from maml_rl.spaces import own_actions
@@ -61,33 +59,25 @@ class ThreadedVectorEnv(SerialVectorEnv):
         # As many as there are slots at most: a worker may have fewer than others.
         limit = min(rules.threads or num_envs, check_count("num_envs", num_envs))
         self._calls = SideBySide(limit)
-        self._limits: list[int | None] = []
-        self._is_async = [awaited] * num_envs
+        self._made_awaited = awaited
         self._waited = self._next_mark = 0.0
         super().__init__(make_env, env_kwargs, num_envs, current_slots, rules)
         # Not that of constructors, which may start a service.
         self._calls.timeout = rules.timeout
-        self.max_episode_steps = min((limit for limit in self._limits if limit is not None), default=None)
         self.parts = tuple(slice(slot, slot + 1) for slot in range(num_envs))
-        self._steps = [0] * num_envs
-        self._resetting: set[int] = set()
         # Slots with results in the buffers that `step_recv` has not returned yet, and slots that await results.
         self._unread: set[int] = set()
         self._awaited: set[int] = set()
 
-    def _prepared(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    def _check(self, env: gymnasium.Env[Any, Any]) -> None:
         refuse_unsafe(env)
-        self._is_async[len(self._limits)] |= awaits_steps(env)
-        self._limits.append(time_limit(env))
-        return without_wrappers(env)
 
-    def _call(self, slot: int, call: Callable[[], Any], *, awaited: bool = False) -> Any:
-        self._attempts.retries[slot] = 0
-        self._calls.start(slot, self._attempts.of(slot, call), awaited=awaited or self._is_async[slot])
+    def _run(self, number: int, attempt: Attempt, *, awaited: bool = False) -> Any:
+        self._calls.start(number, attempt, awaited=awaited)
         while True:
             for finished, outcome in self._results(inf):
-                if finished == slot:
-                    return self._result(slot, outcome)[1]
+                if finished == number:
+                    return self._result(number, outcome)[1]
 
     @property
     def waiting_seconds(self) -> float:
@@ -105,9 +95,9 @@ class ThreadedVectorEnv(SerialVectorEnv):
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         self._settle()
         if seed is not None:
-            self._start_reset(0, int(seed), None)
+            self._start_reset(0, seed, None)
             self._wait_for({0})
-            seed_draws(self.envs[0], int(seed) & self._seed_mask)
+            seed_draws(self.slots[0].env, self.slots[0].low_bits(seed))
             self._ready, seed = False, None
         return super().sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
@@ -115,13 +105,12 @@ class ThreadedVectorEnv(SerialVectorEnv):
         """Give slot i the task `tasks[i]`, in all slots concurrently; errors of `reset_task` pass through."""
         require_one_each(tasks, self.num_envs)
         self._settle()
-        for slot, (reset_task, task) in enumerate(zip(self._reset_task, tasks, strict=True)):
-            self._attempts.retries[slot] = 0
-            attempt = self._attempts.of(slot, self._give(slot, reset_task, task))
-            self._calls.start(slot, attempt, awaited=self._is_async[slot] or iscoroutinefunction(reset_task))
+        for slot, task in zip(self.slots, tasks, strict=True):
+            attempt, awaited = slot.give(task)
+            self._calls.start(slot.number, attempt, awaited=awaited)
         while self._calls.outstanding:
-            for slot, outcome in self._results(inf):
-                self._result(slot, outcome)
+            for number, outcome in self._results(inf):
+                self._result(number, outcome)
 
     def _reset(
         self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
@@ -151,10 +140,9 @@ class ThreadedVectorEnv(SerialVectorEnv):
         if buffers.terminated[index] or buffers.truncated[index]:
             self._unread.add(index)
             return
-        own = own_actions(self.single_action_space, actions[0])
-        step = partial(self._generators.step, index, partial(self.envs[index].step, own))
-        attempt = self._attempts.of(index, step, self._begin[index])
-        self._calls.start(index, attempt, awaited=self._is_async[index])
+        slot = self.slots[index]
+        step = slot.step(own_actions(self.single_action_space, actions[0]))
+        self._calls.start(index, slot.attempt(step), awaited=slot.awaited)
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         if not self._awaited:
@@ -172,12 +160,8 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._awaited -= received
         return sorted(received)
 
-    def _start_reset(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> None:
-        low = None if seed is None else seed & self._seed_mask
-        self._resetting.add(slot)
-        self._steps[slot] = 0
-        attempt = self._attempts.of(slot, self._begin_with(slot, low, options))
-        self._calls.start(slot, attempt, awaited=self._is_async[slot])
+    def _start_reset(self, number: int, seed: int | None, options: dict[str, Any] | None) -> None:
+        self._calls.start(number, self.slots[number].reset(seed, options), awaited=self.slots[number].awaited)
 
     def _require_idle(self, slot: int) -> None:
         if slot in self._awaited:
@@ -192,7 +176,8 @@ class ThreadedVectorEnv(SerialVectorEnv):
             self._results(inf)
         self._unread.clear()
         self._awaited.clear()
-        self._resetting.clear()
+        for slot in self.slots:
+            slot.resetting = False
 
     def _wait_for(self, slots: set[int]) -> None:
         """Wait until the results of all these slots are in the buffers."""
@@ -203,13 +188,14 @@ class ThreadedVectorEnv(SerialVectorEnv):
     def _take(self, seconds: float) -> set[int]:
         """Wait a moment for calls, write their results, and return their slots."""
         taken = set()
-        for slot, outcome in self._results(seconds):
+        for number, outcome in self._results(seconds):
             try:
-                self._write(slot, *self._result(slot, outcome))
+                restarted, result = self._result(number, outcome)
+                self.slots[number].write(self._writer, self.buffers, result, restarted=restarted)
             except BaseException:
-                self.current_slots[0] = slot
+                self.current_slots[0] = number
                 raise
-            taken.add(slot)
+            taken.add(number)
         self._unread |= taken & self._awaited
         return taken
 
@@ -218,18 +204,6 @@ class ThreadedVectorEnv(SerialVectorEnv):
         if isinstance(outcome, BaseException):
             self.current_slots[0] = slot
         return result_of(outcome)
-
-    def _write(self, slot: int, restarted: bool, result: Any) -> None:
-        """Write the result of a call."""
-        if restarted or slot in self._resetting:
-            self._resetting.discard(slot)
-            self._steps[slot] = 0
-            self._writer.write_reset(self.buffers, slot, self.envs[slot], result, restarted=restarted)
-            return
-        self._steps[slot] += 1
-        self._writer.write_step(self.buffers, slot, self.envs[slot], result)
-        if self._is_async[slot] and self._steps[slot] == self._limits[slot] and not self.buffers.terminated[slot]:
-            self.buffers.truncated[slot] = True
 
     def _results(self, seconds: float) -> list[tuple[int, Outcome]]:
         """Wait a moment for calls, and report whose has run for longest."""
@@ -253,13 +227,14 @@ class ThreadedVectorEnv(SerialVectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Close every environment, after waiting a moment for calls that run; one whose call still runs stays open."""
         self._calls.drain(self._calls.outstanding.copy(), monotonic() + _CLOSE_SECONDS)
-        idle = [slot for slot in range(len(self.envs)) if slot not in self._calls.outstanding]
-        awaited = {slot for slot in idle if self._is_async[slot] or iscoroutinefunction(self.envs[slot].close)}
+        idle = [slot for slot in self.slots if slot.number not in self._calls.outstanding]
+        awaited = {slot.number for slot in idle if slot.awaits(slot.env.close)}
         for slot in idle:
-            self._calls.start(slot, self._attempts.of(slot, self.envs[slot].close), awaited=slot in awaited)
-        for slots, seconds in ((awaited, _CLOSE_SECONDS), (set(idle) - awaited, self._calls.timeout)):
-            for slot, outcome in self._calls.drain(slots, monotonic() + seconds):
-                self._close(slot, partial(result_of, outcome))
+            self._calls.start(slot.number, slot.call(slot.env.close), awaited=slot.number in awaited)
+        others = {slot.number for slot in idle} - awaited
+        for numbers, seconds in ((awaited, _CLOSE_SECONDS), (others, self._calls.timeout)):
+            for number, outcome in self._calls.drain(numbers, monotonic() + seconds):
+                self._close(self.slots[number], partial(result_of, outcome))
         self._calls.close()
 
 
