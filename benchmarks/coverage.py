@@ -11,7 +11,7 @@ trainings alone.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -24,7 +24,6 @@ from maml_rl.cli.console import Parser
 from maml_rl.results.evaluation import (
     Evaluation,
     difference_interval,
-    improvement_interval,
     pooled_intervals,
     profile_intervals,
 )
@@ -37,6 +36,8 @@ TASKS = 10, 40, 200
 SIMULATIONS = 400
 # In each adaptation.
 EPISODES = 5
+# Share of the tasks that no run solves; and numbers for a truth without a formula.
+_UNSOLVED, _MANY = 0.3, 2_000_000
 # Simulations that are in memory at once.
 _AT_ONCE = 200
 _INFO = "success"
@@ -150,25 +151,6 @@ def success_rate(world: World, seeds: int, tasks: int, rate: float) -> _Simulate
     return simulate
 
 
-def rate_difference(world: World, seeds: int, tasks: int, rate: float) -> _Simulate:
-    """The difference of the rates of two algorithms on the same tasks; the other's is four fifths of this one."""
-
-    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
-        alone = World(0.0, world.tasks) if seeds == 1 else world
-        found = []
-        for _ in range(count):
-            difficulty = np.sqrt(alone.tasks) * random.normal(size=(1, tasks, 1))
-            scores = [difficulty + draw(random, World(alone.luck, 0.0), seeds, tasks, 1) for _ in range(2)]
-            one, other = (
-                evaluations(np.zeros((seeds, tasks, 1)), _succeed(random, each, share, alone))
-                for each, share in zip(scores, (rate, 0.8 * rate), strict=True)
-            )
-            found.append(difference_interval(one, other, _INFO))
-        return np.stack(found), 0.2 * rate
-
-    return simulate
-
-
 def profile(world: World, seeds: int, tasks: int, share: float) -> _Simulate:
     """The share of trainings and tasks above a return."""
 
@@ -181,24 +163,9 @@ def profile(world: World, seeds: int, tasks: int, share: float) -> _Simulate:
     return simulate
 
 
-def improvement(world: World, seeds: int, tasks: int, chance: float) -> _Simulate:
-    """The probability of improvement of one algorithm on another, each with as many trainings, on the same tasks."""
-
-    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
-        # What is hard for both cancels; that a task suits one of them does not.
-        one, other = (draw(random, world, seeds, tasks, count) for _ in range(2))
-        one += _NORMAL.inv_cdf(chance) * np.sqrt(2.0)
-        pairs = ([evaluations(each[..., index, None]) for each in (one, other)] for index in range(count))
-        return np.stack([improvement_interval(*pair) for pair in pairs]), chance
-
-    return simulate
-
-
 SHARES = {
     "rate of success": success_rate,
-    "difference of two rates": rate_difference,
     "performance profile": profile,
-    "probability of improvement": improvement,
 }
 DISTRIBUTIONS: dict[str, Callable[[Values], Values]] = {
     "normal": lambda values: values,
@@ -206,6 +173,7 @@ DISTRIBUTIONS: dict[str, Callable[[Values], Values]] = {
     "very skewed (lognormal, 1)": partial(skewed, 1.0),
 }
 # Of the certified benchmarks, and fewer adaptations to two tasks: numbers of tasks, and of adaptations to each.
+NEARLY_FIXED = (2, 3), (21, 3), (21, 10), (40, 3)
 FIXED = (2, 3), (2, 10), (21, 10), (40, 3), (100, 3)
 
 
@@ -250,6 +218,55 @@ def fixed_tasks(name: str, adaptations: int, tasks: int) -> _Simulate:
     return simulate
 
 
+def of_two_kinds(name: str, seeds: int, tasks: int, statistic: Statistic) -> _Simulate:
+    """The mean or interquartile mean where three in ten tasks return nothing, for every run."""
+
+    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
+        returns = np.where(
+            random.random((1, tasks, count)) < _UNSOLVED, 0.0, 1.0 + 0.2 * random.normal(size=(1, tasks, count))
+        )
+        luck = 0.1 * random.normal(size=(seeds, 1, count)) if seeds > 1 else np.zeros((1, 1, count))
+        noise = 0.05 * random.normal(size=(seeds, tasks, count))
+        return pooled_intervals(evaluations(returns + luck + noise), statistic), _truth_of_two_kinds(statistic, seeds)
+
+    return simulate
+
+
+@cache
+def _truth_of_two_kinds(statistic: Statistic, seeds: int) -> float:
+    """Return what many tasks and runs would give."""
+    if statistic is mean:
+        return 1.0 - _UNSOLVED
+    random = np.random.default_rng(0)
+    luck = 0.1 if seeds > 1 else 0.0
+    solved = 1.0 + np.hypot(np.hypot(0.2, 0.05), luck) * random.normal(size=_MANY)
+    unsolved = np.hypot(0.05, luck) * random.normal(size=_MANY)
+    values = np.where(random.random(_MANY) < _UNSOLVED, unsolved, solved)
+    return float(interquartile_mean(values, np.full(_MANY, 1.0 / _MANY)))
+
+
+def alike(name: str, adaptations: int, tasks: int) -> _Simulate:
+    """The rate of success on fixed tasks whose outcomes hardly ever differ within a task."""
+
+    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
+        rates = np.where(np.arange(tasks) % 3 == 0, 0.05, 0.97)
+        succeed = random.random((1, tasks, count, adaptations)) < rates[:, None, None]
+        given = evaluations(np.zeros((1, tasks, count)), succeed, fixed_tasks=True, repetitions=adaptations)
+        return pooled_intervals(given, info=_INFO), float(rates.mean())
+
+    return simulate
+
+
+def failing(name: str, seeds: int, tasks: int) -> _Simulate:
+    """The mean return where one run in ten fails, and earns nothing."""
+
+    def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
+        level = np.where(random.random((seeds, 1, count)) < 0.1, 0.0, 1.0 + 0.1 * random.normal(size=(seeds, 1, count)))
+        return pooled_intervals(evaluations(level + 0.1 * random.normal(size=(seeds, tasks, count)))), 0.9
+
+    return simulate
+
+
 def _cell(kind: str, world: str, seeds: int, tasks: int, truth: float, simulate: _Simulate, simulations: int) -> Cell:
     """Return how many intervals cover the truth; the random numbers depend on the cell alone."""
     covered, shown = [], []
@@ -288,7 +305,7 @@ def mean_cells(
     for name in DISTRIBUTIONS:
         for size in sizes:
             yield _cell("mean return", name, *size, 0.0, mean_return(name, *size), simulations)
-        for size in sizes:
+        for size in (each for each in sizes if each[0] > 1):
             yield _cell("difference of two means", name, *size, 0.0, mean_difference(name, *size), simulations)
         for number, adaptations in fixed:
             simulate = fixed_tasks(name, adaptations, number)
@@ -296,6 +313,25 @@ def mean_cells(
     for size in sizes:
         simulate = mean_return("normal", *size, interquartile_mean)
         yield _cell("interquartile mean", "normal", *size, 0.0, simulate, simulations)
+
+
+def hard_cells(
+    simulations: int, seeds: Iterable[int] = (1, 3, 5), tasks: Iterable[int] = (40, 100, 200), fixed: Any = NEARLY_FIXED
+) -> Iterator[Cell]:
+    """Yield the cells in which earlier intervals were wrong."""
+    sizes = [(seed, task) for seed in seeds for task in tasks]
+    for name, statistic in {"mean return": mean, "interquartile mean": interquartile_mean}.items():
+        for size in sizes:
+            simulate = of_two_kinds(name, *size, statistic)
+            yield _cell(f"{name}, three in ten tasks return nothing", "", *size, 0.0, simulate, simulations)
+    for number, adaptations in fixed:
+        simulate = alike("", adaptations, number)
+        yield _cell(
+            "success on fixed tasks, outcomes alike within a task", "", adaptations, number, 0.0, simulate, simulations
+        )
+    for size in sizes:
+        if size[0] > 1:
+            yield _cell("mean return, one run in ten fails", "", *size, 0.0, failing("", *size), simulations)
 
 
 def _table(cells: Sequence[Cell], titles: Sequence[str], row: Callable[[Cell], tuple[str, ...]], column: str) -> str:
@@ -336,6 +372,16 @@ def mean_table(cells: Sequence[Cell]) -> str:
     return _table(cells, ("interval", "of"), row, "world")
 
 
+def hard_table(cells: Sequence[Cell]) -> str:
+    """Return a table of the hard cells: a row for each kind and size."""
+    lines = ["| interval | of | covered |", "|---|---|---:|"]
+    for cell in cells:
+        runs = f"{cell.seeds} runs" if cell.seeds > 1 else "one policy"
+        of = f"{cell.tasks} tasks x {cell.seeds} adaptations" if "fixed" in cell.kind else f"{runs}, {cell.tasks} tasks"
+        lines.append(f"| {cell.kind} | {of} | {100.0 * cell.covered:.0f} |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
@@ -346,6 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tables = {
         "shares": f"{simulated}\n\n{share_table(list(share_cells(options.simulations)))}",
         "means": f"{simulated}\n\n{mean_table(list(mean_cells(options.simulations)))}",
+        "hard": f"{simulated}\n\n{hard_table(list(hard_cells(options.simulations)))}",
     }
     if options.print:
         print("\n\n".join(tables.values()))

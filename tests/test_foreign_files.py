@@ -16,10 +16,10 @@ from maml_rl.config import load_config
 from maml_rl.errors import MamlRLError
 from maml_rl.experience import load_histories
 from maml_rl.experience.recording import FinishedRecording
+from maml_rl.experiment.measure import measure
 from maml_rl.experiment.search import read_trials
 from maml_rl.foreign_files import read_regular
 from maml_rl.machine import available_memory
-from maml_rl.report.evaluations import evaluate_group
 from maml_rl.results.comparable import read_runs
 from maml_rl.runs.checkpoint import find_checkpoint
 from maml_rl.runs.metrics import MetricsLog, inspect_metrics
@@ -54,7 +54,7 @@ KINDS = [pipe, link_to_pipe, link_to_device, endless]
 
 def saved_evaluation(path: Path) -> None:
     (group,), _ = read_runs([path.parent])
-    _, notices = evaluate_group(group, 0)
+    _, notices = measure([group], 0)
     raise OSError(notices[0])
 
 
@@ -170,7 +170,7 @@ def test_evaluation_that_expands_beyond_memory_is_a_notice(
     np.savez_compressed(run / "evaluation.npz", returns=np.zeros(100_000))
     monkeypatch.setattr("maml_rl.machine.total_memory", lambda: 100_000)
     (group,), _ = read_runs([run])
-    _, (notice,) = evaluate_group(group, 0)
+    _, (notice,) = measure([group], 0)
     assert "would take at least" in notice
 
 

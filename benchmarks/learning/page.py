@@ -16,9 +16,9 @@ from maml_rl.report.plot import Axis, Plot
 from maml_rl.results.evaluation import (
     Evaluation,
     difference_interval,
-    improvement_interval,
     interval_cautions,
     pooled_intervals,
+    probability_of_improvement,
 )
 from maml_rl.results.scales import Span
 from maml_rl.results.statistics import interquartile_mean
@@ -162,7 +162,7 @@ def leader(found: Mapping[str, Sequence[Row]]) -> str:
     if PRETRAIN.name in finals and finals[PRETRAIN.name][0].iteration > 0:
         pair = at_equal_steps(found[best], found[PRETRAIN.name])
         if pair is not None:
-            chance = _in_percent(improvement_interval(*map(adapted, pair)))
+            chance = f"{probability_of_improvement(*map(adapted, pair)):.0%}".replace("%", " %")
             sentences.append(f"It beats `{PRETRAIN.name}` on the same task in {chance} of the runs.")
     return " ".join(sentences) + caution
 
@@ -283,7 +283,8 @@ def _final_table(found: Mapping[str, Sequence[Row]], family: Family) -> str:
             goes_on = name.endswith(_CONTINUED) and other + _CONTINUED in finals
             with_whom = other + _CONTINUED if goes_on else other
             pair = at_equal_steps(found[name], found[with_whom]) if with_whom != name else None
-            cells.append("" if pair is None else _in_percent(improvement_interval(*map(adapted, pair))))
+            chance = None if pair is None else 100.0 * probability_of_improvement(*map(adapted, pair))
+            cells.append("" if chance is None else f"{chance:.0f} %")
         lines.append(f"| {' | '.join(cells)} |")
     measured = {name: [row.evaluation() for row in rows] for name, rows in finals.items()}
     cautions = [f"{name}: {each}." for name, rows in measured.items() for each in interval_cautions(rows)]

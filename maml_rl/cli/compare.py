@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from maml_rl.cli.console import (
@@ -20,7 +21,7 @@ from maml_rl.cli.run_options import key_values, overridden, path_or_name, refuse
 from maml_rl.config.catalog import find_config, name_of
 from maml_rl.config.config import Config, load_config
 from maml_rl.config.yaml_source import parse_value
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.runs.atomic_files import check_output, replace_file
 
 # Of variable length are episodes, so the iterations that reach the environment steps are found in a few rounds.
@@ -69,8 +70,10 @@ def run_compare(arguments: Sequence[str], prog: str) -> int:
 
 def _compare(options: argparse.Namespace) -> None:
     from maml_rl.cli.progress import StepProgress
-    from maml_rl.report.paper import check_comparable, check_figure, measure, parts, sentences, table, write_figure
-    from maml_rl.results.comparable import read_runs
+    from maml_rl.experiment.measure import measure
+    from maml_rl.report.paper import check_figure, parts, table, write_figure
+    from maml_rl.results.comparable import check_comparable, read_runs
+    from maml_rl.results.verdict import cautions, normalized, verdicts
 
     for name in ("figure", "table"):
         if (path := getattr(options, name)) is not None:
@@ -88,68 +91,132 @@ def _compare(options: argparse.Namespace) -> None:
         notices += check_comparable(groups)
         total, done = sum(len(group.runs) for group in groups), iter(range(10**6))
         with StepProgress("run") as progress:
-            measured = measure(
+            results, complaints = measure(
                 groups,
                 options.tasks,
-                num_workers=options.num_workers,
-                on_run=lambda name: progress(f"measuring {name}", next(done), total),
+                placement={"num-workers": options.num_workers},
+                known=True,
+                on_run=lambda run: progress(f"measuring {run.path}", next(done), total),
             )
             progress("measured", total, total)
+        missing = [result.group.name for result in results if not result.evaluations]
+        if missing:
+            raise ConfigError(f"no policy of {' and '.join(missing)} could be measured: {' '.join(complaints)}")
+        notices += [each for each in complaints if "is not used here" not in each]
     for path in (options.figure, options.table):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-    compared = parts(measured)
+    compared = parts(results)
     if options.figure is not None:
         write_figure(compared[0], options.figure)
     if options.table is not None:
         latex = options.table.suffix == ".tex"
         replace_file(options.table, "\n".join(table(part, latex=latex) for part in compared).encode())
     print("\n".join(map(table, compared)))
-    print("\n\n".join([*(each for part in compared for each in sentences(part)), *dict.fromkeys(notices)]))
+    sentences = [*map(str, verdicts(normalized(results))), *cautions(results)]
+    print("\n\n".join([*sentences, *dict.fromkeys(notices)]))
     for path in (options.figure, options.table):
         if path is not None:
             print(f"wrote {path}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A config to compare.
+
+    Attributes:
+        name: as it was given.
+        config: with the settings for all.
+        folder: of its runs, which are all of its identity.
+        identity: of its runs.
+    """
+
+    name: str
+    config: Config
+    folder: Path
+    identity: str
+
+    def runs(self, seeds: int) -> list[Path]:
+        """Return the folders of its runs."""
+        return [self.folder / f"seed-{seed}" for seed in range(seeds)]
+
+
 def _trained(options: argparse.Namespace) -> list[Path]:
     """Return the folders of all runs, after training those of configs that are missing."""
     from maml_rl.experiment.estimate import Estimate, estimate
-    from maml_rl.report.paper import refuse_different_problems
-    from maml_rl.results.comparable import read_runs
+    from maml_rl.results.comparable import Run, read_runs, refuse_different_problems
 
     given = [Path(entry) for entry in options.entries if Path(entry).is_dir()]
-    configs = {entry: _config(entry, options) for entry in options.entries if not Path(entry).is_dir()}
-    folders = {
-        entry: [options.output_folder / name_of(path) / f"seed-{seed}" for seed in range(options.seeds)]
-        for entry, (path, _) in configs.items()
-    }
-    there = [*given, *(run for runs in folders.values() for run in runs if (run / "config.json").is_file())]
-    known = [run for group in read_runs(there)[0] for run in group.runs] if there else []
-    refuse_different_problems([*(config for _, config in configs.values()), *(run.config for run in known)])
-    complete = {run.path.resolve(): run.env_steps for run in known if run.complete and run.env_steps > 0.0}
+    entries = _entries(options)
+    folders = [run for entry in entries for run in entry.runs(options.seeds)]
+    there = [*given, *(run for run in folders if (run / "config.json").is_file())]
+    known = [run for group in read_runs(there)[0] for run in (*group.runs, *group.failed)] if there else []
+    refuse_different_problems([*(entry.config for entry in entries), *(run.config for run in known)])
+    by_path: dict[Path, Run] = {run.path.resolve(): run for run in known}
+    complete = {path: run.env_steps for path, run in by_path.items() if run.complete and run.env_steps > 0.0}
+    failed = {path for path, run in by_path.items() if run.failure}
     estimates: dict[str, Estimate] = {}
-    for entry, (_, config) in configs.items():
-        if any(run.resolve() not in complete for run in folders[entry]):
-            estimates[entry] = estimate(config)
+    for entry in entries:
+        if any(run.resolve() not in complete.keys() | failed for run in entry.runs(options.seeds)):
+            estimates[entry.name] = estimate(entry.config)
     shortest = [*complete.values(), *(found.total_env_steps for found in estimates.values())]
     budget = min(shortest, default=0.0)
     if options.env_steps is not None:
         budget = parse_value(options.env_steps, "--env-steps")
-        if not isinstance(budget, int | float) or not budget > 0:
+        if not isinstance(budget, int | float) or not 0 < budget < math.inf:
             raise ConfigError(f"--env-steps must be a positive number, got {options.env_steps}")
     if estimates and not budget:
         raise ConfigError("a learner of recorded data takes no environment steps; train it first, and give its runs")
-    for entry, found in estimates.items():
-        rate = found.env_steps
-        missing = [run for run in folders[entry] if complete.get(run.resolve(), 0.0) < 0.99 * budget]
-        minutes = len(missing) * found.seconds * budget / rate / 60.0
-        print(f"{entry}: {len(missing)} runs of {budget:,.0f} environment steps, about {readable_minutes(minutes)}")
-    for entry, (_, config) in configs.items():
-        for seed, run in enumerate(folders[entry]):
-            if complete.get(run.resolve(), 0.0) < 0.99 * budget:
-                rate = estimates[entry].env_steps if entry in estimates else _rate(run, complete)
-                _train(config.override({"seed": seed}), run, budget, rate, options)
-    return [*given, *(run for runs in folders.values() for run in runs)]
+    for entry in entries:
+        wanted = [
+            run
+            for run in entry.runs(options.seeds)
+            if run.resolve() not in failed and complete.get(run.resolve(), 0.0) < 0.99 * budget
+        ]
+        if entry.name in estimates:
+            found = estimates[entry.name]
+            minutes = len(wanted) * found.seconds * budget / found.env_steps / 60.0
+            about = f"{len(wanted)} runs of {budget:,.0f} environment steps, about {readable_minutes(minutes)}"
+            print(f"{entry.name}: {about}, in {entry.folder}", flush=True)
+        for run in wanted:
+            rate = estimates[entry.name].env_steps if entry.name in estimates else _rate(run, complete)
+            seed = int(run.name.removeprefix("seed-"))
+            _train(entry.config.override({"seed": seed}), run, budget, rate, options)
+    return [*given, *folders]
+
+
+def _entries(options: argparse.Namespace) -> list[_Entry]:
+    """Return the configs, each with a folder that has no runs of another identity; say where one is a new one."""
+    from maml_rl.experiment.build import make_experiment
+    from maml_rl.results.identity import identity
+
+    taken: dict[Path, str] = {}
+    entries = []
+    for name in options.entries:
+        if Path(name).is_dir():
+            continue
+        path, config = _config(name, options)
+        whose = identity(make_experiment(config).config)
+        usual = options.output_folder / name_of(path)
+        other = usual.with_name(f"{usual.name}-{whose[:8]}")
+        folder = usual if taken.get(usual, whose) == whose and _is_of(usual, whose) else other
+        if folder == other:
+            print(
+                f"{usual} has runs of other settings, or of another version; those of {name} are in {other}", flush=True
+            )
+        taken[folder] = whose
+        entries.append(_Entry(name, config, folder, whose))
+    return entries
+
+
+def _is_of(folder: Path, whose: str) -> bool:
+    """Return whether all runs in a folder, if there are any, have an identity."""
+    from maml_rl.results.comparable import read_runs
+
+    runs = [path.parent for path in folder.glob("seed-*/config.json")]
+    return not runs or all(
+        run.identity == whose for group in read_runs(runs)[0] for run in (*group.runs, *group.failed)
+    )
 
 
 def _rate(run: Path, complete: dict[Path, float]) -> float:
@@ -165,16 +232,20 @@ def _config(entry: str, options: argparse.Namespace) -> tuple[Path, Config]:
 
 
 def _train(config: Config, run: Path, budget: float, rate: float, options: argparse.Namespace) -> None:
-    """Train a run, or continue it, up to some environment steps."""
+    """Train a run, or continue it, up to some environment steps; say where it diverges, and leave it."""
     from maml_rl.cli.progress import TrainingProgress
     from maml_rl.experiment.train import train
     from maml_rl.runs.metrics import read_metrics
 
     for _ in range(_ROUNDS):
         config = config.override({"num-batches": max(1, math.ceil(budget / rate - 1e-6))})
-        with TrainingProgress(config.num_batches, str(run)) as progress:
-            begun = (run / "config.json").is_file()
-            train(config, run, resume=begun, on_iteration=progress)
+        try:
+            with TrainingProgress(config.num_batches, str(run)) as progress:
+                begun = (run / "config.json").is_file()
+                train(config, run, resume=begun, on_iteration=progress)
+        except NonFiniteError as error:
+            print(f"{run} diverged, and is left out: {error}", flush=True)
+            return
         last = read_metrics(run / "metrics.jsonl")[-1]
         if last["env_steps"] >= 0.99 * budget:
             return

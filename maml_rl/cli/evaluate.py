@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -126,6 +127,8 @@ def _test(options: argparse.Namespace) -> None:
     from maml_rl.experiment.certified import nearest
     from maml_rl.experiment.evaluate import evaluate
     from maml_rl.results.evaluation import NORMALIZED, REPETITIONS, interval_cautions, intervals_cover
+    from maml_rl.results.identity import identity
+    from maml_rl.runs.run_folder import load_system
     from maml_rl.task_distributions.task_files import save_tasks
 
     experiment = make_experiment(config, device, num_workers=None)
@@ -134,9 +137,12 @@ def _test(options: argparse.Namespace) -> None:
         raise ConfigError(f"{config.algorithm} does not adapt in steps; leave out --num-steps")
     if rules is not None:
         rules.check(experiment, num_steps)
+    meta_updates = 0
     if options.checkpoint != "initial":
         _check_has_policy(config_path, options.checkpoint)
-        experiment.restore(options.checkpoint, config_path.parent)
+        meta_updates = experiment.restore(options.checkpoint, config_path.parent)
+    own = options.checkpoint in ("initial", "last", "latest", "best") or options.checkpoint.isdecimal()
+    whose = identity(experiment.config, load_system(config_path.parent)) if is_run(config_path) and own else ""
     # A restored experiment has the tasks that it was trained on.
     tasks = None if file is None else experiment.load_tasks(file)
     if rules is not None:
@@ -169,6 +175,7 @@ def _test(options: argparse.Namespace) -> None:
             repetitions=repetitions,
             on_batch=lambda _: progress("", next(done), num_batches * repetitions),
         )
+        evaluation = replace(evaluation, checkpoint=meta_updates, identity=whose)
         evaluation.save(output)
         if options.save_tasks is not None:
             save_tasks(options.save_tasks, config.env_name, evaluation.tasks)

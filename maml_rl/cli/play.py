@@ -54,9 +54,9 @@ def _play(options: argparse.Namespace) -> None:
     from maml_rl.experiment.build import make_experiment
     from maml_rl.experiment.evaluate import evaluate
     from maml_rl.policies import performed
-    from maml_rl.report.evaluations import SampledEvaluation
     from maml_rl.report.task_charts import describe
     from maml_rl.report.videos import encode_animation, encode_h264, film
+    from maml_rl.results.evaluation import SampledEvaluation
     from maml_rl.task_distributions.task_files import try_tasks
 
     phases: list[TaskEpisodes] = []

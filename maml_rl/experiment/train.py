@@ -27,6 +27,7 @@ from maml_rl.machine import chunk_threads, single_threaded, usual_torch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
+from maml_rl.results.identity import parameters_digest, sources
 from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.runs.run_folder import EVALUATION_TASKS, FIXED_TASKS, RunFolder
 from maml_rl.runs.trust import remember_code
@@ -121,7 +122,13 @@ def train(
             stack.enter_context(_watching(sampler, on_slots))
         evaluate_if_due = stack.enter_context(_evaluating(experiment, held_out, num_workers))
         with guard:
-            opened = RunFolder(folder, config, experiment.metalearner, resume=resume, overwrite=overwrite)
+            origin = {
+                "sources": sources(config),
+                "init": None if init is None else parameters_digest(experiment.policy.state_dict()),
+            }
+            opened = RunFolder(
+                folder, config, experiment.metalearner, resume=resume, overwrite=overwrite, origin=origin
+            )
             run = stack.enter_context(opened)
             if isinstance(held_out, list):
                 _write_tasks(run, EVALUATION_TASKS, config.env_name, held_out)
@@ -236,8 +243,10 @@ def _saving_when_broken_off(run: RunFolder) -> Iterator[None]:
     except CheckpointError:
         # It could not be saved.
         raise
-    except BaseException:
+    except BaseException as ended:
         try:
+            if isinstance(ended, NonFiniteError):
+                run.fail("diverged")
             run.save()
         except (CheckpointError, NonFiniteError) as error:
             logger.warning("%s", error)

@@ -256,7 +256,7 @@ def _places(group: RunGroup, curve: Curve) -> dict[str, NDArray[np.float64]]:
     """Return where the iterations of a curve are on each horizontal axis, as means over the seeds."""
     seconds = np.sum([np.nan_to_num(group.curve(key).mean) for key in _STAGES], axis=0)
     return {
-        "steps": group.curve("env_steps").mean[curve.iterations],
+        "steps": curve.steps,
         "iterations": np.add(curve.iterations, 1, dtype=np.float64),
         "minutes": np.asarray(np.cumsum(seconds)[curve.iterations] / 60.0, np.float64),
     }
@@ -264,7 +264,7 @@ def _places(group: RunGroup, curve: Curve) -> dict[str, NDArray[np.float64]]:
 
 def _within(group: RunGroup, curve: Curve, limit: float) -> Curve:
     """Return a curve up to the iteration that ends nearest to some environment steps."""
-    steps = group.curve("env_steps").mean
+    steps = group.curve("env_steps").steps
     nearest = steps - np.diff(steps, prepend=0.0) / 2.0
     return curve.at(np.asarray(nearest[curve.iterations] < limit))
 

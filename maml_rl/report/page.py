@@ -13,13 +13,13 @@ from maml_rl.config.config import Config
 from maml_rl.config.settings import SettingsModel
 from maml_rl.metalearners.registry import find_metalearner
 from maml_rl.report import curves, task_charts
-from maml_rl.report.comparison import difference_table, performance_profiles, step_returns, step_table, verdict
-from maml_rl.report.evaluations import GroupResult
+from maml_rl.report.comparison import performance_profiles, step_returns, step_table, verdict
 from maml_rl.report.figures import choices, named, row, table
 from maml_rl.report.markup import Markup, element, join
 from maml_rl.results.comparable import Run, RunGroup, readable_value
 from maml_rl.results.evaluation import NORMALIZED, pooled_intervals
 from maml_rl.results.scales import counted, decimals, readable, readable_count, readable_interval, readable_seconds
+from maml_rl.results.verdict import GroupResult, normalized
 from maml_rl.runs.system import package_versions
 
 GENERATOR = "maml_rl.report"
@@ -154,7 +154,7 @@ def _parts(members: Sequence[GroupResult]) -> Iterable[Markup | None]:
     for name in dict.fromkeys(name for result in members for each in result.evaluations for name in each.parts()):
         results = [result.part(name) for result in members]
         titles = {each.parts()[name].env_name for result in members for each in result.evaluations}
-        yield _section(titles.pop(), step_returns(results), step_table(results), difference_table(results))
+        yield _section(titles.pop(), step_returns(results), step_table(results))
 
 
 def _compared(
@@ -163,11 +163,10 @@ def _compared(
     """Return the sections that compare the groups of one family."""
     groups = [result.group for result in members]
     yield None if alone else element("h2", name)
-    normalized = [result.part(NORMALIZED) for result in members]
-    yield verdict(normalized if all(result.evaluations for result in normalized) else members)
+    yield verdict(normalized(members))
     yield _comparison(members)
     learning = curves.compared_learning_curves(groups), curves.compared_evaluation_curves(groups)
-    adapted = step_returns(members), performance_profiles(members), step_table(members), difference_table(members)
+    adapted = step_returns(members), performance_profiles(members), step_table(members)
     yield _section("Returns", *learning, *adapted)
     for result in members:
         of_group = _about_one(result, videos[result.group.index], compared=True)
@@ -197,9 +196,9 @@ def _tiles(result: GroupResult) -> Markup:
     group = result.group
     tiles = []
     if result.evaluations:
-        normalized = result.part(NORMALIZED).evaluations
-        intervals = pooled_intervals(normalized or result.evaluations)
-        what = "normalized return" if normalized else "return"
+        of_families = result.part(NORMALIZED).evaluations
+        intervals = pooled_intervals(of_families or result.evaluations)
+        what = "normalized return" if of_families else "return"
         digits = decimals(intervals[:, 0])
         for step in dict.fromkeys((0, 1, len(intervals) - 1)):
             if step < len(intervals):

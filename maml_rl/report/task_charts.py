@@ -8,11 +8,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.envs.meta_env import Task
 from maml_rl.report.curves import after
-from maml_rl.report.evaluations import SampledEvaluation
 from maml_rl.report.figures import Series, figure, legend, numbers
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Axis, Plot
-from maml_rl.results.evaluation import Evaluation
+from maml_rl.results.evaluation import Evaluation, SampledEvaluation
 from maml_rl.results.scales import Span, decimals, readable
 
 NAVIGATION = "2DNavigation-v0"

@@ -19,10 +19,10 @@ from maml_rl.envs.meta_env import MetaVectorEnv
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.errors import MamlRLError, UsersCode, explain
 from maml_rl.report.curves import after
-from maml_rl.report.evaluations import SampledEvaluation
 from maml_rl.report.figures import figure
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.task_charts import NAVIGATION, describe, spread_out
+from maml_rl.results.evaluation import SampledEvaluation
 from maml_rl.results.scales import readable
 
 Frames = NDArray[np.uint8]

@@ -16,12 +16,13 @@ import numpy as np
 from maml_rl.envs.task_space import task_key
 from maml_rl.errors import ConfigError, MamlRLError
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.measure import measure
 from maml_rl.foreign_files import read_regular
-from maml_rl.report.evaluations import GroupResult, evaluate_group
 from maml_rl.report.markup import Markup
 from maml_rl.report.page import GENERATOR, page
 from maml_rl.report.videos import videos
-from maml_rl.results.comparable import RunGroup, read_runs
+from maml_rl.results.comparable import RunGroup, problem_of, read_runs, readable_value
+from maml_rl.results.verdict import GroupResult
 from maml_rl.runs.atomic_files import check_writable, replace_file
 from maml_rl.runs.trust import unknown_code
 
@@ -89,24 +90,28 @@ def write_report(
     films: list[Markup | None] = []
     # Without pictures, or with a fault, a group has fewer videos.
     total, done = sum(len(group.runs) + num_videos for group in groups), count()
+    problems: dict[str, list[RunGroup]] = {}
     for group in groups:
-        result, complaints = evaluate_group(
-            group,
+        # Runs of other problems, and those that are not compared, are measured by themselves.
+        problem = readable_value(problem_of(group.config)) if group.compared else str(group.index)
+        problems.setdefault(problem, []).append(group)
+    for members in problems.values():
+        measured, complaints = measure(
+            members,
             tasks,
             placement=placement,
-            on_run=lambda: on_step("trying policies", next(done), total),
-            # The compared policies of one family have the same initial policy.
-            with_untrained=all(
-                earlier.untrained is None or earlier.group.config.env_name != group.config.env_name
-                for earlier in results
-            ),
+            pictures=True,
+            with_untrained=True,
+            on_run=lambda run: on_step(f"measuring {run.path}", next(done), total),
         )
         notices += complaints
+        results += measured
+    results.sort(key=lambda result: result.group.index)
+    for result in results:
         film, complaints = None, []
         if result.sampled is not None:
             film, complaints = videos(result.sampled, num_videos, lambda: on_step("drawing videos", next(done), total))
         notices += complaints
-        results.append(result)
         films.append(film)
     on_step("writing the page", total, total)
     notices = list(dict.fromkeys(notices))

@@ -5,6 +5,8 @@ group, with the shortest name that tells it apart. Unfinished runs are named, an
 Groups are compared over the environment steps that all of their runs have, and settings that differ are named.
 """
 
+import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -14,18 +16,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.config.config import Config
-from maml_rl.config.placement import PLACEMENT_KEYS
+from maml_rl.config.config import PROBLEM, Config
+from maml_rl.envs.meta_env import ValueRanges
 from maml_rl.errors import ConfigError
-from maml_rl.results.statistics import interval, jackknife_intervals, jackknife_reach, mean, pooled, without_each
+from maml_rl.results.identity import NOT_THE_EXPERIMENT, identity
+from maml_rl.results.scales import counted
+from maml_rl.results.statistics import jackknife_intervals, mean, pooled, without_each
+from maml_rl.runs.checkpoint import list_checkpoints
 from maml_rl.runs.metrics import Metrics, MetricsFile, counted_by, describe_damage, inspect_metrics
-from maml_rl.runs.run_folder import CONFIG, METRICS, load_run_config, load_system, suggest_run
+from maml_rl.runs.run_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    load_run_config,
+    load_system,
+    read_failure,
+    suggest_run,
+)
 
 METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, sees the task"}
-# Runs that differ in nothing else are the same experiment.
-_NOT_THE_EXPERIMENT = {"seed", "num-batches", "checkpoint-every", "keep-checkpoints", "evaluate-every", *PLACEMENT_KEYS}
 # A share of another's environment steps that still counts as equal: episodes may end early.
 _ALIKE = 0.9
+# Folders of runs may be in folders: as those of a study, of its configs, of their seeds.
+_DEEPEST = 4
 # Names are made of settings if no more than these differ, and their values are as short as that.
 _MOST_NAMED, _LONGEST_VALUE = 3, 24
 
@@ -40,6 +53,7 @@ class Run:
         metrics: of every recorded iteration.
         system: on which it was started; see `describe_system`. Empty if that was not recorded.
         damaged: number of lines of metrics that are damaged, and left out.
+        failure: what ended it for good, as "diverged at iteration 37"; empty where nothing did.
     """
 
     path: Path
@@ -47,6 +61,12 @@ class Run:
     metrics: list[Metrics]
     system: Mapping[str, Any] = field(default_factory=dict)
     damaged: int = 0
+    failure: str = ""
+
+    @property
+    def identity(self) -> str:
+        """A hash of everything that decides its episodes and updates, except for the seed."""
+        return identity(self.config, self.system)
 
     @property
     def finished(self) -> int:
@@ -63,6 +83,28 @@ class Run:
         """Environment steps of all finished iterations; NaN where they were not recorded."""
         return _number(self.metrics[-1].get("env_steps")) if self.metrics else float("nan")
 
+    def steps_at(self, iterations: int | None) -> float:
+        """Return the environment steps of its first iterations; of all where None is given; NaN if unknown."""
+        rows = [row for row in self.metrics if iterations is None or row["iteration"] < iterations]
+        return _number(rows[-1].get("env_steps")) if rows else 0.0 if iterations == 0 else float("nan")
+
+    def checkpoint_near(self, limit: float) -> int | None:
+        """Return the meta-updates of the last checkpoint up to some environment steps; None if none is near them.
+
+        One with at least nine tenths of the steps is near.
+        """
+        numbers = [int(path.name.rpartition("-")[2]) for path in list_checkpoints(self.path / CHECKPOINTS)]
+        if not np.isfinite(limit) or not limit or self.env_steps <= limit / _ALIKE:
+            return max(numbers, default=None)
+        return max((each for each in numbers if _ALIKE * limit <= self.steps_at(each) <= limit), default=None)
+
+    def column(self, key: str) -> NDArray[np.float64]:
+        """Return a metric of every iteration, (n,), NaN where it is not known."""
+        values = np.full(self.finished, np.nan)
+        for row in self.metrics:
+            values[row["iteration"]] = _number(row.get(key))
+        return values
+
     def total(self, key: str) -> float:
         """Return the sum of a metric over all iterations."""
         return float(np.nansum([_number(metrics.get(key)) for metrics in self.metrics]))
@@ -70,14 +112,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric over the iterations that all runs of a group have.
+    """A metric over the iterations of the run of a group that took the fewest environment steps.
 
     Attributes:
-        iterations: (n,).
+        iterations: (n,) of that run; the others are interpolated at its environment steps.
         mean: (n,) mean of the seeds; NaN where one of them has no finite value.
         low: (n,) lower bound of its 95 % interval over the seeds; NaN for one seed, since the interval is unknown.
         high: (n,) upper bound.
         seeds: (S, n) of each seed; NaN where it has none.
+        steps: (n,) the environment steps; NaN where they are not known.
     """
 
     iterations: NDArray[np.int64]
@@ -85,12 +128,12 @@ class Curve:
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     seeds: NDArray[np.float64]
+    steps: NDArray[np.float64]
 
     def at(self, places: NDArray[np.bool_]) -> "Curve":
         """Return the curve at some of its iterations."""
-        return Curve(
-            self.iterations[places], self.mean[places], self.low[places], self.high[places], self.seeds[:, places]
-        )
+        mean_of, low, high, steps = (each[places] for each in (self.mean, self.low, self.high, self.steps))
+        return Curve(self.iterations[places], mean_of, low, high, self.seeds[:, places], steps)
 
     def known(self) -> "Curve":
         """Return the curve without the iterations that no seed has."""
@@ -106,12 +149,24 @@ class RunGroup:
         runs: at least one, the lowest seed first.
         index: among the groups of a page; it chooses the color.
         compared: whether it takes part in comparisons, as those without a finished run do not unless that is asked for.
+        failed: runs that ended for good, and are in no mean.
+        ranges: the least and greatest possible "return", and mean of a recorded info by name, where they are known.
     """
 
     name: str
     runs: list[Run]
     index: int = 0
     compared: bool = True
+    failed: Sequence[Run] = ()
+    ranges: ValueRanges = field(default_factory=dict)
+
+    @property
+    def counted(self) -> str:
+        """The number of its runs, and what became of those that failed: "4 of 5 runs; one diverged at iteration 37"."""
+        if not self.failed:
+            return counted(len(self.runs), "run")
+        ends = "; ".join(f"one {run.failure}" for run in self.failed)
+        return f"{len(self.runs)} of {counted(len(self.runs) + len(self.failed), 'run')}; {ends}"
 
     @property
     def config(self) -> Config:
@@ -133,22 +188,35 @@ class RunGroup:
         return counted_by(keys[0]) if keys else "step"
 
     def curve(self, key: str, smoothing: int = 1) -> Curve:
-        """Return a metric over the iterations that all runs have.
+        """Return a metric at the environment steps of the run that took the fewest, up to its end.
+
+        The other runs are interpolated between their iterations, so that means are at equal steps. Where steps are not
+        known, they are at equal iterations, of which all runs have as many.
 
         Args:
             key: of the metric.
             smoothing: number of iterations over whose mean each point of a seed is smoothed.
         """
-        count = min(run.finished for run in self.runs)
+        steps = [run.column("env_steps") for run in self.runs]
+        ends = [each[-1] if len(each) else np.nan for each in steps]
+        by_steps = np.isfinite(ends).all() and min(ends) > 0.0
+        shortest = int(np.argmin(ends if by_steps else [len(each) for each in steps]))
+        count = len(steps[shortest])
+        series = [moving_mean(run.column(key), smoothing) for run in self.runs]
         values = np.full((len(self.runs), count), np.nan)
-        for row, run in zip(values, self.runs, strict=True):
-            for metrics in run.metrics:
-                if metrics["iteration"] < count:
-                    row[metrics["iteration"]] = _number(metrics.get(key))
-        values = moving_mean(values, smoothing)
+        for row, at, of_run in zip(values, steps, series, strict=True):
+            known = np.isfinite(of_run) & (np.isfinite(at) | (not by_steps))
+            if not by_steps or np.array_equal(at[:count], steps[shortest]):
+                row[:] = of_run[:count]
+            elif known.any():
+                row[:] = np.interp(steps[shortest], at[known], of_run[known])
+                row[~np.isfinite(series[shortest])] = np.nan
         seeds = list(values[:, None])
         average, low, high = jackknife_intervals(pooled(seeds, mean), [without_each(seeds, mean)]).T
-        return Curve(np.arange(count), average, low, high, values)
+        least, greatest = self.ranges.get(_quantity(key), (-np.inf, np.inf))
+        # A mean may be beyond the range by a rounding.
+        low, high = np.minimum(np.maximum(low, least), average), np.maximum(np.minimum(high, greatest), average)
+        return Curve(np.arange(count), average, low, high, values, steps[shortest])
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +242,11 @@ def common_steps(groups: Sequence[RunGroup]) -> float:
 def equal_steps(groups: Sequence[RunGroup]) -> bool:
     """Return whether all runs of the groups have about the same number of environment steps."""
     ends = [run.env_steps for group in groups for run in group.runs]
-    return _alike(min(ends), max(ends)) if np.isfinite(ends).all() else len(set(map(str, ends))) == 1
+    return are_alike(min(ends), max(ends)) if np.isfinite(ends).all() else len(set(map(str, ends))) == 1
 
 
-def _alike(steps: float, others: float) -> bool:
+def are_alike(steps: float, others: float) -> bool:
+    """Return whether two numbers of environment steps are about the same."""
     return min(steps, others) >= _ALIKE * max(steps, others)
 
 
@@ -192,31 +261,40 @@ def difference_at_common_steps(group: RunGroup, other: RunGroup) -> Difference |
         sides = [_at_steps(each, prefix, limit) for each in (group, other)]
         if all(side is not None for side in sides):
             seeds = [[np.array([[value]]) for value in side] for side in sides if side is not None]
-            found = interval(
-                pooled(seeds[0], mean) - pooled(seeds[1], mean),
-                *(jackknife_reach([without_each(side, mean)]) for side in seeds),
+            found = jackknife_intervals(
+                pooled(seeds[0], mean) - pooled(seeds[1], mean), [without_each(side, mean) for side in seeds]
             )
             return Difference(found[0], limit, prefix.startswith("evaluation"))
     return None
 
 
 def _at_steps(group: RunGroup, prefix: str, limit: float) -> list[float] | None:
-    """Return each run's return nearest to some environment steps; None where a run has none near them."""
+    """Return each run's return at some environment steps; None where a run has none near them."""
     keys = group.keys(prefix)
     found = []
     for run in group.runs if keys else ():
-        known = [(_number(row.get("env_steps")), _number(row.get(keys[-1]))) for row in run.metrics]
-        near = [(abs(steps - limit), value) for steps, value in known if _alike(steps, limit) and np.isfinite(value)]
-        found += [value for _, value in sorted(near)[:1]]
+        steps, values = run.column("env_steps"), run.column(keys[-1])
+        known = np.isfinite(steps) & np.isfinite(values)
+        if any(are_alike(each, limit) for each in steps[known]):
+            found.append(float(np.interp(limit, steps[known], values[known])))
     return found if keys and len(found) == len(group.runs) else None
 
 
 def unequal_settings(groups: Sequence[RunGroup]) -> dict[str, list[Any]]:
     """Return the settings by which groups differ, and their values in each group.
 
-    The algorithm, its own settings, the method and the seed are not among them, nor what does not change an episode.
+    Versions, and the files that configs name, are among them. The algorithm, its own settings, the method and the seed
+    are not, nor what does not change an episode.
     """
-    return _unequal([group.config for group in groups])
+    unequal = _unequal([group.config for group in groups])
+    systems = [group.runs[0].system for group in groups]
+    facts = {"version of maml-rl": [(system.get("packages") or {}).get("maml-rl") for system in systems]}
+    for key in dict.fromkeys(key for system in systems for key in system.get("sources") or {}):
+        facts[f"file of {key}"] = [str((system.get("sources") or {}).get(key))[:8] for system in systems]
+    facts["initial parameters"] = [str(system.get("init") or "own")[:8] for system in systems]
+    # Another algorithm has another file.
+    named = {"file of algorithm"} if len({group.config.algorithm for group in groups}) > 1 else set()
+    return unequal | {key: values for key, values in facts.items() if key not in named and len(set(values)) > 1}
 
 
 def _unequal(configs: Sequence[Config]) -> dict[str, list[Any]]:
@@ -225,8 +303,43 @@ def _unequal(configs: Sequence[Config]) -> dict[str, list[Any]]:
     return {
         key: [values[key] for values in flat]
         for key in flat[0]
-        if key in differing - _NOT_THE_EXPERIMENT - {"algorithm", "method"} and all(key in values for values in flat)
+        if key in differing - NOT_THE_EXPERIMENT - {"algorithm", "method"} and all(key in values for values in flat)
     }
+
+
+def problem_of(config: Config) -> dict[str, Any]:
+    """Return what makes a problem; runs that differ in it are not compared."""
+    return {name.replace("_", "-"): getattr(config, name) for name in PROBLEM}
+
+
+def refuse_different_problems(configs: Sequence[Config]) -> None:
+    """Refuse configs whose tasks differ, and name the settings that make them one problem."""
+    differing: dict[str, list[str]] = {}
+    for key in problem_of(configs[0]):
+        values = list(dict.fromkeys(readable_value(problem_of(config)[key]) for config in configs))
+        if len(values) > 1:
+            differing[key] = values
+    if differing:
+        what = ", ".join(f"{key!r} is {' and '.join(each)}" for key, each in differing.items())
+        settings = {key: json.dumps(problem_of(configs[0])[key]) for key in differing}
+        given = " ".join(shlex.quote(f"{key}={value}") for key, value in settings.items())
+        raise ConfigError(
+            f"{what}: these are different problems; compare runs of one, or train all configs on that of the first: "
+            f"--set {given}"
+        )
+
+
+def check_comparable(groups: Sequence[RunGroup]) -> list[str]:
+    """Refuse groups of different problems, and return sentences about the other settings that differ."""
+    if len(groups) < 2:
+        raise ConfigError("these runs are all of one experiment; give those of two or more")
+    refuse_different_problems([group.config for group in groups])
+    return [
+        f"Not only the algorithm differs: {key} is "
+        + ", ".join(f"{readable_value(value)} ({group.name})" for value, group in zip(values, groups, strict=True))
+        + "."
+        for key, values in unequal_settings(groups).items()
+    ]
 
 
 def read_runs(
@@ -267,6 +380,9 @@ def read_runs(
 
 def _counted(group: RunGroup, unfinished: bool, notices: list[str], *, alone: bool) -> RunGroup:
     """Return a group without the runs that do not count, and add to the notices which these are."""
+    failed = [run for run in group.runs if run.failure]
+    if failed and len(failed) < len(group.runs):
+        group = replace(group, runs=[run for run in group.runs if not run.failure], failed=failed)
     rest = [run for run in group.runs if run.complete]
     if unfinished or len(rest) == len(group.runs) or (alone and len(group.runs) == 1):
         return group
@@ -277,11 +393,16 @@ def _counted(group: RunGroup, unfinished: bool, notices: list[str], *, alone: bo
     return replace(group, runs=rest) if rest else replace(group, compared=False)
 
 
-def _run_folders(path: Path) -> list[Path]:
-    """Return the runs in a folder, or the folder itself if it has none, for the error message."""
+def _run_folders(path: Path, depth: int = _DEEPEST) -> list[Path]:
+    """Return the runs below a folder, or the folder itself if it has none, for the error message."""
     if (path / CONFIG).is_file() or not path.is_dir():
         return [path]
-    return sorted(child for child in path.iterdir() if (child / CONFIG).is_file()) or [path]
+    below = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    if not depth:
+        return [path]
+    return [
+        run for child in below for run in _run_folders(child, depth - 1) if run != child or (run / CONFIG).is_file()
+    ] or [path]
 
 
 def _read_run(folder: Path) -> tuple[Run, list[str]]:
@@ -304,8 +425,10 @@ def _read_run(folder: Path) -> tuple[Run, list[str]]:
     except ConfigError as error:
         notices.append(f"{error}.")
         system = {}
-    run = Run(folder, config, metrics.rows, system, len(metrics.damaged))
-    if not run.complete:
+    run = Run(folder, config, metrics.rows, system, len(metrics.damaged), read_failure(folder))
+    if run.failure:
+        notices.append(f"{folder} {run.failure}, and is in no mean; the same config and seed would fail there again.")
+    elif not run.complete:
         resume = f"`train.py --resume --output-folder {folder}` continues it"
         notices.append(
             f"{folder} is unfinished, {run.finished} of {config.num_batches} iterations are done; {resume}."
@@ -319,7 +442,7 @@ def _grouped(runs: Sequence[Run]) -> list[RunGroup]:
     groups: list[list[Run]] = []
     for run in runs:
         for group in groups:
-            if set(run.config.differences(group[0].config)) <= _NOT_THE_EXPERIMENT:
+            if run.identity == group[0].identity:
                 group.append(run)
                 break
         else:
@@ -408,6 +531,12 @@ def moving_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
     sums[..., width:] -= sums[..., :-width].copy()
     counts[..., width:] -= counts[..., :-width].copy()
     return np.where(known, sums / np.maximum(counts, 1.0), np.nan)
+
+
+def _quantity(key: str) -> str:
+    """Return what a metric is the mean of, as ranges name it: "return", or a recorded info."""
+    name = key.removeprefix("evaluation/")
+    return name.removeprefix("info/").rpartition("/")[0] if name.startswith("info/") else name.partition("/")[0]
 
 
 def _number(value: object) -> float:

@@ -1,40 +1,56 @@
-"""Results of an evaluation, and the 95 % intervals of one or several: of means, differences and shares."""
+"""Results of an evaluation; the 95 % intervals of one or several, of means, differences and shares; their one table."""
 
 import io
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.config.config import Config
 from maml_rl.envs.meta_env import Task, ValueRanges
 from maml_rl.envs.task_space import family_of, task_key
+from maml_rl.episode.task_episodes import TaskEpisodes
+from maml_rl.errors import ConfigError
+from maml_rl.foreign_files import read_regular
+from maml_rl.machine import refuse_if_too_large
+from maml_rl.results.scales import counted, decimals, readable, readable_interval
 from maml_rl.results.statistics import (
     ENOUGH_TASKS,
     Statistic,
+    added,
+    crossed_reach,
+    fixed_rate_interval,
     interquartile_mean,
-    interval,
     jackknife_reach,
     mean,
     mean_reach,
+    middle_reach,
     performance_profile,
     pooled,
-    probability_of_improvement,
-    share_difference_reach,
     share_interval,
-    share_reach,
     without_each,
     without_each_row,
 )
 from maml_rl.runs.atomic_files import replace_file
+from maml_rl.seeding import PhaseStreams
 
 # The part of a mixture's results that has the returns of all families.
 NORMALIZED = "normalized"
 # Of the adaptation to fixed tasks, without which their intervals are unknown.
 REPETITIONS = 3
+MEAN, MIDDLE = "mean return", "interquartile mean"
+# The value of each of a few runs is in a table, too: their interval assumes more of them than anybody can see.
+_FEW_RUNS = 5
+_INTERVAL = "95 % interval"
+_LATEX = str.maketrans(
+    {each: f"\\{each}" for each in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+)
 # At this skewness of the returns, intervals cover the truth in about nine of ten cases.
 _SKEWED = 3.0
 
@@ -58,6 +74,8 @@ class Evaluation:
             of a trial.
         ranges: the least and greatest possible "return", and mean of a recorded info by name, where they are known.
         references: of families of a mixture by id: the mean returns of random actions, and of an oracle.
+        identity: of the run whose policy it is, with the settings of this evaluation; empty where that is unknown.
+        checkpoint: meta-updates of the policy; None where that is unknown.
     """
 
     env_name: str
@@ -71,6 +89,19 @@ class Evaluation:
     columns: str = "step"
     ranges: ValueRanges = field(default_factory=dict)
     references: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    identity: str = ""
+    checkpoint: int | None = None
+
+    @property
+    def after(self) -> str:
+        """After what the last column of returns is."""
+        last = self.returns.shape[1] - 1
+        episodes = self.returns.shape[2] // self.repetitions
+        if self.columns == "step":
+            each = f"on {counted(episodes, 'episode')} each" if last > 1 else f"on {counted(episodes, 'episode')}"
+            return f"after {counted(last, 'gradient step')} {each}" if last else "without adaptation"
+        place = f"in {self.columns} {last + 1}"
+        return f"{place} of a trial" if self.columns == "episode" else place
 
     def __repr__(self) -> str:
         num_tasks, _, batch_size = self.returns.shape
@@ -126,23 +157,7 @@ class Evaluation:
 
     def table(self) -> str:
         """Return the returns after each number of steps, or in each episode of the trial, as a table of text."""
-        interval = f"{'95 % interval':>20}"
-        counted = "gradient steps" if self.columns == "step" else self.columns
-        lines = [f"{counted:>14}  {'mean return':>11}  {interval}  {'interquartile mean':>18}  {interval}"]
-        widths, digits = [11, 18], [2, 2]
-        tables = [self.intervals(), self.intervals(interquartile_mean)]
-        for name in self.infos:
-            lines[0] += f"  {'mean ' + name:>11}  {interval}"
-            widths.append(max(11, len("mean " + name)))
-            digits.append(3)
-            tables.append(self.intervals(info=name))
-        for step, rows in enumerate(zip(*tables, strict=True)):
-            cells = []
-            for width, precision, (value, low, high) in zip(widths, digits, rows, strict=True):
-                bounds = f"[{low:.{precision}f}, {high:.{precision}f}]" if np.isfinite(low) else "unknown"
-                cells.append(f"{value:>{width}.{precision}f}  {bounds:>20}")
-            lines.append("  ".join([f"{step if self.columns == 'step' else step + 1:>14}", *cells]))
-        return "\n".join(lines)
+        return returns_table([Line("", [self])]).text()
 
     def save(self, path: str | Path) -> None:
         """Write an `.npz` file, whole or not at all, that `numpy.load` reads without unpickling anything.
@@ -150,7 +165,8 @@ class Evaluation:
         It holds `returns` (N, K + 1, R * B); `mean`, `low`, `high`, and `iqm`, `iqm_low`, `iqm_high` (K + 1,) for the
         interquartile mean, with NaN for bounds that are unknown; `info/<name>` (N, K + 1, R * B) of each recorded info;
         `range/<name>` (2,) of "return" and infos, and `reference/<family>` (2,), where they are known; `step_sizes`
-        (K,), `seed`, `repetitions`, `fixed_tasks`, and as text `columns`, `env_name` and `tasks` (a JSON list).
+        (K,), `seed`, `repetitions`, `fixed_tasks`, `checkpoint` (-1 where it is unknown), and as text `columns`,
+        `env_name`, `identity` and `tasks` (a JSON list).
         """
         names = "mean", "low", "high", "iqm", "iqm_low", "iqm_high"
         columns = np.concatenate([self.intervals(), self.intervals(interquartile_mean)], axis=1).T
@@ -169,9 +185,88 @@ class Evaluation:
             seed=np.array(self.seed),
             columns=np.array(self.columns),
             env_name=np.array(self.env_name),
+            identity=np.array(self.identity),
+            checkpoint=np.array(-1 if self.checkpoint is None else self.checkpoint),
             tasks=np.array(task_key(self.tasks)),
         )
         replace_file(Path(path), buffer.getvalue())
+
+
+def load_evaluation(path: Path) -> Evaluation:
+    """Read what `Evaluation.save` has written.
+
+    Raises:
+        ConfigError: In one line, if the file cannot be read, or is not an evaluation.
+    """
+    try:
+        data = io.BytesIO(read_regular(path))
+        refuse_if_too_large(
+            sum(entry.file_size for entry in ZipFile(data).infolist()), f"the evaluation {path}", "make a smaller one"
+        )
+        with np.load(data, allow_pickle=False) as arrays:
+            checkpoint = int(arrays["checkpoint"]) if "checkpoint" in arrays else -1
+            evaluation = Evaluation(
+                str(arrays["env_name"]),
+                int(arrays["seed"]),
+                json.loads(str(arrays["tasks"])),
+                tuple(arrays["step_sizes"].tolist()),
+                np.asarray(arrays["returns"], np.float32),
+                # Files of earlier versions have no fixed tasks, no repetitions, and do not say whose policy it is.
+                fixed_tasks="fixed_tasks" in arrays and bool(arrays["fixed_tasks"]),
+                infos={name.removeprefix("info/"): arrays[name] for name in arrays if name.startswith("info/")},
+                repetitions=int(arrays["repetitions"]) if "repetitions" in arrays else 1,
+                columns=str(arrays["columns"]) if "columns" in arrays else "step",
+                ranges=_pairs(arrays, "range/"),
+                references=_pairs(arrays, "reference/"),
+                identity=str(arrays["identity"]) if "identity" in arrays else "",
+                checkpoint=None if checkpoint < 0 else checkpoint,
+            )
+            evaluation.repetition_returns()
+            # Every entry that is read is compared with its checksum. An entry with an altered name would look like a
+            # missing one.
+            for name in arrays:
+                arrays[name]
+    # zipfile, zlib and NumPy raise different errors for each kind of damage.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise ConfigError(
+            f"{path} cannot be read ({reason}); `test.py --overwrite --output {path}` writes it again"
+        ) from None
+    if evaluation.returns.ndim != 3 or not len(evaluation.tasks):
+        raise ConfigError(f"{path} is not an evaluation; `test.py --overwrite --output {path}` makes one")
+    return evaluation
+
+
+def _pairs(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, tuple[float, float]]:
+    pairs = {name.removeprefix(prefix): arrays[name].tolist() for name in arrays if name.startswith(prefix)}
+    return {name: (low, high) for name, (low, high) in pairs.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SampledEvaluation:
+    """An evaluation with its episodes, for pictures.
+
+    Attributes:
+        config: the run's.
+        phases: episodes before adaptation, and after each gradient step.
+        evaluation: their returns.
+        source_returns: see `MetaLearner`.
+    """
+
+    config: Config
+    phases: list[TaskEpisodes]
+    evaluation: Evaluation
+    source_returns: NDArray[np.float32] | None = None
+
+    def episode_seed(self, phase: int, task: int, episode: int) -> int:
+        """Return the seed with which the environment of an episode was reset."""
+        streams = PhaseStreams(self.config.seed, 0, phase, evaluation=True)
+        return int(streams.episode_seeds(task + 1, range(episode, episode + 1))[task, 0])
+
+    def median_episode(self, phase: int, task: int) -> int:
+        """Return the episode whose return is the median of its task and phase."""
+        returns = self.evaluation.returns[task, phase, : self.phases[phase].rewards.shape[2]]
+        return int(np.argsort(returns, kind="stable")[(len(returns) - 1) // 2])
 
 
 def possible_ranges(ranges: ValueRanges, max_episode_steps: int | None) -> ValueRanges:
@@ -216,15 +311,30 @@ def pooled_intervals(
     steps = min(evaluation.returns.shape[1] for evaluation in evaluations)
     scores = [evaluation.task_returns(info)[:, :steps] for evaluation in evaluations]
     estimate = pooled(scores, statistic)
-    policies = [[without_each(scores, statistic)]] if len(scores) > 1 else []
-    tasks = _task_sources(evaluations, scores, statistic, info)
+    fixed, several = _fixed(evaluations), len(evaluations) > 1
+    crossed = not fixed and share_tasks(evaluations)
+    runs = [without_each(scores, statistic)]
+    tasks = [without_each_row(scores, statistic)] if crossed else []
     if statistic is mean and (values := _two_values(evaluations, info)) is not None:
         low, width = values[0], values[1] - values[0]
-        sources = [[(left - low) / width for left in strata] for strata in policies + tasks]
-        return low + width * share_interval((estimate - low) / width, sources, _num_episodes(evaluations))
-    of_tasks = mean_reach if statistic is mean else jackknife_reach
-    found = interval(estimate, *map(jackknife_reach, policies), *map(of_tasks, tasks))
-    found = _unless_unknown(found, evaluations, points=statistic is not mean)
+        share = (estimate - low) / width
+        if fixed and not several:
+            found = fixed_rate_interval(share, (evaluations[0].repetition_returns(info) - low) / width)
+        else:
+            sources = [[(left - low) / width for left in strata] for strata in [runs] * several + [tasks] * crossed]
+            found = share_interval(share, sources, _num_episodes(evaluations))
+        return low + width * found
+    if crossed:
+        reach = mean_reach(tasks) if statistic is mean else middle_reach(scores, tasks)
+        if several:
+            reach = crossed_reach(runs, tasks, reach, _interaction(scores) if statistic is mean else None)
+    elif several:
+        reach = jackknife_reach(runs)
+    else:
+        repeated = evaluations[0].repetition_returns(info)
+        strata = [_without_each_repetition(scores[0], task, each, statistic) for task, each in enumerate(repeated)]
+        reach = mean_reach(strata) if statistic is mean else jackknife_reach(strata)
+    found = _unless_unknown(estimate, reach, evaluations)
     low, high = _range(evaluations, info)
     # An estimate may be beyond the range by a rounding.
     bounds = [np.minimum(np.maximum(found[:, 1], low), estimate), np.maximum(np.minimum(found[:, 2], high), estimate)]
@@ -238,58 +348,44 @@ def difference_interval(
 
     The return of the last step counts, or of the last episode of a trial. On the same tasks the policies are
     compared task by task, which leaves out how hard the tasks are: the interval is then often much narrower than those
-    of the two means.
+    of the two means. It is unknown with a single policy on either side, whose seed of training would be in no interval.
 
     Args:
         evaluations: of one or several policies, which differ in the seed of training.
         others: of the policies that they are compared with.
         info: of this recorded info instead of the returns; see `pooled_intervals`.
     """
-    groups = [evaluations, others]
-    lasts = [min(evaluation.returns.shape[1] for evaluation in group) - 1 for group in groups]
-    scores = [
-        [evaluation.task_returns(info)[:, last, None] for evaluation in group]
-        for group, last in zip(groups, lasts, strict=True)
-    ]
+    scores = [[each.task_returns(info)[:, -1:] for each in group] for group in (evaluations, others)]
     estimate = pooled(scores[0], mean) - pooled(scores[1], mean)
     everyone = [*evaluations, *others]
+    if min(len(evaluations), len(others)) < 2:
+        return np.array([estimate[0], np.nan, np.nan])
+    runs = [without_each(each, mean) for each in scores]
     if _fixed(everyone) or not share_tasks(everyone):
-        (_, low, high), (_, other_low, other_high) = (pooled_intervals(group, info=info)[-1] for group in groups)
-        ends = [pooled(each, mean)[0] for each in scores]
-        bounds = [ends[0] - low, high - ends[0]], [other_high - ends[1], ends[1] - other_low]
-        found = interval(estimate, *(np.array(each)[:, None] for each in bounds))
-        return _possible_difference(found[0], evaluations, others, info)
-    policies = [[without_each(each, mean)] if len(each) > 1 else [] for each in scores]
-    one, other = (np.mean(each, axis=0) for each in scores)
-    values = _two_values(everyone, info)
-    if values is None:
-        reaches = [jackknife_reach(strata) for strata in policies if strata]
-        reaches.append(mean_reach([without_each_row([one - other], mean)]))
-        found = _unless_unknown(interval(estimate, *reaches), everyone)
-        return _possible_difference(found[0], evaluations, others, info)
-    low, width = values[0], values[1] - values[0]
-    rates = [(each - low) / width for each in (one, other)]
-    counts = _num_episodes(evaluations), _num_episodes(others)
-    reaches = [share_difference_reach(rates[0], rates[1], counts)]
-    for rate, strata, count, order in zip(rates, policies, counts, (1, -1), strict=True):
-        if strata:
-            # What lets the other rate reach up lets the difference reach down.
-            reaches.append(share_reach(rate.mean(axis=0), [(left - low) / width for left in strata], count)[::order])
-    return np.asarray(width * np.clip(interval(estimate / width, *reaches)[0], -1.0, 1.0))
+        reach = jackknife_reach(runs)
+    else:
+        one, other = (np.mean(each, axis=0) for each in scores)
+        tasks = [without_each_row([one - other], mean)]
+        reach = crossed_reach(runs, tasks, mean_reach(tasks), added([_interaction(each) for each in scores]))
+    found = _unless_unknown(estimate, reach, everyone)[0]
+    (low, high), (other_low, other_high) = (_range(group, info) for group in (evaluations, others))
+    return np.asarray(np.clip(found, low - other_high, high - other_low))
 
 
-def improvement_interval(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -> NDArray[np.float64]:
-    """Return the probability that a policy has a higher return on a task than another, and its 95 % interval, (3,).
+def probability_of_improvement(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -> float:
+    """Return the probability that a policy has a higher return on a task than another; equal returns count half.
 
-    The return of the last step counts, or of the last episode of a trial. An interval with one policy on either
-    side is about that very policy.
+    The return of the last step counts, or of the last episode of a trial. It has no interval: the interval of the
+    difference says whether one is better, and two rules could contradict each other.
 
     Args:
         evaluations: of one or several policies, which differ in the seed of training.
         others: of the policies that they are compared with, on the same tasks.
+
+    Source: Agarwal et al. 2021, section 4.3, https://arxiv.org/abs/2108.13264
     """
     ours, theirs = (np.stack([each.task_returns()[:, -1] for each in group]) for group in (evaluations, others))
-    return probability_of_improvement(ours, theirs, drawn_tasks=not _fixed([*evaluations, *others]))
+    return float((np.sign(ours[:, None] - theirs[None]) + 1.0).mean() / 2.0)
 
 
 def profile_intervals(evaluations: Sequence[Evaluation], thresholds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -299,21 +395,17 @@ def profile_intervals(evaluations: Sequence[Evaluation], thresholds: NDArray[np.
     """
     scores = [evaluation.task_returns()[:, -1] for evaluation in evaluations]
     drawn = not _fixed(evaluations) and share_tasks(evaluations)
-    return performance_profile(scores, thresholds, drawn_tasks=drawn)
+    found = performance_profile(scores, thresholds, drawn_tasks=drawn)
+    if len(scores) > 1:
+        # All of a few runs are on one side of the return: that says little, and the band would jump there.
+        found[(found[:, 0] < 1e-9) | (found[:, 0] > 1.0 - 1e-9), 1:] = np.nan
+    return found
 
 
 def _range(evaluations: Sequence[Evaluation], info: str | None) -> tuple[float, float]:
     """Return the least and greatest possible return, or mean of this info."""
     ranges = [each.ranges.get("return" if info is None else info, (-math.inf, math.inf)) for each in evaluations]
     return min(low for low, _ in ranges), max(high for _, high in ranges)
-
-
-def _possible_difference(
-    found: NDArray[np.float64], evaluations: Sequence[Evaluation], others: Sequence[Evaluation], info: str | None
-) -> NDArray[np.float64]:
-    """Return a difference and its bounds, (3,), with the bounds that are possible."""
-    (low, high), (other_low, other_high) = (_range(group, info) for group in (evaluations, others))
-    return np.asarray(np.clip(found, low - other_high, high - other_low))
 
 
 def _two_values(evaluations: Sequence[Evaluation], info: str | None) -> tuple[float, float] | None:
@@ -326,7 +418,9 @@ def _two_values(evaluations: Sequence[Evaluation], info: str | None) -> tuple[fl
     if info is not None:
         return (0.0, 1.0) if np.isin(values, (0.0, 1.0)).all() else None
     many = len(evaluations[0].tasks) >= ENOUGH_TASKS and not _fixed(evaluations)
-    return (float(values[0]), float(values[1])) if len(values) == 2 and many else None
+    # Values that differ by a rounding are one.
+    two = len(values) == 2 and values[1] - values[0] > 1e-6 * max(abs(values))
+    return (float(values[0]), float(values[1])) if two and many else None
 
 
 def share_tasks(evaluations: Sequence[Evaluation]) -> bool:
@@ -334,19 +428,13 @@ def share_tasks(evaluations: Sequence[Evaluation]) -> bool:
     return all(same_tasks(each.tasks, evaluations[0].tasks) for each in evaluations[1:])
 
 
-def _task_sources(
-    evaluations: Sequence[Evaluation], scores: Sequence[NDArray[np.float64]], statistic: Statistic, info: str | None
-) -> list[list[NDArray[np.float64]]]:
-    """Return the strata, as `jackknife_reach` takes them, of drawn tasks, or of the adaptations to fixed ones.
-
-    Nothing where policies are measured on fixed tasks, or each on others.
-    """
-    if not _fixed(evaluations):
-        return [[without_each_row(scores, statistic)]] if share_tasks(evaluations) else []
-    if len(evaluations) > 1:
-        return []
-    repeated = evaluations[0].repetition_returns(info)
-    return [[_without_each_repetition(scores[0], task, each, statistic) for task, each in enumerate(repeated)]]
+def _interaction(scores: Sequence[NDArray[np.float64]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the variance of a mean of runs (N, K) that is due to how each task suits each run, and its degrees."""
+    runs, tasks = len(scores), len(scores[0])
+    both = np.stack(scores)
+    rest = both - both.mean(axis=0) - both.mean(axis=1, keepdims=True) + both.mean(axis=(0, 1))
+    degrees = float((runs - 1) * (tasks - 1))
+    return (rest**2).sum(axis=(0, 1)) / max(degrees, 1.0) / (runs * tasks), np.asarray(max(degrees, 1.0))
 
 
 def _without_each_repetition(
@@ -361,15 +449,16 @@ def _without_each_repetition(
 
 
 def _unless_unknown(
-    found: NDArray[np.float64], evaluations: Sequence[Evaluation], points: bool = False
+    estimate: NDArray[np.float64], reach: NDArray[np.float64], evaluations: Sequence[Evaluation]
 ) -> NDArray[np.float64]:
-    """Return intervals (K, 3) without the bounds of those on drawn tasks that nothing is known of."""
-    if _fixed(evaluations) or not share_tasks(evaluations):
-        return found
-    width = found[:, 2] - found[:, 1]
-    equal = width <= 1e-12 * np.abs(found[:, 0]) if not points else np.zeros(len(found), np.bool_)
-    found[equal | (len(evaluations[0].tasks) < ENOUGH_TASKS), 1:] = np.nan
-    return found
+    """Return intervals (K, 3) without the bounds of those that nothing is known of.
+
+    Values that are equal, but for rounding, say nothing about how much others would differ.
+    """
+    few = not _fixed(evaluations) and share_tasks(evaluations) and len(evaluations[0].tasks) < ENOUGH_TASKS
+    equal = reach.sum(axis=0) <= 2e-7 * np.maximum(np.abs(estimate), 1e-6)
+    reach = np.where(equal | few, np.nan, reach)
+    return np.stack([estimate, estimate - reach[0], estimate + reach[1]], axis=1)
 
 
 def _num_episodes(evaluations: Sequence[Evaluation]) -> int:
@@ -433,3 +522,157 @@ def _fixed(evaluations: Sequence[Evaluation]) -> bool:
 def same_tasks(first: Sequence[Task], second: Sequence[Task]) -> bool:
     """Return whether the tasks are the same, one by one; lists may replace arrays."""
     return first is second or task_key(first) == task_key(second)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Policies of one experiment, in a row of a table or a line of a chart.
+
+    Attributes:
+        name: of the experiment.
+        evaluations: of its policies.
+        css: class of its color.
+    """
+
+    name: str
+    evaluations: Sequence[Evaluation]
+    css: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was measured of an experiment at one place: after some steps, or in one episode of a trial.
+
+    Attributes:
+        line: the experiment.
+        place: the number of the steps, or of the episode.
+        cells: (3,) number and bounds by column; shares are in percent.
+        each: the mean of each of a few runs.
+    """
+
+    line: Line
+    place: int
+    cells: Mapping[str, NDArray[np.float64]]
+    each: Sequence[float] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnsTable:
+    """Returns of several experiments, or of one, with intervals.
+
+    Attributes:
+        rows: in their order.
+        counted: what the places count.
+    """
+
+    rows: Sequence[Row]
+    counted: str
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns with numbers."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.cells))
+
+    def cells(self) -> list[list[tuple[str, str]]]:
+        """Return (number, bounds in brackets) of each row and column, with equal decimals in a column."""
+        digits = {
+            name: 0
+            if name.startswith("P(")
+            else decimals(*(row.cells[name][0] for row in self.rows if name in row.cells))
+            for name in self.columns
+        }
+        return [
+            [
+                readable_interval(row.cells[name], digits[name]) if name in row.cells else ("", "")
+                for name in self.columns
+            ]
+            for row in self.rows
+        ]
+
+    def text(self) -> str:
+        """Return the table as text of equal columns, for a terminal."""
+        widths = {name: max(11 if name != MIDDLE else 18, len(name)) for name in self.columns}
+        heads = [f"{name:>{width}}  {_INTERVAL:>20}" for name, width in widths.items()]
+        lines = ["  ".join([f"{self.counted:>14}", *heads])]
+        for row in self.rows:
+            cells = []
+            for name, width in widths.items():
+                value, low, high = row.cells[name]
+                digits = 2 if name in (MEAN, MIDDLE) else 3
+                bounds = f"[{low:.{digits}f}, {high:.{digits}f}]" if np.isfinite(low) else "unknown"
+                cells.append(f"{value:>{width}.{digits}f}  {bounds:>20}")
+            lines.append("  ".join([f"{row.place:>14}", *cells]))
+        return "\n".join(lines)
+
+    def _texts(self) -> list[list[str]]:
+        head = ["", "n", *self.columns, "each run"]
+        rows = []
+        for row, cells in zip(self.rows, self.cells(), strict=True):
+            alone = ", ".join(readable(value) for value in row.each)
+            rows.append(
+                [row.line.name, str(len(row.line.evaluations)), *(" ".join(cell).rstrip() for cell in cells), alone]
+            )
+        return [head, *rows]
+
+    def markdown(self, caption: str) -> str:
+        """Return the table in Markdown."""
+        head, *rows = self._texts()
+        lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{caption}\n"
+
+    def latex(self, caption: str) -> str:
+        """Return the table in LaTeX with booktabs."""
+        ruled = [" & ".join(cell.translate(_LATEX) for cell in cells) + r" \\" for cells in self._texts()]
+        body = "\n".join([ruled[0], r"\midrule", *ruled[1:]]).replace("\N{MINUS SIGN}", "$-$")
+        columns = "l" + "r" * (len(self.columns) + 2)
+        return (
+            f"% Needs \\usepackage{{booktabs}}.\n\\begin{{table}}\n\\centering\n\\begin{{tabular}}{{{columns}}}\n"
+            f"\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\caption{{{caption.translate(_LATEX)}}}\n"
+            "\\end{table}\n"
+        )
+
+
+def returns_table(
+    lines: Sequence[Line], *, base: Line | None = None, last: bool = False, shown: Sequence[int] | None = None
+) -> ReturnsTable:
+    """Return the table of the returns of experiments: mean, interquartile mean, mean of recorded infos.
+
+    Args:
+        lines: the experiments.
+        base: the one that the others are compared with, in their last rows; None for no comparison.
+        last: whether to show only what counts: after the last step, or in the last episode of a trial.
+        shown: places to show, from 0; None for all.
+    """
+    nouns = {each.columns for line in lines for each in line.evaluations}
+    noun = nouns.pop() if len(nouns) == 1 else ""
+    rows = []
+    for line in lines:
+        infos = sorted(set.intersection(*(set(each.infos) for each in line.evaluations)))
+        found = {
+            MEAN: pooled_intervals(line.evaluations),
+            MIDDLE: pooled_intervals(line.evaluations, interquartile_mean),
+        }
+        found |= {f"mean {name}": pooled_intervals(line.evaluations, info=name) for name in infos}
+        end = len(found[MEAN]) - 1
+        alone = [each.task_returns().mean(axis=0) for each in line.evaluations]
+        for place in [end] if last else range(end + 1):
+            if shown is not None and place not in shown:
+                continue
+            cells = {name: values[place] for name, values in found.items()}
+            if base is not None and line is not base and place == end:
+                cells |= _compared(line, base, infos)
+            each = [float(values[place]) for values in alone] if 1 < len(alone) <= _FEW_RUNS else []
+            rows.append(Row(line, place + (noun not in ("step", "")), cells, each))
+    return ReturnsTable(rows, {"step": "gradient steps", "": "place"}.get(noun, noun))
+
+
+def _compared(line: Line, base: Line, infos: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """Return by how much an experiment is above another, in its mean return and recorded infos, and how often."""
+    found = {f"difference to {base.name}": difference_interval(line.evaluations, base.evaluations)}
+    if share_tasks([*line.evaluations, *base.evaluations]):
+        share = 100.0 * probability_of_improvement(line.evaluations, base.evaluations)
+        found[f"P(better than {base.name}), %"] = np.array([share, np.nan, np.nan])
+    for name in infos:
+        if all(name in each.infos for each in base.evaluations):
+            found[f"{name}, difference"] = difference_interval(line.evaluations, base.evaluations, name)
+    return found

@@ -1,7 +1,7 @@
 """From numbers to positions on a chart: spans of values, round ticks, short labels."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -115,6 +115,11 @@ def readable_share(interval: ArrayLike) -> tuple[str, str]:
 def counted(number: int, noun: str) -> str:
     """Return a number of things: 1 run, 3 runs."""
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def listed(names: Sequence[str], word: str = "and") -> str:
+    """Return names as a list in a sentence."""
+    return f" {word} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def readable_count(value: float) -> str:

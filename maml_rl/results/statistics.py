@@ -1,22 +1,19 @@
 """Uncertainty: the mean and the interquartile mean with their 95 % intervals, also for few seeds.
 
-Each source of chance, such as policies and tasks, widens the interval below and above the statistic; the squares of the
-half-widths of independent sources add up. The half-width of a source depends on its kind:
+Every source of chance has a variance: runs, tasks, or the adaptations to fixed tasks. Where all runs share drawn tasks
+these are crossed, and the variances add up as in the analysis of variance, with Satterthwaite's degrees of freedom; for
+two samples of runs that is Welch's interval.
 
-- policies, and interquartile means: Student's t with the variance of the jackknife, which leaves out one unit at a time
-  and measures how much the statistic moves. For the mean of policies this is the textbook t interval. A percentile
-  bootstrap would be too narrow: over three seeds its 95 % interval covers the truth in about 75 % of all cases, because
-  a resample of three values is hardly ever as spread as what they were drawn from;
-- the mean of drawn tasks, or of repeated adaptations to fixed ones, whose returns may be skewed: on each side the wider
-  one of the t interval and the studentized bootstrap. With fewer than 20 drawn tasks no method is valid, and there is
-  no interval;
-- shares, which are rates of success, performance profiles and probabilities of improvement: the jackknife of the log
-  odds, over whole trainings and over tasks. On the scale of the share itself, an interval near 0 or 1 is too narrow on
-  the side of 1/2 and reaches beyond 0 or 1 on the other. It is no wider than an interval for the largest possible
-  variance. The stratified bootstrap of Agarwal et al. draws the
-  trainings of each task by themselves, as suits games that are trained one by one; here one training is measured on
-  all tasks, so that its luck is in all of them;
-- the difference of two rates on the same tasks: Newcombe's, from the intervals of both.
+- Policies, and interquartile means: the variance is the jackknife's, which leaves out one unit at a time and measures
+  how much the statistic moves. For the mean of policies this gives the textbook t interval. A percentile bootstrap
+  would be too narrow: over three seeds its 95 % interval covers the truth in about 75 % of all cases, because a
+  resample of three values is hardly ever as spread as what they were drawn from.
+- Drawn tasks, whose returns may be skewed or of two kinds: on each side the wider one of the t interval and a
+  bootstrap, studentized for the mean, of percentiles for the interquartile mean. With fewer than 20 drawn tasks no
+  method is valid, and there is no interval.
+- Shares, which are rates of success and performance profiles: the jackknife of the log odds, over whole trainings and
+  over tasks. On the scale of the share itself, an interval near 0 or 1 is too narrow on the side of 1/2 and reaches
+  beyond 0 or 1 on the other. It is no wider than an interval for the largest possible variance.
 
 `benchmarks.coverage` simulates how often they cover the truth.
 
@@ -25,9 +22,9 @@ binomial intervals take episodes of one task for independent.
 
 Sources: Tukey 1958, Bias and confidence in not quite large samples, https://doi.org/10.1214/aoms/1177706647;
 MacKinnon, Nielsen and Webb 2023, Fast and reliable jackknife and bootstrap methods for cluster-robust inference,
-https://doi.org/10.1002/jae.2969, who leave out whole clusters, as policies are here; for the interquartile mean
-Agarwal et al. 2021, section 4.3, https://arxiv.org/abs/2108.13264; for the addition of squares Zou and Donner 2008,
-Construction of confidence limits about effect measures, https://doi.org/10.1002/sim.3095
+https://doi.org/10.1002/jae.2969, who leave out whole clusters, as policies are here; for two crossed sources Owen 2007,
+The pigeonhole bootstrap, https://doi.org/10.1214/07-AOAS122; for the interquartile mean Agarwal et al. 2021, section
+4.3, https://arxiv.org/abs/2108.13264
 """
 
 from collections.abc import Callable, Sequence
@@ -43,10 +40,14 @@ Statistic = Callable[[Values, Values], Values]
 ENOUGH_TASKS = 20
 
 _CONFIDENCE = 0.95
+# Rows of a stratum: a resample of three is nearly always skewed.
+_ENOUGH_ROWS = 10
 # Of the bootstrap. For more tasks it would need much memory, and the t interval is as good.
-_RESAMPLES, _MOST_RESAMPLED = 2_000, 1_000
+_RESAMPLES, _RESAMPLES_OF_MIDDLES, _MOST_RESAMPLED = 2_000, 500, 1_000
+_TAILS = 0.5 - 0.5 * _CONFIDENCE, 0.5 + 0.5 * _CONFIDENCE
 # Beyond this many degrees of freedom Student's distribution equals the normal one to three digits.
 _MOST_DEGREES = 1_000.0
+_RUNS_TIMES = 3.0
 
 
 def mean(values: Values, weights: Values) -> Values:
@@ -109,26 +110,6 @@ def performance_profile(scores: Sequence[Values], thresholds: Values, *, drawn_t
     return share_interval(pooled(above, mean), sources, sum(map(len, above)))
 
 
-def probability_of_improvement(scores: Values, others: Values, *, drawn_tasks: bool) -> Values:
-    """Return the probability that a training beats one of the others on a task, and its 95 % interval, (3,).
-
-    Args:
-        scores: (R, N) of R trainings on N tasks; equal scores count half.
-        others: (S, N) of the trainings that they are compared with, on the same tasks.
-        drawn_tasks: whether the tasks are a sample of their family.
-
-    Returns:
-        Probability and bounds; the bounds are NaN where nothing was drawn more than once.
-
-    Source: Agarwal et al. 2021, section 4.3, https://arxiv.org/abs/2108.13264
-    """
-    wins = (np.sign(scores[:, None] - others[None]) + 1.0) / 2.0
-    # Each source of chance: the means of one of its units over all of the others.
-    units = [wins.mean(axis=(1, 2)), wins.mean(axis=(0, 2)), *([wins.mean(axis=(0, 1))] if drawn_tasks else [])]
-    sources = [[without_each_row([each[:, None]], mean)] for each in units if len(each) > 1]
-    return np.asarray(share_interval(wins.mean(keepdims=True)[0, 0], sources, wins.size)[0])
-
-
 def share_interval(share: Values, sources: Sequence[Sequence[Values]], count: int) -> Values:
     """Return a share and its 95 % interval within [0, 1], (K, 3): the jackknife of its log odds.
 
@@ -166,59 +147,19 @@ def share_interval(share: Values, sources: Sequence[Sequence[Values]], count: in
     return np.stack([share, np.clip(low, 0.0, share), np.clip(high, share, 1.0)], axis=1)
 
 
-def share_difference_reach(rates: Values, others: Values, counts: tuple[int, int]) -> Values:
-    """Return how far drawn tasks make the interval of the difference of two rates on them reach, (2, K).
-
-    Args:
-        rates: (n, K) of the n tasks.
-        others: (n, K) of the same tasks, to be subtracted.
-        counts: of the episodes of all tasks, of either.
-
-    Source: Newcombe 1998, Improved confidence intervals for the difference between binomial proportions based on
-        paired data, https://doi.org/10.1002/(SICI)1097-0258(19981130)17:22<2635::AID-SIM954>3.0.CO;2-C
-    """
-    deviations = [each - each.mean(axis=0) for each in (rates, others)]
-    (below, above), (other_below, other_above) = (
-        share_reach(each.mean(axis=0), [without_each_row([each], mean)], count)
-        for each, count in zip((rates, others), counts, strict=True)
-    )
-    scale = np.sqrt((deviations[0] ** 2).mean(axis=0) * (deviations[1] ** 2).mean(axis=0))
-    correlation = (deviations[0] * deviations[1]).mean(axis=0) / np.where(scale > 0.0, scale, 1.0)
-    reaches = [
-        one**2 - 2.0 * correlation * one * other + other**2
-        for one, other in ((below, other_above), (above, other_below))
-    ]
-    return np.sqrt(np.maximum(reaches, 0.0))
-
-
-def share_reach(share: Values, strata: Sequence[Values], count: int) -> Values:
-    """Return how far one source alone makes the interval of a share reach, (2, K)."""
-    _, low, high = share_interval(share, [strata], count).T
-    return np.stack([share - low, high - share])
-
-
-def jackknife_intervals(estimate: Values, *sources: Sequence[Values]) -> Values:
+def jackknife_intervals(estimate: Values, strata: Sequence[Values]) -> Values:
     """Return a statistic (K,) and the bounds of its 95 % interval by the jackknife, (K, 3).
 
-    Each source, such as policies or tasks, is as `jackknife_reach` takes it; the bounds are NaN where one of its strata
-    has a single unit.
+    The strata are as `jackknife_variance` takes them; the bounds are NaN where one of them has a single unit.
     """
-    return interval(estimate, *(jackknife_reach(strata) for strata in sources))
+    reach = jackknife_reach(strata)
+    return np.stack([estimate, estimate - reach[0], estimate + reach[1]], axis=1)
 
 
-def interval(estimate: Values, *reaches: Values) -> Values:
-    """Return a statistic (K,) and the bounds of its interval, (K, 3).
+def jackknife_variance(strata: Sequence[Values]) -> tuple[Values, Values]:
+    """Return the variance of a statistic by the jackknife, and its degrees of freedom, (K,) each.
 
-    Each reach (2, K) is how far one source of chance alone makes the interval reach below and above; NaN if unknown.
-    """
-    below, above = np.sqrt(np.square(reaches).sum(axis=0))
-    return np.stack([estimate, estimate - below, estimate + above], axis=1)
-
-
-def jackknife_reach(strata: Sequence[Values]) -> Values:
-    """Return how far one source makes the interval of a statistic reach, (2, K).
-
-    The variances of the strata add up, with Satterthwaite's degrees of freedom.
+    The variances of the strata add up. Both are NaN where a stratum has a single unit.
 
     Args:
         strata: of each the statistic with one of its n units left out at a time, (n, K).
@@ -226,14 +167,54 @@ def jackknife_reach(strata: Sequence[Values]) -> Values:
     Source: Satterthwaite 1946, An approximate distribution of estimates of variance components,
         https://doi.org/10.2307/3002019
     """
-    degrees = np.array([len(stratum) - 1 for stratum in strata])[:, None]
-    if (degrees < 1).any():
-        return np.full((2, strata[0].shape[1]), np.nan)
-    variances = np.stack([(len(stratum) - 1) * stratum.var(axis=0) for stratum in strata])
-    total = variances.sum(axis=0)
-    shares = variances / np.where(total > 0.0, total, 1.0)
-    together = 1.0 / np.maximum((shares**2 / degrees).sum(axis=0), 1.0 / _MOST_DEGREES)
-    return np.tile(student_quantile(together) * np.sqrt(total), (2, 1))
+    counts = np.array([len(stratum) - 1 for stratum in strata])[:, None]
+    if (counts < 1).any():
+        unknown = np.full(strata[0].shape[1], np.nan)
+        return unknown, unknown
+    return added([(np.asarray((len(each) - 1) * each.var(axis=0)), np.asarray(len(each) - 1.0)) for each in strata])
+
+
+def added(parts: Sequence[tuple[Values, Values]]) -> tuple[Values, Values]:
+    """Return the sum of variances (K,), and its degrees of freedom by Satterthwaite; see `jackknife_variance`."""
+    total = np.sum([variance for variance, _ in parts], axis=0)
+    whole = np.where(total > 0.0, total, 1.0)
+    together = 1.0 / np.maximum(sum((each / whole) ** 2 / degrees for each, degrees in parts), 1.0 / _MOST_DEGREES)
+    return total, together
+
+
+def jackknife_reach(strata: Sequence[Values]) -> Values:
+    """Return how far one source makes the interval of a statistic reach, (2, K); see `jackknife_variance`."""
+    variance, degrees = jackknife_variance(strata)
+    return np.asarray(np.tile(student_quantile(degrees) * np.sqrt(variance), (2, 1)))
+
+
+def crossed_reach(
+    runs: Sequence[Values], tasks: Sequence[Values], of_tasks: Values, interaction: tuple[Values, Values] | None
+) -> Values:
+    """Return how far runs and the drawn tasks that they share make the interval of a statistic reach, (2, K).
+
+    Both variances have that of the interaction of a run and a task in them, which counts once. The degrees of freedom
+    are at most three times those of the runs: of two or three runs, the variance may be small by chance.
+
+    Args:
+        runs: strata of the runs, as `jackknife_variance` takes them.
+        tasks: the same of the tasks.
+        of_tasks: how far the tasks alone make it reach, (2, K); beyond their t interval where returns are skewed.
+        interaction: variance of the statistic that is due to the interaction, and its degrees of freedom; None if it is
+            unknown, and counts twice.
+    """
+    (of_run, run_degrees), (of_task, task_degrees) = jackknife_variance(runs), jackknife_variance(tasks)
+    parts = [(of_run, run_degrees), (of_task, task_degrees)]
+    twice = np.zeros_like(of_run)
+    if interaction is not None:
+        parts.append(interaction)
+        twice = interaction[0]
+    total = np.maximum(of_run + of_task - twice, np.maximum(of_run, of_task))
+    whole = np.where(total > 0.0, total, 1.0)
+    together = 1.0 / np.maximum(sum((each / whole) ** 2 / degrees for each, degrees in parts), 1.0 / _MOST_DEGREES)
+    symmetric = student_quantile(np.clip(together, 1.0, _RUNS_TIMES * run_degrees)) ** 2 * total
+    skewed = np.maximum(np.square(of_tasks) - np.square(jackknife_reach(tasks)), 0.0)
+    return np.asarray(np.sqrt(symmetric + skewed))
 
 
 def student_quantile(degrees: Values) -> Values:
@@ -253,14 +234,16 @@ def mean_reach(strata: Sequence[Values]) -> Values:
             left out.
 
     Returns:
-        The larger reach of the t interval and the studentized bootstrap, below and above; that of the t interval for
-        fewer than `ENOUGH_TASKS` rows, and for so many that it is as good. NaN where a stratum has a single row, and
-        where one in forty resamples has equal rows.
+        The larger reach of the t interval and the studentized bootstrap, below and above; that of the t interval where
+        there are fewer than `ENOUGH_TASKS` rows or a stratum has few, and for so many that it is as good. NaN where a
+        stratum has a single row, and where one in forty resamples has equal rows.
 
     Source: Hall 1988, Theoretical comparison of bootstrap confidence intervals, https://doi.org/10.1214/aos/1176350933
     """
     reach = jackknife_reach(strata)
-    if np.isnan(reach).any() or not ENOUGH_TASKS <= sum(map(len, strata)) <= _MOST_RESAMPLED:
+    rows = sum(map(len, strata))
+    enough = min(map(len, strata)) >= _ENOUGH_ROWS and ENOUGH_TASKS <= rows <= _MOST_RESAMPLED
+    if np.isnan(reach).any() or not enough:
         return reach
     random = np.random.default_rng(0)
     means, variances, variance = (np.zeros(1) for _ in range(3))
@@ -276,10 +259,56 @@ def mean_reach(strata: Sequence[Values]) -> Values:
     # A resample of equal rows has no spread, and its t is infinite.
     alike = variances <= 1e-12 * variance
     ratios = np.where(alike, np.copysign(np.inf, means), means / np.sqrt(np.where(alike, 1.0, variances)))
-    tail = 0.5 - 0.5 * _CONFIDENCE
-    low, high = np.quantile(ratios, (tail, 1.0 - tail), axis=0, method="inverted_cdf")
+    low, high = np.quantile(ratios, _TAILS, axis=0, method="inverted_cdf")
     with np.errstate(invalid="ignore"):
         resampled_reach = np.stack([high, -low]) * np.sqrt(variance)
     reach = np.where(reach > 0.0, np.maximum(reach, resampled_reach), reach)
     reach[:, ~np.isfinite(reach).all(axis=0)] = np.nan
     return reach
+
+
+def middle_reach(groups: Sequence[Values], strata: Sequence[Values]) -> Values:
+    """Return how far drawn tasks make the interval of an interquartile mean reach, (2, K).
+
+    Where some tasks return much less than others, as those that are never solved, the interquartile mean jumps with the
+    number of them that are drawn, and the jackknife alone would cover it in about 80 % of the cases.
+
+    Args:
+        groups: of scores (n, K) of the same n tasks.
+        strata: the statistic with one task left out at a time.
+
+    Returns:
+        The larger reach of the t interval of the jackknife and the percentiles of the bootstrap, below and above.
+    """
+    reach = jackknife_reach(strata)
+    count = len(groups[0])
+    if np.isnan(reach).any() or not ENOUGH_TASKS <= count <= _MOST_RESAMPLED:
+        return reach
+    random = np.random.default_rng(0)
+    estimate = pooled(groups, interquartile_mean)
+    resampled = [
+        pooled([group[chosen] for group in groups], interquartile_mean)
+        for chosen in random.integers(0, count, (_RESAMPLES_OF_MIDDLES, count))
+    ]
+    low, high = np.quantile(resampled, _TAILS, axis=0)
+    return np.asarray(np.maximum(reach, np.stack([estimate - low, high - estimate])))
+
+
+def fixed_rate_interval(share: Values, repeated: Values) -> Values:
+    """Return a rate over fixed tasks, and its 95 % interval within [0, 1], (K, 3), from repeated adaptations.
+
+    Where all adaptations to a task end alike, they show no spread, though its rate is hardly 0 or 1: half a success and
+    half a failure are added to each task, and the larger of both variances counts.
+
+    Args:
+        share: (K,) mean over the tasks.
+        repeated: (N, R, K) share of successes of each adaptation to each task.
+    """
+    tasks, times, _ = repeated.shape
+    if times < 2:
+        return np.stack([share, np.full_like(share, np.nan), np.full_like(share, np.nan)], axis=1)
+    added_rate = (repeated.sum(axis=1) + 0.5) / (times + 1.0)
+    seen, least = repeated.var(axis=1, ddof=1) / times, added_rate * (1.0 - added_rate) / times
+    deviation = np.sqrt(np.maximum(seen.sum(axis=0), least.sum(axis=0))) / tasks
+    reach = student_quantile(np.asarray(tasks * (times - 1.0))) * deviation
+    return np.stack([share, np.clip(share - reach, 0.0, share), np.clip(share + reach, share, 1.0)], axis=1)

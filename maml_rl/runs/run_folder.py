@@ -17,8 +17,9 @@ from torch import Tensor
 from maml_rl.arguments import suggest
 from maml_rl.config.config import RECORDED, SECTION, TASKS, Config, load_config
 from maml_rl.config.placement import PLACEMENT_KEYS
+from maml_rl.config.settings import SettingsModel
 from maml_rl.errors import CheckpointError, ConfigError
-from maml_rl.foreign_files import SUMS, check_sum, parse_json, read_lines, read_regular, sum_line
+from maml_rl.foreign_files import SUMS, Printable, check_sum, checked, parse_json, read_lines, read_regular, sum_line
 from maml_rl.runs.atomic_files import (
     LOCK,
     TEMPORARY,
@@ -51,6 +52,8 @@ EVENTS = "tensorboard"
 # A folder of segments for each replay of the learner; see `runs.segments`.
 EXPERIENCE = "experience"
 SYSTEM = "system.json"
+# What ended a run for good, so that it would end there again.
+FAILURE = "failure.json"
 # The tasks of the evaluations during training, where they came from a file.
 EVALUATION_TASKS = "evaluation-tasks.json"
 # The fixed sets of tasks, by their purpose.
@@ -61,7 +64,8 @@ FIXED_TASKS: dict[Literal["training", "validation", "test"], str] = {
 # Parts of the path where Ray unpacks the working directory of a job.
 _RAY_JOB = {"runtime_resources", "working_dir_files"}
 # Files and folders of a run besides its config. The folders may be links, say to a larger disk; the files may not.
-_FILES, _FOLDERS = (METRICS, SYSTEM, EVALUATION_TASKS, *FIXED_TASKS.values(), SUMS), (CHECKPOINTS, EVENTS, EXPERIENCE)
+_FILES = (METRICS, SYSTEM, EVALUATION_TASKS, *FIXED_TASKS.values(), FAILURE, SUMS)
+_FOLDERS = (CHECKPOINTS, EVENTS, EXPERIENCE)
 # Of the description of a system.
 _MOST_BYTES = 1_000_000
 # Name of an earlier config while its run is replaced: until the new one is written, there is no run to continue.
@@ -91,6 +95,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         learner: saved in checkpoints, and restored by a resumed run.
         resume: continue from the newest intact checkpoint; start the run if there is none yet.
         overwrite: remove the run that is there.
+        origin: what a new run comes from, as JSON values, which is kept with its system.
 
     Attributes:
         path: the folder.
@@ -106,9 +111,17 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     """
 
     def __init__(
-        self, folder: str | Path, config: Config, learner: Learner, *, resume: bool = False, overwrite: bool = False
+        self,
+        folder: str | Path,
+        config: Config,
+        learner: Learner,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        origin: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.path = Path(folder)
+        self._origin = origin
         self._config, self._learner = config, learner
         self.iteration, self.env_steps = 0, 0
         self.task_state: dict[str, Any] | None = None
@@ -187,6 +200,10 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         # Experience is too large for a copy; its extent is enough to write it later.
         self._marks = {name: replay.mark() for name, replay in self._learner.experience.items()}
 
+    def fail(self, reason: str) -> None:
+        """Record what ended the run for good: "diverged", for example."""
+        self.write(FAILURE, (json.dumps({"iteration": self.iteration, "reason": reason}) + "\n").encode())
+
     def save(self) -> None:
         """Write a checkpoint of the state that was kept last, unless that is written already.
 
@@ -230,7 +247,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """
         _clear(self.path)
         config = self._config.to_json().encode()
-        system = (json.dumps(describe_system(), indent=2) + "\n").encode()
+        system = (json.dumps({**describe_system(), **self._origin}, indent=2) + "\n").encode()
         marks = {name: replay.mark() for name, replay in self._learner.experience.items()}
         self._save_checkpoint(self._checkpoint(None), marks)
         replace_file(self.path / SYSTEM, system)
@@ -283,6 +300,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.iteration, self.env_steps = checkpoint.iteration, int(checkpoint.state["env_steps"])
         self.task_state, self.earlier = checkpoint.state.get(TASKS), checkpoint.earlier
         self._saved = self.iteration
+        (self.path / FAILURE).unlink(missing_ok=True)
 
     def _load_experience(self, checkpoint: Checkpoint) -> None:
         """Give the learner the experience that a checkpoint names."""
@@ -337,6 +355,30 @@ def load_system(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         system = {}
     return system if isinstance(system, dict) else {}
+
+
+def read_failure(folder: Path) -> str:
+    """Return what ended a run for good, as "diverged at iteration 37"; empty where nothing did.
+
+    Raises:
+        ConfigError: If the file is not as it was written.
+    """
+    path = folder / FAILURE
+    if not path.is_file():
+        return ""
+    check_sum(path)
+    try:
+        failure = checked(_Failure, parse_json(read_regular(path, _MOST_BYTES)))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not what a run writes ({error}); move it away") from None
+    return f"{failure.reason} at iteration {failure.iteration}"
+
+
+class _Failure(SettingsModel):
+    """What ended a run for good, and how many iterations had ended before."""
+
+    iteration: int
+    reason: Printable
 
 
 def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:

@@ -410,7 +410,7 @@ def test_sentence_names_the_best_method_where_the_intervals_separate_it() -> Non
     sentence = page.leader(finals)
     assert re.match(r"\*\*b leads\*\* a by 2\.0 \[1\.\d, 2\.\d\] at 0\.0 M steps\. ", sentence)
     assert " Its interquartile mean is 3.1 [" in sentence
-    assert sentence.endswith("It beats `pretrain` on the same task in 100 % [29, 100] of the runs.")
+    assert sentence.endswith("It beats `pretrain` on the same task in 100 % of the runs.")
 
 
 def test_sentence_names_no_best_method_where_an_interval_includes_zero() -> None:
@@ -487,7 +487,7 @@ def test_no_method_is_compared_with_a_pretraining_that_has_not_begun(tmp_path: P
         write_rows(plan.folder(FAMILY) / f"{name}.csv", of_method)
     save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": value} for value in range(5)])
     family = replace(FAMILY, steps=1000)
-    assert "| 100 % [16, 100] |" in page.tables(plan, family)
+    assert "| 100 % |" in page.tables(plan, family)
     write_rows(plan.folder(FAMILY) / "pretrain.csv", rows["pretrain"][:1])
     assert " % |" not in page.tables(plan, family)
 

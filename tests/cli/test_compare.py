@@ -1,5 +1,6 @@
 """`maml-rl compare`: what is trained, what is refused, and what the figure, the table and the sentence say."""
 
+import argparse
 import json
 import re
 import shutil
@@ -10,11 +11,16 @@ import numpy as np
 import pytest
 from scipy.stats import trim_mean
 
+from maml_rl.cli import compare
 from maml_rl.cli import main as cli
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ConfigError, NonFiniteError
+from maml_rl.experiment import train as training
+from maml_rl.experiment.measure import measure
 from maml_rl.report import paper
+from maml_rl.results import identity as identities
 from maml_rl.results.comparable import read_runs
-from maml_rl.results.evaluation import Evaluation
+from maml_rl.results.evaluation import Evaluation, probability_of_improvement
+from maml_rl.results.verdict import verdicts
 from maml_rl.runs.metrics import read_metrics
 from maml_rl.task_distributions.task_files import save_tasks
 from tests.small_runs import SMALL
@@ -36,6 +42,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         written = ["--figure", "figure.svg", "--table", "table.md"]
         assert cli.main(["compare", "one.yaml", "other.yaml", "--seeds", "3", *written, *OF_ALL]) == 0
     return folder
+
+
+def compare_options(arguments: list[str]) -> argparse.Namespace:
+    """Return the options of a comparison."""
+    found: list[argparse.Namespace] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "_compare", found.append)
+        assert cli.main(["compare", *arguments, *OF_ALL]) == 0
+    return found[0]
 
 
 def runs_of(folder: Path) -> list[Path]:
@@ -89,7 +104,7 @@ def test_figure_has_panels_names_and_numbers_of_runs(
     assert table.count(r" \\") == 3
     assert r"95 \% intervals" in table
     shown = capsys.readouterr().out
-    assert "n = 3" in shown
+    assert "(3 runs each)" in shown
     assert "95 % intervals over runs and tasks" in shown
     assert "Not only the algorithm differs: meta-batch-size is 3 (maml-trpo), 4 (promp)." in shown
 
@@ -98,7 +113,7 @@ def test_tasks_of_a_file_are_those_that_are_compared(finished: Path, tmp_path: P
     groups, _ = read_runs((finished / "runs/compare").iterdir())
     goals = [[0.25, -0.5], [0.0, 0.125]]
     save_tasks(tmp_path / "tasks.json", SMALL["env-name"], [{"goal": goal} for goal in goals])
-    for side in paper.measure(groups, tmp_path / "tasks.json", num_workers=0):
+    for side in measure(groups, tmp_path / "tasks.json", placement={"num-workers": 0})[0]:
         for each in side.evaluations:
             assert each.fixed_tasks
             assert [np.asarray(task["goal"]).tolist() for task in each.tasks] == goals
@@ -106,21 +121,148 @@ def test_tasks_of_a_file_are_those_that_are_compared(finished: Path, tmp_path: P
 
 def test_numbers_are_those_of_rliable_on_the_same_tasks_for_all_runs(finished: Path) -> None:
     groups, _ = read_runs((finished / "runs/compare").iterdir())
-    measured = paper.measure(groups, 20, num_workers=0)
+    measured, _ = measure(groups, 20, placement={"num-workers": 0})
     everyone: list[Evaluation] = [each for side in measured for each in side.evaluations]
     assert all(each.tasks == everyone[0].tasks for each in everyone)
     assert not any(each.fixed_tasks for each in everyone)
-    scores = {side.name: np.stack([each.task_returns()[:, -1] for each in side.evaluations]) for side in measured}
-    table = paper.table(measured).splitlines()
+    scores = {side.group.name: np.stack([each.task_returns()[:, -1] for each in side.evaluations]) for side in measured}
+    lines = paper.table(measured).splitlines()
+    places = {name: place for place, name in enumerate(map(str.strip, lines[0].split("|")))}
     for name, values in scores.items():
-        (row,) = (line for line in table if line.startswith(f"| {name} |"))
-        # As rliable computes it.
+        (row,) = (line.split("|") for line in lines if line.startswith(f"| {name} |"))
+        # As rliable computes it: 60 values are a multiple of 4.
         expected = trim_mean(values, proportiontocut=0.25, axis=None)
-        assert row.split("|")[3].split()[0] == f"{expected:.2f}".replace("-", "\N{MINUS SIGN}")
+        shown = float(row[places["interquartile mean"]].split()[0].replace("\N{MINUS SIGN}", "-"))
+        assert shown == pytest.approx(expected, abs=0.06)
     one, other = scores.values()
     wins = np.mean([(x > y) + 0.5 * (x == y) for x in one for y in other])
-    found = paper.improvement_interval(measured[0].evaluations, measured[1].evaluations)
-    assert found[0] == pytest.approx(wins)
+    assert probability_of_improvement(*(side.evaluations for side in measured)) == pytest.approx(wins)
+
+
+def test_report_and_compare_have_the_same_verdict_on_the_same_folders(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(finished)
+    folders = sorted(map(str, Path("runs/compare").iterdir()))
+    assert cli.main(["compare", *folders, *OF_ALL]) == 0
+    (sentence,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("At "))
+    page = tmp_path / "report.html"
+    assert cli.main(["report", *folders, "--output", str(page), "--videos", "0", *OF_ALL]) == 0
+    shown = re.sub("<[^>]+>", "", page.read_text())
+    assert sentence in shown
+    assert re.search(r"by \S+ \[\S+, \S+\] in the mean return after 3 gradient steps on 4 episodes each", sentence)
+
+
+def test_other_test_of_one_run_does_not_change_the_verdict(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    groups, _ = read_runs(["runs/compare"])
+    before = verdicts(measure(groups, 20, placement={"num-workers": 0})[0])
+    tested = ["test", "runs/compare/one/seed-0", "--num-workers", "0", "--log-level", "error"]
+    for options in (["--num-steps", "1"], ["--fast-lr", "0.9"], ["--checkpoint", "2"], ["--seed", "5"]):
+        assert cli.main([*tested, *options]) == 0
+        results, notices = measure(groups, 20, placement={"num-workers": 0})
+        assert [str(each) for each in verdicts(results)] == [str(each) for each in before]
+        assert any("is not used here" in notice for notice in notices)
+
+
+# Each of the 40 combinations changes one thing of one config, and nothing that is finished may be taken for it.
+SETTINGS = {
+    "fast-lr": 0.9,
+    "num-steps": 2,
+    "meta-batch-size": 5,
+    "fast-batch-size": 5,
+    "gamma": 0.9,
+    "hidden-sizes": [4],
+    "max-kl": 0.02,
+    "env-kwargs": {"low": -0.2},
+    "max-episode-steps": 9,
+    "nonlinearity": "relu",
+}
+
+
+@pytest.mark.parametrize("way", ["--set", "edited", "other file"])
+@pytest.mark.parametrize("key", SETTINGS)
+def test_no_finished_run_is_taken_for_one_of_other_settings(
+    finished: Path, key: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    value, given = SETTINGS[key], "one.yaml"
+    if way == "--set":
+        changed = ["--set", f"{key}={json.dumps(value)}"]
+    else:
+        values = json.loads(Path(given).read_text())
+        values[key] = value
+        given = given if way == "edited" else "elsewhere/one.yaml"
+        Path(given).parent.mkdir(exist_ok=True)
+        Path(given).write_text(json.dumps(values))
+        changed = []
+    options = compare_options([given, *changed, "--seeds", "3"])
+    (entry,) = compare._entries(options)
+    assert entry.folder.name == f"one-{entry.identity[:8]}"
+    assert not entry.folder.exists()
+
+
+@pytest.mark.parametrize("what", ["family", "algorithm", "seed", "length", "version", "learner's file", "two", "same"])
+def test_no_finished_run_is_taken_for_one_of_another_family_seed_or_length(
+    finished: Path, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    values = json.loads(Path("one.yaml").read_text())
+    changes = {"family": {"env-name": "PointGoal-v0"}, "algorithm": {"algorithm": "reptile"}}.get(what, {})
+    Path("one.yaml").write_text(json.dumps(values | changes))
+    if what == "version":
+        monkeypatch.setattr(identities, "package_versions", lambda: {"maml-rl": "9.9"})
+    if what == "learner's file":
+        monkeypatch.setattr(identities, "sources", lambda config: {"algorithm": "0" * 64})
+    given = ["one.yaml"]
+    if what == "two":
+        Path("b").mkdir()
+        Path("b/one.yaml").write_text(json.dumps(values | {"gamma": 0.5}))
+        given.append("b/one.yaml")
+    options = compare_options([*given, "--seeds", "4" if what == "seed" else "3"])
+    entries = compare._entries(options)
+    usual = Path("runs/compare/one")
+    if what in ("same", "seed", "length", "two"):
+        assert entries[0].folder == usual
+        # A seed more is trained, and a run of another length continues; others are taken.
+        assert [run.is_dir() for run in entries[0].runs(options.seeds)] == [True] * 3 + [False] * (what == "seed")
+        assert len({entry.folder for entry in entries}) == len(given)
+    else:
+        assert entries[0].folder != usual
+        assert not entries[0].folder.exists()
+
+
+def test_run_that_diverges_is_named_and_the_others_are_compared(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    trained = []
+
+    def fails(config: object, run: Path, **options: object) -> None:
+        trained.append(run)
+        if run.name == "seed-3":
+            shutil.copytree(run.with_name("seed-0"), run)
+            text = (run / "config.json").read_text().replace('"seed": 0', '"seed": 3')
+            (run / "config.json").write_text(text)
+            (run / "SHA256SUMS").unlink()
+            (run / "failure.json").write_text(json.dumps({"iteration": 2, "reason": "diverged"}))
+            raise NonFiniteError("the objective is not finite")
+
+    monkeypatch.setattr(training, "train", fails)
+    command = ["compare", "one.yaml", "other.yaml", "--seeds", "4", "--env-steps", "400", *OF_ALL]
+    shutil.copytree("runs/compare/other/seed-0", "runs/compare/other/seed-3")
+    for _ in range(2):
+        assert cli.main(command) == 0
+        shown = capsys.readouterr().out
+        assert "maml-trpo: 3 of 4 runs; one diverged at iteration 2." in shown
+    assert trained == [Path("runs/compare/one/seed-3")]
 
 
 def test_longer_run_is_measured_where_the_shorter_one_ended(finished: Path, tmp_path: Path) -> None:
@@ -130,10 +272,9 @@ def test_longer_run_is_measured_where_the_shorter_one_ended(finished: Path, tmp_
     run = groups[0].runs[0]
     steps = {row["iteration"] + 1: row["env_steps"] for row in run.metrics}
     # Its checkpoints are those of iterations 2 and 4 and of the last one.
-    assert paper._checkpoint_near(run, steps[4] * 1.01) == 4
-    assert paper._checkpoint_near(run, run.env_steps) == "last"
-    with pytest.raises(paper.ConfigError, match="no checkpoint near"):
-        paper._checkpoint_near(run, 0.4 * steps[2])
+    assert run.checkpoint_near(steps[4] * 1.01) == 4
+    assert run.checkpoint_near(run.env_steps) == run.finished
+    assert run.checkpoint_near(0.4 * steps[2]) is None
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def test_every_family_is_shown_apart_and_the_mean_is_normalized(capsys: pytest.C
     assert cli.main(["compare", "one.yaml", "other.yaml", "--seeds", "1", "--tasks", "20", *quick]) == 0
     shown = capsys.readouterr().out
     normalized = "Mixture-v0, normalized from random actions (0) to the oracle of each family (1)"
-    assert re.findall(r"Returns on the same (\d+) new tasks of ([^;]+) after", shown) == [
-        *(("20", normalized), ("10", FAMILIES[0]), ("10", FAMILIES[1])) * 2,
+    assert re.findall(r"Returns on the same (\d+) new tasks of (.+?), after", shown) == [
+        *(("20", normalized), ("10", FAMILIES[0]), ("10", FAMILIES[1])),
     ]
     run = next(Path("runs/compare/one").iterdir())
     assert cli.main(["test", str(run), "--meta-batch-size", "20", *quick]) == 0

@@ -133,8 +133,9 @@ def fixed_evaluation(returns: np.ndarray, repetitions: int) -> Evaluation:
 
 def test_intervals_of_fixed_tasks_are_over_repetitions_and_neither_over_tasks_nor_over_episodes() -> None:
     # Two repetitions of four episodes each.
-    np.testing.assert_allclose(fixed_evaluation(TASKS_DIFFER, 2).intervals(), np.zeros((2, 3)), atol=1e-9)
-    np.testing.assert_allclose(fixed_evaluation(EPISODES_DIFFER, 2).intervals(), np.zeros((2, 3)), atol=1e-9)
+    # Repetitions that are all equal say nothing about how much others would differ.
+    for differ in (TASKS_DIFFER, EPISODES_DIFFER):
+        np.testing.assert_allclose(fixed_evaluation(differ, 2).intervals(), [[0.0, np.nan, np.nan]] * 2, atol=1e-9)
     repetitions_differ = np.tile(np.repeat([-10.0, 10.0], 4), (8, 2, 1))
     _, low, high = fixed_evaluation(repetitions_differ, 2).intervals()[0]
     # The mean of 8 tasks, each of which has an error of 10, with 8 degrees of freedom.
@@ -230,9 +231,9 @@ def test_policies_have_equal_weights_and_share_the_least_number_of_steps() -> No
 
 
 def test_interquartile_mean_ignores_an_outlier_task() -> None:
-    returns = np.ones((40, 2, 3))
+    returns = 1.0 + 1e-4 * np.random.default_rng(0).normal(size=(40, 2, 3))
     returns[3] = -1e6
-    assert evaluation_of(returns).intervals(interquartile_mean)[0].tolist() == pytest.approx([1.0] * 3)
+    assert evaluation_of(returns).intervals(interquartile_mean)[0].tolist() == pytest.approx([1.0] * 3, abs=1e-3)
 
 
 @pytest.mark.slow

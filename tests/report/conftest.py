@@ -1,12 +1,16 @@
 """Small runs to report on, made once."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
+from maml_rl.experiment.measure import measure
 from maml_rl.experiment.train import train
+from maml_rl.results.comparable import RunGroup
+from maml_rl.results.verdict import GroupResult
 
 NAVIGATION = {
     "env-name": "2DNavigation-v0",
@@ -24,6 +28,11 @@ CHEETAH = {**NAVIGATION, "env-name": "HalfCheetahDir-v5", "num-batches": 1}
 def make_run(folder: Path, settings: dict[str, object]) -> Path:
     train(Config.from_mapping(Mapping("the test", settings)), folder, num_workers=0)
     return folder
+
+
+def measured(groups: Sequence[RunGroup], tasks: int | Path) -> tuple[list[GroupResult], list[str]]:
+    """Measure runs as a report does."""
+    return measure(groups, tasks, placement={"num-workers": 0}, pictures=True, with_untrained=True)
 
 
 @pytest.fixture(scope="session")

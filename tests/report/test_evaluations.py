@@ -7,25 +7,31 @@ import pytest
 
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.report.comparison import difference_table
-from maml_rl.report.evaluations import GroupResult, evaluate_group
-from maml_rl.results.comparable import read_runs
-from maml_rl.results.evaluation import Evaluation, difference_interval, improvement_interval
-from maml_rl.results.scales import readable_interval
+from maml_rl.report.comparison import step_table
+from maml_rl.results.comparable import RunGroup, read_runs
+from maml_rl.results.evaluation import Evaluation, difference_interval, share_tasks
+from maml_rl.results.scales import decimals, readable_interval
+from maml_rl.results.verdict import GroupResult
 from maml_rl.task_distributions.task_files import save_tasks
+from tests.report.conftest import measured
 
 
-def made_up(returns: np.ndarray) -> Evaluation:
-    """Return an evaluation with these returns (N, K + 1) of single episodes."""
+def made_up(returns: np.ndarray, run: Path | None = None) -> Evaluation:
+    """Return an evaluation with these returns (N, K + 1) of single episodes, as of the last policy of a run."""
     tasks = [{"goal": [0.1, 0.2]} for _ in returns]
-    return Evaluation(
+    found = Evaluation(
         "2DNavigation-v0", 0, tasks, (0.1,) * (returns.shape[1] - 1), returns[:, :, None].astype(np.float32)
     )
+    if run is None:
+        return found
+    ((group,), _) = read_runs([run])
+    whose = group.runs[0]
+    return dataclasses.replace(found, seed=whose.config.seed, identity=whose.identity, checkpoint=whose.finished)
 
 
 def test_trial_has_the_episodes_of_the_evaluation(navigation_runs: Path) -> None:
     (group,), _ = read_runs([navigation_runs / "seed-0"])
-    result, notices = evaluate_group(group, 3, placement={"num-workers": 0})
+    (result,), notices = measured([group], 3)
     assert not notices
     assert result.sampled is not None
     config = group.config
@@ -39,7 +45,7 @@ def test_trial_has_the_episodes_of_the_evaluation(navigation_runs: Path) -> None
 
 def test_every_seed_of_a_group_is_evaluated_and_the_first_is_kept_for_pictures(navigation_runs: Path) -> None:
     (group,), _ = read_runs([navigation_runs])
-    result, _ = evaluate_group(group, 2, placement={"num-workers": 0})
+    (result,), _ = measured([group], 2)
     assert [evaluation.seed for evaluation in result.evaluations] == [0, 1]
     assert result.sampled is not None
     assert result.sampled.config.seed == 0
@@ -47,10 +53,10 @@ def test_every_seed_of_a_group_is_evaluated_and_the_first_is_kept_for_pictures(n
 
 def test_saved_evaluation_is_used_unchanged(navigation_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
-    saved = made_up(np.array([[1.0, 2.0], [3.0, 4.0]]))
+    saved = made_up(np.array([[1.0, 2.0, 2.5], [3.0, 4.0, 4.5]]), tmp_path / "run")
     saved.save(tmp_path / "run" / "evaluation.npz")
     (group,), _ = read_runs([tmp_path / "run"])
-    result, notices = evaluate_group(group, 0, placement={"num-workers": 0})
+    (result,), notices = measured([group], 0)
     assert not notices
     assert result.sampled is None
     np.testing.assert_array_equal(result.evaluations[0].returns, saved.returns)
@@ -60,9 +66,9 @@ def test_saved_evaluation_is_used_unchanged(navigation_runs: Path, tmp_path: Pat
 def test_newest_of_several_saved_evaluations_is_used(navigation_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
     for name, value in (("evaluation", 1.0), ("evaluation-2", 2.0), ("evaluation-10", 3.0)):
-        made_up(np.full((2, 2), value)).save(tmp_path / "run" / f"{name}.npz")
+        made_up(np.full((2, 3), value), tmp_path / "run").save(tmp_path / "run" / f"{name}.npz")
     (group,), _ = read_runs([tmp_path / "run"])
-    result, _ = evaluate_group(group, 0, placement={"num-workers": 0})
+    (result,), _ = measured([group], 0)
     assert (result.evaluations[0].returns == 3.0).all()
 
 
@@ -71,11 +77,12 @@ def test_policies_are_evaluated_on_the_tasks_of_a_file(navigation_runs: Path, tm
     save_tasks(tmp_path / "tasks.json", "2DNavigation-v0", goals)
     shutil.copytree(navigation_runs, tmp_path / "runs")
     # One of the runs has been tested on these tasks, the other on others.
-    on_these = dataclasses.replace(made_up(np.ones((3, 3))), tasks=goals, fixed_tasks=True)
+    on_these = made_up(np.ones((3, 3)), tmp_path / "runs" / "seed-0")
+    on_these = dataclasses.replace(on_these, tasks=goals, fixed_tasks=True)
     on_these.save(tmp_path / "runs" / "seed-0" / "evaluation.npz")
-    made_up(np.ones((3, 3))).save(tmp_path / "runs" / "seed-1" / "evaluation.npz")
+    made_up(np.ones((3, 3)), tmp_path / "runs" / "seed-1").save(tmp_path / "runs" / "seed-1" / "evaluation.npz")
     (group,), _ = read_runs([tmp_path / "runs"])
-    result, notices = evaluate_group(group, tmp_path / "tasks.json", placement={"num-workers": 0})
+    (result,), notices = measured([group], tmp_path / "tasks.json")
     assert not notices
     assert [evaluation.tasks for evaluation in result.evaluations] == [goals, goals]
     assert [evaluation.fixed_tasks for evaluation in result.evaluations] == [True, True]
@@ -93,7 +100,7 @@ def test_policies_are_evaluated_on_the_tasks_of_a_file(navigation_runs: Path, tm
 def test_file_of_tasks_of_another_family_is_a_notice(navigation_runs: Path, tmp_path: Path) -> None:
     save_tasks(tmp_path / "tasks.json", "AntPos-v5", [{"position": [1.0, 1.0]}])
     (group,), _ = read_runs([navigation_runs / "seed-0"])
-    result, (notice,) = evaluate_group(group, tmp_path / "tasks.json", placement={"num-workers": 0})
+    (result,), (notice,) = measured([group], tmp_path / "tasks.json")
     assert "could not be tried" in notice
     assert "tasks of 'AntPos-v5'" in notice
     assert (result.evaluations, result.sampled) == ([], None)
@@ -101,10 +108,10 @@ def test_file_of_tasks_of_another_family_is_a_notice(navigation_runs: Path, tmp_
 
 def test_name_that_a_test_has_reserved_is_skipped(navigation_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
-    made_up(np.full((2, 2), 1.0)).save(tmp_path / "run" / "evaluation.npz")
+    made_up(np.full((2, 3), 1.0), tmp_path / "run").save(tmp_path / "run" / "evaluation.npz")
     (tmp_path / "run" / "evaluation-2.npz").touch()
     (group,), _ = read_runs([tmp_path / "run"])
-    result, notices = evaluate_group(group, 0, placement={"num-workers": 0})
+    (result,), notices = measured([group], 0)
     assert not notices
     assert (result.evaluations[0].returns == 1.0).all()
 
@@ -114,14 +121,15 @@ def test_every_altered_byte_of_an_evaluation_is_a_notice_or_changes_nothing(
 ) -> None:
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
     file = tmp_path / "run" / "evaluation.npz"
-    saved = dataclasses.replace(made_up(np.array([[1.0, 2.0], [3.0, 4.0]])), fixed_tasks=True, columns="episode")
+    saved = made_up(np.array([[1.0, 2.0], [3.0, 4.0]]), tmp_path / "run")
+    saved = dataclasses.replace(saved, fixed_tasks=True, columns="episode")
     saved.save(file)
     content, draw = file.read_bytes(), np.random.default_rng(0)
     (group,), _ = read_runs([tmp_path / "run"])
     noticed = 0
     for place in range(0, len(content), 2):
         file.write_bytes(content[:place] + bytes([content[place] ^ 1 << draw.integers(8)]) + content[place + 1 :])
-        result, notices = evaluate_group(group, 0, placement={"num-workers": 0})
+        (result,), notices = measured([group], 0)
         noticed += len(notices)
         assert all("evaluation.npz cannot be read (" in notice and "\n" not in notice for notice in notices)
         assert len(notices) + len(result.evaluations) == 1
@@ -138,7 +146,7 @@ def test_broken_evaluation_is_a_notice_and_the_policy_is_evaluated_again(
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
     (tmp_path / "run" / "evaluation.npz").write_bytes(content)
     (group,), _ = read_runs([tmp_path / "run"])
-    result, (notice,) = evaluate_group(group, 2, placement={"num-workers": 0})
+    (result,), (notice,) = measured([group], 2)
     assert "evaluation.npz cannot be read" in notice
     assert "test.py --overwrite" in notice
     assert len(result.evaluations[0].tasks) == 2
@@ -146,11 +154,11 @@ def test_broken_evaluation_is_a_notice_and_the_policy_is_evaluated_again(
 
 def test_evaluation_of_another_family_is_a_notice(navigation_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
-    other = dataclasses.replace(made_up(np.ones((2, 2))), env_name="AntDir-v5")
+    other = dataclasses.replace(made_up(np.ones((2, 3)), tmp_path / "run"), env_name="AntDir-v5")
     other.save(tmp_path / "run" / "evaluation.npz")
     (group,), _ = read_runs([tmp_path / "run"])
-    result, (notice,) = evaluate_group(group, 0, placement={"num-workers": 0})
-    assert "is not an evaluation of this run" in notice
+    (result,), (notice,) = measured([group], 0)
+    assert "is not used here: it is of another family" in notice
     assert not result.evaluations
 
 
@@ -158,7 +166,7 @@ def test_run_without_a_checkpoint_is_a_notice(navigation_runs: Path, tmp_path: P
     shutil.copytree(navigation_runs / "seed-0", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     (group,), _ = read_runs([tmp_path / "run"])
-    result, (notice,) = evaluate_group(group, 2, placement={"num-workers": 0})
+    (result,), (notice,) = measured([group], 2)
     assert "could not be tried on new tasks" in notice
     assert "no intact checkpoint" in notice
     assert (result.evaluations, result.sampled) == ([], None)
@@ -166,42 +174,68 @@ def test_run_without_a_checkpoint_is_a_notice(navigation_runs: Path, tmp_path: P
 
 def test_median_episode_is_the_one_in_the_middle(navigation_runs: Path) -> None:
     (group,), _ = read_runs([navigation_runs / "seed-0"])
-    result, _ = evaluate_group(group, 1, placement={"num-workers": 0})
+    (result,), _ = measured([group], 1)
     assert result.sampled is not None
     returns = result.sampled.evaluation.returns[0, 1]
     assert (returns < returns[result.sampled.median_episode(1, 0)]).sum() == 1
 
 
-def test_groups_are_compared_with_pretraining_task_by_task(navigation_runs: Path, compared_runs: list[Path]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"identity": "of other settings"}, "it is of other settings"),
+        ({"identity": ""}, "it is of an earlier version, or another seed"),
+        ({"seed": 7}, "it is of an earlier version, or another seed"),
+        ({"checkpoint": 2}, "it is of another checkpoint"),
+        ({"returns": np.ones((2, 2, 1), np.float32)}, "after 1 gradient step on 1 episode instead of 2"),
+    ],
+)
+def test_evaluation_of_another_policy_or_with_other_settings_is_not_used(
+    navigation_runs: Path, tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(navigation_runs / "seed-0", run)
+    dataclasses.replace(made_up(np.ones((2, 3)), run), **changes).save(run / "evaluation.npz")
+    (group,), _ = read_runs([run])
+    (result,), (notice,) = measured([group], 0)
+    assert words in notice
+    assert not result.evaluations
+
+
+def test_runs_of_all_groups_are_measured_on_the_same_tasks(navigation_runs: Path, compared_runs: list[Path]) -> None:
+    groups, _ = read_runs([navigation_runs, compared_runs[0]])
+    results, _ = measured(groups, 3)
+    everyone = [each for result in results for each in result.evaluations]
+    assert len(everyone) == 3
+    assert share_tasks(everyone)
+    assert not any(each.fixed_tasks for each in everyone)
+
+
+def test_table_compares_groups_with_pretraining_at_equal_steps(
+    navigation_runs: Path, compared_runs: list[Path]
+) -> None:
     groups, _ = read_runs([navigation_runs, compared_runs[0]])
     tasks = [{"goal": [0.1, 0.01 * number]} for number in range(30)]
     rng = np.random.default_rng(0)
-    hard = rng.normal(0.0, 10.0, 30)
-    # Tasks are hard for both, and both seeds are better on all tasks but three.
-    better = rng.uniform(0.5, 1.5, 30)
+    hard, better = rng.normal(0.0, 10.0, 30), rng.uniform(0.5, 1.5, 30)
+    # Both seeds are better on all tasks but three.
     better[:3] = -0.5
 
-    def result(index: int, *returns: np.ndarray) -> GroupResult:
+    def result(group: RunGroup, *returns: np.ndarray) -> GroupResult:
         evaluations = [
             Evaluation("2DNavigation-v0", seed, tasks, (0.1,), each[:, None, None].repeat(2, axis=1).astype(np.float32))
             for seed, each in enumerate(returns)
         ]
-        return GroupResult(groups[index], evaluations, None, None)
+        return GroupResult(group, evaluations, None, None)
 
-    ours, pretrained = result(0, hard + better, hard + better + 0.01), result(1, hard)
-    chance, low, high = improvement_interval(ours.evaluations, pretrained.evaluations)
-    assert chance == pytest.approx(0.9)
+    ours, pretrained = result(groups[0], hard + better, hard + better + 0.01), result(groups[1], hard, hard - 0.2)
     # One iteration of pretraining uses half of the environment steps of one of MAML, so they are not compared.
-    assert difference_table([ours, pretrained]) is None
+    assert "difference to" not in str(step_table([ours, pretrained]))
     rows = [{**row, "env_steps": 2 * row["env_steps"]} for row in groups[1].runs[0].metrics]
     longer = dataclasses.replace(groups[1], runs=[dataclasses.replace(groups[1].runs[0], metrics=rows)])
-    pretrained = dataclasses.replace(pretrained, group=longer)
-    table = str(difference_table([ours, pretrained]))
-    assert "Difference to" in table
-    assert "pretrain" in table.partition("</h3>")[0]
-    assert "task by task" in table
-    assert f"90%<small> [{low:.0%}, {high:.0%}]" in table
-    (value, low, high) = difference_interval(ours.evaluations, pretrained.evaluations)
-    assert readable_interval((value, low, high))[1] in table
-    assert 0.0 < low < value < high
-    assert difference_table([ours]) is None
+    table = str(step_table([ours, dataclasses.replace(pretrained, group=longer)]))
+    assert "difference to pretrained" in table
+    found = difference_interval(ours.evaluations, pretrained.evaluations)
+    assert readable_interval(found, decimals(found[0]))[1] in table
+    assert "P(better than pretrained), %" in table
+    assert "<td>90<small>" in table

@@ -204,4 +204,5 @@ def test_report_shows_which_of_its_steps_is_next(tmp_path: Path, navigation_runs
         on_step=lambda *step: steps.append(step),
     )
     # Two runs; navigation has no videos.
-    assert steps == [("trying policies", 0, 3), ("trying policies", 1, 3), ("writing the page", 3, 3)]
+    runs = [f"measuring {navigation_runs / name}" for name in ("seed-0", "seed-1")]
+    assert steps == [(runs[0], 0, 3), (runs[1], 1, 3), ("writing the page", 3, 3)]

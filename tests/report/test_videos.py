@@ -16,10 +16,10 @@ from maml_rl.cli.main import main
 from maml_rl.config import load_config
 from maml_rl.envs.mujoco import rendering
 from maml_rl.report import videos
-from maml_rl.report.evaluations import SampledEvaluation, evaluate_group
 from maml_rl.results.comparable import read_runs
+from maml_rl.results.evaluation import SampledEvaluation
 from tests.lamp_env import LampEnv
-from tests.report.conftest import NAVIGATION, make_run
+from tests.report.conftest import NAVIGATION, make_run, measured
 
 
 def moving_square(count: int, size: int = 64) -> np.ndarray:
@@ -32,7 +32,7 @@ def moving_square(count: int, size: int = 64) -> np.ndarray:
 @pytest.fixture(scope="module")
 def cheetah_episodes(cheetah_run: Path) -> SampledEvaluation:
     (group,), _ = read_runs([cheetah_run])
-    result, _ = evaluate_group(group, 3, placement={"num-workers": 0})
+    (result,), _ = measured([group], 3)
     assert result.sampled is not None
     return result.sampled
 
@@ -224,7 +224,7 @@ def painted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def painted_episodes(painted_run: Path) -> SampledEvaluation:
     (group,), _ = read_runs([painted_run])
-    result, _ = evaluate_group(group, 3, placement={"num-workers": 0})
+    (result,), _ = measured([group], 3)
     assert result.sampled is not None
     return result.sampled
 
@@ -322,7 +322,7 @@ def test_no_video_is_made_without_request_or_where_the_family_has_paths(
     navigation_runs: Path, cheetah_episodes: SampledEvaluation
 ) -> None:
     (group,), _ = read_runs([navigation_runs / "seed-0"])
-    result, _ = evaluate_group(group, 1, placement={"num-workers": 0})
+    (result,), _ = measured([group], 1)
     assert result.sampled is not None
     assert videos.videos(result.sampled, 2) == (None, [])
     assert videos.videos(cheetah_episodes, 0) == (None, [])

@@ -1,5 +1,6 @@
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +116,8 @@ def test_difference_is_that_of_the_last_returns_within_common_steps(tmp_path: Pa
     found = difference_at_common_steps(*groups)
     assert found is not None
     assert (found.env_steps, found.evaluated) == (30, False)
-    # The half-widths of both, each t of one degree of freedom times a standard error of 1, add up in squares.
-    reach = 12.706 * np.sqrt(2.0)
+    # Welch's interval: both samples have the same variance, so their degrees of freedom add up.
+    reach = 4.3027 * np.sqrt(2.0)
     np.testing.assert_allclose(found.interval, [3.0, 3.0 - reach, 3.0 + reach], rtol=1e-3)
 
 
@@ -289,3 +290,63 @@ def test_moving_mean_is_of_the_last_known_values() -> None:
     np.testing.assert_allclose(moving_mean(values, 2), [[1.0, 2.0, 4.0, 7.5], [1.0, np.nan, 5.0, 7.5]])
     np.testing.assert_array_equal(moving_mean(values, 1), values)
     np.testing.assert_allclose(moving_mean(values[0], 99), [1.0, 2.0, 3.0, 4.75])
+
+
+def test_curves_of_runs_with_different_steps_are_averaged_at_equal_steps(tmp_path: Path) -> None:
+    # Both seeds have the return steps / 100, but one takes twice as many steps in an iteration.
+    for seed, steps in enumerate((10, 20)):
+        run = write_run(tmp_path / str(seed), [0.0] * 6, seed=seed)
+        rows = [
+            {"iteration": index, "env_steps": steps * (index + 1), "return/step_0": steps * (index + 1) / 100}
+            for index in range(6)
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    curve = only_group(tmp_path / "0", tmp_path / "1").curve("return/step_0")
+    assert curve.steps.tolist() == [10, 20, 30, 40, 50, 60]
+    np.testing.assert_allclose(curve.mean[1:], curve.steps[1:] / 100)
+
+
+def test_bands_of_curves_stay_within_the_returns_that_are_possible(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), [value], seed=seed) for seed, value in enumerate((-1.0, -9.0, -2.0))]
+    group = replace(only_group(*runs), ranges={"return": (-10.0, 0.0)})
+    curve = group.curve("return/step_0")
+    assert (curve.low[0], curve.high[0]) == (-10.0, 0.0)
+    assert replace(group, ranges={}).curve("return/step_0").high[0] > 0.0
+
+
+def test_run_that_diverged_is_named_and_in_no_mean(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), [1.0, 2.0], seed=seed) for seed in range(3)]
+    (runs[1] / "failure.json").write_text(json.dumps({"iteration": 1, "reason": "diverged"}))
+    (group,), notices = read_runs([tmp_path])
+    assert group.counted == "2 of 3 runs; one diverged at iteration 1"
+    assert [run.config.seed for run in group.runs] == [0, 2]
+    assert any("1 diverged at iteration 1, and is in no mean" in notice for notice in notices)
+    (runs[1] / "failure.json").write_text(json.dumps({"iteration": "x", "reason": "diverged"}))
+    _, notices = read_runs([tmp_path])
+    assert any("is not what a run writes" in notice for notice in notices)
+
+
+def test_runs_below_folders_of_folders_are_found(tmp_path: Path) -> None:
+    for name in ("one/seed-0", "one/seed-1", "other/deep/seed-0"):
+        write_run(tmp_path / "runs" / name, [1.0], seed=int(name[-1]), fast_lr=0.5 if "other" in name else 0.1)
+    groups, _ = read_runs([tmp_path / "runs"])
+    assert [len(group.runs) for group in groups] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        {"packages": {"maml-rl": "0.1.0"}},
+        {"packages": {"maml-rl": "0.2.0"}, "sources": {"algorithm": "of an edited file"}},
+        {"packages": {"maml-rl": "0.2.0"}, "init": "of another run"},
+    ],
+)
+def test_runs_of_other_versions_files_or_beginnings_are_other_experiments(
+    tmp_path: Path, system: dict[str, object]
+) -> None:
+    for seed, each in enumerate(({"packages": {"maml-rl": "0.2.0"}}, system)):
+        run = write_run(tmp_path / str(seed), [1.0], seed=seed)
+        (run / "system.json").write_text(json.dumps(each))
+    groups, _ = read_runs([tmp_path])
+    assert len(groups) == 2
+    assert len(unequal_settings(groups)) == 1

@@ -1,0 +1,104 @@
+"""The identity of a run: a hash of everything that decides its episodes and updates, except for the seed.
+
+What is kept of a run, as its checkpoints, an evaluation or a comparison, is used again only under the identity that it
+was made with. A name of a folder or of a config says nothing about that.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from maml_rl.config.config import SECTION, Config
+from maml_rl.config.placement import PLACEMENT_KEYS
+from maml_rl.foreign_files import read_regular
+from maml_rl.named_modules import find_named
+from maml_rl.runs.system import package_versions
+
+# What does not decide a single run's episodes: the seed tells runs apart, and the length how far they went. Where
+# workers are is of no importance, unless they are not waited for.
+NOT_THE_EXPERIMENT = {
+    "seed",
+    "num-batches",
+    "checkpoint-every",
+    "keep-checkpoints",
+    "evaluate-every",
+    *(key for key in PLACEMENT_KEYS if key != "recv-timeout"),
+}
+# Of a folder of recorded histories, the file that has the hashes of all others.
+_INDEX = Path("recording", "recording.json")
+_PACKAGE = "maml-rl"
+
+
+def identity(config: Config, system: Mapping[str, Any] | None = None) -> str:
+    """Return the identity of a run of a config.
+
+    Args:
+        config: of the run, as its folder has it; see `Experiment.config`.
+        system: what the run's folder says of where it was trained; None for a run that begins now.
+    """
+    if system is None:
+        system = {"packages": package_versions(), "sources": sources(config)}
+    values = config.model_dump(mode="json", by_alias=True)
+    usual = Config.model_validate({"env-name": config.env_name}).model_dump(mode="json", by_alias=True)
+    facts = {
+        # What a config does not use has its default, or is not recorded; all of the algorithm's settings are.
+        "config": {
+            key: value
+            for key, value in values.items()
+            if key not in NOT_THE_EXPERIMENT and (key in ("env-name", SECTION) or value != usual[key])
+        },
+        "version": (system.get("packages") or {}).get(_PACKAGE),
+        "sources": system.get("sources") or {},
+        # The parameters that it began with, if those are another run's.
+        "init": system.get("init"),
+    }
+    return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def sources(config: Config) -> dict[str, str]:
+    """Return the SHA-256 of the files that a config names, by what names them: code, tasks and recorded histories."""
+    found: dict[str, Path] = {}
+    for place, name in config.named_code():
+        module = name.partition(":")[0]
+        try:
+            spec = find_named(module.partition(".")[0])
+        except (ImportError, ValueError):
+            continue
+        if spec is None or spec.origin is None:
+            continue
+        package, inner = Path(spec.origin), module.split(".")[1:]
+        # Of a module in a package, its own file.
+        found[".".join(place)] = package.parent.joinpath(*inner).with_suffix(".py") if inner else package
+    for key, value in _texts(config.flat()):
+        path = Path(value)
+        found[key] = path / _INDEX if path.is_dir() else path
+    digests = {}
+    for key, path in found.items():
+        with suppress(OSError, ValueError):
+            digests[key] = sha256(read_regular(path)).hexdigest()
+    return digests
+
+
+def parameters_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of parameters by name, whatever their order."""
+    digest = sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _texts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the texts among some values, and among mappings in them, that could be paths, by their keys."""
+    found = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found += [(f"{key}.{inner}", text) for inner, text in _texts(value)]
+        elif isinstance(value, str) and ("/" in value or "." in value):
+            found.append((key, value))
+    return found

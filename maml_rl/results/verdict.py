@@ -1,0 +1,204 @@
+"""Which of several experiments is better: one rule and one sentence, for reports, `maml-rl compare` and the pages.
+
+The rule: the difference of the mean returns after adaptation, at common environment steps. One experiment leads another
+if the 95 % interval of the difference excludes 0. A single run on either side decides nothing, however many tasks it
+was tried on: its seed is in no interval.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maml_rl.results.comparable import RunGroup, are_alike, difference_at_common_steps
+from maml_rl.results.evaluation import (
+    NORMALIZED,
+    Evaluation,
+    SampledEvaluation,
+    difference_interval,
+    share_tasks,
+)
+from maml_rl.results.scales import counted, listed, readable_count, readable_interval
+
+# With as many experiments, the best one is chosen after its return is known.
+_MANY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """Evaluations of a group's policies.
+
+    Attributes:
+        group: the runs.
+        evaluations: of those runs that could be evaluated.
+        untrained: the first run's initial policy on the same tasks, if it was evaluated; that of an oracle would mean
+            nothing.
+        sampled: the first run's episodes, for pictures.
+    """
+
+    group: RunGroup
+    evaluations: list[Evaluation]
+    untrained: Evaluation | None = None
+    sampled: SampledEvaluation | None = None
+
+    def part(self, name: str) -> "GroupResult":
+        """Return the results of a family of a mixture, or the normalized ones, as far as they are known."""
+        found = [parts[name] for each in self.evaluations if name in (parts := each.parts())]
+        untrained = None if self.untrained is None else self.untrained.parts().get(name)
+        return replace(self, evaluations=found, untrained=untrained, sampled=None)
+
+    @property
+    def env_steps(self) -> list[float]:
+        """Environment steps after which each policy was evaluated."""
+        runs = {run.config.seed: run for run in self.group.runs}
+        return [
+            runs[each.seed].steps_at(each.checkpoint) if each.seed in runs else self.group.runs[0].env_steps
+            for each in self.evaluations
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Two experiments, and which is better.
+
+    Attributes:
+        interval: (3,) by how much the mean return of the first is above that of the second, and its bounds, NaN where
+            there is no interval.
+        leads: whether the first is better than the second.
+        words: the sentence, with the groups instead of their names.
+    """
+
+    interval: NDArray[np.float64]
+    leads: bool
+    words: tuple[str | RunGroup, ...]
+
+    def __str__(self) -> str:
+        return "".join(each if isinstance(each, str) else each.name for each in self.words)
+
+
+def normalized(results: Sequence[GroupResult]) -> Sequence[GroupResult]:
+    """Return the results of a mixture with normalized returns, where all have them; other results as they are."""
+    parts = [result.part(NORMALIZED) for result in results]
+    return parts if all(part.evaluations for part in parts) else results
+
+
+def at_common_steps(results: Sequence[GroupResult]) -> bool:
+    """Return whether all policies were evaluated after about the same number of environment steps."""
+    steps = [each for result in results for each in result.env_steps]
+    return bool(steps) and (
+        are_alike(min(steps), max(steps)) if np.isfinite(steps).all() else len(set(map(str, steps))) == 1
+    )
+
+
+def base_of(results: Sequence[GroupResult]) -> int:
+    """Return the place of the experiment that others are compared with in tables: pretraining, or else the first."""
+    return next((place for place, each in enumerate(results) if each.group.config.method == "pretrain"), 0)
+
+
+def after(results: Sequence[GroupResult]) -> str:
+    """Return after what the returns of several experiments are, or how they differ in it."""
+    found = {result.group.name: result.evaluations[0].after for result in results if result.evaluations}
+    if len(set(found.values())) == 1:
+        return next(iter(found.values()))
+    return "; ".join(f"{name} {text}" for name, text in found.items())
+
+
+def verdicts(results: Sequence[GroupResult]) -> list[Verdict]:
+    """Return how the experiment with the highest return compares with each of the others, best first.
+
+    Policies that were evaluated after about the same environment steps are compared there; others by what their
+    trainings recorded at their common steps. Nothing for fewer than two.
+    """
+    if len(results) < 2:
+        return []
+    tried = all(result.evaluations for result in results) and at_common_steps(results)
+    if tried:
+        levels = [
+            float(np.mean([each.task_returns()[:, -1].mean() for each in result.evaluations])) for result in results
+        ]
+    else:
+        levels = [_recorded_difference(result, results[0]) for result in results]
+    order = np.argsort([-level if np.isfinite(level) else np.inf for level in levels], kind="stable")
+    best, *others = [results[index] for index in order]
+    return [_tried(best, other) if tried else _recorded(best, other) for other in others]
+
+
+def cautions(results: Sequence[GroupResult]) -> list[str]:
+    """Return what a reader of the verdicts must know: failed runs, single runs, and how the best one was chosen."""
+    found = [f"{result.group.name}: {result.group.counted}." for result in results if result.group.failed]
+    if any(result.group.failed for result in results):
+        found.append("A run that failed is in no mean, so that means favor what fails.")
+    single = [result.group.name for result in results if len(result.group.runs) == 1]
+    if single and len(results) > 1:
+        found.append(
+            f"One run of {listed(single)}: how much runs differ by their seed is unknown, and equal algorithms often "
+            "differ as much; five runs (--seeds 5) tell."
+        )
+    if len(results) >= _MANY:
+        found.append(
+            f"The best of {len(results)} was chosen by its return: of six equal algorithms it would lead some other in "
+            "10 % (three runs) to 24 % (five runs) of cases."
+        )
+    return found
+
+
+def _tried(best: GroupResult, other: GroupResult) -> Verdict:
+    """Compare two experiments by policies that were tried on new tasks."""
+    pair = best, other
+    everyone = [each for result in pair for each in result.evaluations]
+    sizes = listed(sorted({str(len(each.tasks)) for each in everyone}, key=int), "or")
+    kind = "fixed" if everyone[0].fixed_tasks else "new"
+    tasks = (
+        f"the same {sizes} {kind} tasks"
+        if share_tasks(everyone)
+        else f"{sizes} {kind} tasks, different ones for each run"
+    )
+    steps = min(steps for result in pair for steps in result.env_steps)
+    found = difference_interval(best.evaluations, other.evaluations)
+    counts = [len(result.evaluations) for result in pair]
+    return _sentence(best.group, other.group, found, counts, steps, f"{after(pair)}, on {tasks}")
+
+
+def _recorded(best: GroupResult, other: GroupResult) -> Verdict:
+    """Compare two experiments by what their trainings recorded at common environment steps."""
+    found = difference_at_common_steps(best.group, other.group)
+    if found is None:
+        words = best.group, " and ", other.group, " have no returns at common environment steps, and are not compared."
+        return Verdict(np.full(3, np.nan), False, words)
+    counts = [len(result.group.runs) for result in (best, other)]
+    where = "in the evaluations of training" if found.evaluated else "on the tasks of training"
+    return _sentence(best.group, other.group, found.interval, counts, found.env_steps, f"after adaptation, {where}")
+
+
+def _recorded_difference(result: GroupResult, first: GroupResult) -> float:
+    """Return how far a group is above another where both have the same environment steps; NaN where that is unknown."""
+    found = difference_at_common_steps(result.group, first.group)
+    return float(found.interval[0]) if found is not None else float("nan")
+
+
+def _sentence(
+    best: RunGroup, other: RunGroup, found: NDArray[np.float64], counts: Sequence[int], steps: float, where: str
+) -> Verdict:
+    single = min(counts) == 1
+    if single:
+        found = np.array([found[0], np.nan, np.nan])
+    value, bounds = readable_interval(found)
+    leads = bool(np.isfinite(found[1]) and found[1] > 0.0)
+    at = f"At {readable_count(steps)} environment steps, " if np.isfinite(steps) and steps > 0.0 else ""
+    runs = (
+        f"{counts[0]} and {counted(counts[1], 'run')}"
+        if counts[0] != counts[1]
+        else f"{counted(counts[0], 'run')} each"
+    )
+    detail = f" in the mean return {where} ({runs})"
+    if leads:
+        return Verdict(found, True, (at, best, " leads ", other, f" by {value} {bounds}{detail}."))
+    if single:
+        why = "with a single run there is no interval, and this does not tell which is better"
+    elif not bounds:
+        why = "the interval is unknown, and this does not tell which is better"
+    else:
+        why = "these runs do not tell which is better"
+    between = f" by {value} {bounds}".rstrip()
+    return Verdict(found, False, (at, best, " is above ", other, f"{between}{detail}; {why}."))
