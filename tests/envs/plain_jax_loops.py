@@ -6,6 +6,7 @@ reward, over`.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,13 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.map(lambda value: value[0], batch(*rows))
 
     return call
+
+
+@cache
+def compiled_once(name: str) -> Plain:
+    """Return the functions of an environment of this file, compiled once a process."""
+    plain: Plain = globals()[name]()
+    return plain if name == "maze" else Plain(*map(compiled, plain))
 
 
 def cart_pole() -> Plain:

@@ -61,10 +61,7 @@ def policy(env_id: str) -> GRUPolicy:
 def require_plain(env_id: str, seed: int, episodes: TaskEpisodes) -> None:
     from tests.envs import plain_jax_loops as plain_loops
 
-    name = FAMILIES[env_id][0]
-    plain = getattr(plain_loops, name)()
-    if name != "maze":
-        plain = plain_loops.Plain(*map(plain_loops.compiled, plain))
+    plain = plain_loops.compiled_once(FAMILIES[env_id][0])
     # As a user of the package finds the seeds of its episodes.
     seeds = PhaseStreams(seed, 0, 0).episode_seeds(2, range(4))
     for task, number in np.ndindex(2, 4):
@@ -92,9 +89,17 @@ def test_family_in_jax_equals_a_plain_loop_for_three_seeds(env_id: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "env_id", [pytest.param(name, marks=[] if name == "XLand-v0" else [pytest.mark.nightly]) for name in FAMILIES]
+    "env_id",
+    [pytest.param(name, marks=[] if name == "GymnaxPendulum-v0" else [pytest.mark.nightly]) for name in FAMILIES],
 )
 def test_workers_sample_a_family_in_jax_bit_for_bit(env_id: str) -> None:
     for place in list(PLACES)[2:]:
-        for seed in range(3 if place == "in two workers" else 1):
-            assert sample(env_id, seed, place).digest() == sample(env_id, seed, "in this process").digest()
+        assert sample(env_id, 0, place).digest() == sample(env_id, 0, "in this process").digest()
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", FAMILIES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_workers_sample_a_family_in_jax_bit_for_bit_for_other_seeds(env_id: str, seed: int) -> None:
+    assert sample(env_id, seed, "in two workers").digest() == sample(env_id, seed, "in this process").digest()

@@ -229,9 +229,11 @@ class JaxVectorEnv(BatchedFamily):
 
     def _into(self, array: Any, dtype: Any) -> Any:
         """Return an array or a tensor for a compiled function, in 32 bits at most."""
+        if isinstance(array, np.ndarray) and array.dtype != np.float64:
+            return array
         kept = jax.dtypes.canonicalize_dtype(dtype)
         if isinstance(array, np.ndarray):
-            return jax.device_put(array.astype(kept), self._device) if array.dtype == np.float64 else array
+            return jax.device_put(array.astype(kept), self._device)
         # Whole numbers as int32, whose bits are those that the function makes of them.
         like = {"f": self.xp.float32, "b": self.xp.bool}.get(kept.kind, self.xp.int32)
         return jnp.from_dlpack(array.to(like).contiguous())
