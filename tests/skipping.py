@@ -15,7 +15,7 @@ import pytest
 # Also packages that only a page of the documentation or an example needs.
 ADMITTED = (
     *("CUDA", "accelerator", "NVIDIA driver", "no file system can be mounted"),
-    *("'metaworld'", "'jax'", "'ray'", "'wandb'", "'mlflow'", "'optuna'", "'pyarrow'", "'argcomplete'"),
+    *("'metaworld'", "'jax'", "'ray'", "'wandb'", "'mlflow'", "'pyarrow'", "'argcomplete'"),
 )
 _PROJECT = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
 _MISSING = re.compile(r"could not import '([\w.]+)'")

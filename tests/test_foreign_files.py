@@ -17,7 +17,7 @@ from maml_rl.errors import MamlRLError
 from maml_rl.experience import load_histories
 from maml_rl.experience.recording import FinishedRecording
 from maml_rl.experiment.measure import measure
-from maml_rl.experiment.search import read_trials
+from maml_rl.experiment.search import open_study
 from maml_rl.foreign_files import read_regular
 from maml_rl.machine import available_memory
 from maml_rl.results.comparable import read_runs
@@ -58,6 +58,11 @@ def saved_evaluation(path: Path) -> None:
     raise OSError(notices[0])
 
 
+def trials(path: Path) -> None:
+    pytest.importorskip("optuna")
+    open_study(path, "a search")
+
+
 def saved_system(path: Path) -> None:
     if not load_system(path.parent):
         raise OSError("as if it was not recorded")
@@ -80,7 +85,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "metrics of a run that begins": ("metrics.jsonl", lambda path: MetricsLog(path)),
     "tasks": ("tasks.json", lambda path: read_tasks(path, "2DNavigation-v0")),
     "evaluation": ("evaluation.npz", saved_evaluation),
-    "trials": ("tune.csv", lambda path: read_trials(path, {})),
+    "trials": ("studies.db", trials),
     "checkpoint": ("checkpoints/iteration-000001/state.json", lambda path: find_checkpoint(1, path.parents[1])),
     "tensors": (
         "checkpoints/iteration-000001/tensors.safetensors",

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import logging
+import math
 import os
 import re
 import signal
@@ -308,6 +309,17 @@ def _log_to_standard_error(prog: str, level: str) -> Iterator[None]:
 def positive(text: str) -> int:
     """Read an option that counts something."""
     return _whole_number(text, least=1)
+
+
+def positive_number(text: str) -> float:
+    """Read an option that measures something."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r:.{_SHOWN}}")
+    return value
 
 
 def not_negative(text: str) -> int:

@@ -13,6 +13,7 @@ from maml_rl.cli.console import (
     file_path,
     not_negative,
     positive,
+    positive_number,
     run_command,
 )
 from maml_rl.cli.run_options import key_values, path_or_name, refuse_untrusted_code
@@ -30,7 +31,7 @@ def run_tune(arguments: Sequence[str], prog: str) -> int:
     parser = Parser(
         prog=prog,
         description="Search settings of a config with Optuna. Trial 0 is the config itself; bad trials end early. The "
-        "same command continues from the file of trials.",
+        "same command continues the search, and several may run at once.",
     )
     parser.add_argument("config", type=path_or_name, help="a name that `maml-rl configs` lists, or a YAML file")
     parser.add_argument(
@@ -42,16 +43,17 @@ def run_tune(arguments: Sequence[str], prog: str) -> int:
     )
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all trials")
     parser.add_argument("--trials", type=positive, default=20, help="trials in all (default: 20)")
-    parser.add_argument("--env-steps", type=float, required=True, help="environment steps of a whole trial")
-    parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many minutes")
+    parser.add_argument("--env-steps", type=positive_number, required=True, help="environment steps of a whole trial")
+    parser.add_argument("--minutes", type=positive_number, default=1e6, help="begin no trial after so many minutes")
     parser.add_argument(
         "--seed", type=not_negative, default=_SEED, help=f"of all trials and of the search (default: {_SEED})"
     )
     parser.add_argument(
-        "--runs", type=file_path, default=Path("runs/tune"), help="folder of the runs (default: runs/tune)"
-    )
-    parser.add_argument(
-        "--csv", type=file_path, default=Path("runs/tune.csv"), help="the trials (default: runs/tune.csv)"
+        "--runs",
+        type=file_path,
+        default=Path("runs/tune"),
+        help="folder of all searches: studies.db has their trials, and each has its runs and trials.csv in a folder "
+        "of its own (default: runs/tune)",
     )
     add_num_workers(parser)
     add_trust(parser)
@@ -71,11 +73,9 @@ def run_tune(arguments: Sequence[str], prog: str) -> int:
             for sentence in search(
                 changed(config, {**fixed, **workers, "seed": options.seed}),
                 key_values(options.search, "--search"),
-                options.csv,
-                name=options.config,
+                options.runs,
                 num_trials=options.trials,
                 env_steps=options.env_steps,
-                runs=options.runs,
                 minutes=options.minutes,
             ):
                 print(sentence, flush=True)

@@ -1,18 +1,24 @@
 """Searches settings of a config with Optuna, for `maml-rl tune`.
 
 The first trial has the config's own values; Optuna's tree of Parzen estimators draws the others. All train up to the
-same number of environment steps. At a ninth and at a third of it, the best third of the trials continues and the others
-end (successive halving). The CSV has a row for every trial and is written after each; the same command continues from
-it. Trials have a seed of their own, and hence other tasks than reported trainings.
+same number of environment steps. After a ninth of it, and after a third, the best third of the trials continues and the others
+end (successive halving). Optuna keeps the trials, in a SQLite file beside the runs, under the identity of the config,
+its seed and the length of a trial: the same command continues the search, and several processes may share it. A trial
+whose process was killed is trained again, with the same result. Trials have a seed of their own, and hence other tasks
+than reported trainings.
 
 Source: Akiba et al. 2019, https://arxiv.org/abs/1907.10902; Li et al. 2020, https://arxiv.org/abs/1810.05934
 """
 
 import csv
+import fcntl
 import io
 import math
 import os
+import sqlite3
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from time import monotonic
@@ -23,89 +29,206 @@ import numpy as np
 from maml_rl import __version__
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_value
-from maml_rl.errors import ConfigError, NonFiniteError
+from maml_rl.errors import AlgorithmError, ConfigError, NonFiniteError, explain
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
-from maml_rl.foreign_files import read_lines
+from maml_rl.foreign_files import read_regular
 from maml_rl.metalearners.registry import algorithm_of
+from maml_rl.results.identity import identity
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.metrics import Metrics, return_keys
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
+    from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
 # A third of the trials continues at each of the rungs 1, 3 and 9 of a budget that is cut into nine.
 _REDUCTION, _PARTS = 3, 9
-_FIRST = ("trial", "state", "value", "env_steps", "seconds", "config", "seed", "version", "rungs")
+_METRIC = "return after adaptation"
+_FIRST = ("trial", "state", "value", "env_steps", "seconds", "seed", "version", "rungs")
+# In a folder of searches: the trials of all of them; in that of one search: the table of its trials.
+STUDIES, TABLE = "studies.db", "trials.csv"
+# (number of a rung, return at it, environment steps so far) -> whether the trial ends there.
+Ends = Callable[[int, float, int], bool]
 
 
 def search(
     config: Config,
     texts: Mapping[str, str],
-    csv_file: Path,
+    folder: Path,
     *,
-    name: str,
     num_trials: int,
     env_steps: float,
-    runs: Path,
     minutes: float = math.inf,
 ) -> Iterator[str]:
-    """Run the trials that a CSV file lacks, and write them; yield a sentence about each, and one about the best.
+    """Run the trials that a search still lacks; yield a sentence about each, and one about the best.
 
-    `texts` are the values that are searched, by key, as `distribution_of` reads them; `name` is the config's, for the
-    file. A whole trial has `env_steps` environment steps, and none begins after `minutes`.
+    Args:
+        config: of the first trial.
+        texts: the values that are searched, by key, as `distribution_of` reads them.
+        folder: of all searches; each has its runs and its table in a folder of its own there.
+        num_trials: trials in all.
+        env_steps: environment steps of a complete trial.
+        minutes: after which no trial begins.
 
     Raises:
-        ConfigError: If the config, or a value that is searched, is wrong.
+        ConfigError: If the config, or a value that is searched, is wrong, or the trials of before cannot be read.
     """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = {key: distribution_of(key, text) for key, text in texts.items()}
+    if not make_experiment(config).metalearner.samples:
+        raise config.error("it samples nothing in training, and the value of a trial is its return there", "algorithm")
     # All values are checked before anything is trained.
     for key, distribution in space.items():
         for value in _extremes(distribution):
             make_experiment(changed(config, {key: value}))
-    study = optuna.create_study(
-        direction="maximize",
-        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION),
-    )
-    study.add_trials(read_trials(csv_file, space))
-    begun = len(study.trials)
-    # Optuna counts a trial that waits, too.
-    remaining = num_trials - len(study.trials)
-    own = own_values(config, space)
-    if own and not begun:
-        study.enqueue_trial(own)
-    deadline = monotonic() + 60.0 * minutes
-    for _ in range(remaining):
-        if monotonic() >= deadline:
-            break
-        # A stream for each trial, so that a search that is continued does not draw its first trials again.
-        finished = sum(each.state.is_finished() for each in study.trials)
-        study.sampler = optuna.samplers.TPESampler(seed=_seed_of(config.seed, finished))
-        trial = study.ask(space)
-        began = monotonic()
+    runs = folder / f"{identity(config)[:12]}-seed-{config.seed}-steps-{env_steps:g}"
+    study = open_study(folder / STUDIES, f"{identity(config)} seed {config.seed} {env_steps:g} steps, {_METRIC}")
+    yield f"trials of this search: {runs}"
+    began, done = monotonic(), 0
+    try:
+        while monotonic() < began + 60.0 * minutes:
+            with _next_trial(study, runs, num_trials, own_values(config, space)) as trial:
+                if trial is None:
+                    break
+                yield _try(study, trial, config, space, runs / str(trial.number), env_steps)
+            done += 1
+            left = num_trials - sum(each.state.is_finished() for each in study.get_trials(deepcopy=False))
+            if left > 0:
+                each = (monotonic() - began) / done
+                yield f"{left} of {num_trials} trials left, about {left * each / 60.0:.1f} minutes"
+    finally:
+        _write_table(runs / TABLE, study.trials, config.seed)
+    if any(trial.state.name == "COMPLETE" for trial in study.trials):
+        yield f"best: {study.best_value:.2f} in trial {study.best_trial.number}, with {study.best_params}"
 
-        def ends(rung: int, value: float, trial: "Trial" = trial) -> bool:
-            trial.report(value, rung)
-            return bool(trial.should_prune())
 
-        values = {key: parse_value(x, key) if isinstance(x, str) else x for key, x in trial.params.items()}
-        folder, state = runs / str(trial.number), optuna.trial.TrialState.PRUNED
-        try:
-            value, steps = train_trial(changed(config, values), folder, env_steps, ends)
-        except NonFiniteError:
-            value, steps, state = None, 0, optuna.trial.TrialState.FAIL
+def open_study(path: Path, name: str) -> "Study":
+    """Return the study of this name, with the trials of before, if there are any.
+
+    Raises:
+        ConfigError: If the file cannot be written, or is not one of trials.
+    """
+    import optuna
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path):
+            read_regular(path)
+        with closing(sqlite3.connect(path)) as file:
+            file.execute("BEGIN IMMEDIATE")
+            (found,) = file.execute("PRAGMA integrity_check").fetchone()
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
+        study = optuna.create_study(
+            storage=optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}"),
+            study_name=name,
+            load_if_exists=True,
+            direction="maximize",
+            pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION),
+        )
+        study.get_trials()
+    # Whatever Optuna raises about a file that is none of its own.
+    except Exception as error:
+        raise ConfigError(f"cannot keep the trials in {path}: {explain(error)}; give another folder") from None
+    return study
+
+
+@contextmanager
+def _next_trial(study: "Study", runs: Path, num_trials: int, own: Mapping[str, Any]) -> Iterator["Trial | None"]:
+    """Yield a trial that is this process's until the end: one whose process was killed, or the next; None if all began.
+
+    A lock on a file says that the process of a trial lives: the operating system releases it when the process ends.
+    """
+    from optuna.trial import Trial, TrialState
+
+    runs.mkdir(parents=True, exist_ok=True)
+    trial, held = None, None
+    with (runs / "lock").open("w") as choosing:
+        fcntl.flock(choosing, fcntl.LOCK_EX)
+        known = study.get_trials(deepcopy=False)
+        if not known and own:
+            study.enqueue_trial(dict(own))
+        for each in known:
+            if each.state == TrialState.RUNNING and (held := _locked(runs / f"{each.number}.lock")) is not None:
+                trial = Trial(study, each._trial_id)
+                break
+        waiting = not known or any(each.state == TrialState.WAITING for each in known)
+        if trial is None and (waiting or len(known) < num_trials):
+            trial = study.ask()
+            held = _locked(runs / f"{trial.number}.lock")
+    try:
+        yield trial
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _locked(path: Path) -> int | None:
+    """Return an open file that this process alone has locked; None if another process has."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file
+
+
+def _try(
+    study: "Study",
+    trial: "Trial",
+    config: Config,
+    space: Mapping[str, "BaseDistribution"],
+    run: Path,
+    env_steps: float,
+) -> str:
+    """Train a trial, tell the study, and return a sentence about it."""
+    from optuna.trial import TrialState
+
+    drawn = {key: _draw(study, trial, key, each, config.seed) for key, each in space.items()}
+    values = {key: parse_value(x, key) if isinstance(x, str) else x for key, x in drawn.items()}
+    began, reported = monotonic(), set(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
+
+    def tell(state: TrialState, steps: int, value: float | None = None) -> None:
         trial.set_user_attr("env_steps", steps)
         trial.set_user_attr("seconds", round(monotonic() - began))
-        study.tell(trial, value, state if value is None else None)
-        write_trials(csv_file, study.trials, name, config.seed)
-        last = study.trials[-1]
-        yield f"trial {last.number}, {last.state.name.lower()}: {last.value} with {last.params}"
-    if any(trial.state.name == "COMPLETE" for trial in study.trials):
-        yield f"best: {study.best_value:.2f} with {study.best_params}"
+        study.tell(trial, value, None if value is not None else state)
+
+    def ends(rung: int, value: float, steps: int) -> bool:
+        if rung not in reported:
+            trial.report(value, rung)
+        # Told at once: the pruner remembers which rungs it has decided.
+        if pruned := rung < _PARTS and bool(trial.should_prune()):
+            tell(TrialState.PRUNED, steps)
+        return pruned
+
+    try:
+        value, steps = train_trial(changed(config, values), run, env_steps, ends)
+    except (NonFiniteError, AlgorithmError) as error:
+        tell(TrialState.FAIL, 0)
+        outcome = f"failed: {explain(error)}"
+    else:
+        if value is not None:
+            tell(TrialState.COMPLETE, steps, value)
+        outcome = "ended early" if value is None else f"{value:.2f}"
+    return f"trial {trial.number}, {(monotonic() - began) / 60.0:.1f} minutes: {outcome}, with {drawn}"
+
+
+def _draw(study: "Study", trial: "Trial", key: str, among: "BaseDistribution", seed: int) -> Any:
+    """Return a trial's value of a setting: a stream for each, so that a search that was killed draws the same."""
+    import optuna
+
+    study.sampler = optuna.samplers.TPESampler(seed=_seed_of(seed, trial.number, key))
+    if isinstance(among, optuna.distributions.CategoricalDistribution):
+        return trial.suggest_categorical(key, among.choices)
+    if isinstance(among, optuna.distributions.IntDistribution):
+        return trial.suggest_int(key, among.low, among.high, log=among.log)
+    assert isinstance(among, optuna.distributions.FloatDistribution)
+    return trial.suggest_float(key, among.low, among.high, log=among.log)
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
@@ -121,9 +244,9 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     return config.override(replaced, "the settings that are searched")
 
 
-def _seed_of(seed: int, trial: int) -> int:
-    """Return the seed of the draws of one trial of a search."""
-    return int(np.random.SeedSequence((seed, trial)).generate_state(1)[0])
+def _seed_of(seed: int, trial: int, key: str) -> int:
+    """Return the seed of the draw of a setting in one trial of a search."""
+    return int(np.random.SeedSequence((seed, trial, zlib.crc32(key.encode()))).generate_state(1)[0])
 
 
 def own_values(config: Config, space: Mapping[str, "BaseDistribution"]) -> dict[str, Any]:
@@ -144,16 +267,14 @@ def own_values(config: Config, space: Mapping[str, "BaseDistribution"]) -> dict[
     return found
 
 
-def train_trial(
-    config: Config, folder: Path, env_steps: float, ends: Callable[[int, float], bool]
-) -> tuple[float | None, int]:
+def train_trial(config: Config, folder: Path, env_steps: float, ends: Ends) -> tuple[float | None, int]:
     """Train one trial up to a number of environment steps.
 
     Args:
         config: of the trial.
         folder: of its run, which is replaced.
         env_steps: environment steps of a complete trial.
-        ends: receives the number of each rung and the return at it; returns whether the trial ends.
+        ends: see `Ends`.
 
     Returns:
         The mean return after adaptation in the last ninth of the environment steps, None if the trial was ended
@@ -169,7 +290,7 @@ def train_trial(
         returns.append((metrics["env_steps"], metrics[return_keys(metrics)[-1]]))
         while len(values) < _PARTS and metrics["env_steps"] >= (len(values) + 1) * span and not stop.is_set():
             values.append(_recent(returns, span))
-            if ends(len(values), values[-1]) or len(values) == _PARTS:
+            if ends(len(values), values[-1], metrics["env_steps"]) or len(values) == _PARTS:
                 stop.set()
 
     train(config, folder, overwrite=True, on_iteration=look, stop=stop)
@@ -184,60 +305,22 @@ def _recent(returns: Sequence[tuple[int, float]], span: float) -> float:
     return float(np.mean([value for steps, value in returns if steps > returns[-1][0] - span]))
 
 
-def read_trials(path: Path, space: Mapping[str, "BaseDistribution"]) -> list["FrozenTrial"]:
-    """Return the finished trials of a CSV file, in the order of their numbers; none where there is no file.
-
-    Raises:
-        ConfigError: If other settings were searched.
-    """
-    if not os.path.lexists(path):
-        return []
-    try:
-        lines = read_lines(path)
-    except OSError as error:
-        raise ConfigError(f"cannot read the trials in {path}: {error.strerror or error}") from None
-
-    import optuna
-
-    trials = []
-    for row in csv.DictReader(lines):
-        if set(row) - set(_FIRST) != set(space):
-            raise ConfigError(f"{path} has trials of {sorted(set(row) - set(_FIRST))}, not {sorted(space)}")
-        state = optuna.trial.TrialState[row["state"].upper()]
-        # Choices are kept as text.
-        params = {
-            key: row[key]
-            if isinstance(each, optuna.distributions.CategoricalDistribution)
-            else parse_value(row[key], str(path))
-            for key, each in space.items()
-        }
-        trials.append(
-            optuna.trial.create_trial(
-                state=state,
-                value=float(row["value"]) if state.name == "COMPLETE" else None,
-                intermediate_values={rung: float(text) for rung, text in enumerate(row["rungs"].split(), 1)},
-                params=params,
-                distributions=dict(space),
-                user_attrs={key: int(row[key]) for key in ("env_steps", "seconds")},
-            )
-        )
-    return trials
-
-
-def write_trials(path: Path, trials: Sequence["FrozenTrial"], config: str, seed: int) -> None:
-    """Write all trials; the file is replaced atomically. A trial that was ended early has no value."""
+def _write_table(path: Path, trials: Sequence["FrozenTrial"], seed: int) -> None:
+    """Write a row for each finished trial; one that failed or was ended early has no value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     keys = sorted({key for trial in trials for key in trial.params})
     writer.writerow([*_FIRST, *keys])
     for trial in trials:
-        value = f"{trial.value:.3f}" if trial.state.name == "COMPLETE" else ""
-        spent = (trial.user_attrs[key] for key in ("env_steps", "seconds"))
-        rungs = " ".join(f"{trial.intermediate_values[rung]:.3f}" for rung in sorted(trial.intermediate_values))
-        row = [trial.number, trial.state.name.lower(), value, *spent, config, seed, __version__, rungs]
-        writer.writerow([*row, *(trial.params[key] for key in keys)])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, text.getvalue().encode())
+        if trial.state.is_finished():
+            value = trial.value if trial.state.name == "COMPLETE" else ""
+            spent = (trial.user_attrs.get(key, "") for key in ("env_steps", "seconds"))
+            rungs = " ".join(str(trial.intermediate_values[rung]) for rung in sorted(trial.intermediate_values))
+            row = [trial.number, trial.state.name.lower(), value, *spent, seed, __version__, rungs]
+            writer.writerow([*row, *(trial.params.get(key, "") for key in keys)])
+    # The trials are in the study: a table that cannot be written must not hide why a search ended.
+    with suppress(OSError):
+        replace_file(path, text.getvalue().encode())
 
 
 def distribution_of(key: str, text: str) -> "BaseDistribution":

@@ -1,6 +1,7 @@
-"""The search over settings: the value of a trial, its early end, and resuming from the CSV file."""
+"""The search over settings: the value of a trial, its early end, and searches that are continued."""
 
 import csv
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from benchmarks.suite import SUITE
 from maml_rl.cli.main import main
 from maml_rl.config import Config, load_config
 from maml_rl.config.catalog import find_config
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experiment import search as tune
 from maml_rl.runs.metrics import read_metrics
 from tests.small_runs import config_of
@@ -27,8 +28,9 @@ TINY = {"env_name": "TabularMDP-v0", "meta_batch_size": 1, "fast_batch_size": 2,
 def test_value_of_a_trial_is_that_of_its_last_ninth_and_it_may_end_early(tmp_path: Path, ended: int | None) -> None:
     rungs: list[tuple[int, float]] = []
 
-    def ends(rung: int, value: float) -> bool:
+    def ends(rung: int, value: float, steps: int) -> bool:
         rungs.append((rung, value))
+        assert steps == 2 * rung * STEPS
         return rung == ended
 
     config = config_of(**TINY, num_workers=0, num_batches=100, checkpoint_every=100)
@@ -51,7 +53,7 @@ def test_trial_that_is_too_short_for_its_budget_is_refused(tmp_path: Path) -> No
             config_of(**TINY, num_workers=0, num_batches=2),
             tmp_path / "run",
             9.0 * STEPS,
-            lambda rung, value: False,
+            lambda rung, value, steps: False,
         )
 
 
@@ -86,22 +88,6 @@ def test_own_values_of_a_config_are_a_trial_where_they_are_in_the_space(space: A
     assert own == {key: value for key, value in zip(distributions, values, strict=True) if value is not None}
 
 
-def test_search_that_is_continued_does_not_repeat_its_first_trials() -> None:
-    optuna = pytest.importorskip("optuna")
-    space = {"max-kl": tune.distribution_of("max-kl", "0.001:0.1:log")}
-
-    def draw(numbers: range) -> list[float]:
-        found = []
-        for number in numbers:
-            study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=tune._seed_of(7000, number)))
-            found.append(study.ask(space).params["max-kl"])
-        return found
-
-    whole = draw(range(4))
-    assert draw(range(2)) + draw(range(2, 4)) == whole
-    assert len(set(whole)) == 4
-
-
 ROWS = re.findall(r"\]\((tune/[\w-]+\.csv)\)[^|]*\|[^|]*\|([^|]*)\|[^|]*\|([^|]*)\|([^|]*)\|", PAGE.read_text())
 
 
@@ -126,40 +112,40 @@ CONFIG = "2d-navigation"
 SPACE = ("fast-lr=0.01:1.0:log", "algorithm-settings.cg-iters=1:9", "nonlinearity=relu|tanh")
 
 
-def search(path: Path, trials: int, space: tuple[str, ...] = SPACE, *further: str) -> list[dict[str, str]]:
-    sizes = ["--env-steps", "900", "--csv", str(path), "--trials", str(trials)]
+def search(folder: Path, trials: int, space: tuple[str, ...] = SPACE, *further: str) -> list[dict[str, str]]:
+    """Run a search, and return the rows of its table."""
+    sizes = ["--env-steps", "900", "--runs", str(folder), "--trials", str(trials)]
     if main(["tune", CONFIG, "--search", *space, *sizes, *further]):
         raise SystemExit
-    with path.open(newline="") as file:
+    tables = sorted(folder.glob("*/trials.csv"), key=lambda path: path.stat().st_mtime_ns)
+    with tables[-1].open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def judge(config: Config, folder: Path, env_steps: float, ends: Any) -> tuple[float | None, int]:
+def judge(config: Config, folder: Path, env_steps: float, ends: tune.Ends) -> tuple[float | None, int]:
     """A fake training, whose best result is at a step size of 0.1 with tanh."""
     value = -((np.log10(config.fast_lr) + 1.0) ** 2) - (config.nonlinearity == "relu")
     for rung in range(1, 10):
-        if ends(rung, value) and rung < 9:
+        if ends(rung, value, 100 * rung) and rung < 9:
             return None, 100 * rung
     return value, 900
 
 
-def test_search_finds_the_best_ends_bad_trials_and_continues_from_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna")
     monkeypatch.setattr(tune, "train_trial", judge)
-    seeds = set()
 
-    def judge_seed(config: Config, *arguments: Any) -> tuple[float | None, int]:
-        seeds.add(config.seed)
-        return judge(config, *arguments)
 
-    first = search(tmp_path / "trials.csv", 12)
+def untimed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{**row, "seconds": ""} for row in rows]
+
+
+@pytest.mark.usefixtures("judged")
+def test_search_finds_the_best_and_ends_bad_trials(tmp_path: Path) -> None:
+    rows = search(tmp_path, 30)
     own = load_config(find_config(CONFIG))
-    assert (float(first[0]["fast-lr"]), first[0]["nonlinearity"]) == (own.fast_lr, own.nonlinearity)
-    monkeypatch.setattr(tune, "train_trial", judge_seed)
-    rows = search(tmp_path / "trials.csv", 30)
-    assert [{**row, "seconds": ""} for row in rows[:12]] == [{**row, "seconds": ""} for row in first]
+    assert (float(rows[0]["fast-lr"]), rows[0]["nonlinearity"]) == (own.fast_lr, own.nonlinearity)
     assert [row["trial"] for row in rows] == [str(number) for number in range(30)]
     whole = [row for row in rows if row["state"] == "complete"]
     ended = [row for row in rows if row["state"] == "pruned"]
@@ -168,17 +154,107 @@ def test_search_finds_the_best_ends_bad_trials_and_continues_from_its_file(
     assert float(best["fast-lr"]) == pytest.approx(0.1, rel=0.5)
     assert {int(row["env_steps"]) for row in ended} <= {100, 300}
     assert len(ended) > 10
-    assert seeds == {7000}
+    assert {row["seed"] for row in rows} == {"7000"}
 
 
-def test_numbers_may_have_an_exponent_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("optuna")
-    monkeypatch.setattr(tune, "train_trial", judge)
+class KilledError(BaseException):
+    """The process of a trial is killed."""
+
+
+@pytest.mark.usefixtures("judged")
+def test_killed_and_continued_search_has_the_trials_of_an_undisturbed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = untimed(search(tmp_path / "undisturbed", 14))
+    kills = iter(np.random.default_rng(0).integers(0, 4, 30).tolist())
+
+    def killed(config: Config, folder: Path, env_steps: float, ends: tune.Ends) -> tuple[float | None, int]:
+        left = next(kills, None)
+
+        def ends_or_dies(rung: int, value: float, steps: int) -> bool:
+            nonlocal left
+            if left == 0:
+                raise KilledError
+            left = None if left is None else left - 1
+            return ends(rung, value, steps)
+
+        return judge(config, folder, env_steps, ends_or_dies)
+
+    monkeypatch.setattr(tune, "train_trial", killed)
+    count, found = 0, []
+    # One trial more at a time, too.
+    for trials in range(1, 15):
+        while True:
+            try:
+                found = search(tmp_path / "killed", trials)
+                break
+            except KilledError:
+                count += 1
+    assert count >= 20
+    assert untimed(found) == expected
+
+
+def pruned(rows: list[dict[str, str]]) -> int:
+    return sum(row["state"] == "pruned" for row in rows)
+
+
+@pytest.mark.usefixtures("judged")
+def test_trials_of_other_configs_seeds_and_lengths_are_not_counted(tmp_path: Path) -> None:
+    first = search(tmp_path, 3)
+    for further in (["--set", "max-kl=0.02"], ["--seed", "7"], ["--env-steps", "1800"]):
+        others = search(tmp_path, 3, SPACE, *further)
+        assert [row["trial"] for row in others] == ["0", "1", "2"]
+    assert untimed(search(tmp_path, 3)) == untimed(first)
+    assert len(list(tmp_path.glob("*/trials.csv"))) == 4
+
+
+@pytest.mark.usefixtures("judged")
+def test_search_is_continued_with_narrower_ranges(tmp_path: Path) -> None:
+    first = search(tmp_path, 5)
+    narrower = ("fast-lr=0.05:0.2:log", *SPACE[1:])
+    rows = search(tmp_path, 9, narrower)
+    assert untimed(rows[:5]) == untimed(first)
+    assert all(0.05 <= float(row["fast-lr"]) <= 0.2 for row in rows[5:])
+
+
+@pytest.mark.usefixtures("judged")
+def test_trial_that_fails_is_recorded_and_the_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(config: Config, *arguments: Any) -> tuple[float | None, int]:
+        if config.fast_lr > 0.15:
+            raise NonFiniteError("the objective is not finite")
+        return judge(config, *arguments)
+
+    monkeypatch.setattr(tune, "train_trial", diverge)
+    search(tmp_path, 6)
+    rows = search(tmp_path, 12)
+    failed = [row for row in rows if row["state"] == "fail"]
+    assert 0 < len(failed) < len(rows) == 12
+    assert all(float(row["fast-lr"]) > 0.15 and not row["value"] for row in failed)
+
+
+@pytest.mark.usefixtures("judged")
+def test_searches_of_two_processes_share_the_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[list[dict[str, str]]] = []
+
+    def with_another(config: Config, *arguments: Any) -> tuple[float | None, int]:
+        if not inside:
+            inside.append([])
+            # While the lock of this trial is held, as by another process.
+            inside[0] = search(tmp_path, 3)
+        return judge(config, *arguments)
+
+    monkeypatch.setattr(tune, "train_trial", with_another)
+    rows = search(tmp_path, 3)
+    assert [row["trial"] for row in inside[0]] == ["1", "2"]
+    assert [row["trial"] for row in rows] == ["0", "1", "2"]
+
+
+@pytest.mark.usefixtures("judged")
+def test_numbers_may_have_an_exponent_alone(tmp_path: Path) -> None:
     space = ("fast-lr=1e-2|1e-1", "max-kl=1e-05:1.0001e-05")
-    first = search(tmp_path / "trials.csv", 1, space, "--set", "fast-lr=1e-2", "max-kl=1e-05")
+    first = search(tmp_path, 1, space, "--set", "fast-lr=1e-2", "max-kl=1e-05")
     assert first[0]["max-kl"] == "1e-05"
-    again = search(tmp_path / "trials.csv", 2, space, "--set", "fast-lr=1e-2", "max-kl=1e-05")
-    assert again[0] == first[0]
+    assert untimed(search(tmp_path, 2, space, "--set", "fast-lr=1e-2", "max-kl=1e-05"))[0] == untimed(first)[0]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +268,9 @@ def test_numbers_may_have_an_exponent_alone(tmp_path: Path, monkeypatch: pytest.
             (),
             "'cg-iters' in the settings that are searched: expected at least 1, got 0",
         ),
+        (SPACE, ("--env-steps", "nan"), "expected a number above 0, got 'nan'"),
+        (SPACE, ("--env-steps=-5",), "expected a number above 0, got '-5'"),
+        (SPACE, ("--runs", "/dev/null/tune"), "cannot keep the trials in /dev/null/tune/studies.db"),
     ],
 )
 def test_invalid_searches_are_refused_before_anything_is_trained(
@@ -199,13 +278,31 @@ def test_invalid_searches_are_refused_before_anything_is_trained(
 ) -> None:
     pytest.importorskip("optuna")
     with pytest.raises(SystemExit):
-        search(tmp_path / "trials.csv", 1, space, *further)
+        search(tmp_path, 1, space, *further)
     assert message in capsys.readouterr().err
 
 
-def test_trials_of_other_settings_are_not_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learner_of_recorded_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna")
-    (tmp_path / "trials.csv").write_text("trial,state,value,env_steps,seconds,config,seed,version,rungs,max-kl\n0\n")
+    options = ["--search", "algorithm-settings.learning-rate=1e-4:1e-3", "--env-steps", "9", "--runs", str(tmp_path)]
+    assert main(["tune", "ad/dark-room", *options]) == 2
+    assert "samples nothing in training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cut", ["", "half", "noise", "other"])
+def test_altered_file_of_trials_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], cut: str) -> None:
+    optuna = pytest.importorskip("optuna")
+    path = tmp_path / "studies.db"
+    optuna.create_study(storage=f"sqlite:///{path}", study_name="another")
+    whole = path.read_bytes()
+    path.write_bytes(
+        {"": b"trial,state\n", "half": whole[: len(whole) // 2], "noise": whole[:5000] + b"x" * 9000}.get(cut, b"")
+    )
+    if cut == "other":
+        path.unlink()
+        os.mkfifo(path)
     with pytest.raises(SystemExit):
-        search(tmp_path / "trials.csv", 1, ("fast-lr=0.1:0.2",))
-    assert "has trials of ['max-kl'], not ['fast-lr']" in capsys.readouterr().err
+        search(tmp_path, 1)
+    error = capsys.readouterr().err
+    assert f"cannot keep the trials in {path}" in error
+    assert "Traceback" not in error
