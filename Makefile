@@ -113,7 +113,7 @@ test-others: $(OTHERS_READY) ## run the tests with packages of other people, in 
 $(JAX_READY): pyproject.toml constraints-jax.txt
 	@$(PYTHON) -m venv --clear $(JAX_VENV)
 	@scripts/install-torch $(JAX_RUN)
-	@$(JAX_RUN) -m pip install --quiet --constraint constraints-jax.txt --editable '.[jax,test]' stable-baselines3
+	@$(JAX_RUN) -m pip install --quiet --constraint constraints-jax.txt --editable '.[jax,tensorboard,test]' stable-baselines3
 	@touch $@
 
 install-jax: $(JAX_READY) ## set up .venv-jax for the tests of families in JAX
@@ -176,7 +176,7 @@ lock: ## pin the dependencies anew for every supported Python; needs uv (`make l
 	grep -v '^mujoco==' constraints.txt > constraints-others.txt
 	$(LOCK) $(addprefix --extra ,report test) --output-file constraints-others.txt pyproject.toml $(OTHERS)
 	cp constraints.txt constraints-jax.txt # Versions to prefer.
-	$(LOCK) $(addprefix --extra ,jax test examples) --output-file constraints-jax.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,jax tensorboard test examples) --output-file constraints-jax.txt pyproject.toml
 	$(filter-out --universal,$(LOCK)) --upgrade --python-platform linux --resolution lowest-direct $(addprefix --extra ,$(OLDEST_EXTRAS)) --output-file constraints-oldest.txt pyproject.toml
 
 clean: ## remove the virtual environments and the caches; runs stay
