@@ -16,10 +16,13 @@ MODULES = {("maml_rl", "envs")}
 # Modules that import packages of an extra.
 _OF_RAY = ("actor", "backend", "cluster", "connection", "places", "pool", "worker")
 OF_EXTRAS = {f"maml_rl.samplers.work.ray.{name}": "ray" for name in _OF_RAY}
+OF_EXTRAS["maml_rl.envs.jax"] = "jax"
 
 
 def module_names() -> list[str]:
-    return ["maml_rl", *(module.name for module in pkgutil.walk_packages(maml_rl.__path__, "maml_rl."))]
+    # A room of an extra that is missing is listed without its modules.
+    found = pkgutil.walk_packages(maml_rl.__path__, "maml_rl.", onerror=lambda name: None)
+    return ["maml_rl", *(module.name for module in found)]
 
 
 def public_names() -> Iterator[tuple[str, str]]:

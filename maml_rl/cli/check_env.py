@@ -46,7 +46,9 @@ def _check_env(options: Namespace) -> None:
     from maml_rl.samplers.env_recipe import Recipe
 
     kwargs = mapping_option(options.env_kwargs, "--env-kwargs", "{size: 3}")
-    if resolve(maker := _maker(options.env)).is_vector_family:
+    with UsersCode(lambda error: ConfigError(f"{options.env} cannot be made: {explain(error)}")):
+        is_vector_family = resolve(maker := _maker(options.env)).is_vector_family
+    if is_vector_family:
         _check_vector_family(options, maker, kwargs)
         return
     make = partial(_make_env, options.env, kwargs)

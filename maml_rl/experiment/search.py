@@ -1,11 +1,11 @@
 """Searches settings of a config with Optuna, for `maml-rl tune`.
 
 The first trial has the config's own values; Optuna's tree of Parzen estimators draws the others. All train up to the
-same number of environment steps. After a ninth of it, and after a third, the best third of the trials continues and the others
-end (successive halving). Optuna keeps the trials, in a SQLite file beside the runs, under the identity of the config,
-its seed and the length of a trial: the same command continues the search, and several processes may share it. A trial
-whose process was killed is trained again, with the same result. Trials have a seed of their own, and hence other tasks
-than reported trainings.
+same number of environment steps. After a ninth of it, and after a third, the best third of the trials continues and
+the others end (successive halving). Optuna keeps the trials, in a SQLite file beside the runs, under the identity of
+the config, its seed and the length of a trial: the same command continues the search, and several processes may share
+it. A trial whose process was killed is trained again, with the same result. Trials have a seed of their own, and hence
+other tasks than reported trainings.
 
 Source: Akiba et al. 2019, https://arxiv.org/abs/1907.10902; Li et al. 2020, https://arxiv.org/abs/1810.05934
 """

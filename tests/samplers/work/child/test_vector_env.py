@@ -103,7 +103,8 @@ def test_integers_and_floats_keep_their_types() -> None:
         observations, _ = vector_env.reset(seed=0)
         assert observations.dtype == np.uint8
         assert observations.shape == (3, 3, 5)
-        observations, rewards, terminated, truncated, _ = vector_env.step(np.array([2, 5, 3]))
+        # Actions are counted from 0; the environment's own begin at 2.
+        observations, rewards, terminated, truncated, _ = vector_env.step(np.array([0, 3, 1]))
     np.testing.assert_array_equal(observations[:, 0, 0], [252, 255, 253])
     np.testing.assert_array_equal(rewards, [2.0, 5.0, 3.0])
     np.testing.assert_array_equal(terminated, [False, True, False])
