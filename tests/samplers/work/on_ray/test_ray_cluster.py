@@ -148,7 +148,12 @@ GONE = "the head node of the Ray cluster at {} is gone: it does not answer for r
     [
         ("head is killed", GONE),
         ("head is frozen", GONE),
-        ("node ends", "the Ray node of this machine has ended, through which this process was connected to"),
+        # On busy cores Ray may end the process first. `test_connection.py` ends a node's process for every change.
+        pytest.param(
+            "node ends",
+            "the Ray node of this machine has ended, through which this process was connected to",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_head_or_node_that_goes_away_ends_the_run_with_the_remedy(what: str, message: str, tmp_path: Path) -> None:
