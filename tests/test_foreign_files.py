@@ -192,9 +192,10 @@ def test_regular_file_is_read_whole_also_by_a_link(tmp_path: Path) -> None:
 # Modules that open files otherwise: those of the system, of the package itself, or that are written.
 OTHERWISE = {
     "atomic files": "runs/atomic_files.py",
+    "locks of trials": "experiment/search.py",
     "nothing": "samplers/work/child/process_setup.py",
     "arrays of a replay of our own": "experience/steps.py",
-    "cluster": "samplers/work/ray/cluster.py",
+    "cluster": "samplers/work/ray/connection.py",
     "cluster's key": "samplers/work/ray/authentication.py",
     "the package's catalog": "config/reference.py",
     "the package's certified tasks": "experiment/certified.py",

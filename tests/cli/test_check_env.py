@@ -23,7 +23,7 @@ class ComputesEnv(WalkEnv):
 
 class WaitsEnv(WalkEnv):
     def step(self, action: Any) -> Any:
-        time.sleep(0.01)
+        time.sleep(0.03)
         return super().step(action)
 
 

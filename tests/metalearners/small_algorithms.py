@@ -17,7 +17,9 @@ OF_TRIALS: dict[str, dict[str, object]] = {
         "critic-layers": [6],
         "num-bins": 9,
         "batch-size": 3,
-        "num-updates": 2,
+        # Values begin at exactly zero: what follows a step counts once the targets have moved.
+        "num-updates": 4,
+        "tau": 0.5,
         "warmup-trials": 4,
         "buffer-steps": 40,
         "policy-gradient-share": 0.1,

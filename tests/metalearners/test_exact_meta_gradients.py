@@ -134,11 +134,11 @@ def test_e_maml_is_exact_for_sampled_inner_steps_of_any_number_of_episodes(name:
         problem.all_episodes(*adapted),
     ]
     # Gains are in units of their deviation, and the returns here in units of the reward.
-    settings = EMAML.Settings(exploration=float(mean_rewards(phases, {}).std(correction=0)))
+    settings = EMAML.Settings(exploration=float(mean_rewards(phases, {})[0].std(correction=0)))
     errors = {}
     for learner in (EMAML(policy, STEP_SIZE, settings=settings), MAMLVPG(policy, STEP_SIZE)):
         if isinstance(learner, EMAML):
-            learner._gains = gains_of(mean_rewards(phases, {}))
+            learner._gains = gains_of(*mean_rewards(phases, {}))
 
         def expectation(new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome], learner: MAMLVPG = learner) -> Tensor:
             return num_tasks * chances[new[0].samples.tasks] * learner.objective(new, old)
@@ -192,7 +192,7 @@ def sampled_meta_gradients(
         batch = learner.store_of([train, sampled(problem.probabilities(adapted).detach())])
         if isinstance(learner, EMAML):
             # Gains are in units of their deviation, and the returns here in units of the reward.
-            unit = float(mean_rewards(batch.phases, {}).std(correction=0))
+            unit = float(mean_rewards(batch.phases, {})[0].std(correction=0))
             learner.settings = EMAML.Settings(exploration=unit * num_tasks / (num_tasks - 1))
         learner.update(batch)
         found.append(flat([param.grad for param in policy.parameters() if param.grad is not None]))

@@ -52,7 +52,11 @@ def advantages(baseline: Any, episodes: TaskEpisodes, threads: int = 1) -> torch
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return phases.phase(lambda params: episodes, None).advantages
+        steps = phases.steps()
+        next(steps)
+        with pytest.raises(StopIteration):
+            steps.send(episodes)
+        return episodes.advantages
     finally:
         torch.set_num_threads(before)
 
