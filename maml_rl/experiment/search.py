@@ -85,13 +85,14 @@ def search(
     for key, distribution in space.items():
         for value in _extremes(distribution):
             make_experiment(changed(config, {key: value}))
-    runs = folder / f"{identity(config)[:12]}-seed-{config.seed}-steps-{env_steps:g}"
-    study = open_study(folder / STUDIES, f"{identity(config)} seed {config.seed} {env_steps:g} steps, {_METRIC}")
+    of_config, own = identity(config), own_values(config, space)
+    runs = folder / f"{of_config[:12]}-seed-{config.seed}-steps-{env_steps:g}"
+    study = open_study(folder / STUDIES, f"{of_config} seed {config.seed} {env_steps:g} steps, {_METRIC}")
     yield f"trials of this search: {runs}"
     began, done = monotonic(), 0
     try:
         while monotonic() < began + 60.0 * minutes:
-            with _next_trial(study, runs, num_trials, own_values(config, space)) as trial:
+            with _next_trial(study, runs, num_trials, own) as trial:
                 if trial is None:
                     break
                 yield _try(study, trial, config, space, runs / str(trial.number), env_steps)

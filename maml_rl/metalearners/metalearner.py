@@ -302,17 +302,20 @@ class MetaLearner(ABC):
             num_steps: of adaptation; a learner that does not adapt in steps ignores it.
             rule: another inner loop than the learner's own, for one that adapts by gradient steps.
         """
-        if rule is None and self.rule is None and not self.whole_trials:
+        if not self._adapts_by_plan(rule):
             return Adapted()
         return adapt(sampler, tasks, self.planned(num_steps, rule, deterministic=self.tests_without_noise))
+
+    def _adapts_by_plan(self, rule: AdaptationRule | None) -> bool:
+        """Whether a sampler adapts the policy: in a trial, or by gradient steps."""
+        return self.whole_trials or (rule or self.rule) is not None
 
     def test(
         self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 1, rule: AdaptationRule | None = None
     ) -> EpisodeStore:
         """Adapt to tasks, and sample what `returns` reads; nothing is learned. See `adapt` for the arguments."""
         deterministic = self.tests_without_noise
-        by_plan = self.whole_trials or rule is not None or self.rule is not None
-        if by_plan and type(self).adapt is MetaLearner.adapt:
+        if self._adapts_by_plan(rule) and type(self).adapt is MetaLearner.adapt:
             plan = self.planned(num_steps, rule, deterministic=deterministic, for_update=False)
             return sampler.collect(tasks, plan)
         adapted = self.adapt(sampler, tasks, num_steps, rule)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -235,8 +234,8 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
 
     def _take(self, steps: InnerSteps, tasks: Sequence[Task], plan: Plan) -> tuple[list[TaskEpisodes], Params]:
         """Sample a phase under the parameters of each step."""
-        episodes = None
-        for number in itertools.count():
+        episodes, number = None, 0
+        while True:
             try:
                 params = steps.send(episodes)  # type: ignore[arg-type]
             except StopIteration as done:
@@ -246,7 +245,7 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
             episodes = self.rollout(tasks, params, deterministic=plan.deterministic and is_last)
             if plan.for_update or not is_last:
                 episodes = episodes.to(plan.device)
-        raise AssertionError
+            number += 1
 
     def _memory_after(
         self, tasks: Sequence[Task], trials: TaskEpisodes, streams: PhaseStreams, *, deterministic: bool

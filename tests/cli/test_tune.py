@@ -194,10 +194,6 @@ def test_killed_and_continued_search_has_the_trials_of_an_undisturbed_one(
     assert untimed(found) == expected
 
 
-def pruned(rows: list[dict[str, str]]) -> int:
-    return sum(row["state"] == "pruned" for row in rows)
-
-
 @pytest.mark.usefixtures("judged")
 def test_trials_of_other_configs_seeds_and_lengths_are_not_counted(tmp_path: Path) -> None:
     first = search(tmp_path, 3)
