@@ -320,9 +320,7 @@ def test_sampler_that_is_killed_leaves_the_actors_to_the_others(monkeypatch: pyt
     assert [actor.ended for actor in actors] == [0, 0]
 
 
-def test_driver_lists_each_actor_a_few_times_for_each_unit_and_no_more_with_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_driver_lists_as_many_actors_for_a_reply_of_many_as_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     def listed(size: int) -> float:
         pool, client, _ = pool_of({"1": size}, monkeypatch)
         started(pool, client, size, monkeypatch)
@@ -342,7 +340,8 @@ def test_driver_lists_each_actor_a_few_times_for_each_unit_and_no_more_with_many
         monkeypatch.setattr(ray, "get", lambda reference, timeout: "reply")
         monkeypatch.setattr(Actor, "next_look", float("inf"), raising=False)
         assert len(list(pool.results(client, [Unit("run", ()) for _ in range(2 * size)]))) == 2 * size
-        return sum(listings) / (2 * size)
+        # An idle actor repeats the unit of a slow one, which depends on the clock: there are more replies than units.
+        return sum(listings) / len(ready)
 
     assert listed(320) <= 1.5 * listed(80)
     assert listed(320) < 60
