@@ -43,6 +43,13 @@ class Retry(Exception):
             raise ValueError(f"Retry(after=...) takes a number of seconds, at least 0, got {after!r}")
         self.after, self.reason = float(after), reason
 
+    def __str__(self) -> str:
+        # Read only where nothing has repeated the call.
+        return (
+            f"{self.reason or 'no reason given'}; episodes begin again where each slot is an environment object of its "
+            "own, not where a vector environment steps all slots as one batch: have it wait itself"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRules:

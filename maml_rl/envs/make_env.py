@@ -174,11 +174,19 @@ class EnvSource:
         slots = None
         if self.batch is not None:
             made = self._made_batch(kwargs, num_envs, max_episode_steps, num_threads)
-            slots = None if made is None else _as_slots(made, max_episode_steps, current_slots, rules)
+            try:
+                slots = None if made is None else _as_slots(made, max_episode_steps, current_slots, rules)
+            except BaseException:
+                _discard(made)
+                raise
         if slots is None:
             slots = self._objects(self._maker(kwargs, max_episode_steps), num_envs, current_slots, rules)
-        for show in self.shown:
-            slots = show(slots)
+        try:
+            for show in self.shown:
+                slots = show(slots)
+        except BaseException:
+            slots.close()
+            raise
         return slots
 
     def _made_batch(
@@ -306,7 +314,6 @@ def _as_slots(
     """
     name = type(made).__name__
     if rules.want_threads:
-        made.close()
         raise _one_batch(name)
     if names := async_methods(made):
         raise TypeError(
@@ -349,8 +356,8 @@ def _takes(made: Any, name: str) -> bool:
     return name in parameters or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
 
 
-def _discard(env: gymnasium.Env[Any, Any]) -> None:
-    """Close an environment that was only looked at, whatever its `close` raises."""
+def _discard(env: Any) -> None:
+    """Close an environment that is not used, whatever its `close` raises."""
     with suppress(Exception):
         close: Callable[[], Any] = env.close
         if isinstance(closing := close(), Coroutine):

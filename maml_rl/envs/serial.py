@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -97,8 +98,14 @@ class SerialVectorEnv(OneBatchVectorEnv):
     def _make_slot(self, number: int, make: Callable[[], Any]) -> None:
         self.current_slots[0] = number
         env = self._run(number, self._attempts.of(number, make), awaited=self._made_awaited)
-        require_meta_env(env)
-        slot = Slot(number, env, self._attempts, self._generators, awaited=self._made_awaited)
+        try:
+            require_meta_env(env)
+            slot = Slot(number, env, self._attempts, self._generators, awaited=self._made_awaited)
+        except BaseException:
+            # What is wrong with it is the error, and not what its close raises.
+            with suppress(Exception):
+                self._run(number, self._attempts.of(number, env.close), awaited=self._made_awaited)
+            raise
         self.slots.append(slot)
         self._check(env)
         slot.env = without_wrappers(env)

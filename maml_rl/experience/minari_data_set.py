@@ -12,6 +12,7 @@ the time and less than half of the room.
 """
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from importlib.metadata import version
@@ -52,6 +53,17 @@ def require_minari() -> None:
         ) from error
     assert h5py
     assert minari
+
+
+def require_describable(env_id: str, env_kwargs: Mapping[str, Any]) -> None:
+    """Refuse, by a ConfigError in one line, a family whose registration a data set of Minari cannot hold."""
+    try:
+        _spec(env_id, env_kwargs, 1).to_json()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"a data set of Minari keeps the registration of {env_id} as JSON, which has no place for a function or an "
+            f"object ({error}); register a class of a module, with plain arguments, or leave it out with --no-minari"
+        ) from error
 
 
 def dataset_id(env_id: str, learner: str) -> str:
@@ -201,7 +213,16 @@ def _spec(env_id: str, env_kwargs: Mapping[str, Any], horizon: int) -> EnvSpec:
     spec = deepcopy(find_spec(env_id))
     spec.kwargs = {**spec.kwargs, **env_kwargs}
     spec.max_episode_steps = horizon
+    # As text, which JSON can hold.
+    spec.entry_point, spec.vector_entry_point = _name(spec.entry_point), _name(spec.vector_entry_point)
     return spec
+
+
+def _name(entry_point: Any) -> Any:
+    """Return a class or function of a module as "module:name"; anything else as it is."""
+    module, name = getattr(entry_point, "__module__", ""), getattr(entry_point, "__qualname__", "")
+    is_there = module != "__main__" and getattr(sys.modules.get(module), name, None) is entry_point
+    return f"{module}:{name}" if is_there and name else entry_point
 
 
 def _write_episodes(path: Path, recording: FinishedRecording) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import EnvDescription, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, UsersCode, explain
-from maml_rl.experience.minari_data_set import dataset_id, require_minari, write_data_set
+from maml_rl.experience.minari_data_set import dataset_id, require_describable, require_minari, write_data_set
 from maml_rl.experience.recording import FOLDER, About, Recording, space_as_json
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.machine import refuse_if_too_large, usual_torch
@@ -131,6 +131,8 @@ def record(
     config = config.override({**_PLAIN, **of_config}, "the settings of the learner")
     experiment = make_experiment(config, num_workers=None)
     config = experiment.config
+    if minari:
+        require_describable(config.env_name, config.env_kwargs)
     with closing(experiment.make_env()) as env:
         described = EnvDescription.of(env)
     _refuse_too_large(experiment, learner, described, num_tasks)
@@ -224,6 +226,8 @@ def record_run(
         placed = placed.trusted()
     check_code(placed, "add --trust", samples=True)
     experiment = make_experiment(placed, num_workers=None)
+    if minari:
+        require_describable(config.env_name, config.env_kwargs)
     checkpoints = list_checkpoints(path / CHECKPOINTS)
     if not checkpoints:
         raise ConfigError(f"{path} has no checkpoints to record; train it first")

@@ -4,6 +4,7 @@ A step of a policy with a memory is hundreds of small operations, which a device
 them. A graph launches all of them in one call, always on the same tensors: inputs are copied into these.
 """
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from maml_rl.arrays import to_device
 from maml_rl.errors import NonFiniteError
+
+logger = logging.getLogger(__name__)
 
 # Devices on which steps are taken by `DeviceSteps`.
 _KINDS = ("cuda",)
@@ -56,7 +59,8 @@ def set_step_size(optimizer: torch.optim.Optimizer, step_size: float) -> None:
 class DeviceSteps:
     """Steps of optimizers on a loss of tensors, for which the host never waits.
 
-    A step that cannot be recorded is taken as it is; a warning says why, once.
+    A step that cannot be recorded is taken as it is; a warning says why, once. So are those of further shapes where
+    there are as many graphs as are kept.
 
     Args:
         loss: returns a loss () and statistics (S,) of the inputs of a step. It must not wait for the device, and must
@@ -82,7 +86,7 @@ class DeviceSteps:
         self._recorded: dict[Any, _Recorded] = {}
         self._seen: dict[Any, int] = {}
         self._state: tuple[int, ...] = ()
-        self._longest = 0
+        self._longest, self._has_told = 0, False
         # None while steps can be recorded.
         self.refusal: str | None = None if device.type == "cuda" else f"the device is {str(device)!r}"
 
@@ -106,7 +110,10 @@ class DeviceSteps:
         kind = tuple((each.shape, each.dtype) for each in inputs)
         if kind not in self._recorded:
             number = self._seen[kind] = self._seen.get(kind, 0) + 1
-            can_record = self.refusal is None and number > _WARM_UP and len(self._recorded) < _MOST_GRAPHS
+            can_record = self.refusal is None and number > _WARM_UP
+            if can_record and len(self._recorded) >= _MOST_GRAPHS:
+                self._tell_of_shapes()
+                can_record = False
             if not can_record or not self._record(kind, inputs):
                 result = self._take([to_device(each, self._device) for each in inputs])
                 if number == 1:
@@ -131,6 +138,16 @@ class DeviceSteps:
     def num_recorded(self) -> int:
         """Number of graphs."""
         return len(self._recorded)
+
+    def _tell_of_shapes(self) -> None:
+        if not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "gradient steps of %d shapes are recorded as CUDA graphs, and those of further ones are not: they take "
+                "longer; let batches and trials be of equal sizes, as by max-episode-steps and a family that ends no "
+                "episode earlier",
+                _MOST_GRAPHS,
+            )
 
     def _record(self, kind: Any, inputs: Sequence[Tensor]) -> bool:
         """Record a step, without taking it; return whether that was possible."""

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs import MetaVectorEnv, TaskParameter, TaskSpace, global_generators, make_vector_env
+from maml_rl.envs import MetaVectorEnv, Retry, TaskParameter, TaskSpace, global_generators, make_vector_env
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.meta_env import OneBatchVectorEnv
 from maml_rl.errors import TaskError
@@ -458,3 +458,35 @@ def test_coroutine_that_nobody_awaits_is_refused(way: str) -> None:
         pytest.raises(TypeError, match=r"returned the coroutine ReturnsCoroutines\.reset_task"),
     ):
         made.reset_task(TASKS)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_environment_that_is_refused_is_closed(way: str) -> None:
+    closed = []
+
+    class Refused(Walk):
+        def close(self) -> None:
+            closed.append(self)
+
+    adapt, rules = WAYS[way]
+    made = adapt(Refused)
+    if way in ("vector env", "array code"):
+        made.close = Refused.close
+    made.recorded_infos = {"place": "always"}
+    with pytest.raises((TypeError, ValueError)):
+        make_vector_env(made, {}, 1, rules=rules)
+    assert len(closed) == 1
+
+
+class Busy(Walk):
+    def step(self, action: Any) -> Any:
+        raise Retry(reason="the service is busy")
+
+
+@pytest.mark.parametrize("way", ["vector env", "array code"])
+def test_retry_of_a_batch_says_that_its_slots_cannot_begin_again(way: str) -> None:
+    with slots(Busy, way) as (made, _):
+        made.reset_task(TASKS)
+        made.reset_buffers(np.array(SEEDS))
+        with pytest.raises(Retry, match="the service is busy; episodes begin again where each slot is an environment"):
+            act(made, np.zeros((SLOTS, 1), np.float32))

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -286,6 +287,29 @@ def test_minari_reads_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert (observations == whole.observations[:, column, :81].numpy()).all()
         moved = [np.abs(np.diff(episode.observations.argmax(1))).max() for episode in episodes]
         assert max(moved) <= 9
+
+
+@pytest.mark.parametrize("entry_point", [NumberedEnv, lambda: NumberedEnv()])
+def test_minari_has_a_family_that_a_class_registers_and_not_that_of_a_lambda(
+    entry_point: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    gymnasium.register("ByClass-v0", entry_point=entry_point, max_episode_steps=4)
+    try:
+        config = config_of(**DARK_ROOM | {"env_name": "ByClass-v0", "num_batches": 1})
+        if entry_point is not NumberedEnv:
+            with pytest.raises(ConfigError, match=r"keeps the registration of ByClass-v0 as JSON, .*--no-minari"):
+                record(config, tmp_path, num_tasks=2)
+            assert not list(tmp_path.iterdir())
+            return
+        recorded = record(config, tmp_path, num_tasks=2)
+        spec = minari.load_dataset(recorded.identifier).env_spec
+        assert spec.entry_point == "tests.numbered_env:NumberedEnv"
+        one, other = load_histories(recorded.folder), minari_data_set.read_data_set(recorded.identifier)
+        assert one.rewards.tolist() == other.rewards.tolist()
+    finally:
+        del gymnasium.registry["ByClass-v0"]
 
 
 @pytest.mark.parametrize(("learner", "env_name"), [("thompson", "Bandit-K5-v0"), ("psrl", "TabularMDP-v0")])

@@ -181,6 +181,24 @@ def test_graphs_of_shorter_trials_are_freed_when_a_longer_one_comes(request: pyt
     assert numbers == [0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0]
 
 
+def test_shapes_beyond_the_most_graphs_are_told_of_once(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    patch = request.getfixturevalue("on_cpu")
+    patch.setattr(device_steps, "_MOST_GRAPHS", 2)
+    param = nn.Parameter(torch.ones(3))
+    steps = DeviceSteps(
+        lambda given: ((param * given.sum()).sum(), param[:1]), [torch.optim.SGD([param], 0.1)], torch.device("cpu")
+    )
+    Graphs(steps, patch)
+    for length in (1, 2, 3, 4):
+        for _ in range(5):
+            steps(torch.ones(length))
+    assert steps.num_recorded == 2
+    (told,) = [each.getMessage() for each in caplog.records]
+    assert "gradient steps of 2 shapes are recorded" in told
+
+
 class Graphs:
     """What CUDA's graphs do, with tensors of the CPU: a step is recorded without being taken, and launched later.
 
