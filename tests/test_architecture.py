@@ -91,6 +91,14 @@ def test_every_room_has_its_place() -> None:
     assert found - {"__init__", "__main__"} == set(ROOMS)
 
 
+def test_name_of_a_test_fits_a_line() -> None:
+    folder = PACKAGE.parent / "tests"
+    names = {
+        name for path in folder.rglob("test_*.py") for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+    }
+    assert [name for name in names if len(name) > 80] == []
+
+
 def test_no_file_name_occurs_twice() -> None:
     names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name not in {"__init__.py", "__main__.py"})
     assert {name for name, count in names.items() if count > 1} == SHARED_NAMES

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maml_rl import __version__
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import AlgorithmError, ConfigError, NonFiniteError, explain
@@ -37,6 +36,7 @@ from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.results.identity import identity
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.metrics import Metrics, return_keys
+from maml_rl.runs.system import package_versions
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -310,14 +310,14 @@ def _write_table(path: Path, trials: Sequence["FrozenTrial"], seed: int) -> None
     """Write a row for each finished trial; one that failed or was ended early has no value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    keys = sorted({key for trial in trials for key in trial.params})
+    keys, version = sorted({key for trial in trials for key in trial.params}), package_versions().get("maml-rl", "")
     writer.writerow([*_FIRST, *keys])
     for trial in trials:
         if trial.state.is_finished():
             value = trial.value if trial.state.name == "COMPLETE" else ""
             spent = (trial.user_attrs.get(key, "") for key in ("env_steps", "seconds"))
             rungs = " ".join(str(trial.intermediate_values[rung]) for rung in sorted(trial.intermediate_values))
-            row = [trial.number, trial.state.name.lower(), value, *spent, seed, __version__, rungs]
+            row = [trial.number, trial.state.name.lower(), value, *spent, seed, version, rungs]
             writer.writerow([*row, *(trial.params.get(key, "") for key in keys)])
     # The trials are in the study: a table that cannot be written must not hide why a search ended.
     with suppress(OSError):

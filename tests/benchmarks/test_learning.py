@@ -299,7 +299,7 @@ def test_families_that_need_a_missing_extra_are_left_out_or_refused_where_asked_
     assert "left out" not in capsys.readouterr().out
 
 
-def test_family_may_name_the_methods_that_are_trained_on_it_unless_others_are_asked_for(
+def test_family_may_name_the_methods_that_are_trained_on_it_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Job] = []

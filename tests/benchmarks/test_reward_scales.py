@@ -9,7 +9,7 @@ from maml_rl.envs import check_meta_env
 from maml_rl.envs.families.point import PointGoalVectorEnv
 
 
-def test_rewards_are_those_of_point_goal_times_the_scale_of_the_task_which_is_not_observed() -> None:
+def test_rewards_are_those_of_point_goal_times_a_scale_that_is_not_observed() -> None:
     scales, goal = (0.01, 1.0, 100.0), np.array([0.3, -0.2])
     env, plain = ScaledPointGoalVectorEnv(3), PointGoalVectorEnv(3, normalization_scale=1.0)
     env.reset_task([{"goal": goal, "scale": scale} for scale in scales])

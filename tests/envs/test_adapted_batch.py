@@ -105,7 +105,7 @@ class Clipped(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, float(np.clip(reward, -0.05, 0.05)), *rest
 
 
-def test_family_below_a_vector_wrapper_has_the_episodes_of_single_environments_below_one() -> None:
+def test_family_below_a_vector_wrapper_has_the_episodes_of_single_environments() -> None:
     wrapped = digest_of(lambda num_envs: ClipReward(Batch(num_envs), -0.05, 0.05), Walking)
     assert wrapped == digest_of(lambda: Clipped(Walking()), Walking)
     assert wrapped != digest_of(Walking, Walking)
@@ -239,9 +239,7 @@ class OfDicts(LimitedBatch):
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("made", [LimitedBatch, OfDicts])
-def test_info_of_an_episode_is_nan_where_a_limit_ended_it_and_missing_where_it_terminated(
-    made: Any, mode: AutoresetMode
-) -> None:
+def test_info_of_an_episode_that_a_limit_ended_is_nan_and_else_an_error(made: Any, mode: AutoresetMode) -> None:
     def found(env: Any, **kwargs: Any) -> Any:
         settings: dict[str, Any] = {"batch_size": 3, "seed": 0, "num_workers": 0, "max_episode_steps": 3}
         policy = get_policy_for_env(Walking(), (8,), "tanh")

@@ -47,7 +47,7 @@ def test_rewards_are_those_of_the_drawn_task() -> None:
         assert reward == pytest.approx(-np.linalg.norm(after - np.asarray(env.task["goal"])), rel=1e-4)
 
 
-def test_third_party_family_may_be_wrapped_and_an_environment_without_tasks_is_refused() -> None:
+def test_family_of_others_may_be_wrapped_and_one_without_tasks_is_refused() -> None:
     env = SampleTaskOnReset(gymnasium.wrappers.TimeLimit(WalkEnv(), 3))
     env.reset(seed=0)
     assert env.task
@@ -97,7 +97,7 @@ def test_a_batch_without_autoreset_changes_tasks_by_reset_only() -> None:
     assert [values(task) for task in env.tasks] != before
 
 
-def test_family_that_passes_its_own_seed_on_gets_new_tasks_in_every_episode_and_for_every_seed() -> None:
+def test_family_that_passes_its_own_seed_on_gets_new_tasks_in_every_episode() -> None:
     class PassesALevelOn(WalkEnv):
         def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
             return super().reset(seed=3, options=options)

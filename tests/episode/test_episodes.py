@@ -152,7 +152,7 @@ def test_unknown_discount_and_missing_advantages_are_named():
 
 
 @pytest.mark.parametrize("bootstrap", [True, False])
-def test_truncated_episode_bootstraps_from_the_final_observation_and_a_terminated_one_never(bootstrap):
+def test_truncated_episode_bootstraps_from_its_final_observation_a_terminated_never(bootstrap):
     # One step each, reward 1, V(s_0) = 10, V(final) = 100, discount 0.5.
     arrays = make_arrays([[1, 1]])
     arrays["rewards"][:] = 1.0
@@ -224,7 +224,7 @@ def test_computing_advantages_does_not_change_rewards_and_values():
     assert (values == 2.0).all()
 
 
-def test_baseline_is_fitted_by_default_for_a_batch_of_tasks_and_by_the_caller_for_one():
+def test_baseline_is_fitted_for_a_batch_of_tasks_and_by_the_caller_for_one():
     episodes = make([[2, 1]])
     baseline = GivenBaseline(torch.zeros(1, 2, 2), torch.zeros(1, 2))
     episodes.compute_advantages(baseline, gamma=0.9)

@@ -209,7 +209,7 @@ def test_custom_algorithm_takes_about_sixty_lines() -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_custom_algorithm_resumes_bit_identically_with_its_optimizer_on_any_number_of_workers(
+def test_custom_algorithm_resumes_bit_identically_on_any_number_of_workers(
     example: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     example("custom_algorithm")

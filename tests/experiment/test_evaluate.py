@@ -131,7 +131,7 @@ def fixed_evaluation(returns: np.ndarray, repetitions: int) -> Evaluation:
     return replace(evaluation_of(returns), fixed_tasks=True, repetitions=repetitions)
 
 
-def test_intervals_of_fixed_tasks_are_over_repetitions_and_neither_over_tasks_nor_over_episodes() -> None:
+def test_intervals_of_fixed_tasks_are_over_repetitions_not_tasks_or_episodes() -> None:
     # Two repetitions of four episodes each.
     # Repetitions that are all equal say nothing about how much others would differ.
     for differ in (TASKS_DIFFER, EPISODES_DIFFER):

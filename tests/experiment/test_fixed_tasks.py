@@ -48,7 +48,7 @@ def test_both_sets_are_in_the_run_folder_and_disjoint(run: Path) -> None:
     assert load_config(run / "config.json").tasks == fixed(seed=0)
 
 
-def test_batches_are_distinct_tasks_of_the_set_and_tests_use_their_whole_set_for_any_seed(run: Path) -> None:
+def test_batches_are_distinct_tasks_of_the_set_and_tests_use_their_whole_set(run: Path) -> None:
     training, test = (read_tasks(run / f"{side}-tasks.json", NAVIGATION) for side in ("training", "test"))
     experiment = make_experiment(load_config(run / "config.json").override({"seed": 8}))
     experiment.restore("last", run)
@@ -117,7 +117,7 @@ def test_file_of_test_tasks_that_is_named_is_compared_with_the_checksum_of_its_r
         read_tasks(tmp_path / "run" / "test-tasks.json", NAVIGATION)
 
 
-def test_run_of_an_earlier_version_is_tested_with_a_warning_and_gets_checksums_when_it_is_resumed(
+def test_run_of_an_earlier_version_is_tested_with_a_warning_and_gets_checksums(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copied = tmp_path / "run"

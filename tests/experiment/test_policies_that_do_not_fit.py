@@ -43,7 +43,7 @@ def config_of(algorithm: str, settings: dict[str, Any], **general: Any) -> Confi
         ("maml-trpo", {}, {"hidden_sizes": [2_000_000_000, 2_000_000_000]}, "hidden-sizes"),
     ],
 )
-def test_policy_of_any_kind_that_does_not_fit_is_refused_by_the_setting_that_makes_it_large(
+def test_policy_that_does_not_fit_is_refused_by_the_setting_that_makes_it_large(
     algorithm: str, settings: dict[str, Any], general: dict[str, Any], culprit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "total_memory", lambda: 16 * 2**30)

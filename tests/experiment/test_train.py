@@ -367,7 +367,7 @@ def test_interrupted_training_saves_its_last_finished_iteration(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_training_that_ends_with_an_error_of_its_environment_saves_the_last_finished_iteration(
+def test_training_that_an_environment_ends_saves_the_last_finished_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetch: int
 ) -> None:
     config = config_of(num_batches=5, checkpoint_every=100, prefetch=prefetch)

@@ -67,9 +67,7 @@ def box_config(algorithm: str, **settings: object) -> Config:
 
 
 @pytest.mark.parametrize("algorithm", ["ad", "dpt", "amago-offline"])
-def test_gaussians_are_squashed_into_a_bounded_box_except_in_runs_of_earlier_versions(
-    algorithm: str, tmp_path: Path
-) -> None:
+def test_gaussians_are_squashed_into_a_box_except_in_runs_of_earlier_versions(algorithm: str, tmp_path: Path) -> None:
     made = make_experiment(box_config(algorithm))
     assert isinstance(made.policy.distributions, LatentGaussianHead)
     assert made.config.algorithm_settings["squash"] is True
@@ -183,7 +181,7 @@ def test_tasks_of_the_histories_are_recognized_by_three_bytes_each(count: int) -
     assert torch.equal(learned.packed(), packed)
 
 
-def test_longer_context_than_that_of_the_saved_policy_and_other_histories_are_refused(tmp_path: Path) -> None:
+def test_longer_context_than_the_saved_one_and_other_histories_are_refused(tmp_path: Path) -> None:
     learner = make(context=4)
     saved = Checkpoint(1, dict(learner.policy.state_dict()), None, {"algorithm": "ad"}, learner.state_dict())
     with pytest.raises(CheckpointError, match="context of 8 steps is longer than the ring of the saved policy, 4"):
@@ -220,7 +218,7 @@ def test_recurrent_layer_learns_from_histories(cell: str) -> None:
     assert learner.policy.cell == cell
 
 
-def test_returns_of_histories_of_different_lengths_are_averaged_over_existing_episodes() -> None:
+def test_returns_of_histories_of_unequal_lengths_are_means_of_existing_episodes() -> None:
     learner = make(context=1)
     learner.learn_from(
         Histories(

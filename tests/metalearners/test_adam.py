@@ -110,9 +110,7 @@ def parameters(policy: Policy) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["normal", "categorical"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_gradient_away_from_the_old_parameters_is_that_of_an_independent_implementation(
-    algorithm: str, kind: str
-) -> None:
+def test_gradient_away_from_the_old_parameters_agrees_with_independent_code(algorithm: str, kind: str) -> None:
     policy, train, valid = make_problem(kind, 2, RAGGED)
     phases = [*train, valid]
     penalty = ALGORITHMS[algorithm][2]

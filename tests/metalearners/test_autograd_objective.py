@@ -46,9 +46,7 @@ def gradient_of(policy: Policy) -> Tensor:
 
 @pytest.mark.parametrize("first_order", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradient_equals_the_hand_written_one_at_the_old_parameters_and_away_from_them(
-    kind: str, first_order: bool
-) -> None:
+def test_gradient_equals_the_hand_written_one_at_and_away_from_old_parameters(kind: str, first_order: bool) -> None:
     policy, train, valid = make_problem(kind, 2, RAGGED)
     objective = AutogradObjective(policy, [*train, valid], rule=RULE, objective=last_surrogate, first_order=first_order)
     cpu = torch.device("cpu")

@@ -52,7 +52,7 @@ def test_equal_rewards_move_nothing(scale: float) -> None:
     assert not learner._gains.any()
 
 
-def test_gains_are_mean_rewards_of_real_steps_after_adaptation_in_units_of_their_deviation() -> None:
+def test_gains_are_mean_rewards_of_real_steps_in_units_of_their_deviation() -> None:
     _, batch = batch_of("random", 3.0)
     valid = batch.phases[-1]
     means = [

@@ -59,7 +59,7 @@ def test_step_improves_the_surrogate_within_the_bound_of_the_divergence(kind: st
     assert snapshot(policy) != before
 
 
-def test_divergence_in_the_logs_is_that_between_the_adapted_policies_before_and_after() -> None:
+def test_logged_divergence_is_between_the_adapted_policies_before_and_after() -> None:
     policy, train, valid = make_problem("normal", 1, LENGTHS)
     judge = ReferenceUpdate(policy, train, valid, [0.1])
     judge.loss_and_kl()

@@ -340,9 +340,7 @@ def mean_of(weights: Tensor, episodes: TaskEpisodes, task: int) -> Tensor:
 
 @WAYS
 @pytest.mark.parametrize("by_name", [False, True], ids=["some_parameters", "a_size_for_every_entry"])
-def test_gradient_and_curvature_through_a_rule_by_parameter_agree_with_double_backward(
-    automatic: bool, by_name: bool
-) -> None:
+def test_derivatives_through_a_rule_by_parameter_agree_with_double_backward(automatic: bool, by_name: bool) -> None:
     policy, train, valid = make_problem("normal", 2, RAGGED)
     own = dict(policy.named_parameters())
     rule = AdaptationRule(0.3, parameters=list(own)[2:])

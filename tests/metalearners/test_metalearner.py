@@ -236,7 +236,7 @@ def test_sampler_gives_the_adapted_parameters_that_it_would_sample_with() -> Non
             sampler.sample(tasks, fast_lr=0.1, rule=AdaptationRule(0.1))
 
 
-def test_metalearner_without_inner_steps_has_one_phase_and_recorded_log_probabilities(tmp_path: Path) -> None:
+def test_learner_without_inner_steps_has_one_phase_and_recorded_log_probabilities(tmp_path: Path) -> None:
     config = small_config(algorithm="tests.metalearners.test_metalearner:Rememberer")
     experiment = make_experiment(config)
     with experiment.make_sampler(num_workers=0) as sampler:

@@ -79,7 +79,7 @@ def update(inner_loss: InnerLoss) -> Outcome:
     return Outcome(promised, float(run()[1].rewards.mean() - valid.rewards.mean()), float(slope.detach().abs().max()))
 
 
-def test_log_probabilities_of_stale_actions_predict_a_gain_that_new_episodes_do_not_show() -> None:
+def test_log_probabilities_of_stale_actions_predict_a_gain_that_is_not_there() -> None:
     outcome = update(reinforce)
     # Where the mean moves away from the actions of a state, their advantages become part of the inner step.
     assert outcome.moved > 0.01

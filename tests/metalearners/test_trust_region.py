@@ -70,7 +70,7 @@ def test_line_search_without_a_good_fraction_takes_none(result: tuple[float, flo
     assert tried == pytest.approx([1.0, 0.8, 0.64])
 
 
-def test_longest_step_is_a_newton_step_as_long_as_the_quadratic_model_of_the_divergence_allows() -> None:
+def test_longest_step_is_a_newton_step_as_long_as_the_quadratic_model_allows() -> None:
     matrix = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
     gradient = torch.tensor([0.5, -2.0], dtype=torch.float64)
     step = longest_step(lambda v: matrix @ v, gradient, iterations=4, damping=0.1, max_kl=0.02)

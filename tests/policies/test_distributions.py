@@ -126,7 +126,7 @@ def test_several_categories_are_independent_categorical_distributions():
     )
 
 
-def test_squashed_sample_rounded_to_the_end_of_its_range_has_a_finite_log_prob_and_gradient():
+def test_squashed_sample_at_the_end_of_its_range_has_a_finite_log_prob_and_gradient():
     location = torch.full((1, 2), 3.0, requires_grad=True)
     distribution = Independent(
         TransformedDistribution(Normal(location, 4.0), [TanhTransform(), AffineTransform(0.0, 2.0)]), 1

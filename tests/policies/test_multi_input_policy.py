@@ -70,7 +70,7 @@ def reference_features(params: dict[str, Tensor], observation: dict[str, Any]) -
     return torch.cat((units.permute(0, 2, 3, 1).flatten(), one_hot, position))
 
 
-def test_each_part_is_encoded_by_its_kind_as_plain_torch_does_under_own_and_stacked_parameters() -> None:
+def test_each_part_is_encoded_by_its_kind_as_plain_torch_does_also_when_stacked() -> None:
     policy = get_policy_for_env(LookingEnv(), (7,), "relu", conv_layers=LAYERS).double()
     assert isinstance(policy, MultiInputPolicy)
     observations = elements(6)
@@ -89,7 +89,7 @@ def test_each_part_is_encoded_by_its_kind_as_plain_torch_does_under_own_and_stac
         torch.testing.assert_close(of_tasks[task], alone)
 
 
-def test_observations_that_start_at_one_and_actions_that_do_have_their_own_probabilities() -> None:
+def test_observations_and_actions_that_start_at_one_have_their_own_probabilities() -> None:
     policy = get_policy_for_env(LookingEnv(), (7,))
     rows = rows_of(elements(5))
     (logits,) = policy.distribution_parameters(rows)

@@ -97,7 +97,7 @@ def evaluated_group(folder: Path, seeds: int, every: int = 2) -> RunGroup:
     return group
 
 
-def test_evaluation_curve_has_a_point_for_every_evaluation_and_a_band_around_the_seeds(tmp_path: Path) -> None:
+def test_evaluation_curve_has_a_point_for_each_evaluation_and_a_band_around_seeds(tmp_path: Path) -> None:
     group = evaluated_group(tmp_path / "study", seeds=3, every=1)
     (before, _, after) = (group.curve(key).known() for key in group.keys("evaluation/return/"))
     assert before.iterations.tolist() == [0, 1, 2]

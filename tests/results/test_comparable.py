@@ -187,7 +187,7 @@ def test_interval_of_many_seeds_is_that_of_a_normal_mean(tmp_path: Path) -> None
     )
 
 
-def test_mean_ends_where_the_shortest_run_does_and_has_no_value_where_a_seed_has_none(tmp_path: Path) -> None:
+def test_mean_ends_with_the_shortest_run_and_has_no_value_where_a_seed_has_none(tmp_path: Path) -> None:
     for seed, returns in enumerate(([1.0, 1.0, 7.0, 7.0], [3.0, None, 5.0])):
         write_run(tmp_path / "study" / str(seed), returns, seed=seed)
     curve = only_group(tmp_path / "study").curve("return/step_0")

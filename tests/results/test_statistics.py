@@ -257,7 +257,7 @@ def test_returns_that_are_very_skewed_are_warned_of() -> None:
 
 
 @pytest.mark.parametrize("tasks", [20, 40])
-def test_interval_of_a_paired_difference_covers_it_and_is_narrower_than_that_of_two_samples(tasks: int) -> None:
+def test_interval_of_a_paired_difference_covers_it_and_is_narrower_than_unpaired(tasks: int) -> None:
     rng = np.random.default_rng(tasks)
     # Log-normal returns of tasks that are hard or easy for both.
     hard = 0.8 * rng.normal(size=(tasks, COLUMNS))
@@ -456,7 +456,7 @@ def test_interval_of_outcomes_that_are_all_alike_is_that_of_the_fewest_units(sha
     assert np.isnan([low, high]).all()
 
 
-def test_interval_of_a_share_is_that_of_its_log_odds_unless_it_is_wider_than_for_units_of_one_outcome() -> None:
+def test_interval_of_a_share_is_that_of_its_log_odds_or_of_units_of_one_outcome() -> None:
     rates = np.array([0.6, 0.7, 0.7, 0.8, 0.8, 0.9, 0.9, 1.0])
     ((value, low, high),) = share_interval(np.array([0.8]), [[without_each_row([rates[:, None]], mean)]], 80)
     shrunk = [(80 * (rates.sum() - each) / 7 + 0.5) / 81 for each in rates]
@@ -469,7 +469,7 @@ def test_interval_of_a_share_is_that_of_its_log_odds_unless_it_is_wider_than_for
     assert [value, low, high] == pytest.approx([0.5, 1.0 - 0.975**0.5, 0.975**0.5], abs=1e-6)
 
 
-def test_whether_an_interval_is_shown_depends_on_the_numbers_of_tasks_and_trainings_alone() -> None:
+def test_whether_an_interval_is_shown_depends_on_numbers_of_tasks_and_trainings() -> None:
     rng = np.random.default_rng(0)
     for rate in (0.0, 0.05, 0.5, 1.0):
         for seeds in (1, 3):
@@ -499,7 +499,7 @@ def test_trainings_are_warned_of_skewed_luck() -> None:
     assert "where their luck is skewed, they cover the truth in fewer cases" in scope
 
 
-def test_percentile_bootstrap_of_three_seeds_is_two_fifths_as_wide_and_covers_three_quarters() -> None:
+def test_percentile_bootstrap_of_three_seeds_is_too_narrow_by_three_fifths() -> None:
     seeds = np.random.default_rng(0).normal(size=(3, 2000, 1))
     # Of the 27 resamples of three values, one in 27 consists of the least alone: more than 2.5 %.
     low, high = seeds.min(axis=0), seeds.max(axis=0)

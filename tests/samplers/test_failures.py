@@ -51,9 +51,7 @@ def fail(placement: str, fault: str, place: Any) -> ChildEnvError:
 @pytest.mark.parametrize(
     ("place", "fault"), [*((place, "raise_os") for place in PLACES), (3, "leave_quietly"), (3, "raise_unpicklable")]
 )
-def test_every_error_of_an_environment_in_this_process_names_environment_slot_task_and_step(
-    fault: str, place: Any
-) -> None:
+def test_error_of_an_environment_here_names_environment_slot_task_and_step(fault: str, place: Any) -> None:
     error = fail("in process", fault, place)
     name = {"leave_quietly": "SystemExit", "raise_os": "OSError", "raise_unpicklable": "UnpicklableError"}[fault]
     told = str(error)

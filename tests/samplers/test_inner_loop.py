@@ -76,7 +76,7 @@ def test_chunks_are_cut_by_the_horizon_not_by_the_longest_episode_that_happened(
 
 
 @pytest.mark.parametrize("baseline", [LinearFeatureBaseline(OBSERVATION_SIZE), ZeroBaseline()])
-def test_advantages_of_chunks_are_those_of_each_chunk_alone_for_any_number_of_threads(baseline: Any) -> None:
+def test_advantages_of_chunks_are_those_of_each_alone_for_any_number_of_threads(baseline: Any) -> None:
     episodes = sampled()
     chunks = chunks_of([episodes], 512, torch.device("cpu"))
     assert len(chunks) > 2

@@ -291,7 +291,7 @@ def drawn(make_env: Any, iterations: int = 3, num_tasks: int = 3, **options: Any
 
 
 @pytest.mark.parametrize("make_env", [Levels, AsyncLevels])
-def test_family_that_redirects_the_seed_draws_new_tasks_in_every_iteration_and_for_every_seed(make_env: Any) -> None:
+def test_family_that_redirects_the_seed_draws_new_tasks_in_every_iteration(make_env: Any) -> None:
     batches = [*drawn(make_env, seed=0), *drawn(make_env, seed=1), *drawn(make_env, seed=0, evaluation=True)]
     numbers = [value for batch in batches for task in batch for value in task.values()]
     assert len(set(numbers)) == len(numbers) == 27
@@ -583,7 +583,7 @@ def test_constructors_that_draw_globally_make_one_family_everywhere(which: str) 
 
 
 @pytest.mark.timeout(120)
-def test_environment_that_draws_from_global_generators_is_the_same_under_a_fork_server() -> None:
+def test_environment_that_draws_globally_is_the_same_under_a_fork_server() -> None:
     forked = sampled(DrawsGlobally, num_workers=2)
     assert sampled(DrawsGlobally, num_workers=2, start_method="forkserver").digest() == forked.digest()
 
@@ -660,7 +660,7 @@ for each in threads:
 """
 
 
-def test_garbage_that_is_collected_while_threads_look_at_generators_blocks_none_of_them() -> None:
+def test_garbage_that_is_collected_while_threads_look_at_generators_blocks_none() -> None:
     subprocess.run([sys.executable, "-c", READS_IN_TWO_THREADS], check=True, timeout=40)
 
 
@@ -732,9 +732,7 @@ def batched(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("place", [place for place in PLACES if place != "threads"])
-def test_batched_family_of_others_that_keeps_its_actions_gets_the_rewards_of_a_plain_loop(
-    batched: str, place: str
-) -> None:
+def test_batched_family_of_others_that_keeps_its_actions_equals_a_plain_loop(batched: str, place: str) -> None:
     policy = get_policy_for_env(KeepsActionsOfAllSlots(), (4,))
     options = {"batch_size": 4, "seed": 0, "max_episode_steps": 6, **PLACES[place]}
     if options["num_workers"]:
@@ -746,9 +744,7 @@ def test_batched_family_of_others_that_keeps_its_actions_gets_the_rewards_of_a_p
 
 
 @pytest.mark.parametrize("place", ["in process", "acting workers", "central"])
-def test_batched_family_of_others_that_observes_a_symbol_that_does_not_exist_is_refused(
-    batched: str, place: str
-) -> None:
+def test_batched_family_of_others_that_observes_an_unknown_symbol_is_refused(batched: str, place: str) -> None:
     policy = get_policy_for_env(KeepsActionsOfAllSlots(steps=3), (4,))
     options = {"batch_size": 2, "seed": 0, "max_episode_steps": 6, "env_kwargs": {"steps": 3}, **PLACES[place]}
     if options["num_workers"]:

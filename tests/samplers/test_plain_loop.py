@@ -146,7 +146,7 @@ def test_environment_that_is_not_thread_safe_is_not_sampled_in_threads() -> None
     assert "in threads" not in told
 
 
-def test_environment_whose_close_reaches_others_of_its_process_has_the_values_of_a_loop() -> None:
+def test_environment_whose_close_reaches_others_has_the_values_of_a_loop() -> None:
     assert compared(QuitsEnv).endswith(EVERYWHERE)
 
 
@@ -228,6 +228,6 @@ def test_command_says_what_was_compared_or_where_a_value_differs(
     assert re.sub("0x[0-9a-f]+", "", refused) == re.sub("0x[0-9a-f]+", "", str(raised.value))
 
 
-def test_environment_that_draws_from_generators_of_the_process_has_the_values_of_a_loop_that_seeds_them() -> None:
+def test_environment_with_generators_of_the_process_equals_a_loop_that_seeds_them() -> None:
     # Threads share them.
     assert compared(GlobalEnv).endswith(EVERYWHERE.replace("in threads, ", ""))

@@ -87,7 +87,7 @@ def test_fixed_sets_of_a_mixture_and_all_their_batches_keep_the_weights() -> Non
     assert set(Counter(map(task_key, every)).values()) == {2}
 
 
-def test_few_tasks_of_a_family_are_refused_instead_of_filled_up_with_those_of_another() -> None:
+def test_few_tasks_of_a_family_are_refused_and_not_filled_up_with_others() -> None:
     """There are two directions: eighteen velocities and two directions are no even mixture."""
     few = mixture(**{"HalfCheetahVel-v5": 1.0, "HalfCheetahDir-v5": 1.0})
     with pytest.raises(ValueError, match=r"HalfCheetahDir-v5 has too few different tasks for its share .*: 2 were"):

@@ -158,7 +158,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_tasks_are_checked_in_a_worker_where_the_environment_must_not_be_made_in_this_process(tmp_path: Path) -> None:
+def test_tasks_are_checked_in_a_worker_where_this_process_must_not_make_environments(tmp_path: Path) -> None:
     marker, path = tmp_path / "marker", tmp_path / "tasks.json"
     env = {"env-name": "tests.lamp_env:Marked-v0", "env-kwargs": {"marker": str(marker)}, "hidden-sizes": [4]}
     experiment = make_experiment(Config.model_validate(env), num_workers=1)

@@ -170,7 +170,7 @@ def seen_place(image: np.ndarray) -> np.ndarray:
     return np.array([column, 31 - row]) * 2.0 / 31.0 - 1.0
 
 
-def test_picture_of_the_room_shows_the_position_to_a_fraction_of_a_pixel_and_not_the_goal() -> None:
+def test_picture_of_the_room_shows_the_position_within_a_pixel_and_not_the_goal() -> None:
     goals = np.array([[0.4, 0.1], [-0.5, 0.5], [0.3, -0.3], [0.4, 0.1]])
     env = PixelNavigationVectorEnv(4, autoreset_mode="Disabled")
     env.reset_task([{"goal": goal} for goal in goals])

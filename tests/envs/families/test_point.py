@@ -44,7 +44,7 @@ def test_corner_is_rewarded_densely_by_the_distance() -> None:
     np.testing.assert_allclose(rewards, [-0.8, -0.6], atol=1e-6)
 
 
-def test_corner_is_rewarded_sparsely_by_progress_that_is_near_no_other_corner_and_away_from_the_start() -> None:
+def test_corner_rewards_progress_away_from_the_start_and_from_other_corners() -> None:
     goal = [2.0, 2.0]
     for start, move, reward in (
         ([0.1, 0.1], [0.1, 0.1], 0.0),

@@ -102,7 +102,7 @@ def test_greedy_reward_of_two_pulls_is_that_of_the_enumeration_by_hand() -> None
     assert expected_reward(BanditEpsilonGreedy(2, ties="first"), 2) == pytest.approx(by_hand)
 
 
-def test_thompson_sampling_repeats_a_success_with_the_probability_that_its_arm_is_best() -> None:
+def test_thompson_sampling_repeats_a_success_as_probably_as_its_arm_is_best() -> None:
     # P(Beta(2, 1) > U) = 2/3, P(Beta(1, 2) > U) = 1/3, P(Beta(2, 2) > Beta(2, 1)) = 3/10.
     tolerance = {"abs": 5 * math.sqrt(0.25 / 10_000)}
     assert frequencies(ThompsonSampling(2), [(0, 1.0)])[0] == pytest.approx(2 / 3, **tolerance)
@@ -118,7 +118,7 @@ def test_thompson_sampling_of_arms_with_long_histories_matches_draws_of_numpy() 
     assert frequencies(ThompsonSampling(3), history) == pytest.approx(expected, abs=5 * math.sqrt(0.25 / 10_000))
 
 
-def test_draws_at_least_the_mean_pull_the_known_arm_as_often_as_its_mean_is_not_surpassed() -> None:
+def test_optimistic_draws_pull_a_known_arm_as_often_as_its_mean_is_not_surpassed() -> None:
     # Arm 0 has the mean 2/3 and arm 1 the mean 1/2: max(Beta(2, 1), 2/3) > max(U, 1/2), enumerated with NumPy.
     random = np.random.default_rng(2)
     first, second = np.maximum(random.beta(2, 1, 10**6), 2 / 3), np.maximum(random.random(10**6), 0.5)

@@ -199,7 +199,7 @@ def test_episode_info_that_a_time_limit_cuts_off_is_nan(placement: str) -> None:
     assert (episodes.infos["clock"][:, -1] == 10.0 * HORIZON).all()
 
 
-def test_episode_info_that_an_environment_forgets_when_it_truncates_itself_is_an_error() -> None:
+def test_episode_info_that_is_forgotten_at_its_own_truncation_is_an_error() -> None:
     class TruncatesItself(CutEnv):
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             *results, info = super().step(action)

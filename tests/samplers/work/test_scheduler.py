@@ -186,7 +186,7 @@ def test_losses_are_counted_apart_and_from_zero_again() -> None:
     assert losses.note("other", "e") is None
 
 
-def test_limits_for_more_than_a_call_are_never_shorter_than_what_a_busy_machine_needs() -> None:
+def test_limits_for_more_than_a_call_are_as_long_as_a_busy_machine_needs() -> None:
     short, long = (Limits(Placement(step_timeout=seconds)) for seconds in (0.1, 600.0))
     assert (short.call, short.make, short.load) == (0.1, 10.0, 60.0)
     assert (long.call, long.make, long.load) == (600.0, 600.0, 600.0)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ChildEnv:
-    """EpisodeStore the environment of a range of slots."""
+    """Steps a range of slots as its parent commands."""
 
     _recipe: Recipe
     _env: MetaVectorEnv

@@ -143,7 +143,7 @@ def test_deaths_are_counted_per_phase(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_descriptors_memory_and_children_stay_flat_over_a_thousand_iterations_with_faults() -> None:
+def test_descriptors_memory_and_children_stay_flat_over_a_thousand_faulty_iterations() -> None:
     this = psutil.Process()
     actions = np.zeros((NUM_SLOTS, 1), np.float32)
 

@@ -203,7 +203,7 @@ def test_samplers_of_several_threads_connect_once(joined: Any) -> None:
     assert joined.ended == 1
 
 
-def test_connection_that_other_code_has_ended_is_one_line_and_the_next_sampler_makes_another(joined: Any) -> None:
+def test_connection_that_other_code_has_ended_is_one_line_and_is_made_anew(joined: Any) -> None:
     first = join("localhost:1")
     ray.shutdown()
     with pytest.raises(ConfigError, match=r"ray.shutdown\(\) was called while a sampler was open"):

@@ -216,7 +216,7 @@ def test_actors_and_losses_are_reported_to_the_monitoring_of_the_cluster(monkeyp
     assert pool.cluster._refused == {}
 
 
-def test_node_that_cannot_import_the_engine_in_a_phase_is_left_out_and_others_take_its_tasks(
+def test_node_that_cannot_import_the_engine_is_left_out_and_others_take_its_tasks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, client, nodes = pool_of({"1": 1, "2": 1}, monkeypatch)

@@ -75,9 +75,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 # Training.
 
 
-def test_training_started_on_child_processes_and_resumed_on_ray_equals_that_of_one_process(
-    cluster: Any, tmp_path: Path
-) -> None:
+def test_training_begun_in_child_processes_and_resumed_on_ray_equals_one_process(cluster: Any, tmp_path: Path) -> None:
     evaluating = ["--evaluate-every", "10", "--evaluation-tasks", "3"]
     settings = [*SMALL, *evaluating, "--checkpoint-every", "10", "--output-folder"]
     assert run_train([*settings, str(tmp_path / "plain"), "--num-workers", "0", "--num-batches", "30"]) == 0
@@ -452,7 +450,7 @@ class Rejoining(Losing):
         return super().stage(name)
 
 
-def test_run_that_loses_its_last_node_in_a_phase_warns_and_waits_for_another_up_to_its_limit(
+def test_run_that_loses_its_last_node_warns_and_waits_for_another_up_to_its_limit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("maml_rl.samplers.work.ray.pool._STALLED_SECONDS", 0.5)
@@ -501,7 +499,7 @@ with MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2, (4,)), bac
 """
 
 
-def test_cluster_of_its_own_has_a_token_that_others_lack_and_leaves_none_in_the_home_folder(
+def test_cluster_of_its_own_has_a_token_and_leaves_none_in_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
