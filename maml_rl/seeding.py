@@ -8,12 +8,13 @@ without one generator object per environment.
 Source: Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3, https://doi.org/10.1145/2063384.2063405
 """
 
+import os
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,7 +34,6 @@ PHILOX_ROUNDS = 10
 _MULTIPLIERS = tuple(map(np.uint64, PHILOX_MULTIPLIERS))
 # With this many counters at once, the intermediate arrays stay in the second-level cache.
 _CHUNK = 16_384
-# Held by the thread that has seeded torch's global generators.
 _global_generators = threading.RLock()
 # At most this many numbers are drawn ahead, for all slots of an environment together.
 _NUMBERS_AHEAD = 16_384
@@ -152,6 +152,24 @@ class NamedStreams:
         return self.key._replace(task=word, episode=0)
 
 
+def global_generators() -> AbstractContextManager[Any]:
+    """Return the lock of the process's generators (torch's, NumPy's, Python's).
+
+    Whoever gives them other states holds it until they are restored; a thread may take it again.
+    """
+    return _global_generators
+
+
+def _renew_lock() -> None:
+    """Forget a thread that held the lock when this process was forked, and is not in it."""
+    global _global_generators
+    _global_generators = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 @contextmanager
 def seeded_torch(seed: int, device: "torch.device | str" = "cpu") -> Iterator[None]:
     """Seed torch's global generators with `seed` for the block, and restore them afterward.
@@ -173,7 +191,7 @@ def seeded_torch(seed: int, device: "torch.device | str" = "cpu") -> Iterator[No
         torch.cuda.init()
         index = torch.cuda.current_device() if device.index is None else device.index
         generators.append(torch.cuda.default_generators[index])
-    with _global_generators:
+    with global_generators():
         before = [each.get_state() for each in generators]
         try:
             for each in generators:

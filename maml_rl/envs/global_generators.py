@@ -2,7 +2,7 @@
 
 The first call of an environment that draws from them is noticed. From then on each slot has such generators of its own
 while its code runs, keyed as all other streams, and those of the process stay as they were. Constructors always have
-them, all the same.
+them, all the same. Meanwhile other threads that would give them a state, or look at them, wait.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from maml_rl.envs.task_space import Task, task_key
+from maml_rl.seeding import global_generators
 
 logger = logging.getLogger(__name__)
 
@@ -313,7 +314,7 @@ def construct(make: Callable[[], Any]) -> tuple[Any, list[str]]:
     family, of which each slot, each worker and each resumed run has the same environment.
     """
     generators = _generators()
-    with KeptGenerators() as kept:
+    with global_generators(), KeptGenerators() as kept:
         kept.seed_for_constructor()
         made = make()
         drawn = kept.drawn()
@@ -352,12 +353,13 @@ class SlotGenerators:
         Raises:
             DrawsGloballyError: If it has drawn from the process's generators, instead of some of its own.
         """
-        if self.used:
-            return self._with_own(slot, call)
-        if self._steps_to_try > 0:
-            self._steps_to_try -= 1
-            return self._with_own(slot, call)
-        return self._watch(call)
+        with global_generators():
+            if self.used:
+                return self._with_own(slot, call)
+            if self._steps_to_try > 0:
+                self._steps_to_try -= 1
+                return self._with_own(slot, call)
+            return self._watch(call)
 
     def begin(self, slot: int, seed: int | None, call: Callable[[], Any]) -> Any:
         """Return the result of a reset, with which the streams of an episode begin; without a seed they continue."""
@@ -375,13 +377,14 @@ class SlotGenerators:
         if key is not None:
             self._keys[slot], self._states[slot] = key, None
         watched = not self.used and self._steps_to_try <= 0
-        try:
-            return self._watch(call) if watched else self._with_own(slot, call)
-        except DrawsGloballyError:
-            return self._with_own(slot, call)
+        with global_generators():
+            try:
+                return self._watch(call) if watched else self._with_own(slot, call)
+            except DrawsGloballyError:
+                return self._with_own(slot, call)
 
     def _watch(self, call: Callable[[], Any]) -> Any:
-        if not self._has_torch:
+        if not self._watched or (not self._has_torch and "torch" in sys.modules):
             self._watched, self._has_torch = _generators(), "torch" in sys.modules
             self._places_now = _looks_at(*[each.place for each in self._watched])
         look = self._places_now
@@ -395,7 +398,7 @@ class SlotGenerators:
                 self.used = True
                 for each, state in zip(self._watched, self._saved, strict=True):
                     each.restore(state)
-            if not self._has_torch and _has_drawn_from_new(self._watched):
+            if not self._has_torch and "torch" in sys.modules and _has_drawn_from_new(self._watched):
                 self.used = True
         if self.used:
             raise DrawsGloballyError
