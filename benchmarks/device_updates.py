@@ -130,7 +130,7 @@ def _measure(row: UpdateTime, device: torch.device, repeats: int, seed: int, sma
         # The reason is in the row.
         warnings.filterwarnings("ignore", "gradient steps are not recorded")
         row.first_seconds = update(0)
-        steps = _device_steps(learner)
+        steps = _steppers(learner)
         # Until a learner of a few steps in an update has recorded them, too.
         number = 1
         while number < 4 and any(each.refusal is None and not each.num_recorded for each in steps):
@@ -182,9 +182,9 @@ def _let_learn(experiment: Experiment, learner: HistoryLearner, small: bool) -> 
         learner.learn_from(load_histories(Path(folder) / "histories"))
 
 
-def _device_steps(learner: Any) -> list[Any]:
-    found = [getattr(each, "_on_device", None) for each in (learner, getattr(learner, "_ppo", None))]
-    return [each for each in found if each is not None]
+def _steppers(learner: Any) -> list[Any]:
+    found = [getattr(learner, "stepper", None), getattr(getattr(learner, "_ppo", None), "_stepper", None)]
+    return [each for each in found if each is not None and each.is_recorded]
 
 
 def _wait(device: torch.device) -> float:

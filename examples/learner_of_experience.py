@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
-from maml_rl.experience import Replay
+from maml_rl.experience import Replay, Steps
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import EpisodeStore, MetaLearner, SettingsModel
+from maml_rl.metalearners import EpisodeStore, MetaLearner, SettingsModel, Stepper
 
 
 class RewardWeighted(MetaLearner):
@@ -37,29 +38,27 @@ class RewardWeighted(MetaLearner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.optimizers = {"actor": torch.optim.Adam(self.policy.parameters(), lr=self.settings.learning_rate)}
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.settings.learning_rate)
+        self.stepper = Stepper(self.loss, self.optimizer, device=self.device, name="reward-weighted")
         # The run folder has the attribute `experience`, so that a resumed run is bit-identical.
         self.experience = {"trials": Replay(self.settings.buffer_steps)}
 
+    def loss(self, steps: Steps) -> tuple[Tensor, Tensor]:
+        """Return the loss on trials (L, N, ...), and the statistics of a step."""
+        # The remaining return of a trial, compared at each step with the other trials.
+        left = (steps.rewards * steps.mask).flip(0).cumsum(0).flip(0)
+        scores = (left - left.mean(1, keepdim=True)) / (left.std(1, keepdim=True) + 1e-6)
+        weights = torch.softmax(scores / self.settings.temperature, 1) * steps.mask
+        unrolled = self.policy.unroll(steps.observations)
+        log_probs = self.policy.distributions.log_prob(unrolled.distribution, steps.actions)
+        loss = -(weights * log_probs).sum() / len(weights)
+        return loss, torch.stack([loss])
+
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Keep the new trials, and imitate the better ones of all that are kept."""
-        replay, (optimizer,) = self.experience["trials"], self.optimizers.values()
+        replay, rng, size = self.experience["trials"], self.generator("replay"), self.settings.batch_size
         replay.append(batch.phases[0])
-        rng, losses = self.generator("replay"), []
-        for _ in range(self.settings.num_updates):
-            steps = replay.sample_sequences(rng, self.settings.batch_size).to(self.device)
-            # The remaining return of a trial, compared at each step with the other trials.
-            left = (steps.rewards * steps.mask).flip(0).cumsum(0).flip(0)
-            scores = (left - left.mean(1, keepdim=True)) / (left.std(1, keepdim=True) + 1e-6)
-            weights = torch.softmax(scores / self.settings.temperature, 1) * steps.mask
-            unrolled = self.policy.unroll(steps.observations)
-            log_probs = self.policy.distributions.log_prob(unrolled.distribution, steps.actions)
-            loss = -(weights * log_probs).sum() / len(weights)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return {"loss/before": losses[0], "loss/last": losses[-1], "replay/steps": replay.num_steps}
+        return self.stepper.take(self.settings.num_updates, lambda: [replay.sample_sequences(rng, size)], ["loss"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

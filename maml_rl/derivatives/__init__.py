@@ -9,7 +9,7 @@ from maml_rl.derivatives.linearization import PolicyOnSamples
 from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples, chunks_of, cut, even_chunks, every_nth, number_kept
 from maml_rl.derivatives.store import ROOM, Answer, EpisodeStore, LocalStore, Memo, blocks_of, remembered
-from maml_rl.derivatives.workers import ChunkWorkers, Workspace, scratch, sum_gradients
+from maml_rl.derivatives.workers import ChunkWorkers, Workspace, scratch
 
 __all__ = [
     "ROOM",
@@ -33,5 +33,4 @@ __all__ = [
     "number_kept",
     "remembered",
     "scratch",
-    "sum_gradients",
 ]

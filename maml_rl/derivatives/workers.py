@@ -102,23 +102,6 @@ class ChunkWorkers:
         return list(self._pool.map(run, items))
 
 
-def sum_gradients(
-    params: Sequence[Tensor],
-    differentiate: Callable[[Item], tuple[Tensor, Sequence[Tensor | None]]],
-    chunks: Iterable[Item],
-    device: torch.device,
-) -> Tensor:
-    """Give each parameter the sum of its gradients over chunks, and return the sum of their losses.
-
-    `differentiate` returns the losses of a chunk, of one shape, and a gradient for each parameter; see `set_gradients`.
-    Chunks are computed in parallel, and added in their order.
-    """
-    with ChunkWorkers(device) as workers:
-        found = workers.map(differentiate, chunks)
-        set_gradients(params, [gradients for _, gradients in found])
-        return sum_of_chunks([losses for losses, _ in found])
-
-
 def _compute_on_one_core() -> None:
     """Give a new thread its number of torch threads."""
     # Until it asks for the first time it would take that of the process, which other threads change.

@@ -53,7 +53,7 @@ class Steps:
 
     def to(self, device: torch.device | str) -> "Steps":
         """Return the same steps on `device`."""
-        return self._map(lambda values: to_device(values, torch.device(device)))
+        return self.map(lambda values: to_device(values, torch.device(device)))
 
     def tensors(self) -> list[Tensor]:
         """Return all fields, and then the infos."""
@@ -64,10 +64,6 @@ class Steps:
         """Return the steps of which `tensors` returned these, with infos of these names."""
         known: dict[str, Any] = dict(zip(_STEP_TENSORS, tensors, strict=False))
         return cls(**known, infos=dict(zip(infos, tensors[len(_STEP_TENSORS) :], strict=True)))
-
-    def part(self, tasks: slice) -> "Steps":
-        """Return the steps of some tasks, or of other entries of the first axis."""
-        return self._map(lambda values: values[tasks])
 
     def with_end(self) -> tuple[Tensor, Tensor]:
         """Return the observations of whole trials (L, N, ...) and after them, and where they end in a terminal state.
@@ -85,7 +81,8 @@ class Steps:
         terminal[last, columns] = self.terminations[last, columns].to(terminal.dtype)
         return seen, terminal
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "Steps":
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Steps":
+        """Return steps of what a function returns for every tensor."""
         return Steps.of([function(tensor) for tensor in self.tensors()], self.infos)
 
 

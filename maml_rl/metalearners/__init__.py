@@ -6,6 +6,7 @@ from maml_rl.metalearners.adapted import Adapted
 from maml_rl.metalearners.maml_trpo import MAMLTRPO
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithms, find_metalearner, register
+from maml_rl.metalearners.stepper import Stepper
 from maml_rl.plan import Plan
 
 register("maml-trpo", MAMLTRPO)
@@ -34,6 +35,7 @@ __all__ = [
     "MetaLearner",
     "Plan",
     "SettingsModel",
+    "Stepper",
     "algorithms",
     "find_metalearner",
     "register",

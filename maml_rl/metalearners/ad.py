@@ -35,9 +35,9 @@ class AD(HistoryLearner):
         drawn = self.sequences(rng, keep=self.settings.keep)
         return drawn.observations, drawn.actions
 
-    def loss(self, outputs: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+    def imitation(self, outputs: tuple[Tensor, ...], actions: Tensor) -> Tensor:
         """Return the cross-entropy of the actions; the targets of discrete ones are smoothed."""
         if not self._has_one_choice:
-            return super().loss(outputs, actions)
+            return super().imitation(outputs, actions)
         smoothing = self.settings.label_smoothing
         return F.cross_entropy(outputs[0].flatten(0, 1), actions.flatten(), label_smoothing=smoothing)

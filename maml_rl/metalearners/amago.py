@@ -20,15 +20,14 @@ from maml_rl.errors import AlgorithmError
 from maml_rl.experience import Replay, Steps
 from maml_rl.experience.hindsight import NUM_CANDIDATES, Hindsight
 from maml_rl.experience.histories import Sequences
-from maml_rl.machine import single_threaded
-from maml_rl.metalearners.device_steps import DeviceSteps, for_device, refuse_infinite, takes_device_steps
 from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 from maml_rl.metalearners.learner_state import SINGLE
 from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.metalearners.memory_settings import CellKind, MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
-from maml_rl.metalearners.replay_learner import NumTrials, TrialReplayLearner, TrialReplaySettings, take_steps
+from maml_rl.metalearners.replay_learner import NumTrials, TrialReplayLearner, TrialReplaySettings
 from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean, move_targets
+from maml_rl.metalearners.stepper import Input, Stepper, records_steps
 from maml_rl.policies import Policy, SequencePolicy
 from maml_rl.policies.heads import DistributionParams, LatentGaussianHead, SquashedGaussianHead
 from maml_rl.policies.two_hot import OF_BINS, TwoHot
@@ -148,13 +147,18 @@ class FilteredActorCritic(MetaLearner):
         targets = copy.deepcopy(critics).requires_grad_(False)
         self.networks = nn.ModuleDict({"critics": critics, "targets": targets}).to(self.device)
         self.critics, self.targets = critics, targets
-        self._trained = [param for param in (*self.policy.parameters(), *critics.parameters()) if param.requires_grad]
-        optimizer = torch.optim.AdamW(
-            self._trained, lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay, fused=True
+        trained = [param for param in (*self.policy.parameters(), *critics.parameters()) if param.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            trained, lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay, fused=True
         )
-        self.optimizer = for_device(optimizer, self.device)
-        norm, move = self.settings.max_grad_norm, partial(move_targets, targets, critics, self.settings.tau)
-        self._on_device = DeviceSteps.on(self.device, self._objective, self.optimizer, max_norm=norm, after=move)
+        self.stepper = Stepper(
+            self.loss,
+            self.optimizer,
+            device=self.device,
+            name=type(self).__name__.lower(),
+            max_norm=self.settings.max_grad_norm,
+            after=partial(move_targets, targets, critics, self.settings.tau),
+        )
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
@@ -167,19 +171,24 @@ class FilteredActorCritic(MetaLearner):
     def draw_trials(self) -> Steps | Sequences:
         """Draw the N trials of a step, (L, N, ...), or sequences of them."""
 
-    def step_on_trials(self) -> Tensor:
-        """Take one step on trials that are drawn; see `improve`."""
+    def draw_inputs(self) -> Sequence[Input]:
+        """Draw the trials of a step, `inputs_of` it; the moments of observations follow them."""
         trials = self.draw_trials().to(self.device)
         seen, terminal = trials.with_end()
         self._follow(seen[:-1], trials.mask)
-        return self.improve(seen, trials.actions, trials.rewards, terminal, trials.mask)
+        return self.inputs_of(seen, trials.actions, trials.rewards, terminal, trials.mask)
+
+    def inputs_of(self, *trials: Tensor) -> Sequence[Input]:
+        """Return the inputs of a step on N trials of L steps, the first arguments of `losses`; the rest is drawn."""
+        pair = torch.from_numpy(self.generator("critics").permutation(self.settings.num_critics)[:2])
+        return pair, *self.stepper.padded(len(trials[1]), *trials, *self._noise(trials[0]))
 
     def _follow(self, observations: Tensor, mask: Tensor) -> None:
         """Move the moments that normalize observations by `tau` toward those of real steps (L, N, size)."""
         mean, std = self.policy.observation_mean, self.policy.observation_std
         if mean is not None and std is not None:
             tau = self.settings.tau
-            if takes_device_steps(self.device):
+            if records_steps(self.device):
                 # To select the real steps would wait for the device.
                 share = (mask / mask.sum()).unsqueeze(-1).to(observations)
                 found = (share * observations).sum((0, 1))
@@ -190,33 +199,10 @@ class FilteredActorCritic(MetaLearner):
             difference = found - mean
             self.policy.normalize_by(mean + tau * difference, std.square().lerp(variance + difference.square(), tau))
 
-    @single_threaded()
-    def improve(self, *trials: Tensor) -> Tensor:
-        """Take one step on N trials of L steps, the first arguments of `losses`, unless a loss is not finite.
-
-        Returns:
-            (4,) losses of critics and actor, mean value of the actions taken, share of them that passed the filter.
-
-        Raises:
-            NonFiniteError: If a loss is not finite; the step is not taken. Steps on an accelerator are taken, and
-                `update` raises.
-        """
-        pair = torch.from_numpy(self.generator("critics").permutation(self.settings.num_critics)[:2])
-        trials = *trials, *self._noise(trials[0])
-        if self._on_device is not None:
-            return self._on_device(pair, *self._on_device.padded(len(trials[1]), trials))[:4]
-        loss, found = self._objective(pair, *trials)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        refuse_infinite([nn.utils.clip_grad_norm_(self._trained, self.settings.max_grad_norm)], "a loss of amago")
-        self.optimizer.step()
-        move_targets(self.targets, self.critics, self.settings.tau)
-        return found
-
-    def _objective(self, pair: Tensor, *trials: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of a step, and what `improve` returns, of the other arguments of `losses`."""
+    def loss(self, pair: Tensor, *trials: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of the `losses` of both, and all that they return."""
         found = self.losses(*trials, pair=pair)
-        return self.settings.critic_coefficient * found[0] + found[1], torch.stack(found).detach()
+        return self.settings.critic_coefficient * found[0] + found[1], torch.stack(found)
 
     def _noise(self, seen: Tensor) -> tuple[Tensor, ...]:
         """Return the noise of continuous actions (L + 1, N, A) for what is seen (L + 1, N, ...), if they are."""
@@ -365,7 +351,8 @@ class AMAGO(FilteredActorCritic, TrialReplayLearner):
         return trials
 
 
-class OfflineAMAGO(FilteredActorCritic, HistoryLearner):
+# The loss is amago's, with other inputs than that of imitation.
+class OfflineAMAGO(FilteredActorCritic, HistoryLearner):  # type: ignore[misc]
     """AMAGO without a sampler: it learns from recorded histories, and imitates those of their actions that were good.
 
     Where `ad` imitates a learner as it improves, this one need not see progress: values tell which actions were good.
@@ -390,10 +377,10 @@ class OfflineAMAGO(FilteredActorCritic, HistoryLearner):
         drawn = self.sequences(self.generator("histories"), keep=self.settings.keep)
         return replace(drawn, actions=self.policy.distributions.recorded(drawn.actions))
 
-    def step_on_trials(self) -> Tensor:
+    def draw_inputs(self) -> Sequence[Input]:
         self._set_step_size()
-        return super().step_on_trials()
+        return super().draw_inputs()
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take steps on sequences of the histories; return `updates`, and what is `measured`."""
-        return take_steps(self, self.settings.num_updates, self.step_on_trials, self.measured)
+        return self.stepper.take(self.settings.num_updates, self.draw_inputs, self.measured)

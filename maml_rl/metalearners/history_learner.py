@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
-from maml_rl.derivatives import EpisodeStore, cut, sum_gradients
+from maml_rl.derivatives import EpisodeStore, cut
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.task_space import task_key
@@ -21,17 +21,10 @@ from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience.histories import EnvKind, Histories, Sequences
 from maml_rl.experience.minari_data_set import read_data_set
 from maml_rl.experience.recording import load_histories
-from maml_rl.machine import single_threaded
-from maml_rl.metalearners.device_steps import (
-    DeviceSteps,
-    check_finite,
-    for_device,
-    refuse_infinite,
-    set_step_size,
-)
 from maml_rl.metalearners.memory_settings import CellKind, MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards
+from maml_rl.metalearners.stepper import Input, Stepper, set_step_size
 from maml_rl.policies import GRUPolicy, Policy, SequencePolicy, TransformerPolicy
 from maml_rl.policies.heads import CategoricalHead
 from maml_rl.policies.recurrent import Cell
@@ -136,15 +129,21 @@ class HistoryLearner(MetaLearner):
                 f"a context of {self.settings.context} steps is longer than the ring of the policy, which has "
                 f"{self._ring}; lower context, or make the policy with a longer one"
             )
-        optimizer = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             self.policy.parameters(),
             lr=self.settings.learning_rate,
             weight_decay=self.settings.weight_decay,
             fused=True,
         )
-        self.optimizer = for_device(optimizer, self.device)
-        norm = self.settings.max_grad_norm
-        self._on_device = DeviceSteps.on(self.device, self._loss_of, self.optimizer, max_norm=norm)
+        self.stepper = Stepper(
+            self.loss,
+            self.optimizer,
+            device=self.device,
+            name=type(self).__name__.lower(),
+            max_norm=self.settings.max_grad_norm,
+            chunks=lambda seen, _: cut(seen.shape[1], len(seen), self.settings.hidden_size, self.device),
+            axis=1,
+        )
         head = self.policy.distributions
         self._has_one_choice, self._first = isinstance(head, CategoricalHead), getattr(head, "start", 0)
         require_vectors("a learner of histories", self.policy.observation_space)
@@ -229,10 +228,26 @@ class HistoryLearner(MetaLearner):
         drawn.observations[0, :, self._last_step] = 0.0
         return drawn
 
-    def loss(self, outputs: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+    def imitation(self, outputs: tuple[Tensor, ...], actions: Tensor) -> Tensor:
         """Return the mean negative log-probability of the actions (L, N, ...) under the predicted distribution."""
         head = self.policy.distributions
         return -head.log_prob(outputs, head.recorded(actions)).mean()
+
+    def loss(self, observations: Tensor, actions: Tensor, *, share: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return the loss on sequences (L, N, size) and the actions to predict there; and it with the accuracy (2,).
+
+        Each is the mean over the sequences times their share in those of the step.
+        """
+        outputs = self.policy.unroll(observations).distribution
+        loss = right = share * self.imitation(outputs, actions)
+        if self._has_one_choice:
+            right = (outputs[0].argmax(-1) + self._first == actions).float().mean() * share
+        return loss, torch.stack((loss, right))
+
+    def draw_inputs(self) -> Sequence[Input]:
+        """Draw the inputs of a step, and set its size."""
+        self._set_step_size()
+        return self.draw(self.generator("histories"))
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take gradient steps on batches of the histories.
@@ -241,53 +256,9 @@ class HistoryLearner(MetaLearner):
             `loss`, the mean; `accuracy`, the share of discrete actions whose prediction was right; `updates`, gradient
             steps so far.
         """
-        rng, totals = self.generator("histories"), torch.zeros(2, device=self.device)
-        for _ in range(self.settings.num_updates):
-            self._set_step_size()
-            totals += self.step(*self.draw(rng))
-        loss, accuracy = check_finite(totals / self.settings.num_updates, type(self).__name__.lower())
-        known = {"loss": loss, "updates": self._steps_taken}
-        return known | ({"accuracy": accuracy} if self._has_one_choice else {})
-
-    @single_threaded()
-    def step(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Take a gradient step on sequences (L, N, size) and the actions (L, N, ...) to predict there, in chunks.
-
-        Returns:
-            (2,) the loss, and the share of discrete actions whose prediction was right; means over the sequences.
-
-        Raises:
-            NonFiniteError: If the gradient is not finite; the step is not taken. Steps on an accelerator are taken, and
-                `update` raises.
-        """
-        if self._on_device is not None:
-            return self._on_device(observations, actions)[:2]
-        observations, actions = observations.to(self.device), actions.to(self.device)
-        length, num = observations.shape[:2]
-        params = [param for param in self.policy.parameters() if param.requires_grad]
-
-        def differentiate(chunk: slice) -> tuple[Tensor, Sequence[Tensor | None]]:
-            share = (chunk.stop - chunk.start) / num
-            with torch.enable_grad():
-                loss, found = self._loss_of(observations[:, chunk], actions[:, chunk], share)
-                gradients = torch.autograd.grad(loss, params, allow_unused=True)
-                # A fused optimizer reads the memory of a gradient as that of its parameter.
-                return found.detach(), [None if each is None else each.contiguous() for each in gradients]
-
-        chunks = cut(num, length, self.settings.hidden_size, self.device)
-        losses = sum_gradients(params, differentiate, chunks, self.device)
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.max_grad_norm)
-        refuse_infinite([norm], "the gradient of a loss on histories")
-        self.optimizer.step()
-        return losses
-
-    def _loss_of(self, observations: Tensor, actions: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return what a chunk, a share of the sequences, adds to the loss, and to what `step` returns."""
-        outputs = self.policy.unroll(observations).distribution
-        loss = right = share * self.loss(outputs, actions)
-        if self._has_one_choice:
-            right = (outputs[0].argmax(-1) + self._first == actions).float().mean() * share
-        return loss, torch.stack((loss, right))
+        measured = ("loss", "accuracy") if self._has_one_choice else ("loss",)
+        found = self.stepper.take(self.settings.num_updates, self.draw_inputs, measured)
+        return found | {"updates": self._steps_taken}
 
     def _set_step_size(self) -> None:
         """Set the step size of the next gradient step, and count it."""

@@ -14,7 +14,7 @@ from torch.nn.functional import softplus
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, Positive
-from maml_rl.derivatives import EpisodeStore, cut, sum_gradients
+from maml_rl.derivatives import EpisodeStore, cut
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.registration import FAMILIES
 from maml_rl.envs.task_space import task_key
@@ -22,9 +22,8 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted
-from maml_rl.metalearners.device_steps import DeviceSteps, for_device, refuse_infinite
 from maml_rl.metalearners.refusals import refuse_small_replay
-from maml_rl.metalearners.replay_learner import NumUpdates, take_steps
+from maml_rl.metalearners.replay_learner import NumUpdates
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,
     SACSettings,
@@ -33,6 +32,7 @@ from maml_rl.metalearners.soft_actor_critic import (
     soft_targets,
     soft_values,
 )
+from maml_rl.metalearners.stepper import Input, Stepper
 from maml_rl.plan import Sampler
 from maml_rl.policies import Policy
 from maml_rl.policies.soft_actors import CONTEXT, ContextActor
@@ -175,18 +175,24 @@ class PEARL(SoftActorCritic):
             "encoder": (self.encoder.parameters(), settings.learning_rate),
             "temperature": ([self.networks.log_temperature], settings.temperature_learning_rate),
         }
-        self.optimizers = {
-            name: for_device(torch.optim.Adam(params, lr=size), self.device) for name, (params, size) in trained.items()
-        }
-        after, optimizers = self.networks.update_targets, self.optimizers.values()
-        self._on_device = DeviceSteps.on(self.device, self._loss_of, *optimizers, after=after)
-        # The infos that the encoder sees are those of any steps: their names are known with the first.
-        self._infos: tuple[list[str], list[str]] = ([], [])
+        self.optimizers = {name: torch.optim.Adam(params, lr=size) for name, (params, size) in trained.items()}
+        self.stepper = Stepper(
+            self.loss,
+            *self.optimizers.values(),
+            device=self.device,
+            name="pearl",
+            after=self.networks.update_targets,
+            chunks=self._cut,
+        )
         kept: dict[str, Any] = {"memory_bytes": settings.mapped_bytes, "device": self.device}
         self.experience = {
             "all": Replay(settings.buffer_steps, **kept),
             "from_prior": Replay(settings.buffer_steps, **kept),
         }
+
+    def _cut(self, context: Steps, steps: Steps, *noise: Tensor) -> list[slice]:
+        num_tasks, num_steps = steps.rewards.shape
+        return cut(num_tasks, num_steps, max(self.policy.hidden_sizes), self.device)
 
     @classmethod
     def complete(cls, settings: Any, config: Config) -> Any:
@@ -312,75 +318,38 @@ class PEARL(SoftActorCritic):
         tasks = [task for task in from_prior.tasks if task_key(task) in kept]
         rng, newest, size = self.generator("replay"), self.settings.context_trials, self.settings.context_batch
 
-        def take_step() -> Tensor:
+        def draw() -> Sequence[Input]:
             chosen = rng.choice(len(tasks), min(len(tasks), self.settings.tasks_per_update), replace=False)
             of_tasks = [tasks[index] for index in chosen]
             context = from_prior.sample_transitions(rng, size, tasks=of_tasks, newest=newest)
             steps = everything.sample_transitions(rng, self.settings.batch_size, tasks=of_tasks)
-            return self.step(context, steps)
+            return self.inputs_of(context, steps)
 
         names = "loss/critics", "loss/actor", "kl", "temperature", "entropy"
-        return known | take_steps(self, self.settings.num_updates, take_step, names)
+        return known | self.stepper.take(self.settings.num_updates, draw, names)
 
-    @single_threaded()
-    def step(self, context: Steps, steps: Steps) -> Tensor:
-        """Take one step.
+    def inputs_of(self, context: Steps, steps: Steps) -> Sequence[Input]:
+        """Return the inputs of a step on contexts (M, C, ...) and transitions (M, N, ...); noise is drawn."""
+        num_tasks, num_steps = steps.rewards.shape
+        noise = torch.randn((num_tasks, len(self.policy.context)), generator=self.torch_generator("contexts"))
+        sizes = 2, num_tasks, num_steps, self.policy.noise_size
+        drawn = torch.randn(sizes, generator=self.torch_generator("actions"))
+        return context, steps, noise, drawn.transpose(0, 1)
+
+    def loss(
+        self, context: Steps, steps: Steps, noise: Tensor, drawn: Tensor, *, share: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss of M tasks, and the metrics of `update`; sums over chunks of tasks are those of all.
 
         Args:
             context: (M, C, ...) the context set of each task.
             steps: (M, N, ...) transitions of the same tasks to learn from.
-
-        Returns:
-            (5,) losses of critics and actor, divergence of the posteriors, temperature, entropy; means over tasks.
-
-        Raises:
-            NonFiniteError: If a loss is not finite; the step is not taken. Steps on an accelerator are taken, and
-                `update` raises.
-        """
-        num_tasks, num_steps = steps.rewards.shape
-        noise = torch.randn((num_tasks, len(self.policy.context)), generator=self.torch_generator("contexts"))
-        # The actions before and after each transition.
-        sizes = 2, num_tasks, num_steps, self.policy.noise_size
-        drawn = torch.randn(sizes, generator=self.torch_generator("actions"))
-        if self._on_device is not None:
-            self._infos = list(context.infos), list(steps.infos)
-            return self._on_device(*context.tensors(), *steps.tensors(), noise, drawn)[:5]
-        groups = [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
-        params = [param for group in groups for param in group["params"]]
-
-        def differentiate(tasks: slice) -> tuple[Tensor, Sequence[Tensor]]:
-            chunk = context.part(tasks), steps.part(tasks), noise[tasks], drawn[:, tasks]
-            with torch.enable_grad():
-                loss, losses = self._losses(*chunk, share=(tasks.stop - tasks.start) / num_tasks)
-                return torch.stack((loss.detach(), *losses)), torch.autograd.grad(loss, params)
-
-        chunks = cut(num_tasks, num_steps, max(self.policy.hidden_sizes), self.device)
-        loss, *losses = sum_gradients(params, differentiate, chunks, self.device)
-        refuse_infinite([loss], "a loss of pearl")
-        for optimizer in self.optimizers.values():
-            optimizer.step()
-        self.networks.update_targets()
-        return torch.stack(losses)
-
-    def _loss_of(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of a step on a device, and what `step` returns; see there for what the tensors are."""
-        *fields, noise, drawn = tensors
-        first, second = self._infos
-        size = len(fields) - 7 - len(second)
-        context, steps = (Steps.of(part, names) for part, names in ((fields[:size], first), (fields[size:], second)))
-        loss, losses = self._losses(context, steps, noise, drawn, share=1.0)
-        return loss, torch.stack(losses)
-
-    def _losses(
-        self, context: Steps, steps: Steps, noise: Tensor, drawn: Tensor, *, share: float
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss of some tasks, and what `step` returns; the sums over all tasks are those of a step.
-
-        The tasks are a share of all. From N(0, 1) are the noise (M, Z) of the contexts, and what is drawn for the
-        actions before and after the transitions, (2, M, N, A).
+            noise: (M, Z) from N(0, 1), of the contexts that are drawn from the posteriors.
+            drawn: (M, 2, N, A) from N(0, 1), of the actions before and after each transition.
+            share: of the tasks in those of the step.
         """
         posterior: Posterior = self.encoder(self._transitions(context), context.mask)
-        of_tasks = posterior.sample(noise.to(self.device))
+        of_tasks = posterior.sample(noise)
         contexts = of_tasks.unsqueeze(1).expand(-1, steps.rewards.shape[1], -1).flatten(0, 1)
         before, after = (seen.flatten(0, 1).float() for seen in (steps.observations, steps.next_observations))
         rewards, terminal = steps.rewards.flatten(), steps.terminations.flatten().float()
@@ -390,7 +359,7 @@ class PEARL(SoftActorCritic):
         # The encoder receives no gradient of actor or targets, only that of the critics.
         fixed = contexts.detach()
         parameters = self.policy.under(torch.cat((before, after)), torch.cat((fixed, fixed)))
-        actions, log_probs = head.sample(parameters, drawn.flatten(0, 2).to(self.device))
+        actions, log_probs = head.sample(parameters, drawn.transpose(0, 1).flatten(0, 2))
         (proposed, following), (log_prob, log_prob_after) = actions.chunk(2), log_probs.chunk(2)
         with torch.no_grad():
             values = self._values(self.targets, after, fixed, following)
@@ -406,8 +375,7 @@ class PEARL(SoftActorCritic):
         of_steps = tuple(each.chunk(2)[0] for each in parameters)
         target_entropy = self.networks.target_entropy_of(of_steps, torch.ones_like(rewards))
         loss = loss + temperature * (entropy - target_entropy)
-        means = critic_loss, actor_loss, kl.mean(), alpha, entropy
-        return share * loss, [share * mean.detach() for mean in means]
+        return share * loss, share * torch.stack((critic_loss, actor_loss, kl.mean(), alpha, entropy))
 
     @staticmethod
     def _values(

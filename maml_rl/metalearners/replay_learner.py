@@ -1,19 +1,17 @@
 """Learners that take steps on what they draw from a replay: its settings, and the common update of those of trials."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-import torch
 from pydantic import BaseModel, Field
-from torch import Tensor
 
 from maml_rl.config import Config
 from maml_rl.config.settings import Count
 from maml_rl.derivatives import EpisodeStore
-from maml_rl.metalearners.device_steps import check_finite
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
+from maml_rl.metalearners.stepper import Input, Stepper
 
 NumUpdates = Annotated[Count, Field(description="updates after each batch that is sampled")]
 NumTrials = Annotated[Count, Field(description="trials in each update")]
@@ -54,36 +52,29 @@ class TrialReplayLearner(MetaLearner):
     """Base of the learners that take steps on trials from the replay `trials`, which keeps all that are sampled.
 
     Attributes:
-        measured: names of what `step_on_trials` returns.
+        measured: names of the statistics of a step.
+        stepper: takes the steps.
     """
 
     columns = "episode"
     whole_trials = True
     measured: tuple[str, ...]
+    stepper: Stepper
     settings: Any
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Store the trials in the replay buffer, and take steps on batches from it once there are enough.
 
         Returns:
-            `replay/trials`, `replay/steps`, `updates`; and what is `measured`, the means over the updates.
+            `replay/trials`, `replay/steps`, `updates`; and what is `measured`, means over the updates.
         """
         replay = self.experience["trials"]
         replay.append(batch.phases[0])
         known = {"replay/trials": replay.num_trials, "replay/steps": replay.num_steps, "updates": 0}
         if replay.num_appended < self.settings.warmup_trials:
             return known
-        return known | take_steps(self, self.settings.num_updates, self.step_on_trials, self.measured)
+        return known | self.stepper.take(self.settings.num_updates, self.draw_inputs, self.measured)
 
     @abstractmethod
-    def step_on_trials(self) -> Tensor:
-        """Take one step on a batch from the replay; return the numbers that are `measured`."""
-
-
-def take_steps(learner: MetaLearner, num: int, take_step: Callable[[], Tensor], names: Sequence[str]) -> dict[str, Any]:
-    """Take all `num` steps of an update; return their number and the means of what they return, by `names`."""
-    totals = torch.zeros(len(names), device=learner.device)
-    for _ in range(num):
-        totals += take_step()
-    means = check_finite(totals / num, type(learner).__name__.lower())
-    return {"updates": num, **dict(zip(names, means, strict=True))}
+    def draw_inputs(self) -> Sequence[Input]:
+        """Draw a batch from the replay: the inputs of a step."""

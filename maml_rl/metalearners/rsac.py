@@ -1,6 +1,7 @@
 """Recurrent SAC: soft actor-critic whose actor and critics have a memory, trained on whole trials of a replay."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -11,8 +12,6 @@ from torch import Tensor, nn
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, Fraction
 from maml_rl.experience import Replay, Steps
-from maml_rl.machine import single_threaded
-from maml_rl.metalearners.device_steps import DeviceSteps, for_device, refuse_infinite
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
 from maml_rl.metalearners.refusals import refuse_sizes
@@ -27,6 +26,7 @@ from maml_rl.metalearners.soft_actor_critic import (
     soft_values,
     soft_values_of_choices,
 )
+from maml_rl.metalearners.stepper import Input, Stepper
 from maml_rl.policies import Policy
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import SquashedGaussianHead
@@ -158,9 +158,9 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
             {"params": [*self.policy.parameters(), *self.critics.parameters()], "lr": self.settings.learning_rate},
             {"params": [self.networks.log_temperature], "lr": self.settings.temperature_learning_rate},
         ]
-        self.optimizer = for_device(torch.optim.Adam(groups, fused=True), self.device)
+        self.optimizer = torch.optim.Adam(groups, fused=True)
         after = self.networks.update_targets
-        self._on_device = DeviceSteps.on(self.device, self._loss_of, self.optimizer, after=after)
+        self.stepper = Stepper(self.loss, self.optimizer, device=self.device, name="rsac", after=after)
         self._sequences, self._target_sequences = GRUSequences(), GRUSequences()
         self.experience = {
             "trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes, device=self.device),
@@ -179,40 +179,21 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
                 seed=config.seed,
             )
 
-    def step_on_trials(self) -> Tensor:
+    def draw_inputs(self) -> Sequence[Input]:
         settings = self.settings
         rewarded = round(settings.rewarded_share * settings.batch_size)
         trials = self.experience["trials"].sample_sequences(
             self.generator("replay"), settings.batch_size, length=settings.sequence_length, rewarded=rewarded
         )
-        return self.step(trials)
+        return self.inputs_of(trials)
 
-    @single_threaded()
-    def step(self, trials: Steps) -> Tensor:
-        """Take one step on a batch of trials, or of sequences of them, (L, N, ...).
+    def inputs_of(self, trials: Steps) -> Sequence[Input]:
+        """Return the inputs of a step on a batch of trials, or of sequences of them, (L, N, ...); noise is drawn."""
+        return self.stepper.padded(len(trials.mask), replace(trials, infos={}), self._noise(trials))
 
-        Returns:
-            (5,) losses of critics and actor, temperature, mean value of the actions taken, mean entropy.
-
-        Raises:
-            NonFiniteError: If a loss is not finite; the step is not taken. Steps on an accelerator are taken, and
-                `update` raises.
-        """
-        if self._on_device is not None:
-            inputs = [*trials.tensors()[:7], self._noise(trials)]
-            return self._on_device(*self._on_device.padded(len(trials.mask), inputs))[:5]
-        loss, found = self._loss_of(*trials.tensors()[:7], self._noise(trials))
-        refuse_infinite([loss.detach()], "a loss of rsac")
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        self.networks.update_targets()
-        return found.detach()
-
-    def _loss_of(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of a step, and what `step` returns, of the tensors of trials, and noise."""
-        *fields, noise = tensors
-        critic_loss, actor_loss, temperature_loss, value, entropy = self.losses(Steps.of(fields), noise)
+    def loss(self, trials: Steps, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of the `losses`, and what is `measured`: losses, temperature, means of value and entropy."""
+        critic_loss, actor_loss, temperature_loss, value, entropy = self.losses(trials, noise)
         temperature = self.networks.log_temperature.detach().exp()
         return critic_loss + actor_loss + temperature_loss, torch.stack(
             (critic_loss, actor_loss, temperature, value, entropy)

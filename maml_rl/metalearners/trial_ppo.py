@@ -17,9 +17,8 @@ from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import Answer, EpisodeStore, Memo, remembered
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
-from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, for_device, set_step_size
 from maml_rl.metalearners.metalearner import MetaLearner, State
+from maml_rl.metalearners.stepper import Stepper, set_step_size
 from maml_rl.plan import Plan
 from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.policy import Memory, Policy, Unrolled
@@ -487,7 +486,8 @@ class TrialPPO:
         see: See | None = None,
     ) -> None:
         self._optimizer, self._settings = optimizer, settings
-        self._params: list[nn.Parameter] = [param for group in optimizer.param_groups for param in group["params"]]
+        self._stepper = Stepper(self._loss_of, optimizer, device=device, name="PPO", max_norm=settings.max_grad_norm)
+        self._params = self._stepper.params
         self._plan, self._device = plan, device
         self._reward_prediction = reward_prediction_coefficient
         self._learner = _Learner(policy=policy, unroll=unroll or policy.unroll, params=self._params, see=see)
@@ -500,12 +500,11 @@ class TrialPPO:
             self._normalizing = policy
         mean = None if self._normalizing is None else self._normalizing.observation_mean
         self._observed = None if mean is None else RunningMoments(mean.numel())
-        self._on_device = DeviceSteps.on(device, self._loss_of, optimizer, max_norm=settings.max_grad_norm)
 
     @property
     def tasks_per_chunk(self) -> int:
         """The largest number of trials in a chunk: an efficient number for each minibatch."""
-        return _CHUNK * self._settings.num_minibatches if self._on_device is None else _ALL
+        return _ALL if self._stepper.is_recorded else _CHUNK * self._settings.num_minibatches
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take all steps on one batch of trials.
@@ -534,17 +533,17 @@ class TrialPPO:
                 plan=self._plan,
                 reward_prediction=self._reward_prediction,
                 num_minibatches=min(self._settings.num_minibatches, batch.num_tasks),
-                at_once=_CHUNK if self._on_device is None else _ALL,
+                at_once=_ALL if self._stepper.is_recorded else _CHUNK,
                 device=self._device,
             )
         )
-        params, history = self._params, list[tuple[Tensor, float]]()
+        params, history = self._params, list[Tensor]()
         with batch:
             units, minibatches, explained = self._prepare(batch, problem)
-            if self._on_device is not None:
+            if self._stepper.is_recorded:
                 # One chunk has all trials, in this process.
                 (history,) = batch.map(self._take_on_device, problem, units, minibatches)
-            for _ in range(self._settings.num_epochs if self._on_device is None else 0):
+            for _ in range(0 if self._stepper.is_recorded else self._settings.num_epochs):
                 for number, scales in enumerate(minibatches):
                     statistics, *gradients = (
                         batch.total(_differentiate, problem, units, learner, number, scales)
@@ -553,18 +552,13 @@ class TrialPPO:
                     )
                     for param, gradient in zip(params, gradients, strict=True):
                         param.grad = gradient.reshape(param.shape).to(param)
-                    norm = float(nn.utils.clip_grad_norm_(params, self._settings.max_grad_norm))
-                    if not (torch.isfinite(statistics).all() and torch.isfinite(torch.tensor(norm))):
-                        raise NonFiniteError("the loss or its gradient is not finite; use a smaller learning-rate")
-                    self._optimizer.step()
-                    history.append((statistics, norm))
+                    history.append(self._stepper.apply(statistics))
         self.num_updates += 1
         if self._normalizing is not None and self._observed is not None:
             moments = self._observed.mean.to(self._device), self._observed.variance.to(self._device)
             self._normalizing.normalize_by(*moments)
         first, last = (
-            torch.stack([statistics for statistics, _ in part]).mean(0).tolist()
-            for part in (history[: len(minibatches)], history[-len(minibatches) :])
+            torch.stack(part).mean(0).tolist() for part in (history[: len(minibatches)], history[-len(minibatches) :])
         )
         predictions = {}
         if self._reward_prediction > 0.0:
@@ -574,7 +568,7 @@ class TrialPPO:
             "loss/after": last[0],
             "kl": last[1],
             "policy/entropy": first[2],
-            "grad_norm": history[0][1],
+            "grad_norm": float(history[0][-1]),
             "explained_variance": explained,
             "no_signal": float(math.isinf(minibatches[0].divisor)),
             **predictions,
@@ -582,19 +576,18 @@ class TrialPPO:
 
     def _take_on_device(
         self, phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: Units, scales: Sequence[_Scales]
-    ) -> list[tuple[Tensor, float]]:
-        """Take all steps on the trials of one chunk; return the statistics (4,) and the gradient's norm of each."""
-        assert self._on_device is not None
+    ) -> list[Tensor]:
+        """Take all steps on the trials of one chunk; return statistics (4,), loss and the gradient's norm of each."""
         old, estimates = _old_trials(phases, memo, problem), _estimates(phases, memo, problem, units)
         self._problem, minibatches = problem, []
         for number, each in enumerate(scales):
             coefficients = to_device(torch.tensor([each.entropy_coefficient, each.reward_variance]), problem.device)
             rows = _rows(phases[0], problem, number)
             minibatches.append((*_Given.of(old, *estimates, rows, each), *coefficients.unbind()))
-        found = [self._on_device(*given) for _ in range(self._settings.num_epochs) for given in minibatches]
+        found = [self._stepper(*given) for _ in range(self._settings.num_epochs) for given in minibatches]
         taken = torch.stack(found)
-        check_finite(taken.flatten(), "PPO")
-        return [(each[:4].double(), float(each[5])) for each in taken.cpu()]
+        self._stepper.checked(taken.flatten())
+        return [*taken.cpu().double()]
 
     def _loss_of(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss and the statistics of a step on a device."""
@@ -679,7 +672,7 @@ class TrialPPOLearner(MetaLearner):
 
     def _train_by_ppo(self, params: Iterable[nn.Parameter], **options: Any) -> None:
         """Have Adam train parameters of the policy; see `TrialPPO` for the options."""
-        self.optimizer = for_device(torch.optim.Adam(params, lr=self.settings.learning_rate), self.device)
+        self.optimizer = torch.optim.Adam(params, lr=self.settings.learning_rate)
         self._ppo = TrialPPO(self.policy, self.optimizer, self.settings, self.plan, device=self.device, **options)
         self.tasks_per_chunk = self._ppo.tasks_per_chunk
 

@@ -1,6 +1,7 @@
 """VariBAD: a belief about the task that explains its rewards, and a policy of state and belief, trained by PPO."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -11,18 +12,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from maml_rl import functional
-from maml_rl.arrays import to_device
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, StepSize
 from maml_rl.derivatives import EpisodeStore
-from maml_rl.derivatives.workers import ChunkWorkers
 from maml_rl.envs.last_step import LastStepParts
-from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Replay, Steps
-from maml_rl.metalearners.device_steps import DeviceSteps, check_finite, for_device
 from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
+from maml_rl.metalearners.stepper import Input, Stepper
 from maml_rl.metalearners.trial_ppo import TrialPPOLearner, TrialPPOSettings
 from maml_rl.policies import BeliefPolicy, Policy
 from maml_rl.policies.mlp import Perceptron
@@ -105,10 +103,10 @@ class VariBAD(TrialPPOLearner):
         )
         self.decoder = Decoder(self.policy, settings, self.torch_generator(_DECODER)).to(self.device)
         self.networks = nn.ModuleDict({_DECODER: self.decoder})
-        self._trained = [*self.policy.encoder_parameters(), *self.decoder.parameters()]
-        optimizer = torch.optim.Adam(self._trained, lr=settings.belief_learning_rate)
-        self.optimizers = {_BELIEF: for_device(optimizer, self.device)}
-        self._on_device = DeviceSteps.on(self.device, self._loss_of_belief, optimizer)
+        trained = [*self.policy.encoder_parameters(), *self.decoder.parameters()]
+        optimizer = torch.optim.Adam(trained, lr=settings.belief_learning_rate)
+        self.optimizers = {_BELIEF: optimizer}
+        self.stepper = Stepper(self.loss, optimizer, device=self.device, name="varibad", setting="belief-learning-rate")
         self.experience = {_EXPERIENCE: Replay(settings.replay_steps, device=self.device)}
 
     @classmethod
@@ -149,33 +147,16 @@ class VariBAD(TrialPPOLearner):
 
     def _update_belief(self) -> dict[str, float]:
         """Train encoder and decoder by steps of Adam; return the metrics of the first."""
-        settings, history = self.settings, list[Tensor]()
-        rng, noise = self.generator("trials"), self.torch_generator("latents")
-        with ChunkWorkers(self.device) as workers:
-            for _ in range(settings.belief_updates):
-                steps = self.experience[_EXPERIENCE].sample_sequences(rng, settings.belief_trials)
-                drawn = self._draw(steps, rng, noise)
-                if self._on_device is not None:
-                    padded = self._on_device.padded(len(steps.mask), steps.tensors()[:7])
-                    found = self._on_device(drawn.chosen, drawn.noise, *padded)
-                    # To take them by their numbers would wait for the device.
-                    history.append(torch.cat((found[:2], found[3:])))
-                    continue
-                ((statistics, gradients),) = workers.map(self._differentiate, [drawn])
-                for param, gradient in zip(self._trained, gradients, strict=True):
-                    param.grad = gradient
-                norm = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]).square().sum().sqrt()
-                if not (torch.isfinite(statistics).all() and torch.isfinite(norm)):
-                    raise NonFiniteError(
-                        "the loss of the belief or its gradient is not finite; use a smaller belief-learning-rate"
-                    )
-                self.optimizers[_BELIEF].step()
-                history.append(torch.stack((*statistics, norm)))
-        check_finite(torch.stack(history).flatten(), "varibad")
-        return dict(zip(("belief/reconstruction", "belief/kl", "belief/grad_norm"), history[0].tolist(), strict=True))
+        replay, rng = self.experience[_EXPERIENCE], self.generator("trials")
+        found = [
+            self.stepper(*self.inputs_of(replay.sample_sequences(rng, self.settings.belief_trials), rng))
+            for _ in range(self.settings.belief_updates)
+        ]
+        reconstruction, divergence, _, norm, *_ = self.stepper.checked(torch.cat(found))
+        return {"belief/reconstruction": reconstruction, "belief/kl": divergence, "belief/grad_norm": norm}
 
-    def _draw(self, steps: Steps, rng: np.random.Generator, noise: torch.Generator) -> "_Drawn":
-        """Draw the steps of the trials (L, N) whose beliefs are decoded, and the noise of their latents."""
+    def inputs_of(self, steps: Steps, rng: np.random.Generator) -> Sequence[Input]:
+        """Return the inputs of a step on trials (L, N, ...): the beliefs to decode, and noise, are drawn."""
         length, num = steps.mask.shape
         count = min(self.settings.belief_steps or length, length)
         if count < length:
@@ -183,18 +164,17 @@ class VariBAD(TrialPPOLearner):
             chosen = torch.from_numpy(np.sort(np.argpartition(keys, count - 1, axis=0)[:count], axis=0))
         else:
             chosen = torch.arange(length).unsqueeze(1).expand(length, num)
-        numbers = torch.randn(count, num, self.settings.latent_size, generator=noise)
-        return _Drawn(steps, to_device(chosen, self.device), to_device(numbers, self.device))
+        noise = torch.randn(count, num, self.settings.latent_size, generator=self.torch_generator("latents"))
+        return *self.stepper.padded(length, replace(steps, infos={})), chosen, noise
 
-    def _differentiate(self, drawn: "_Drawn") -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return reconstruction and divergence (2,), means over trials and their steps, and the gradient."""
-        with torch.enable_grad():
-            loss, terms = self._loss_of_belief(drawn.chosen, drawn.noise, *drawn.steps.tensors()[:7])
-            return terms.detach(), torch.autograd.grad(loss, self._trained)
+    def loss(self, steps: Steps, chosen: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss; and reconstruction and divergence (2,), means over trials and their steps.
 
-    def _loss_of_belief(self, chosen: Tensor, noise: Tensor, *fields: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss, and reconstruction and divergence (2,), for `_Drawn` of steps with these fields."""
-        steps = Steps.of(fields)
+        Args:
+            steps: (L, N, ...).
+            chosen: (K, N) the steps of each trial whose beliefs are decoded.
+            noise: (K, N, Z) from N(0, 1), of the latents.
+        """
         mean, log_variance, _ = self.policy.encode(steps.observations)
         log_std = 0.5 * log_variance
         before = [torch.cat((torch.zeros_like(each[:1]), each[:-1])) for each in (mean, log_std)]
@@ -207,21 +187,6 @@ class VariBAD(TrialPPOLearner):
         losses = self.decoder(latents, steps)
         terms = [torch.where(real > 0, each, 0.0).mul(weight).sum() for each in (losses, divergence)]
         return terms[0] + self.settings.kl_coefficient * terms[1], torch.stack(terms)
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Trials to learn a belief from.
-
-    Attributes:
-        steps: (L, N, ...).
-        chosen: (K, N) the steps of each trial whose beliefs are decoded.
-        noise: (K, N, Z) from N(0, 1), of the latents.
-    """
-
-    steps: Steps
-    chosen: Tensor
-    noise: Tensor
 
 
 class Decoder(nn.Module):

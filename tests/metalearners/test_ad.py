@@ -45,7 +45,7 @@ def test_loss_is_the_mean_cross_entropy_with_smoothed_targets() -> None:
             target = np.full(ARMS, 0.2 / ARMS)
             target[actions[step, column]] += 0.8
             total -= (target * np.log(probabilities)).sum()
-    assert float(learner.loss((logits,), actions)) == pytest.approx(total / 12, rel=1e-12)
+    assert float(learner.imitation((logits,), actions)) == pytest.approx(total / 12, rel=1e-12)
 
 
 def test_loss_of_gaussian_actions_is_their_negative_log_density() -> None:
@@ -55,7 +55,7 @@ def test_loss_of_gaussian_actions_is_their_negative_log_density() -> None:
     outputs = policy.unroll(torch.zeros(4, 3, 6)).distribution
     actions = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
     expected = -policy.distributions.distribution(outputs).log_prob(actions).mean()
-    assert torch.allclose(learner.loss(outputs, actions), expected)
+    assert torch.allclose(learner.imitation(outputs, actions), expected)
 
 
 BOX_CONFIG = {"env_name": "PointGoal-v0", "env_kwargs": {}, "fast_batch_size": 1, "observe_last": True}
@@ -87,7 +87,7 @@ def test_loss_of_actions_of_a_bounded_box_is_their_density_there() -> None:
     actions = 0.2 * torch.rand(4, 3, 2, generator=generator) - 0.1
     actions[0, 0] = 0.1
     outputs = learner.policy.unroll(observations).distribution
-    found = learner.loss(outputs, actions)
+    found = learner.imitation(outputs, actions)
     inside = (actions / 0.1).double().clamp(2e-6 - 1.0, 1.0 - 2e-6)
     mean, log_std = (each.detach().double() for each in outputs)
     density = torch.distributions.Normal(mean, log_std.exp()).log_prob(inside.atanh()) - (1.0 - inside**2).log()
@@ -99,11 +99,11 @@ def test_step_in_chunks_has_the_gradient_of_the_loss_on_all_sequences(monkeypatc
     learner = make(max_grad_norm=1e9)
     observations, actions = learner.draw(np.random.default_rng(0))
     params = list(learner.policy.parameters())
-    loss = learner.loss(learner.policy.unroll(observations).distribution, actions)
+    loss = learner.imitation(learner.policy.unroll(observations).distribution, actions)
     expected = torch.autograd.grad(loss, params)
     # Of different sizes.
     monkeypatch.setattr("maml_rl.metalearners.history_learner.cut", lambda num, *_: [slice(0, 5), slice(5, num)])
-    found = learner.step(observations, actions)
+    found = learner.stepper(observations, actions)
     assert float(found[0]) == pytest.approx(loss.item(), rel=1e-6)
     for param, gradient in zip(params, expected, strict=True):
         torch.testing.assert_close(param.grad, gradient, rtol=1e-4, atol=1e-7)

@@ -60,7 +60,7 @@ def make_learner(kind: str, **settings: Any) -> AMAGO:
         # Values that are far from each other, so that the filter and the minimum matter.
         learner.critics.layers.weight1.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(2))
         learner.targets.load_state_dict({name: 1.1 * value for name, value in learner.critics.state_dict().items()})
-    learner.optimizer = torch.optim.AdamW(learner._trained, lr=1e-2, weight_decay=0.1)
+    learner.optimizer.param_groups[0].update(lr=1e-2, weight_decay=0.1)
     return learner
 
 
@@ -218,7 +218,7 @@ def test_step_is_one_of_adamw_on_the_clipped_gradient_and_moves_the_targets(
     pair = reference.generator("critics").permutation(CRITICS)[:2].tolist()
     losses = reference.losses(*trials, *reference._noise(trials[0]), pair=pair)
     (10.0 * losses[0] + losses[1]).backward()
-    params = reference._trained
+    params = reference.stepper.params
     before = [param.detach().clone() for param in reference.targets.parameters()]
     norm = torch.stack([param.grad.norm() for param in params if param.grad is not None]).norm()
     assert norm > 0.5
@@ -227,8 +227,8 @@ def test_step_is_one_of_adamw_on_the_clipped_gradient_and_moves_the_targets(
         gradient = param.grad * 0.5 / (norm + 1e-6)
         # The first step of Adam goes by the sign of the gradient.
         expected.append(param.detach() * (1 - 1e-2 * 0.1) - 1e-2 * gradient / (gradient.abs() + 1e-8))
-    learner.improve(*trials)
-    for param, value in zip(learner._trained, expected, strict=True):
+    learner.stepper(*learner.inputs_of(*trials))
+    for param, value in zip(learner.stepper.params, expected, strict=True):
         torch.testing.assert_close(param.detach(), value, rtol=1e-12, atol=1e-12)
     for target, old, new in zip(learner.targets.parameters(), before, learner.critics.parameters(), strict=True):
         torch.testing.assert_close(target, old + 0.25 * (new.detach() - old), rtol=1e-12, atol=1e-12)
@@ -368,11 +368,8 @@ def test_recorded_ends_and_what_follows_reach_the_losses(monkeypatch: pytest.Mon
     learner.learn_from(bandit_histories())
     found: list[tuple[Tensor, ...]] = []
 
-    def improve(own: Any, *trials: Tensor) -> Tensor:
-        found.append(trials)
-        return torch.zeros(4)
-
-    monkeypatch.setattr(type(learner), "improve", improve)
+    inputs_of = learner.inputs_of
+    monkeypatch.setattr(learner, "inputs_of", lambda *trials: found.append(trials) or inputs_of(*trials))
     learner.learn(learner.store_of(()), 0)
     assert len(found) == 3
     parts = LastStepParts.of(spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(ARMS))
@@ -422,7 +419,7 @@ def test_end_of_trials_is_that_of_whole_trials() -> None:
 def test_normalizing_moments_follow_the_observations_and_leave_bounded_ones(
     on_device: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("maml_rl.metalearners.amago.takes_device_steps", lambda device: on_device)
+    monkeypatch.setattr("maml_rl.metalearners.amago.records_steps", lambda device: on_device)
     bounds = np.array([np.inf, np.inf, 1.0, np.inf, 1.0])
     policy = GRUPolicy(
         spaces.Box(-bounds, bounds, dtype=np.float64),

@@ -87,7 +87,7 @@ def test_step_in_chunks_of_tasks_is_that_on_all_tasks(monkeypatch: pytest.Monkey
         monkeypatch.setattr("maml_rl.metalearners.pearl.cut", lambda *_, chunks=chunks: chunks)
         learner, generator = make_experiment(pearl()).metalearner, torch.Generator().manual_seed(0)
         assert isinstance(learner, PEARL)
-        losses = learner.step(random_steps(5, 6, generator), random_steps(5, 7, generator))
+        losses = learner.stepper(*learner.inputs_of(random_steps(5, 6, generator), random_steps(5, 7, generator)))
         trained = [param for each in learner.optimizers.values() for param in each.param_groups[0]["params"]]
         found.append((losses, [param.grad for param in trained]))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
@@ -99,7 +99,7 @@ def test_each_loss_has_gradients_only_for_its_own_networks() -> None:
     generator = torch.Generator().manual_seed(0)
     before = {name: value.clone() for name, value in learner.state_dict().items() if isinstance(value, Tensor)}
     actor = {name: value.clone() for name, value in learner.policy.state_dict().items()}
-    learner.step(random_steps(2, 5, generator), random_steps(2, 7, generator))
+    learner.stepper(*learner.inputs_of(random_steps(2, 5, generator), random_steps(2, 7, generator)))
     after = learner.state_dict()
     for prefix in ("encoder.", "critic.", "target.", "log_temperature"):
         assert any(not torch.equal(after[n], value) for n, value in before.items() if n.startswith(prefix)), prefix
@@ -109,8 +109,8 @@ def test_each_loss_has_gradients_only_for_its_own_networks() -> None:
     assert learner.policy.context.grad is None
     bad = random_steps(2, 7, generator)
     bad.rewards[0, 0] = torch.nan
-    with pytest.raises(NonFiniteError, match="a loss of pearl is not finite; lower learning-rate"):
-        learner.step(random_steps(2, 5, generator), bad)
+    with pytest.raises(NonFiniteError, match="a loss of pearl or its gradient is not finite; lower learning-rate"):
+        learner.stepper(*learner.inputs_of(random_steps(2, 5, generator), bad))
 
 
 def test_encoder_does_not_depend_on_the_units_of_actions() -> None:
@@ -246,7 +246,7 @@ def test_pearl_learns_to_walk_to_goals_that_only_the_rewards_reveal() -> None:
     scale = learner.policy.distributions.half_range
     for _ in range(900):
         goals = 2.0 * torch.rand((16, 2), generator=generator) - 1.0
-        learner.step(steps(goals, 20), steps(goals, 32))
+        learner.stepper(*learner.inputs_of(steps(goals, 20), steps(goals, 32)))
     goals = torch.tensor([[0.8, 0.8], [-0.8, 0.8], [0.8, -0.8], [-0.8, -0.8]])
     context, states = steps(goals, 20), torch.zeros(4, 2)
     with torch.no_grad():

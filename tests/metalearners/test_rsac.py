@@ -18,6 +18,7 @@ from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners.rsac import RSAC
+from maml_rl.metalearners.stepper import Stepper
 from maml_rl.plan import Plan
 from maml_rl.policies import Attention, EncoderSizes, GRUPolicy
 from maml_rl.policies.soft_actors import RecurrentActor
@@ -239,7 +240,7 @@ def test_targets_follow_the_critics() -> None:
     learner = make("box", tau=0.25)
     trials = make_trials(learner, [4, 2], [True, False])
     before = [param.clone() for param in learner.targets.parameters()]
-    learner.step(trials)
+    learner.stepper(*learner.inputs_of(trials))
     for old, target, critic in zip(before, learner.targets.parameters(), learner.critics.parameters(), strict=True):
         torch.testing.assert_close(target, 0.75 * old + 0.25 * critic.detach())
 
@@ -247,7 +248,8 @@ def test_targets_follow_the_critics() -> None:
 def test_update_uses_sequences_from_anywhere_in_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make("box", sequence_length=3, batch_size=40, num_updates=1, warmup_trials=1)
     drawn: list[Steps] = []
-    monkeypatch.setattr(learner, "step", lambda trials: drawn.append(trials) or torch.zeros(5))
+    monkeypatch.setattr(learner, "inputs_of", lambda trials: drawn.append(trials) or ())
+    monkeypatch.setattr(Stepper, "__call__", lambda self: torch.zeros(7))
     tasks, length = 2, 6
     # The observations are the numbers of the steps.
     numbers = torch.arange(float(length)).reshape(1, length, 1, 1).expand(tasks, length, 1, SIZE + 4)
@@ -267,7 +269,7 @@ def test_temperature_falls_where_the_entropy_is_above_its_target() -> None:
     for target, falls in ((-50.0, True), (50.0, False)):
         learner = make("box", target_entropy=target)
         before = float(learner.networks.log_temperature.detach())
-        learner.step(make_trials(learner, [4, 2], [True, False]))
+        learner.stepper(*learner.inputs_of(make_trials(learner, [4, 2], [True, False])))
         assert (float(learner.networks.log_temperature.detach()) < before) is falls
 
 
@@ -276,8 +278,8 @@ def test_loss_that_is_not_finite_ends_training_before_the_step() -> None:
     trials = make_trials(learner, [4, 2], [True, False])
     trials.rewards[0, 0] = math.inf
     before = [param.clone() for param in learner.policy.parameters()]
-    with pytest.raises(NonFiniteError, match="a loss of rsac is not finite; lower learning-rate"):
-        learner.step(trials)
+    with pytest.raises(NonFiniteError, match="a loss of rsac or its gradient is not finite; lower learning-rate"):
+        learner.stepper(*learner.inputs_of(trials))
     assert all(map(torch.equal, before, learner.policy.parameters()))
 
 
@@ -316,9 +318,10 @@ def test_memory_is_learned_off_policy_from_random_actions(kind: str, cell: Any) 
         rewards = torch.zeros(length, num)
         rewards[-1] = reward
         none = torch.zeros((length, num), dtype=torch.bool)
-        learner.step(
-            Steps(observations, actions, rewards, torch.zeros_like(observations), none, none, torch.ones(length, num))
+        trials = Steps(
+            observations, actions, rewards, torch.zeros_like(observations), none, none, torch.ones(length, num)
         )
+        learner.stepper(*learner.inputs_of(trials))
     for sign in (-1.0, 1.0):
         memory = None
         for step in range(length):
@@ -380,7 +383,7 @@ def of_another_kind(observation_space: spaces.Space[Any], action_space: spaces.S
 
 def test_state_survives_json_and_tensors() -> None:
     learner, other = make("box"), make("box")
-    learner.step(make_trials(learner, [4, 2], [True, False]))
+    learner.stepper(*learner.inputs_of(make_trials(learner, [4, 2], [True, False])))
     state = learner.state_dict()
     json.dumps({name: value for name, value in state.items() if not isinstance(value, Tensor)})
     other.load_state_dict(state)

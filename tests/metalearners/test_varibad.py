@@ -12,6 +12,7 @@ from torch.distributions import Bernoulli, Normal, kl_divergence
 from maml_rl.config import Config
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
+from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners.trial_ppo import RunningMoments
 from maml_rl.metalearners.varibad import VariBAD
@@ -43,9 +44,9 @@ def learner_and_episodes(settings: dict[str, Any] | None = None, **values: Any) 
     return learner, batch.phases[0]
 
 
-def plain_bound(learner: VariBAD, drawn: Any) -> tuple[Tensor, Tensor]:
+def plain_bound(learner: VariBAD, steps: Steps, chosen: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Reconstruction and divergence, as means over trials and their decoded steps, one term after the other."""
-    policy, steps = learner.policy, drawn.steps
+    policy = learner.policy
     mean, log_variance, _ = policy.encode(steps.observations)
     std = (0.5 * log_variance).exp()
     own, seen_after = policy.own_size, steps.next_observations
@@ -54,12 +55,12 @@ def plain_bound(learner: VariBAD, drawn: Any) -> tuple[Tensor, Tensor]:
     for trial in range(steps.mask.shape[1]):
         real = [step for step in range(len(steps.mask)) if steps.mask[step, trial] > 0]
         of_trial = []
-        for number, at in enumerate(drawn.chosen[:, trial].tolist()):
+        for number, at in enumerate(chosen[:, trial].tolist()):
             if at not in real:
                 continue
             posterior = Normal(mean[at, trial], std[at, trial])
             before = Normal(mean[at - 1, trial], std[at - 1, trial]) if at else Normal(torch.zeros(5), torch.ones(5))
-            latent = mean[at, trial] + std[at, trial] * drawn.noise[number, trial]
+            latent = mean[at, trial] + std[at, trial] * noise[number, trial]
             loss = torch.zeros(())
             for step in real:
                 reward, after = steps.rewards[step, trial], seen_after[step, trial, :own]
@@ -108,14 +109,16 @@ def test_bound_and_its_gradient_agree_with_plain_loops(settings: dict[str, Any],
     steps = replay.sample_sequences(np.random.default_rng(0), 4)
     # One trial is shorter than the others.
     steps.mask[-2:, 1] = 0.0
-    drawn = learner._draw(steps, np.random.default_rng(1), torch.Generator().manual_seed(2))
-    (reconstruction, divergence), gradients = learner._differentiate(drawn)
-    wanted = plain_bound(learner, drawn)
+    inputs = learner.inputs_of(steps, np.random.default_rng(1))
+    wanted = plain_bound(learner, *inputs)
+    bound, (reconstruction, divergence) = learner.loss(*inputs)
     torch.testing.assert_close(reconstruction, wanted[0].detach())
     torch.testing.assert_close(divergence, wanted[1].detach())
     loss = wanted[0] + learner.settings.kl_coefficient * wanted[1]
     trained = [*learner.policy.encoder_parameters(), *learner.decoder.parameters()]
-    for mine, theirs in zip(gradients, torch.autograd.grad(loss, trained), strict=True):
+    torch.testing.assert_close(bound, loss)
+    gradients = (torch.autograd.grad(each, trained) for each in (bound, loss))
+    for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -124,7 +127,7 @@ def test_beliefs_are_decoded_at_different_real_steps_of_every_trial() -> None:
     learner.experience["trials"].append(episodes)
     steps = learner.experience["trials"].sample_sequences(np.random.default_rng(0), 50)
     steps.mask[4:, :25] = 0.0
-    chosen = learner._draw(steps, np.random.default_rng(1), torch.Generator().manual_seed(2)).chosen
+    _, chosen, _ = learner.inputs_of(steps, np.random.default_rng(1))
     assert (chosen.diff(dim=0) > 0).all()
     assert (steps.mask.gather(0, chosen) > 0).all()
     assert len(chosen[:, 25:].unique()) == 8

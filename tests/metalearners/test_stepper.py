@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from maml_rl.errors import NonFiniteError
+from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
-from maml_rl.metalearners import EpisodeStore, MetaLearner, device_steps
-from maml_rl.metalearners.device_steps import DeviceSteps, for_device, set_step_size
+from maml_rl.metalearners import EpisodeStore, MetaLearner, stepper
+from maml_rl.metalearners.stepper import Stepper, set_step_size
 from maml_rl.policies.heads import SquashedGaussianHead
 from tests.device_alone import device_alone
 from tests.metalearners.histories import bandit_config, bandit_histories
@@ -85,13 +86,22 @@ def make(name: str, device: str = "cpu") -> tuple[MetaLearner, EpisodeStore]:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Take the steps of new learners as on a device, by the same buffers, but without graphs."""
-    monkeypatch.setattr(device_steps, "_KINDS", ("cpu", "cuda"))
+    monkeypatch.setattr(stepper, "_KINDS", ("cpu", "cuda"))
     monkeypatch.setattr("maml_rl.experience.steps._COPIED_TO", ("cpu",))
     return monkeypatch
 
 
 def updates(learner: MetaLearner, batch: EpisodeStore) -> list[dict[str, Any]]:
     return [learner.learn(batch, number) for number in range(3)]
+
+
+def step(learner: MetaLearner, trials: Steps) -> Tensor:
+    return learner.stepper(*learner.inputs_of(trials))
+
+
+def steppers(learner: MetaLearner) -> list[Stepper]:
+    found = [getattr(learner, "stepper", None), getattr(getattr(learner, "_ppo", None), "_stepper", None)]
+    return [each for each in found if each is not None]
 
 
 def assert_same(one: MetaLearner, other: MetaLearner, tolerance: float) -> None:
@@ -124,14 +134,14 @@ def test_steps_on_a_device_are_those_of_the_ordinary_path(name: str, request: py
 def test_loss_on_a_device_neither_waits_for_it_nor_copies_to_it(name: str, on_cpu: pytest.MonkeyPatch) -> None:
     """Tensors of the device `meta` have no values: whatever reads one, as for a branch, raises."""
     learner, batch = make(name)
-    calls: dict[int, tuple[DeviceSteps, tuple[Tensor, ...]]] = {}
-    take = DeviceSteps.__call__
+    calls: dict[int, tuple[Stepper, tuple[Tensor, ...]]] = {}
+    take = Stepper.__call__
 
-    def noted(self: DeviceSteps, *inputs: Tensor) -> Tensor:
+    def noted(self: Stepper, *inputs: Tensor) -> Tensor:
         calls[id(self)] = self, inputs
         return take(self, *inputs)
 
-    on_cpu.setattr(DeviceSteps, "__call__", noted)
+    on_cpu.setattr(Stepper, "__call__", noted)
     learner.learn(batch, 0)
     modules = [module for module in (learner.policy, learner.networks) if module is not None]
     for module in modules:
@@ -162,8 +172,8 @@ def test_shorter_trials_are_padded_to_the_longest_so_far(request: pytest.Fixture
     rng = np.random.default_rng(0)
     for length in (6, 4, 5):
         trials = ordinary.experience["trials"].sample_sequences(rng, 5, length=length)
-        torch.testing.assert_close(learner.step(trials), ordinary.step(trials), rtol=1e-5, atol=1e-6)
-    assert learner._on_device._longest == 6
+        torch.testing.assert_close(step(learner, trials), step(ordinary, trials), rtol=1e-5, atol=1e-6)
+    assert learner.stepper._longest == 6
 
 
 def test_graphs_of_shorter_trials_are_freed_when_a_longer_one_comes(request: pytest.FixtureRequest) -> None:
@@ -172,12 +182,12 @@ def test_graphs_of_shorter_trials_are_freed_when_a_longer_one_comes(request: pyt
     patch = request.getfixturevalue("on_cpu")
     learner, _ = make("rsac gru")
     targets = list(learner.networks.parameters())
-    Graphs(learner._on_device, patch, targets)
+    Graphs(learner.stepper, patch, targets)
     rng, numbers = np.random.default_rng(0), []
     for length in (3, 3, 3, 3, 2, 4, 4, 4, 4, 3, 6):
         trials = ordinary.experience["trials"].sample_sequences(rng, 5, length=length)
-        torch.testing.assert_close(learner.step(trials), ordinary.step(trials), rtol=1e-5, atol=1e-5)
-        numbers.append(learner._on_device.num_recorded)
+        torch.testing.assert_close(step(learner, trials), step(ordinary, trials), rtol=1e-5, atol=1e-5)
+        numbers.append(learner.stepper.num_recorded)
     assert numbers == [0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0]
 
 
@@ -185,10 +195,13 @@ def test_shapes_beyond_the_most_graphs_are_told_of_once(
     request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     patch = request.getfixturevalue("on_cpu")
-    patch.setattr(device_steps, "_MOST_GRAPHS", 2)
+    patch.setattr(stepper, "_MOST_GRAPHS", 2)
     param = nn.Parameter(torch.ones(3))
-    steps = DeviceSteps(
-        lambda given: ((param * given.sum()).sum(), param[:1]), [torch.optim.SGD([param], 0.1)], torch.device("cpu")
+    steps = Stepper(
+        lambda given: ((param * given.sum()).sum(), param[:1]),
+        torch.optim.SGD([param], 0.1),
+        device=torch.device("cpu"),
+        name="one",
     )
     Graphs(steps, patch)
     for length in (1, 2, 3, 4):
@@ -211,7 +224,7 @@ class Graphs:
 
     def __init__(
         self,
-        steps: DeviceSteps,
+        steps: Stepper,
         patch: pytest.MonkeyPatch,
         targets: Sequence[Tensor] = (),
         error: Exception | None = None,
@@ -259,7 +272,7 @@ def test_recorded_steps_are_those_of_the_ordinary_path(name: str, request: pytes
     expected = updates(ordinary, batch)
     patch = request.getfixturevalue("on_cpu")
     learner, batch = make(name)
-    steps = learner._on_device
+    steps = learner.stepper
     targets = [] if learner.networks is None else list(learner.networks.parameters())
     graphs = Graphs(steps, patch, targets)
     for mine, theirs in zip(updates(learner, batch), expected, strict=True):
@@ -278,8 +291,8 @@ def test_recorded_steps_are_those_of_the_ordinary_path(name: str, request: pytes
 
 def test_step_that_cannot_be_recorded_is_taken_and_one_warning_says_why(on_cpu: pytest.MonkeyPatch) -> None:
     loss = Quadratic()
-    optimizer = for_device(torch.optim.SGD([loss.param], lr=0.1), torch.device("cpu"))
-    steps = DeviceSteps(loss, [optimizer], torch.device("cpu"))
+    optimizer = torch.optim.SGD([loss.param], lr=0.1)
+    steps = Stepper(loss, optimizer, device=torch.device("cpu"), name="one")
     graphs = Graphs(steps, on_cpu, error=RuntimeError("no graph of this"))
     for _ in range(3):
         steps(torch.zeros(2))
@@ -315,11 +328,10 @@ def test_steps_on_cuda_are_recorded_and_agree_with_the_cpu(name: str) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         assert mine == pytest.approx(theirs, rel=2e-2, abs=2e-2)
     assert_same(learner, ordinary, 2e-2)
-    if hasattr(learner, "step_on_trials"):
+    if hasattr(learner, "draw_inputs"):
         with never_waiting():
-            learner.step_on_trials()
-    all_steps = [getattr(each, "_on_device", None) for each in (learner, getattr(learner, "_ppo", None))]
-    for steps in [each for each in all_steps if each is not None]:
+            learner.stepper(*learner.draw_inputs())
+    for steps in steppers(learner):
         assert steps.refusal is None
         assert steps.num_recorded >= 1
 
@@ -337,14 +349,50 @@ class Quadratic:
 
 def test_step_returns_statistics_loss_and_norm_and_clips(on_cpu: pytest.MonkeyPatch) -> None:
     loss = Quadratic()
-    optimizer = for_device(torch.optim.SGD([loss.param], lr=0.1), torch.device("cpu"))
-    steps = DeviceSteps(loss, [optimizer], torch.device("cpu"), max_norm=1.0)
+    optimizer = torch.optim.SGD([loss.param], lr=0.1)
+    steps = Stepper(loss, optimizer, device=torch.device("cpu"), name="one", max_norm=1.0)
     found = steps(torch.zeros(2))
     torch.testing.assert_close(found, torch.tensor([25.0, 25.0, 10.0]))
     torch.testing.assert_close(loss.param.detach(), torch.tensor([3.0 - 0.06, 4.0 - 0.08]))
     set_step_size(optimizer, 0.5)
     steps(torch.zeros(2))
     torch.testing.assert_close(loss.param.detach(), torch.tensor([2.94 - 0.3, 3.92 - 0.4]))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_gradient_that_two_parameters_share_is_clipped_once(recorded: bool, request: pytest.FixtureRequest) -> None:
+    if recorded:
+        request.getfixturevalue("on_cpu")
+    one, other = (nn.Parameter(torch.zeros(2)) for _ in range(2))
+
+    def loss(weights: Tensor) -> tuple[Tensor, Tensor]:
+        total = (weights * (one + other)).sum()
+        return total, total.reshape(1)
+
+    optimizer = torch.optim.SGD([one, other], lr=1.0)
+    steps = Stepper(loss, optimizer, device=torch.device("cpu"), name="one", max_norm=0.5)
+    found = steps(torch.tensor([3.0, 4.0]))
+    torch.testing.assert_close(found, torch.tensor([0.0, 0.0, 50.0**0.5]))
+    for param in (one, other):
+        torch.testing.assert_close(param.detach(), -0.5 * torch.tensor([3.0, 4.0]) / 50.0**0.5)
+
+
+def test_chunks_of_a_step_add_up_to_the_whole() -> None:
+    found = []
+    for chunks in (None, lambda values: [slice(0, 1), slice(1, len(values))]):
+        param = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+        def loss(values: Tensor, share: float = 1.0, param: nn.Parameter = param) -> tuple[Tensor, Tensor]:
+            total = share * (values * param).square().sum(1).mean()
+            return total, 2.0 * total.reshape(1)
+
+        optimizer = torch.optim.SGD([param], lr=0.1)
+        steps = Stepper(loss, optimizer, device=torch.device("cpu"), name="one", chunks=chunks)
+        found.append((steps(torch.arange(6.0).reshape(3, 2)), param.detach()))
+    torch.testing.assert_close(*found)
+    # By hand: means of squares of the columns are 20 / 3 and 35 / 3.
+    torch.testing.assert_close(found[0][1], torch.tensor([1.0 - 0.2 * 20 / 3, 2.0 - 0.4 * 35 / 3]))
+    assert found[0][0][:2].tolist() == pytest.approx([2 * 160 / 3, 160 / 3])
 
 
 def test_loss_that_is_not_finite_ends_the_update(on_cpu: pytest.MonkeyPatch) -> None:
