@@ -136,7 +136,7 @@ install-oldest: $(OLDEST_READY) ## set up .venv-oldest with the oldest versions 
 # has fewer checks; MuJoCo before 3.4 derives constants from the state, which changes the last bit.
 test-oldest: $(OLDEST_READY) ## run fast tests of environments and samplers with the oldest versions that pyproject.toml allows
 	$(OLDEST_RUN) -c 'import maml_rl.cli.main, maml_rl.experiment.train, maml_rl.report.writing'
-	$(OLDEST_RUN) -W ignore -c 'import argcomplete, cma, matplotlib.figure, optuna, ray, stable_baselines3, tensorboard'
+	$(OLDEST_RUN) -W ignore -c 'import argcomplete, cma, matplotlib.figure, optuna, ray, stable_baselines3, tensorboard, vl_convert'
 	MAML_RL_NO_SKIPS= $(OLDEST_RUN) -m pytest -W default --numprocesses 2 --dist worksteal $(OLDEST_TESTS) -m 'not slow and not nightly and not others and not metaworld and not ray' $(ARGS)
 	$(OLDEST_RUN) -m pytest -W default -W ignore::pytest.PytestUnraisableExceptionWarning -k shorter_episodes tests/samplers/work/on_ray/test_ray_backend.py
 

@@ -1,20 +1,28 @@
-"""Results of a benchmark: a table on the screen, a JSON file, a chart; and the options that all benchmarks share."""
+"""Results of a benchmark: a table on the screen, a JSON file, a chart; and the options that all benchmarks share.
+
+    python -m benchmarks.reporting docs/results/benchmark-sampling.json docs/images/sampling.svg
+
+draws the chart of results that were written before.
+"""
 
 import argparse
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.measuring import Samples, describe
 from maml_rl.cli.console import Parser
+from maml_rl.errors import ConfigError
+from maml_rl.report.panels import check_figure, write_panels
+from maml_rl.report.plot import Axis, Plot
+from maml_rl.results.scales import Span
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+# Pixels: of a chart's width, of a bar's row, and of what is around all rows.
+_WIDTH, _ROW, _AROUND = 700, 38, 54
 HOW_TO_INSTALL = "pip install -e '.[fast,bench]'"
 
 
@@ -116,10 +124,13 @@ def check_packages(arguments: argparse.Namespace, **needed: str) -> None:
         needed: by package, what needs it.
 
     Raises:
-        SystemExit: If a needed package, or matplotlib for a requested chart, is not installed.
+        SystemExit: If a needed package is not installed, or a requested chart cannot be written.
     """
     if arguments.chart is not None:
-        needed["matplotlib"] = "--chart"
+        try:
+            check_figure(arguments.chart, "--chart")
+        except ConfigError as error:
+            raise SystemExit(str(error)) from None
     for package, what in needed.items():
         if importlib.util.find_spec(package) is None:
             raise SystemExit(f"{what} needs {package}, which is not installed; try: {HOW_TO_INSTALL}")
@@ -131,65 +142,38 @@ def write_json(report: Report, path: Path) -> None:
     path.write_text(json.dumps(report.as_dict(), indent=2, default=str) + "\n")
 
 
-def bar_chart(report: Report, options: argparse.Namespace) -> None:
-    """Draw one panel of bars per table."""
-    from matplotlib import pyplot
+def draw(results: Mapping[str, Any], path: Path) -> None:
+    """Draw what `Report.as_dict` returned: a chart of bars for each table, and the machine below them.
 
-    tables = report.tables
-    heights = [0.6 + 0.38 * len(rows) for rows in tables.values()]
-    figure, panels = pyplot.subplots(
-        len(tables), 1, figsize=(9.0, sum(heights) + 0.6), height_ratios=heights, squeeze=False, layout="constrained"
-    )
-    for panel, (title, rows) in zip(panels[:, 0], tables.items(), strict=True):
-        bars(panel, title, rows)
-    save_figure(figure, report, options.chart)
-    pyplot.close(figure)
-
-
-def save_figure(figure: Any, report: Report, path: Path) -> None:
-    """Write a figure with the machine in small print below it."""
-    facts = report.machine
-    figure.supxlabel(f"{facts['cpu']}, {facts['cores']} cores, {facts['command']}", fontsize=7, color="0.4")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-
-
-def finish(
-    report: Report, arguments: argparse.Namespace, chart: Callable[[Report, argparse.Namespace], None] = bar_chart
-) -> None:
-    """Print the tables and write the requested files.
-
-    Args:
-        report: the results.
-        arguments: the options of the command.
-        chart: draws the report into `arguments.chart`.
+    Each bar ends at the median; its line goes from the minimum to the maximum.
     """
+    machine = results["machine"]
+    charts = [("label", title, _bars(rows)) for title, rows in results["tables"].items()]
+    caption = f"{machine['cpu']}, {machine['cores']} cores, {machine['command']}"
+    write_panels(path, charts, 1, caption=caption, dark=True)
+
+
+def _bars(rows: Sequence[Mapping[str, Any]]) -> Plot:
+    # At the right end is room for the number of the longest bar.
+    across = Span(0.0, 1.1 * max(row["max"] for row in rows) or 1.0)
+    up = Axis(Span(0.5 - len(rows), 0.5), names=())
+    height = _ROW * len(rows) + _AROUND
+    plot = Plot(Axis(across, rows[0]["unit"]), up, "medians of the rounds", width=_WIDTH, height=height)
+    for place, row in enumerate(rows):
+        plot.label(0.0, 0.1 - place, ", ".join(filter(None, (row["name"], row["note"]))), "")
+        plot.across(0.0, row["median"], -0.2 - place, "bar rest")
+        plot.across(row["min"], row["max"], -0.2 - place, "run")
+        plot.label(row["max"], -0.2 - place, number(row["median"]), "", beside=True)
+    return plot
+
+
+def finish(report: Report, arguments: argparse.Namespace) -> None:
+    """Print the tables of the results, and write the files that the options of the command ask for."""
     print(report.as_text())
     if arguments.json is not None:
         write_json(report, arguments.json)
     if arguments.chart is not None:
-        import matplotlib
-
-        # Charts go to files; there may be no screen.
-        matplotlib.use("Agg")
-        chart(report, arguments)
-
-
-def bars(panel: "Axes", title: str, rows: Sequence[Row], *, notes: bool = True) -> None:
-    """Draw a table: each bar ends at the median; its line goes from the minimum to the maximum."""
-    names = [row.name + (f"\n{row.note}" if notes and row.note else "") for row in rows]
-    medians = [row.samples.median for row in rows]
-    below = [row.samples.median - row.samples.low for row in rows]
-    above = [row.samples.high - row.samples.median for row in rows]
-    drawn = panel.barh(range(len(rows)), medians, xerr=(below, above), color="#4c72b0", ecolor="0.2", height=0.7)
-    panel.bar_label(drawn, [f" {number(median)}" for median in medians], fontsize=8)
-    panel.set_yticks(range(len(rows)), names, fontsize=8)
-    panel.invert_yaxis()
-    panel.margins(x=0.12)
-    panel.set_title(title, loc="left", fontsize=10)
-    panel.set_xlabel(rows[0].unit, fontsize=8)
-    panel.tick_params(axis="x", labelsize=8)
-    panel.spines[["top", "right"]].set_visible(False)
+        draw(report.as_dict(), arguments.chart)
 
 
 def number(value: float) -> str:
@@ -205,3 +189,7 @@ def _markdown(rows: Sequence[Row]) -> str:
             values = f"{number(row.samples.median)} | |"
         lines.append(f"| {row.name} | {row.note} | {row.unit} | {values} |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    draw(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

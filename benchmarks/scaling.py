@@ -14,7 +14,6 @@ import importlib.util
 from contextlib import ExitStack
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from benchmarks.hosting import Host
 from benchmarks.measuring import Measurements, Samples, machine, ratios
@@ -27,16 +26,12 @@ from benchmarks.reporting import (
     finish,
     number,
     progress,
-    save_figure,
     write_json,
 )
 from benchmarks.systems.layouts import Workload
 from benchmarks.systems.scaled import IN_THREADS, IN_WORKERS, LIMIT, SAMPLER, THREADS
 from maml_rl.machine import usable_cores
 from maml_rl.samplers.phase import slots_together, split_slots
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 RATES = "Environment steps per second"
 SHARES = "Sampling, share of the replay"
@@ -71,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
         _measure_cores(report, options, workload, cores, seconds)
     for size in options.environments:
         _measure_environments(report, options, workload_of(size, options), size)
-    finish(report, options, chart=_chart)
+    finish(report, options)
 
 
 def _busiest_over_mean(tasks: int, episodes: int, workers: int) -> float:
@@ -158,39 +153,6 @@ def _measure_environments(report: Report, options: argparse.Namespace, workload:
         for name, samples in {**rows, "share": ratios(rows[SAMPLER], rows[LIMIT])}.items():
             unit = "ratio" if name == "share" else "steps/s"
             _add(report, options, ENVIRONMENTS, f"{size:,} environments, {name}", samples, unit)
-
-
-def _chart(report: Report, options: argparse.Namespace) -> None:
-    """Draw rates and seconds over the number of cores, and rates over the number of environments."""
-    from matplotlib import pyplot
-
-    titles = [title for title in (RATES, SECONDS, ENVIRONMENTS) if title in report.tables]
-    size = 4.5 * max(1, len(titles)), 3.6
-    figure, panels = pyplot.subplots(1, max(1, len(titles)), figsize=size, squeeze=False, layout="constrained")
-    for panel, title in zip(panels[0], titles, strict=False):
-        of_name: dict[str, list[tuple[int, Samples]]] = {}
-        for row in report.tables[title]:
-            at, _, name = row.name.partition(", ")
-            of_name.setdefault(name, []).append((int(at.split()[0].replace(",", "")), row.samples))
-        for name, points in of_name.items():
-            if name != "share":
-                _line(panel, sorted(points, key=lambda point: point[0]), name)
-        panel.set_xlabel("environments" if title == ENVIRONMENTS else "cores", fontsize=8)
-        panel.set_ylabel("seconds" if title == SECONDS else "environment steps per second", fontsize=8)
-        panel.legend(fontsize=7)
-    save_figure(figure, report, options.chart)
-    pyplot.close(figure)
-
-
-def _line(panel: "Axes", points: list[tuple[int, Samples]], label: str) -> None:
-    cores, samples = [at for at, _ in points], [each for _, each in points]
-    spread = [one.median - one.low for one in samples], [one.high - one.median for one in samples]
-    panel.errorbar(cores, [one.median for one in samples], spread, marker="o", ms=3, label=label)
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log", base=2)
-    panel.set_xticks(cores, [str(at) for at in cores], fontsize=8)
-    panel.tick_params(labelsize=8)
-    panel.spines[["top", "right"]].set_visible(False)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

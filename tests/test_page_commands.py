@@ -107,7 +107,7 @@ def files(folder: Path) -> set[str]:
 def test_commands_of_the_pages_run_in_order_and_write_only_to_runs(
     repetitions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("vl_convert")
     for name in ("benchmarks", "configs", "docs", "examples"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path)
@@ -136,7 +136,7 @@ def test_commands_of_the_pages_run_in_order_and_write_only_to_runs(
 def test_commands_run_at_the_sizes_of_their_pages_with_the_threads_that_a_user_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("vl_convert")
     for name in ("benchmarks", "configs", "docs", "examples"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path)

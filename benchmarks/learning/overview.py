@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.charts import write_panels
 from benchmarks.learning.page import adapted, compared, curves, final_rows, leads, rows_of
 from benchmarks.learning.plan import COMPARISON, ORACLE, PRETRAIN, RANDOM, Family, Plan
 from benchmarks.learning.results import Values
+from maml_rl.report.panels import write_panels
 from maml_rl.report.plot import Axis, Plot
 from maml_rl.results.evaluation import pooled_intervals
 from maml_rl.results.scales import Span
@@ -80,7 +80,7 @@ def draw(plan: Plan, path: Path) -> None:
             plot.line(xs, np.clip(middles, y.low, y.high), _COLORS.get(column, "rest"))
         panels.append(("", family.title, plot))
     key = [*((css, name) for name, css in _COLORS.items()), ("rest", "pretrain, oracle")]
-    write_panels(path, panels, columns=4, key=key)
+    write_panels(path, panels, columns=4, key=key, dark=True)
 
 
 def draw_algorithms(suite: Plan, path: Path) -> None:
@@ -110,7 +110,7 @@ def draw_algorithms(suite: Plan, path: Path) -> None:
         points = (np.array([float(row[x]) for row in rows]), np.array([float(row[y]) for row in rows]))
         labels = ("gradient steps", "accuracy") if y == "accuracy" else ("environment steps", "return")
         panels.append(_panel(name, {name: points}, *labels))
-    write_panels(path, panels, columns=4)
+    write_panels(path, panels, columns=4, dark=True)
 
 
 def _learned(plan: Plan, family: Family) -> dict[str, tuple[Values, Values]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.charts import write_panels
 from benchmarks.learning.plan import ORACLE, PRETRAIN, RANDOM, TRPO, Family, Plan
 from benchmarks.learning.results import SUCCESS, Row, Values, by_seed, read_rows
+from maml_rl.report.panels import write_panels
 from maml_rl.report.plot import Axis, Plot
 from maml_rl.results.evaluation import (
     Evaluation,
@@ -371,7 +371,7 @@ def draw_curves(plan: Plan, family: Family, path: Path) -> None:
             plot.line(of_training, np.clip(training, y.low, y.high), f"group{place} seed")
         plot.line(xs, np.clip(middle, y.low, y.high), f"group{place}")
         panels.append((f"group{place}", name, plot))
-    write_panels(path, panels)
+    write_panels(path, panels, dark=True)
 
 
 def _highlighted(found: Mapping[str, Sequence[Row]]) -> list[str]:

@@ -71,7 +71,8 @@ def run_compare(arguments: Sequence[str], prog: str) -> int:
 def _compare(options: argparse.Namespace) -> None:
     from maml_rl.cli.progress import StepProgress
     from maml_rl.experiment.measure import measure
-    from maml_rl.report.paper import check_figure, parts, table, write_figure
+    from maml_rl.report.panels import check_figure
+    from maml_rl.report.paper import parts, table, write_figure
     from maml_rl.results.comparable import check_comparable, read_runs
     from maml_rl.results.verdict import cautions, normalized, verdicts
 
@@ -81,7 +82,7 @@ def _compare(options: argparse.Namespace) -> None:
     if options.table is not None and options.table.suffix not in (".tex", ".md"):
         raise ConfigError(f"--table {options.table} must end with .tex or .md")
     if options.figure is not None:
-        check_figure(options.figure)
+        check_figure(options.figure, "--figure")
     with ending_in_order():
         groups, notices = read_runs(_trained(options), unfinished=options.unfinished, trust=options.trust)
         groups = [group for group in groups if group.compared]

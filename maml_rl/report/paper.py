@@ -9,11 +9,12 @@ Source: Agarwal et al. 2021, https://arxiv.org/abs/2108.13264
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from maml_rl.errors import ConfigError, explain
+from maml_rl.report.curves import group_css
+from maml_rl.report.panels import write_panels
+from maml_rl.report.plot import Axis, Plot
 from maml_rl.results.comparable import common_steps
 from maml_rl.results.evaluation import (
     Line,
@@ -23,16 +24,12 @@ from maml_rl.results.evaluation import (
     returns_table,
     share_tasks,
 )
-from maml_rl.results.scales import readable_count
+from maml_rl.results.scales import Span, readable_count
 from maml_rl.results.statistics import interquartile_mean
 from maml_rl.results.verdict import GroupResult, after, base_of
 
-# Okabe and Ito 2008: colors that readers with any color vision tell apart; and dashes, for prints in gray.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.5, 1.5)))
-# The text width of a page, in inches; and iterations over whose mean each curve is smoothed.
-_WIDTH, _SMOOTHING, _THRESHOLDS = 6.75, 5, 201
-_ENDINGS = (".pdf", ".svg", ".png")
+# Of each chart, two of which are as wide as a page (6.75 inches); and iterations over whose mean curves are smoothed.
+_WIDTH, _HEIGHT, _SMOOTHING, _THRESHOLDS, _DASHES = 306, 200, 5, 201, 4
 
 
 def parts(results: Sequence[GroupResult]) -> list[Sequence[GroupResult]]:
@@ -63,113 +60,101 @@ def caption(results: Sequence[GroupResult]) -> str:
     )
 
 
-def check_figure(path: Path) -> None:
-    """Refuse a figure that could not be written, before anything is trained."""
-    if path.suffix.lower() not in _ENDINGS:
-        raise ConfigError(f"--figure {path} must end with {', '.join(_ENDINGS)}")
-    try:
-        import matplotlib.figure  # noqa: F401
-    # One that is there and broken, as beside another NumPy, may raise anything.
-    except Exception as error:
-        raise ConfigError(
-            f"a figure needs matplotlib, which cannot be imported ({explain(error)}); run pip install "
-            "'maml-rl[figures]'"
-        ) from None
-
-
 def write_figure(measured: Sequence[GroupResult], path: Path) -> None:
-    """Write a figure as wide as a page: curves, interquartile means, profiles, and probabilities of improvement."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    # Text that stays text: in PDF as TrueType, which publishers ask for.
-    style: Any = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42}
-    style |= {"svg.fonttype": "none", "svg.hashsalt": "maml-rl", "legend.frameon": False}
-    with rc_context(style):
-        figure = Figure(figsize=(_WIDTH, 0.68 * _WIDTH), layout="constrained")
-        (curves, means), (profiles, better) = figure.subplots(2, 2)
-        _draw_curves(curves, measured)
-        _draw_means(means, measured)
-        _draw_profiles(profiles, measured)
-        _draw_differences(better, measured)
-        handles, labels = curves.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(measured), 3))
-        # Without the time, so that the same runs give the same file.
-        date = {".pdf": "CreationDate", ".svg": "Date"}.get(path.suffix.lower())
-        figure.savefig(path, dpi=300, metadata={date: None} if date else None)
-
-
-def _style(index: int) -> dict[str, Any]:
-    return {"color": _COLORS[index % len(_COLORS)], "linestyle": _DASHES[index % len(_DASHES)]}
-
-
-def _draw_curves(axes: Any, measured: Sequence[GroupResult]) -> None:
-    limit = common_steps([each.group for each in measured])
-    by_steps = np.isfinite(limit) and limit > 0.0
-    unit, name = (1e6, "million environment steps") if limit >= 1e6 else (1e3, "thousand environment steps")
-    key = "evaluation/return/" if all(each.group.keys("evaluation/return/") for each in measured) else "return/"
-    for index, each in enumerate(measured):
-        curve = each.group.curve(each.group.keys(key)[-1], _SMOOTHING if key == "return/" else 1)
-        steps = curve.steps if by_steps else curve.iterations.astype(np.float64)
-        shown = np.isfinite(curve.mean) & (steps <= limit * 1.001 if by_steps else True)
-        x = steps[shown] / (unit if by_steps else 1.0)
-        # A single evaluation is a point.
-        marker = "o" if shown.sum() == 1 else None
-        axes.plot(x, curve.mean[shown], label=_head(each), marker=marker, markersize=3, **_style(index))
-        # The interval of two seeds would fill the chart.
-        if len(each.group.runs) > 2:
-            axes.fill_between(x, curve.low[shown], curve.high[shown], color=_style(index)["color"], alpha=0.2, lw=0)
-    axes.set(
-        title="(a) training" if key == "return/" else "(a) evaluations during training",
-        xlabel=name if by_steps else "iteration",
-        ylabel="return after adaptation",
+    """Write a figure as wide as a page: curves, interquartile means, profiles, and differences."""
+    charts = (
+        _curves(measured),
+        ("(b) new tasks; open: before adaptation", _means(measured)),
+        ("(c) performance profiles", _profiles(measured)),
+        (f"(d) difference to {measured[base_of(measured)].group.name}", _differences(measured)),
+    )
+    write_panels(
+        path,
+        [("label", title, plot) for title, plot in charts],
+        columns=2,
+        key=[(_css(each), f"{each.group.name} (n = {len(each.evaluations)})") for each in measured],
+        caption=f"{measured[0].evaluations[0].env_name}: returns {after(measured)}.",
     )
 
 
-def _draw_means(axes: Any, measured: Sequence[GroupResult]) -> None:
-    for index, each in enumerate(measured):
-        intervals = pooled_intervals(each.evaluations, interquartile_mean)
-        for place, filled in ((0, False), (-1, True)):
-            value, low, high = intervals[place]
-            color = _style(index)["color"]
-            face = color if filled else "white"
-            label = None if index else "after adaptation" if filled else "before adaptation"
-            y = index + (0.12 if filled else -0.12)
-            if np.isfinite(low):
-                axes.plot([low, high], [y, y], color=color, lw=1.2)
-            axes.plot(value, y, "o", color=color, markerfacecolor=face, markersize=4, label=label)
-    axes.set_yticks(range(len(measured)), [each.group.name for each in measured])
-    axes.set_ylim(len(measured) - 0.5, -0.5)
-    axes.set(title="(b) new tasks", xlabel="interquartile mean of the return")
-    axes.legend(fontsize=7)
+def _css(result: GroupResult) -> str:
+    """Return the classes of a color for any color vision, and of dashes for prints in gray."""
+    return f"{group_css(result.group)} dash{result.group.index % _DASHES}"
 
 
-def _draw_profiles(axes: Any, measured: Sequence[GroupResult]) -> None:
-    returns = np.concatenate([each.task_returns()[:, -1] for side in measured for each in side.evaluations])
-    room = 0.02 * max(float(np.ptp(returns)), 1e-6)
-    thresholds = np.linspace(returns.min() - room, returns.max() + room, _THRESHOLDS)
-    for index, each in enumerate(measured):
-        share, low, high = profile_intervals(each.evaluations, thresholds).T
-        axes.plot(thresholds, share, **_style(index))
+def _chart(x: Axis, y: Axis, summary: str) -> Plot:
+    return Plot(x, y, summary, width=_WIDTH, height=_HEIGHT)
+
+
+def _curves(measured: Sequence[GroupResult]) -> tuple[str, Plot]:
+    limit = common_steps([each.group for each in measured])
+    by_steps = bool(np.isfinite(limit) and limit > 0.0)
+    recorded = all(each.group.keys("evaluation/return/") for each in measured)
+    key = "evaluation/return/" if recorded else "return/"
+    shown = []
+    for each in measured:
+        curve = each.group.curve(each.group.keys(key)[-1], 1 if recorded else _SMOOTHING)
+        x = curve.steps if by_steps else curve.iterations.astype(np.float64)
+        known = np.isfinite(curve.mean) & (x <= limit * 1.001 if by_steps else True)
+        # The interval of two seeds would fill the chart.
+        bounds = [curve.low[known], curve.high[known]] if len(each.group.runs) > 2 else []
+        shown.append((x[known], curve.mean[known], bounds))
+    plot = _chart(
+        Axis(
+            Span.of([0.0], *(x for x, *_ in shown), margin=0.0),
+            "environment steps" if by_steps else "iteration",
+            None,
+            True,
+        ),
+        Axis(Span.of(*(each for _, mean, bounds in shown for each in (mean, *bounds))), "return after adaptation"),
+        "returns while training",
+    )
+    for each, (x, mean, bounds) in zip(measured, shown, strict=True):
+        if bounds:
+            plot.band(x, bounds[0], bounds[1], group_css(each.group))
+        plot.line(x, mean, _css(each))
+    return "(a) evaluations during training" if recorded else "(a) training", plot
+
+
+def _named_rows(measured: Sequence[GroupResult]) -> Axis:
+    """Return the axis with the names of experiments, the first on top."""
+    names = [(-float(place), each.group.name) for place, each in enumerate(measured)]
+    return Axis(Span(0.5 - len(measured), 0.5), names=names)
+
+
+def _means(measured: Sequence[GroupResult]) -> Plot:
+    found = [pooled_intervals(each.evaluations, interquartile_mean) for each in measured]
+    x = Axis(Span.of(*(each[[0, -1]] for each in found)), "interquartile mean")
+    plot = _chart(x, _named_rows(measured), "interquartile means of the returns on new tasks")
+    for place, (each, intervals) in enumerate(zip(measured, found, strict=True)):
+        css = group_css(each.group)
+        for (value, low, high), y, kind in ((intervals[0], 0.12, " open"), (intervals[-1], -0.12, "")):
+            plot.across(low, high, y - place, css)
+            plot.dots([value], [y - place], css + kind)
+    return plot
+
+
+def _profiles(measured: Sequence[GroupResult]) -> Plot:
+    span = Span.of(*(each.task_returns()[:, -1] for side in measured for each in side.evaluations), margin=0.02)
+    thresholds = np.linspace(span.low, span.high, _THRESHOLDS)
+    y = Axis(Span(0.0, 1.02), "share of runs and tasks above it")
+    plot = _chart(Axis(span, "return after adaptation"), y, "performance profiles")
+    for each in measured:
+        shares, low, high = profile_intervals(each.evaluations, thresholds).T
         if len(each.evaluations) > 2:
-            axes.fill_between(thresholds, low, high, color=_style(index)["color"], alpha=0.2, lw=0)
-    axes.set(title="(c) performance profiles", xlabel="return", ylabel="share of runs and tasks above it")
-    axes.set_ylim(-0.02, 1.02)
+            plot.band(thresholds, low, high, group_css(each.group))
+        plot.line(thresholds, shares, _css(each))
+    return plot
 
 
-def _draw_differences(axes: Any, measured: Sequence[GroupResult]) -> None:
+def _differences(measured: Sequence[GroupResult]) -> Plot:
     base = measured[base_of(measured)]
     others = [each for each in measured if each is not base]
-    for place, other in enumerate(others):
-        value, low, high = difference_interval(other.evaluations, base.evaluations)
-        if np.isfinite(low):
-            axes.plot([low, high], [place, place], color="black", lw=1.2)
-        axes.plot(value, place, "o", color="black", markersize=4)
-    axes.axvline(0.0, color="gray", lw=0.8, linestyle=":")
-    axes.set_yticks(range(len(others)), [each.group.name for each in others])
-    axes.set_ylim(len(others) - 0.5, -0.5)
-    axes.set(title=f"(d) difference to {base.group.name}", xlabel="difference of the mean returns")
-
-
-def _head(result: GroupResult) -> str:
-    return f"{result.group.name} (n = {len(result.evaluations)})"
+    found = [difference_interval(other.evaluations, base.evaluations) for other in others]
+    rows = _named_rows(others)
+    plot = _chart(Axis(Span.of([0.0], *found), "difference of the mean returns"), rows, "differences")
+    plot.line([0.0, 0.0], [rows.span.low, rows.span.high], "rest level")
+    for place, (other, (value, low, high)) in enumerate(zip(others, found, strict=True)):
+        plot.across(low, high, -place, group_css(other.group))
+        plot.dots([value], [-place], group_css(other.group))
+    return plot

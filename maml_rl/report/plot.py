@@ -65,7 +65,7 @@ class Plot:
         self._x, self._y, self._summary = x.span, y.span, summary
         y_ticks = y.ticks(max(2, height // 55))
         below = _BOTTOM if x.label else _BOTTOM - 18
-        self._left = 12 + _CHARACTER * max(len(text) for _, text in y_ticks)
+        self._left = 12 + _CHARACTER * max((len(text) for _, text in y_ticks), default=0)
         self._top = 34 if y.label else 10
         self._right, self._bottom = width - _RIGHT, height - below
         if equal:
@@ -116,26 +116,24 @@ class Plot:
                     element("circle", title, class_=f"dot {css}", cx=f"{x:.1f}", cy=f"{y:.1f}", r=radius)
                 )
 
-    def label(self, x: float, y: float, text: str, css: str) -> None:
-        """Write a word above a point: to its left, or to its right where the left has no room for it."""
+    def label(self, x: float, y: float, text: str, css: str, *, beside: bool = False) -> None:
+        """Write a word above a point: to its left, or to its right where the left has no room; or `beside` it."""
         ((across, down),) = self._points([x], [y])
-        fits = across - self._left > _CHARACTER * len(text)
-        at, anchor = (across - 2.0, "end") if fits else (across + 2.0, "start")
-        place = {"x": f"{at:.1f}", "y": f"{down - 4:.1f}", "text_anchor": anchor}
+        fits = across - self._left > _CHARACTER * len(text) and not beside
+        at, anchor = (across - 2.0, "end") if fits else (across + (6.0 if beside else 2.0), "start")
+        place = {"x": f"{at:.1f}", "y": f"{down + (4 if beside else -4):.1f}", "text_anchor": anchor}
         self._marks.append(element("text", text, class_=css, **place))
-
-    def key(self, entries: Sequence[tuple[str, str]]) -> None:
-        """Write the meaning of the colors above the chart, as (class, name), for a picture without a page."""
-        names = [
-            join([element("tspan", "\N{BLACK SQUARE}", class_=css, dx=10 if index else None), f" {name}"])
-            for index, (css, name) in enumerate(entries)
-        ]
-        self._marks.append(element("text", names, class_="label", x=self._right, y=14, text_anchor="end"))
 
     def interval(self, x: float, low: float, high: float, css: str) -> None:
         """Draw a vertical bar from `low` to `high`, with caps."""
         below, above = self._points([x, x], [low, high])
         self._interval(below, above, css)
+
+    def across(self, low: float, high: float, y: float, css: str) -> None:
+        """Draw a horizontal bar from `low` to `high`, without caps."""
+        (left, down), (right, _) = self._points([low, high], [y, y])
+        if np.isfinite([left, right]).all():
+            self._marks.append(element("path", class_=f"interval {css}", d=f"M{left:.1f} {down:.1f}H{right:.1f}"))
 
     def _interval(self, below: NDArray[np.float64], above: NDArray[np.float64], css: str) -> None:
         (left, bottom), (_, top) = below, above

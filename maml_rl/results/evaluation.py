@@ -391,14 +391,16 @@ def probability_of_improvement(evaluations: Sequence[Evaluation], others: Sequen
 def profile_intervals(evaluations: Sequence[Evaluation], thresholds: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the share of policies and tasks with a return above each threshold (K,), and its 95 % interval, (K, 3).
 
-    The return of the last step counts, or of the last episode of a trial.
+    The return of the last step counts, or of the last episode of a trial. Bounds of several policies are NaN where
+    fewer than two returns for each of them are above the threshold, or below it.
     """
     scores = [evaluation.task_returns()[:, -1] for evaluation in evaluations]
     drawn = not _fixed(evaluations) and share_tasks(evaluations)
     found = performance_profile(scores, thresholds, drawn_tasks=drawn)
     if len(scores) > 1:
-        # All of a few runs are on one side of the return: that says little, and the band would jump there.
-        found[(found[:, 0] < 1e-9) | (found[:, 0] > 1.0 - 1e-9), 1:] = np.nan
+        # With so few returns on one side, it depends on one or two runs how wide the interval is, and the band jumps.
+        few = 2.0 * len(scores) / sum(map(len, scores))
+        found[np.minimum(found[:, 0], 1.0 - found[:, 0]) < few - 1e-6, 1:] = np.nan
     return found
 
 

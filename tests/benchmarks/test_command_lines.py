@@ -23,7 +23,6 @@ def files(tmp_path):
 
 
 def run(main, files, *arguments, positive=True):
-    pytest.importorskip("matplotlib")
     main(["--quick", "--quiet", "--json", str(files[0]), "--chart", str(files[1]), *arguments])
     assert files[1].stat().st_size > 1000
     result = json.loads(files[0].read_text())

@@ -2,11 +2,12 @@
 
 import importlib.util
 import json
+import re
 
 import pytest
 
 from benchmarks.measuring import Samples
-from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, finish
+from benchmarks.reporting import Report, Row, check_packages, chosen, common_options, draw, finish
 
 
 @pytest.fixture
@@ -45,21 +46,28 @@ def test_json_holds_every_value(report, tmp_path, capsys):
     assert capsys.readouterr().out.strip() == report.as_text()
 
 
-def test_chart_is_drawn(report, tmp_path):
-    pytest.importorskip("matplotlib")
-    options = common_options("x").parse_args(["--chart", str(tmp_path / "x.svg")])
+def test_chart_has_a_bar_of_each_median_and_is_drawn_again_from_the_json(report, tmp_path):
+    options = common_options("x").parse_args(["--chart", str(tmp_path / "x.svg"), "--json", str(tmp_path / "x.json")])
 
     finish(report, options)
 
-    assert "fast" in (tmp_path / "x.svg").read_text()
+    drawn = (tmp_path / "x.svg").read_text()
+    assert all(each in drawn for each in ("fast, one process", ">2,000<", "faults", "Z80, 1 cores"))
+    (first, end), _ = [map(float, bar) for bar in re.findall(r'interval bar rest" d="M([\d.]+) [\d.]+H([\d.]+)', drawn)]
+    spread = [float(x) for x in re.search(r'interval run" d="M([\d.]+) [\d.]+H([\d.]+)', drawn).groups()]
+    # Of 1,500, 2,000 and 2,500 from 0.
+    assert spread == pytest.approx([first + 0.75 * (end - first), first + 1.25 * (end - first)], abs=0.2)
+    draw(json.loads((tmp_path / "x.json").read_text()), tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_text() == drawn
 
 
-def test_missing_package_ends_the_command_before_it_measures(monkeypatch):
-    options = common_options("x").parse_args(["--chart", "x.svg"])
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-
-    with pytest.raises(SystemExit, match=r"--chart needs matplotlib, which is not installed; try: pip install"):
+def test_missing_package_or_wrong_ending_ends_the_command_before_it_measures(monkeypatch):
+    options = common_options("x").parse_args(["--chart", "x.gif"])
+    with pytest.raises(SystemExit, match=r"--chart x\.gif must end with"):
         check_packages(options)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"--others needs envpool, which is not installed; try: pip install"):
+        check_packages(common_options("x").parse_args([]), envpool="--others")
 
 
 def test_settings_omit_the_paths_of_results():

@@ -4,7 +4,6 @@ import argparse
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from scipy.stats import trim_mean
 
 from maml_rl.cli import compare
 from maml_rl.cli import main as cli
-from maml_rl.errors import ConfigError, NonFiniteError
+from maml_rl.errors import NonFiniteError
 from maml_rl.experiment import train as training
 from maml_rl.experiment.measure import measure
 from maml_rl.report import paper
@@ -58,7 +57,6 @@ def runs_of(folder: Path) -> list[Path]:
 
 
 def test_configs_are_trained_to_equal_environment_steps(finished: Path) -> None:
-    pytest.importorskip("matplotlib")
     runs = runs_of(finished)
     assert [run.relative_to(finished / "runs/compare").as_posix() for run in runs] == [
         f"{name}/seed-{seed}" for name in ("one", "other") for seed in range(3)
@@ -72,7 +70,6 @@ def test_configs_are_trained_to_equal_environment_steps(finished: Path) -> None:
 def test_second_command_trains_nothing_and_writes_the_same_files(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("matplotlib")
     shutil.copytree(finished, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     before = {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs_of(Path())}
@@ -89,17 +86,19 @@ def test_second_command_trains_nothing_and_writes_the_same_files(
 def test_figure_has_panels_names_and_numbers_of_runs(
     finished: Path, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
+    if ending != ".svg":
+        pytest.importorskip("vl_convert")
     monkeypatch.chdir(finished)
     figure, tex = tmp_path / f"new/figure{ending}", tmp_path / "new/table.tex"
     folders = [str(path) for path in (finished / "runs/compare").iterdir()]
     assert cli.main(["compare", *sorted(folders), "--figure", str(figure), "--table", str(tex), *OF_ALL]) == 0
-    start = {".pdf": b"%PDF", ".png": b"\x89PNG", ".svg": b"<?xml"}
+    start = {".pdf": b"%PDF", ".png": b"\x89PNG", ".svg": b"<svg"}
     assert figure.read_bytes().startswith(start[ending])
     if ending == ".svg":
         words = " ".join(re.findall(r">([^<>]+)</text>", figure.read_text()))
         for each in ("(a)", "(b)", "(c)", "(d)", "maml-trpo (n = 3)", "promp (n = 3)", "interquartile mean"):
             assert each in words
+        assert "2DNavigation-v0: returns after 3 gradient steps on 4 episodes each." in words
     table = tex.read_text()
     assert table.count(r" \\") == 3
     assert r"95 \% intervals" in table
@@ -142,7 +141,6 @@ def test_numbers_are_those_of_rliable_on_the_same_tasks_for_all_runs(finished: P
 def test_report_and_compare_have_the_same_verdict_on_the_same_folders(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
     monkeypatch.chdir(finished)
     folders = sorted(map(str, Path("runs/compare").iterdir()))
     assert cli.main(["compare", *folders, *OF_ALL]) == 0
@@ -299,7 +297,6 @@ def test_what_cannot_be_compared_is_refused_in_one_line_before_training(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pytest.importorskip("matplotlib")
     shutil.copytree(finished, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     Path("longer.yaml").write_text(json.dumps(SMALL | {"max-episode-steps": 11}))
@@ -308,16 +305,3 @@ def test_what_cannot_be_compared_is_refused_in_one_line_before_training(
     (line,) = capsys.readouterr().err.splitlines()
     assert all(word in line for word in words), line
     assert sorted(Path().rglob("*")) == before
-
-
-@pytest.mark.parametrize("reason", ["No module named 'matplotlib'", "numpy.core.multiarray failed to import"])
-def test_figure_without_a_matplotlib_that_imports_says_why(
-    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "matplotlib").mkdir()
-    (tmp_path / "matplotlib" / "__init__.py").write_text(f"raise ImportError({reason!r})")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=f"a figure needs matplotlib, .*{re.escape(reason)}.*maml-rl\\[figures\\]"):
-        paper.check_figure(tmp_path / "figure.pdf")

@@ -382,12 +382,15 @@ def test_improvement_is_the_share_of_pairs_of_trainings_on_a_task() -> None:
     assert chance == pytest.approx((0 + 1 + 1 + 1 + 0.5 + 0 + 1 + 0) / 8)
 
 
-def test_profile_of_several_runs_has_no_band_where_all_are_on_one_side() -> None:
+def test_profile_of_several_runs_has_no_band_where_few_returns_are_on_a_side() -> None:
     scores = np.random.default_rng(0).normal(size=(3, 40, 1))
-    found = profile_intervals(evaluations_of(scores), np.array([-99.0, 0.0, 99.0]))
-    assert found[:, 0].tolist() == pytest.approx([1.0, (scores > 0.0).mean(), 0.0])
-    assert np.isnan(found[[0, 2], 1:]).all()
-    assert np.isfinite(found[1]).all()
+    ordered = np.sort(scores.ravel())
+    between = (ordered[1:] + ordered[:-1]) / 2.0
+    # With 120, 115, 60, 6, 5 and 0 of the 120 returns above.
+    found = profile_intervals(evaluations_of(scores), np.array([-99.0, *between[[4, 59, 113, 114]], 99.0]))
+    assert (found[:, 0] * 120).tolist() == pytest.approx([120, 115, 60, 6, 5, 0])
+    assert np.isnan(found[[0, 1, 4, 5], 1:]).all()
+    assert np.isfinite(found[2:4]).all()
 
 
 def test_profile_is_the_share_of_trainings_and_tasks_above_a_return() -> None:
