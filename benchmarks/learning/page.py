@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +22,7 @@ from maml_rl.results.evaluation import (
 )
 from maml_rl.results.scales import Span
 from maml_rl.results.statistics import interquartile_mean
+from maml_rl.runs.atomic_files import replace_file
 
 _BLOCK = re.compile(r"(<!-- results of ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 _STEP = 1
@@ -41,23 +42,29 @@ _PLACES = ("includes 0", "is below 0", "is above 0", "cannot be computed")
 _Pair = tuple[list[Row], list[Row]]
 
 
-def write_page(plan: Plan) -> None:
-    """Write the tables of every family into the page.
+def write_page(plan: Plan, only: Family | None = None) -> None:
+    """Write the tables of every family, or of only one, into the page.
 
     Raises:
         ValueError: If the page has no marks for a family that has results, or has marks for one that is not in the
             plan.
     """
-    text = plan.page.read_text(encoding="utf-8")
-    marked = [match[2] for match in _BLOCK.finditer(text)]
+    text, marked = plan.page.read_text(encoding="utf-8"), marks(plan)
     wanted = [family.name for family in plan.families.values() if rows_of(plan, family)]
     if not set(wanted) <= set(marked) <= set(plan.families):
         raise ValueError(f"{plan.page} has marks for {marked}, and there are results of {wanted}")
 
     def filled(match: re.Match[str]) -> str:
+        if only is not None and match[2] != only.name:
+            return match[0]
         return f"{match[1]}\n{tables(plan, plan.families[match[2]])}\n\n{match[3]}"
 
-    plan.page.write_text(_BLOCK.sub(filled, text), encoding="utf-8")
+    replace_file(plan.page, _BLOCK.sub(filled, text).encode())
+
+
+def marks(plan: Plan) -> list[str]:
+    """Return the names of the families whose tables have a place on the page."""
+    return [match[2] for match in _BLOCK.finditer(plan.page.read_text(encoding="utf-8"))]
 
 
 def rows_of(plan: Plan, family: Family) -> dict[str, list[Row]]:
@@ -232,7 +239,7 @@ def tables(plan: Plan, family: Family) -> str:
         words = f"{family.title}: return after one step over environment steps; highlighted: {_listed(highlighted)}"
         parts.append(f"![{words}](../images/{chart_of(plan, family).name})")
     lines = with_continued(found)
-    parts.append(_final_table(lines, family))
+    parts.append(_final_table(lines, family, timed=plan.timed))
     if len(groups := _groups(plan, family)) <= _MOST_GROUPS:
         parts.append(_group_table(final_rows(lines), groups))
     earlier = [
@@ -253,7 +260,7 @@ def _sources(plan: Plan, family: Family) -> str:
     return f"Held-out tasks: [SHA-256 `{digest[:16]}`]({family.name}/{tasks.name})."
 
 
-def _final_table(found: Mapping[str, Sequence[Row]], family: Family) -> str:
+def _final_table(found: Mapping[str, Sequence[Row]], family: Family, *, timed: bool) -> str:
     finals = final_rows(found)
     steps = max(row.task_returns.shape[1] for rows in finals.values() for row in rows)
     # Before the pretraining has begun there is nothing to report.
@@ -261,7 +268,15 @@ def _final_table(found: Mapping[str, Sequence[Row]], family: Family) -> str:
     # Rows that were written before success was recorded lack it.
     succeed = [name for name, rows in finals.items() if all(row.task_successes is not None for row in rows)]
     successes = [f"success {_when(step)}" for step in range(_STEP + 1)] if succeed else []
-    titles = ["runs", "meta-updates", "steps", *(_when(step) for step in range(steps)), "each run", *successes]
+    titles = [
+        "runs",
+        "meta-updates",
+        "steps",
+        *["minutes"] * timed,
+        *(_when(step) for step in range(steps)),
+        "each run",
+        *successes,
+    ]
     titles += [f"beats `{name}`" for name in rivals]
     lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
     for name, rows in finals.items():
@@ -271,6 +286,7 @@ def _final_table(found: Mapping[str, Sequence[Row]], family: Family) -> str:
             str(len(rows)),
             str(rows[0].iteration),
             _millions(_steps(rows)),
+            *[f"{np.mean([row.minutes for row in rows]):.1f}"] * timed,
         ]
         cells += [_with_interval(*intervals[step]) if step < len(intervals) else "" for step in range(steps)]
         alone = _middles([[row] for row in rows]).tolist()
@@ -327,10 +343,10 @@ def _in_percent(estimate: Values) -> str:
     return f"{value:.0f} %" + (f" [{low:.0f}, {high:.0f}]" if np.isfinite(low) else "")
 
 
-def draw_charts(plan: Plan) -> list[Path]:
-    """Draw one chart for each family with results, and return the files."""
+def draw_charts(plan: Plan, only: Family | None = None) -> list[Path]:
+    """Draw one chart for each family with results, or for only one, and return the files."""
     charts = []
-    for family in plan.families.values():
+    for family in [only] if only is not None else plan.families.values():
         if _highlighted(rows_of(plan, family)):
             charts.append(chart_of(plan, family))
             draw_curves(plan, family, charts[-1])
@@ -341,10 +357,17 @@ def draw_curves(plan: Plan, family: Family, path: Path) -> None:
     """Draw the return after one step over environment steps: a panel for each of the best methods.
 
     The thick line is the interquartile mean over trainings and tasks, the thin ones are the trainings. All other
-    methods are gray.
+    methods are gray. Below are those over minutes, if the plan has minutes that can be compared.
     """
+    panels = _panels(plan, family, "environment steps", _env_steps)
+    if plan.timed:
+        panels += _panels(plan, family, "minutes", lambda row: row.minutes)
+    write_panels(path, panels, dark=True)
+
+
+def _panels(plan: Plan, family: Family, label: str, place: Callable[[Row], float]) -> list[tuple[str, str, Plot]]:
     found = rows_of(plan, family)
-    lines = {name: curves(rows) for name, rows in found.items() if max(row.iteration for row in rows) > 0}
+    lines = {name: curves(rows, place) for name, rows in found.items() if max(row.iteration for row in rows) > 0}
     chosen = _highlighted(found)
     # The initial policies of a family may be far below everything that is learned.
     later = [middle[1:] for (_, middle), *_ in lines.values()]
@@ -352,9 +375,9 @@ def draw_curves(plan: Plan, family: Family, path: Path) -> None:
     x = Span.of([0.0], *(xs for curves in lines.values() for xs, _ in curves), margin=0.0)
     y = Span.of(*later)
     panels = []
-    for place, name in enumerate(chosen):
+    for number, name in enumerate(chosen):
         plot = Plot(
-            Axis(x, "environment steps", counts=True),
+            Axis(x, label, counts=place is _env_steps),
             Axis(y, "return after one step"),
             f"{family.title}: {name}",
             # Three panels side by side fill the width of a page.
@@ -368,10 +391,10 @@ def draw_curves(plan: Plan, family: Family, path: Path) -> None:
                 plot.label(xs[-1], middle[-1], other, "rest")
         (xs, middle), *trainings = lines[name]
         for of_training, training in trainings if len(trainings) > 1 else []:
-            plot.line(of_training, np.clip(training, y.low, y.high), f"group{place} seed")
-        plot.line(xs, np.clip(middle, y.low, y.high), f"group{place}")
-        panels.append((f"group{place}", name, plot))
-    write_panels(path, panels, dark=True)
+            plot.line(of_training, np.clip(training, y.low, y.high), f"group{number} seed")
+        plot.line(xs, np.clip(middle, y.low, y.high), f"group{number}")
+        panels.append((f"group{number}", name, plot))
+    return panels
 
 
 def _highlighted(found: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -380,19 +403,25 @@ def _highlighted(found: Mapping[str, Sequence[Row]]) -> list[str]:
     return ranked(final_rows(trained))[:_HIGHLIGHTED]
 
 
-def curves(rows: Sequence[Row]) -> list[tuple[Values, Values]]:
-    """Return a method's mean at the points that all of its trainings reached, and each training to its end."""
+def _env_steps(row: Row) -> float:
+    return row.env_steps
+
+
+def curves(rows: Sequence[Row], place: Callable[[Row], float] = _env_steps) -> list[tuple[Values, Values]]:
+    """Return a method's mean at the points that all of its trainings reached, and each training to its end.
+
+    `place` says where a row is on the horizontal axis.
+    """
     trainings = list(by_seed(rows).values())
     common = sorted(set.intersection(*({row.iteration for row in of_seed} for of_seed in trainings)))
     at = [[row for row in of_seed if row.iteration in common] for of_seed in trainings]
-    places = np.mean([_places(of_seed) for of_seed in at], axis=0)
+    places = np.mean([[place(row) for row in of_seed] for of_seed in at], axis=0)
     middles = _middles([list(of_iteration) for of_iteration in zip(*at, strict=True)])
-    each = [(_places(of_seed), _middles([[row] for row in of_seed])) for of_seed in trainings]
+    each = [
+        (np.array([place(row) for row in of_seed], np.float64), _middles([[row] for row in of_seed]))
+        for of_seed in trainings
+    ]
     return [(places, middles), *each]
-
-
-def _places(rows: Sequence[Row]) -> Values:
-    return np.array([row.env_steps for row in rows], np.float64)
 
 
 def _middles(groups: Sequence[Sequence[Row]]) -> Values:

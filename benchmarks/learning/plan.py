@@ -6,11 +6,19 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from maml_rl.config import Config, load_config
+from pydantic import Field, model_validator
+
+from maml_rl.arguments import suggest
+from maml_rl.config import Config, SettingsModel, load_config
+from maml_rl.config.catalog import find_config
+from maml_rl.config.settings import Count
+from maml_rl.config.yaml_source import read_mapping
 from maml_rl.envs import FAMILIES
 from maml_rl.envs.meta_env import ValueRanges
+from maml_rl.errors import ConfigError
+from maml_rl.foreign_files import checked
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.results.evaluation import possible_ranges
 
@@ -31,6 +39,8 @@ class Family:
         changes: of the config, for every method.
         algorithm_changes: of the config, by the name of the method or, where it is missing, of the algorithm.
         methods: the names of those that are on the page, and trained here unless others are asked for; if empty, all.
+        configs: names of shipped configs, by the names of methods whose config does not have the name of `config`.
+        minutes: that one training is expected to take, by the names of methods.
     """
 
     name: str
@@ -41,6 +51,8 @@ class Family:
     changes: Mapping[str, Any] = field(default_factory=dict)
     algorithm_changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
+    configs: Mapping[str, str] = field(default_factory=dict)
+    minutes: Mapping[str, float] = field(default_factory=dict)
 
     def ranges(self) -> ValueRanges:
         """Return the ranges of returns and infos, see `Evaluation`, without making an environment."""
@@ -104,6 +116,8 @@ class Method:
     def _changed(self, family: Family) -> Config:
         of_maml = ROOT / "configs" / "maml" / family.config
         own = of_maml if self.configs == "maml" else ROOT / "configs" / self.configs / of_maml.name
+        if self.name in family.configs:
+            own = find_config(family.configs[self.name])
         config = load_config(own) if own.is_file() else load_config(of_maml).override({"algorithm": self.configs})
         # Some methods of a family do not use what others have in common.
         config = config.override(family.changes, _ORIGIN, spare=True).override(self.changes, _ORIGIN)
@@ -128,12 +142,15 @@ class Plan:
         seeds: by the name of a family; the seeds of training.
         families: by name.
         methods: by name; the order is that of tables.
+        timed: whether trainings are carried out one after the other, in the order of the plan, rather than all of them
+            interleaved. Their minutes are then in the tables, and under a second chart.
     """
 
     page: Path
     families: Mapping[str, Family]
     methods: Mapping[str, Method]
     seeds: Mapping[str, tuple[int, ...]]
+    timed: bool = False
 
     def folder(self, family: Family) -> Path:
         """Return where the tasks and the CSV files of a family are."""
@@ -142,6 +159,76 @@ class Plan:
     def methods_of(self, family: Family) -> Sequence[str]:
         """Return the names of the methods that are on the page of a family and trained on it."""
         return family.methods or tuple(self.methods)
+
+
+class _FamilyEntry(SettingsModel):
+    """A family of a plan's file; see `Family`. Only `methods` are trained on it."""
+
+    name: Annotated[str, Field(pattern=r"[a-z0-9][a-z0-9-]*")]
+    title: str
+    config: str
+    methods: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    changes: dict[str, Any] = Field(default_factory=dict)
+    algorithm_changes: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    configs: dict[str, str] = Field(default_factory=dict)
+    minutes: dict[str, Annotated[float, Field(gt=0, strict=False)]] = Field(default_factory=dict)
+
+
+class _MethodEntry(SettingsModel):
+    """A method of a plan's file; see `Method`."""
+
+    name: Annotated[str, Field(pattern=r"[a-z0-9][a-z0-9-]*")]
+    configs: str
+    changes: dict[str, Any] = Field(default_factory=dict)
+    steps: Count | None = None
+
+
+class _PlanFile(SettingsModel):
+    """A plan's file: trainings in the order of families, and in each of its methods; see `Plan`."""
+
+    page: str
+    seeds: Annotated[tuple[int, ...], Field(strict=False, min_length=1)]
+    steps: Count
+    evaluations: Count = 10
+    methods: list[_MethodEntry]
+    families: list[_FamilyEntry]
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        methods = [method.name for method in self.methods]
+        for names in (methods, [family.name for family in self.families]):
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"{twice[0]!r} is given twice")
+        for family in self.families:
+            for name in (*family.methods, *family.configs, *family.minutes, *family.algorithm_changes):
+                if name not in methods:
+                    raise ValueError(f"{family.name} names the method {name!r}{suggest(name, methods)}")
+        return self
+
+
+def read_plan(path: Path) -> Plan:
+    """Return the plan in a YAML file; its page is relative to the file.
+
+    Raises:
+        ConfigError: If the file is not a plan, or a training's config is wrong; the message names the place.
+    """
+    try:
+        content = checked(_PlanFile, read_mapping(path).values)
+    except ValueError as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{path} is not a plan: {error}") from None
+    methods = named(*(Method(**dict(entry)) for entry in content.methods))
+    lengths: dict[str, Any] = {"steps": content.steps, "evaluations": content.evaluations}
+    families = named(*(Family(**dict(entry), **lengths) for entry in content.families))
+    plan = Plan((path.parent / content.page).resolve(), families, methods, dict.fromkeys(families, content.seeds), True)
+    if not plan.page.is_file():
+        raise ConfigError(f"{path}: there is no page {plan.page}")
+    for family in plan.families.values():
+        for name in family.methods:
+            try:
+                algorithm_of(plan.methods[name].config(family, content.seeds[0]))
+            except ConfigError as error:
+                raise ConfigError(f"{path}, {family.name}, {name}: {error}") from None
+    return plan
 
 
 def named(*entries: Any) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Trains methods, interleaved, evaluates their checkpoints on held-out tasks, and keeps the CSV files up to date.
 
-An interrupted run can be continued: every training resumes from its newest checkpoint, and rows that the CSV files have
-are not computed again.
+An interrupted or killed run can be continued: every training resumes from its newest checkpoint, and rows that the CSV
+files have are not computed again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from time import monotonic
@@ -15,9 +17,12 @@ import numpy as np
 from benchmarks.learning.plan import Family, Method
 from benchmarks.learning.results import SUCCESS, Row, read_rows, write_rows
 from maml_rl import __version__
+from maml_rl.cli.console import ending_in_order
 from maml_rl.envs.meta_env import Task
+from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.in_processes import in_processes
 from maml_rl.experiment.train import train
 from maml_rl.runs.metrics import Metrics, read_metrics
 from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, METRICS
@@ -26,6 +31,8 @@ from maml_rl.task_distributions.task_files import save_tasks
 # Seed of the held-out tasks: their streams are those of evaluations, from which no training draws.
 _TASK_SEED = 1000
 NUM_TASKS = 40
+# Iterations by which the time of those that are left is estimated.
+_NEWEST = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,7 @@ class Job:
         runs: folder of the runs.
         results: folder of the tasks and the CSV files.
         num_workers: see `train`.
+        device: see `train`.
     """
 
     family: Family
@@ -47,6 +55,12 @@ class Job:
     runs: Path
     results: Path
     num_workers: int | None
+    device: str = "cpu"
+
+    @property
+    def name(self) -> str:
+        """Family, method and seed, for readers."""
+        return f"{self.family.name}, {self.method.name}, seed {self.seed}"
 
     @property
     def csv(self) -> Path:
@@ -80,16 +94,20 @@ class Job:
         """Return whether nothing is left to do."""
         return self._is_over(self.rows())
 
-    def publish(self, row: Row) -> None:
+    def publish(self, row: Row | None = None) -> None:
         """Write a row of the run; the CSV file receives the run's rows unless it has those of a longer training.
 
-        With them it loses the rows of all trainings with other settings.
+        With them it loses the rows of all trainings with other settings. Without a row, it receives what a killed
+        command did not publish any more.
         """
-        rows = [*(each for each in self._by_settings(self.run_csv)[0] if each.key != row.key), row]
-        write_rows(self.run_csv, rows)
+        rows = self._by_settings(self.run_csv)[0]
+        if row is not None:
+            rows = [*(each for each in rows if each.key != row.key), row]
+            write_rows(self.run_csv, rows)
         alike, different = self._by_settings(self.csv)
         replaced = [each for each in alike if each.seed == self.seed] + different
-        if row.env_steps >= max((each.env_steps for each in replaced), default=0):
+        longest, published = (max((each.env_steps for each in group), default=-1) for group in (rows, replaced))
+        if longest > published or (row is not None and row.env_steps >= published):
             write_rows(self.csv, [*(each for each in alike if each.seed != self.seed), *rows])
 
     def _by_settings(self, csv: Path) -> tuple[list[Row], list[Row]]:
@@ -105,8 +123,35 @@ class Job:
         """Return whether rows are those of a whole training."""
         return self.points()[-1] in (row.iteration for row in rows)
 
-    def advance(self, point: int, stop: Event, deadline: float) -> bool:
-        """Train up to an iteration, evaluate there, and write the row; return whether there was time for it."""
+    def left(self) -> tuple[int, float | None]:
+        """Return how many iterations are finished, and how many more minutes it takes; None where that is not known."""
+        rows, last = self.rows(), self.points()[-1]
+        metrics = read_metrics(self.run / METRICS) if (self.run / METRICS).is_file() else []
+        done = max([row.iteration for row in rows] + [len(metrics)])
+        newest = metrics[-_NEWEST:]
+        minutes = self.family.minutes.get(self.method.name)
+        if newest:
+            seconds = sum(each["time/sample_s"] + each["time/update_s"] for each in newest)
+            minutes = seconds / len(newest) * last / 60.0
+        elif others := [row.minutes / row.iteration for row in read_rows(self.csv) if row.iteration]:
+            minutes = others[-1] * last
+        return done, None if minutes is None else minutes * max(last - done, 0) / max(last, 1)
+
+    def refuse_large_files(self, most: int) -> None:
+        """Refuse a training whose checkpoints would have files of more bytes than `most`.
+
+        Raises:
+            ConfigError: If they would; the message says how large they are.
+        """
+        size = checkpoint_bytes(make_experiment(self.method.config(self.family, self.seed)))
+        if size > most:
+            raise ConfigError(
+                f"{self.name}: a checkpoint takes {size / 2**20:.1f} MiB, more than the {most / 2**20:g} MiB of "
+                "--largest-file; choose smaller networks, or keep the runs where they need not be carried"
+            )
+
+    def advance(self, point: int, stop: Event, deadline: float) -> Row | None:
+        """Train up to an iteration, evaluate there, and return the row; None if there was no time for it."""
         config = self.method.config(self.family, self.seed)
         if self.method.trained and point > 0:
 
@@ -118,13 +163,14 @@ class Job:
                 config.override({"num-batches": point}),
                 self.run,
                 num_workers=self.num_workers,
+                device=self.device,
                 resume=(self.run / CONFIG).is_file(),
                 on_iteration=look_at_the_clock,
                 stop=stop,
             )
             if len(read_metrics(self.run / METRICS)) < point:
-                return False
-        experiment = make_experiment(config)
+                return None
+        experiment = make_experiment(config, self.device)
         if point > 0:
             experiment.restore(self.run / CHECKPOINTS / f"iteration-{point:06d}", self.run)
         evaluation = evaluate(
@@ -139,7 +185,7 @@ class Job:
             # What adapts from episode to episode is before adaptation in the first, and in the last after all others.
             returns, successes = returns[:, [0, -1]], None if successes is None else successes[:, [0, -1]]
         metrics = read_metrics(self.run / METRICS)[:point] if point > 0 else []
-        row = Row(
+        return Row(
             seed=self.seed,
             iteration=point,
             env_steps=metrics[-1]["env_steps"] if metrics else 0,
@@ -152,8 +198,6 @@ class Job:
             digest=metrics[-1]["digest"] if metrics else "",
             settings=self.method.settings(self.family),
         )
-        self.publish(row)
-        return True
 
 
 def held_out_tasks(path: Path, experiment: Experiment) -> list[Task]:
@@ -179,17 +223,102 @@ def turns(jobs: list[Job]) -> Iterator[tuple[Job, int]]:
                 yield job, points[number]
 
 
-def run_jobs(jobs: list[Job], minutes: float, say: Callable[[str], None] = print) -> bool:
-    """Carry out the rest of the jobs; return False if the time is over before all are done."""
-    deadline, stop = monotonic() + 60.0 * minutes, Event()
-    for job, point in turns(jobs):
-        if monotonic() > deadline or not job.advance(point, stop, deadline):
-            say("the time is up; the same command continues")
-            return False
-        last = next(row for row in read_rows(job.run_csv) if row.iteration == point)
-        returns = ", ".join(f"{value:.1f}" for value in last.returns())
+def run_jobs(
+    jobs: list[Job],
+    minutes: float,
+    say: Callable[[str], None] = print,
+    *,
+    in_order: bool = False,
+    at_once: int = 1,
+    on_row: Callable[[Job], None] = lambda job: None,
+) -> bool:
+    """Carry out the rest of the jobs; return False if the time is over before all are done.
+
+    Args:
+        jobs: to be done.
+        minutes: after which no further iteration begins.
+        say: gets a line about each row.
+        in_order: bring one job to its end before the next, instead of interleaving all.
+        at_once: jobs at the same time, each in a process; if more than one, they are in order.
+        on_row: called after a row is written.
+    """
+    deadline = monotonic() + 60.0 * minutes
+    for job in jobs:
+        job.publish()
+    jobs = [job for job in jobs if not job.is_over()]
+    by_name = {job.name: job for job in jobs}
+    if at_once > 1:
+        calls = ((job.name, (job, deadline)) for job in jobs if monotonic() < deadline)
+        rows = ((by_name[name], row) for name, row in in_processes(_send_rows, calls, at_once))
+    else:
+        rows = _rows([[job] for job in jobs] if in_order else [jobs], deadline)
+    with closing(rows):
+        for job, row in rows:
+            job.publish(row)
+            on_row(job)
+            returns = ", ".join(f"{value:.1f}" for value in row.returns())
+            say(
+                f"{job.name}: {returns} after {row.iteration} meta-updates, "
+                f"{row.env_steps / 1e6:.1f} M environment steps, {row.minutes:.1f} minutes"
+            )
+    if all(job.is_over() for job in jobs):
+        return True
+    say("the time is up; the same command continues")
+    return False
+
+
+def _rows(groups: list[list[Job]], deadline: float) -> Generator[tuple[Job, Row]]:
+    """Yield the rows that are left until the deadline: of one group after the other, the jobs of a group interleaved.
+
+    What is asked for next is computed after the previous row is published.
+    """
+    stop = Event()
+    for job, point in chain.from_iterable(map(turns, groups)):
+        row = job.advance(point, stop, deadline) if monotonic() < deadline else None
+        if row is None:
+            return
+        yield job, row
+
+
+def _send_rows(send: Callable[[Row], None], job: Job, deadline: float) -> None:
+    """Send the rows that are left of a job, in a process of its own. Only the caller writes CSV files."""
+    with ending_in_order():
+        done, stop = {row.iteration for row in job.rows()}, Event()
+        for point in job.points():
+            row = None
+            if point not in done:
+                if monotonic() > deadline or (row := job.advance(point, stop, deadline)) is None:
+                    return
+                send(row)
+
+
+def checkpoint_bytes(experiment: Experiment) -> int:
+    """Return about how many bytes the tensors of a checkpoint have: all numbers, and two of Adam for those trained."""
+    networks = experiment.metalearner.networks
+    modules = [experiment.policy, *([] if networks is None else [networks])]
+    kept: list[int] = [tensor.nbytes for module in modules for tensor in module.state_dict().values()]
+    trained = {parameter for module in modules for parameter in module.parameters() if parameter.requires_grad}
+    return sum(kept) + 2 * sum(parameter.nbytes for parameter in trained)
+
+
+def say_what_is_left(jobs: list[Job], at_once: int = 1, say: Callable[[str], None] = print) -> None:
+    """Say which jobs are not over, how far they are, the minutes that they take, and which files they need for it."""
+    left = [job for job in jobs if not job.is_over()]
+    total, unknown = 0.0, 0
+    for job in left:
+        done, minutes = job.left()
+        total, unknown = total + (minutes or 0.0), unknown + (minutes is None)
+        expected = "" if minutes is None else f", about {minutes:.1f} minutes"
+        say(f"left: {job.name}: from meta-update {done} of {job.points()[-1]}{expected}")
+    if not left:
+        say("nothing is left")
+        return
+    beside = f", of which {at_once} run at once" if at_once > 1 else ""
+    more = f", and {unknown} jobs that were never timed" if unknown else ""
+    say(f"left in all: {len(left)} jobs, about {total:.0f} minutes{beside}{more}")
+    sizes = [path.stat().st_size for job in left for path in job.run.rglob("*") if path.is_file()]
+    if sizes:
         say(
-            f"{job.family.name}, {job.method.name}, seed {job.seed}: {returns} after {point} meta-updates, "
-            f"{last.env_steps / 1e6:.1f} M environment steps, {last.minutes:.1f} minutes"
+            f"to continue elsewhere, carry {left[0].runs}: the unfinished runs have {len(sizes)} files of "
+            f"{sum(sizes) / 2**20:.1f} MiB, the largest of {max(sizes) / 2**20:.2f} MiB"
         )
-    return True

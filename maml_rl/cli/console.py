@@ -229,7 +229,7 @@ def run_command(
     options = parser.parse_args(arguments)
     try:
         quiet = getattr(options, "quiet", False) and options.log_level == "info"
-        with _log_to_standard_error(parser.prog, "warning" if quiet else options.log_level):
+        with log_to_standard_error(parser.prog, "warning" if quiet else options.log_level):
             try:
                 command(options)
             except MamlRLError:
@@ -289,7 +289,7 @@ def _printable(text: str) -> str:
 
 
 @contextmanager
-def _log_to_standard_error(prog: str, level: str) -> Iterator[None]:
+def log_to_standard_error(prog: str, level: str) -> Iterator[None]:
     """Show the package's log while a command runs; restore the caller's own logging afterward."""
     root, package = logging.getLogger(), logging.getLogger("maml_rl")
     handler, level_before = logging.StreamHandler(), package.level

@@ -4,14 +4,24 @@ import argparse
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from maml_rl.cli.console import INTERRUPTED, Parser, add_settings, ending_in_order, file_path, not_negative, run_command
+from maml_rl.cli.console import (
+    INTERRUPTED,
+    Parser,
+    add_settings,
+    ending_in_order,
+    file_path,
+    log_to_standard_error,
+    not_negative,
+    positive,
+    run_command,
+)
 from maml_rl.cli.listing import readable_minutes
 from maml_rl.cli.run_options import (
     add_common,
@@ -36,6 +46,9 @@ from maml_rl.runs.numbered import new_folder, newest_path
 # Before the names of the options that are settings of the algorithm.
 _ALGORITHM = "algorithm_setting_"
 _DEFAULT_CONFIG = SHIPPED / "maml" / "2d-navigation.yaml"
+# Seeds that are trained side by side, by the kind of the device: a small policy leaves an accelerator idle.
+# `python -m benchmarks.seeds` measures it.
+_SEEDS_AT_ONCE = {"cuda": 4}
 
 
 def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") -> int:
@@ -75,7 +88,15 @@ def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") ->
         nargs="+",
         type=_seeds,
         metavar="SEED",
-        help="train one run per seed, one after the other, in folders seed-... of the output folder",
+        help="train one run per seed, in folders seed-... of the output folder",
+    )
+    parser.add_argument(
+        "--seeds-at-once",
+        type=positive,
+        metavar="N",
+        help="train so many of the --seeds side by side, each in a process (default: "
+        + "; ".join(f"{count} on {kind}" for kind, count in _SEEDS_AT_ONCE.items())
+        + "; elsewhere one after the other)",
     )
     parser.set_defaults(prog=prog)
     add_common(parser)
@@ -127,6 +148,8 @@ def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
 def _train(options: argparse.Namespace) -> None:
     if options.init_learner and options.init is None:
         raise ConfigError("--init-learner takes the learner's state from a run; name it with --init")
+    if options.seeds_at_once is not None and options.seeds is None:
+        raise ConfigError(f"--seeds-at-once {options.seeds_at_once} is for several seeds; name them with --seeds")
     given = chosen_config(options)
     config_path = given or _DEFAULT_CONFIG
     config = overridden(load_config(config_path), _settings(options))
@@ -158,13 +181,10 @@ def _train(options: argparse.Namespace) -> None:
         if options.seeds is None:
             _show(_train_one(config, folder, options, device, where), options)
         else:
-            runs = [
-                (config.override({"seed": seed}), run)
-                for seed, run in _run_folders(options.output_folder, options.seeds).items()
-            ]
-            for number, (seeded, run) in enumerate(runs, start=1):
-                progress = _train_one(seeded, run, options, device, where if number == 1 else "")
-                _show(progress, options, f"seed {seeded.seed}, {number} of {len(runs)}:\n")
+            runs = _run_folders(options.output_folder, options.seeds)
+            trained = _train_seeds(config, runs, options, device, where)
+            for number, (name, texts) in enumerate(trained, start=1):
+                _show(texts, options, f"{name}, {number} of {len(runs)}:\n")
     if options.quiet:
         return
     quoted = shlex.quote(str(folder))
@@ -236,23 +256,55 @@ def _check_run_folders(options: argparse.Namespace) -> None:
         check_run_folder(run, resume=options.resume, overwrite=options.overwrite)
 
 
-def _show(progress: Any, options: argparse.Namespace, head: str = "") -> None:
+def _show(texts: Sequence[str], options: argparse.Namespace, head: str = "") -> None:
     """Print how a run went, unless nothing is to be shown."""
     if not options.quiet:
-        print(head + progress.summary(), flush=True)
-        if options.profile:
-            print(progress.profile())
+        print(head + "\n".join(texts), flush=True)
 
 
-def _train_one(config: Config, folder: Path, options: argparse.Namespace, device: Any, where: str) -> Any:
-    """Train with one seed, print `where` once the run has begun, and return the progress that was made."""
+def _train_seeds(
+    config: Config, runs: dict[int | None, Path], options: argparse.Namespace, device: Any, where: str
+) -> Iterator[tuple[str, list[str]]]:
+    """Train with each of the seeds, and yield how each run went: one after the other, or side by side as they end."""
+    calls: list[tuple[str, tuple[Any, ...]]] = []
+    for seed, run in runs.items():
+        arguments = config.override({"seed": seed}), run, options, device, where
+        # Only the first says where they are.
+        calls.append((f"seed {seed}", arguments if not calls else (*arguments[:-1], "")))
+    at_once = options.seeds_at_once or _SEEDS_AT_ONCE.get(device.type, 1)
+    if min(at_once, len(calls)) == 1:
+        yield from ((name, _train_one(*arguments)) for name, arguments in calls)
+        return
+    from maml_rl.experiment.in_processes import in_processes
+
+    yield from in_processes(_train_beside, calls, at_once)
+
+
+def _train_beside(
+    send: Callable[[list[str]], None],
+    config: Config,
+    folder: Path,
+    options: argparse.Namespace,
+    device: Any,
+    where: str,
+) -> None:
+    """Train one of several seeds in a process of its own; lines of a log instead of a bar say how far it is."""
+    level = "warning" if options.quiet and options.log_level == "info" else options.log_level
+    with log_to_standard_error(options.prog, level), ending_in_order():
+        send(_train_one(config, folder, options, device, where, bar=False))
+
+
+def _train_one(
+    config: Config, folder: Path, options: argparse.Namespace, device: Any, where: str, *, bar: bool = True
+) -> list[str]:
+    """Train with one seed, print `where` once the run has begun, and return how it went."""
     from maml_rl.cli.progress import TrainingProgress
     from maml_rl.cli.tracking import tracked
     from maml_rl.experiment.train import train
     from maml_rl.runs.metrics import Metrics
 
     name = f"seed {config.seed}" if options.seeds else None
-    shown = not options.quiet
+    shown = bar and not options.quiet
     with (
         TrainingProgress(config.num_batches, name, shown=shown) as progress,
         tracked(options.track, config, folder) as track,
@@ -275,7 +327,7 @@ def _train_one(config: Config, folder: Path, options: argparse.Namespace, device
             on_iteration=show,
             on_slots=progress.show_slots,
         )
-    return progress
+    return [progress.summary(), *([progress.profile()] if options.profile else [])]
 
 
 def _seeds(text: str) -> list[int]:

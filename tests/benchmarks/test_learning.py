@@ -1,8 +1,11 @@
 """The runner of trainings, its CSV files, and the pages that are made from them."""
 
+import json
 import math
 import re
-from dataclasses import replace
+import subprocess
+import sys
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from benchmarks.learning import page
 from benchmarks.learning.command import run
 from benchmarks.learning.plan import COMPARISON, Family, Method, Plan, named
 from benchmarks.learning.results import Row, read_rows, write_rows
-from benchmarks.learning.training import Job, run_jobs, turns
+from benchmarks.learning.training import Job, checkpoint_bytes, run_jobs, turns
 from benchmarks.suite import SUITE
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
@@ -121,6 +124,15 @@ def test_rows_are_those_of_plain_training_and_evaluation(done: tuple[Plan, Path]
     assert rows[-1].env_steps == 3 * 2 * 2 * 2 * 4
     assert rows[-1].digest == read_metrics(tmp_path / "run" / METRICS)[-1]["digest"]
     assert rows[-1].settings == plan.methods["promp"].settings(FAMILY)
+
+
+@pytest.mark.slow
+def test_bytes_of_a_checkpoint_are_known_before_it_is_written(done: tuple[Plan, Path]) -> None:
+    plan, folder = done
+    (written,) = (folder / "runs" / "navigation" / "promp" / "seed-0").glob("checkpoints/*3/tensors.safetensors")
+    expected = checkpoint_bytes(make_experiment(plan.methods["promp"].config(FAMILY, 0)))
+    # The header of the file has names and shapes.
+    assert expected <= written.stat().st_size <= expected + 4096
 
 
 @pytest.mark.slow
@@ -279,11 +291,19 @@ def test_published_rows_are_replaced_by_those_of_an_equally_long_training(tmp_pa
     assert not list(turns([job]))
 
 
+def test_rows_that_a_killed_command_has_not_published_are_published_by_the_next(tmp_path: Path) -> None:
+    (job, _), rows = tiny_jobs(tmp_path, FAMILY), [row(0, 0, 1, 1), row(0, 1, 2, 2), row(0, 3, 3, 3)]
+    write_rows(job.run_csv, rows)
+    write_rows(job.csv, rows[:2])
+    assert run_jobs([job], 0.0)
+    assert [each.key for each in read_rows(job.csv)] == [(0, 0), (0, 1), (0, 3)]
+
+
 def test_families_that_need_a_missing_extra_are_left_out_or_refused_where_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[Job] = []
-    monkeypatch.setattr("benchmarks.learning.command.run_jobs", lambda jobs, minutes: seen.extend(jobs))
+    monkeypatch.setattr("benchmarks.learning.command.run_jobs", lambda jobs, minutes, **_: seen.extend(jobs))
     monkeypatch.setattr("benchmarks.learning.command.importlib.util.find_spec", lambda name: None)
     plan = tiny_plan(tmp_path)
     arm = replace(FAMILY, name="arm", changes={**TINY, "env-name": "MetaWorld/ML1-push-v3"})
@@ -303,7 +323,7 @@ def test_family_may_name_the_methods_that_are_trained_on_it_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Job] = []
-    monkeypatch.setattr("benchmarks.learning.command.run_jobs", lambda jobs, minutes: seen.extend(jobs))
+    monkeypatch.setattr("benchmarks.learning.command.run_jobs", lambda jobs, minutes, **_: seen.extend(jobs))
     plan = tiny_plan(tmp_path)
     run(plan, ["--train"])
     assert {job.method.name for job in seen} == set(plan.methods)
@@ -385,6 +405,158 @@ def test_rows_beyond_the_length_of_the_plan_are_not_shown(tmp_path: Path) -> Non
     plan = tiny_plan(tmp_path)
     write_rows(plan.folder(FAMILY) / "promp.csv", [row(0, iteration, -3, -2) for iteration in (0, 1, 2)])
     assert [each.iteration for each in page.rows_of(plan, replace(FAMILY, steps=100))["promp"]] == [0, 1]
+
+
+PLAN = """\
+page: page.md
+seeds: [0]
+steps: 256
+evaluations: 2
+methods:
+  - {name: promp, configs: promp}
+  - {name: rl2, configs: rl2, changes: {observe-last: true}}
+families:
+  - name: navigation
+    title: Navigation
+    config: 2d-navigation.yaml
+    changes: {max-episode-steps: 4, fast-batch-size: 2, meta-batch-size: 2, evaluation-steps: 1}
+    minutes: {promp: 3, rl2: 5.5}
+    methods: [promp, rl2]
+"""
+
+
+def plan_file(folder: Path, text: str = PLAN) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "page.md").write_text("<!-- results of navigation -->\n<!-- end of results -->\n")
+    (folder / "plan.yaml").write_text(text)
+    return folder / "plan.yaml"
+
+
+def options_of(path: Path) -> list[str]:
+    return ["--plan", str(path), "--runs", str(path.parent / "runs"), "--num-workers", "0"]
+
+
+def carry_out(path: Path, *options: str) -> None:
+    run(COMPARISON, [*options_of(path), *(options or ["--train"])])
+
+
+def untimed_rows(path: Path) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of each file, as texts without their seconds."""
+    names = [each.name for each in fields(Row) if "seconds" not in each.name]
+    return {
+        each.name: [{name: str(getattr(row, name)) for name in names} for row in read_rows(each)]
+        for each in sorted((path.parent / "navigation").glob("*.csv"))
+    }
+
+
+# Its children are killed when they call a function for the last of so many times. It does not train itself: a process
+# that has trained cannot be forked.
+KILLER = """
+import itertools, json, os, pkgutil, signal, sys
+from unittest.mock import patch
+import torch._dynamo
+from benchmarks.learning.command import run
+from benchmarks.learning.plan import COMPARISON
+
+for place, count in json.loads(sys.argv[1]):
+    if (pid := os.fork()) == 0:
+        calls, called = itertools.count(1), pkgutil.resolve_name(place)
+
+        def die(*args, **kwargs):
+            if next(calls) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return called(*args, **kwargs)
+
+        with patch(place, die):
+            run(COMPARISON, sys.argv[2:])
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, place
+"""
+# Between two checkpoints; before an evaluation; with a row in one of two files; before the page; in a checkpoint.
+KILLS = (
+    ("maml_rl.runs.run_folder.RunFolder.record", 3),
+    ("benchmarks.learning.training.evaluate", 2),
+    ("benchmarks.learning.training.write_rows", 2),
+    ("benchmarks.learning.command.write_page", 2),
+    ("maml_rl.runs.checkpoint.sync_folder", 3),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_plan_that_is_killed_five_times_has_the_rows_of_an_undisturbed_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, killed = plan_file(tmp_path / "whole"), plan_file(tmp_path / "killed")
+    carry_out(whole)
+    wanted = untimed_rows(whole)
+    assert {name: [each["iteration"] for each in rows] for name, rows in wanted.items()} == {
+        "promp.csv": ["0", "4", "8"],
+        "rl2.csv": ["0", "8", "16"],
+    }
+    assert "nothing is left" in capsys.readouterr().out
+    command = [sys.executable, "-c", KILLER, json.dumps(KILLS), *options_of(killed), "--train"]
+    subprocess.run(command, check=True, timeout=240, stdout=subprocess.DEVNULL)
+    carry_out(killed, "--left")
+    assert re.search(r"left: navigation, rl2, seed 0: from meta-update \d+ of 16, about", capsys.readouterr().out)
+    carry_out(killed)
+    assert untimed_rows(killed) == wanted
+    assert "| [rl2](navigation/rl2.csv) | 1 | 16 | 0.0 M |" in (tmp_path / "killed" / "page.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_trainings_side_by_side_have_the_rows_of_each_alone(tmp_path: Path) -> None:
+    beside, alone = plan_file(tmp_path / "beside"), plan_file(tmp_path / "alone")
+    carry_out(beside, "--train", "--at-once", "2")
+    carry_out(alone)
+    assert untimed_rows(beside) == untimed_rows(alone)
+
+
+def test_plan_says_what_is_left_of_it_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    carry_out(plan_file(tmp_path / "plan"), "--left")
+    assert capsys.readouterr().out.splitlines() == [
+        "left: navigation, promp, seed 0: from meta-update 0 of 8, about 3.0 minutes",
+        "left: navigation, rl2, seed 0: from meta-update 0 of 16, about 5.5 minutes",
+        "left in all: 2 jobs, about 8 minutes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("methods: [promp, rl2]", "methods: [promp, rl3]", "navigation names the method 'rl3'; did you mean 'rl2'?"),
+        ("seeds: [0]", "seed: [0]", "is not a plan: seeds: Field required"),
+        ("steps: 256", "steps: many", "is not a plan: steps: expected a valid integer, got 'many'"),
+        ("meta-batch-size: 2", "meta-batch-sise: 2", "meta-batch-sise"),
+        ("page.md", "other.md", "there is no page"),
+        ("name: navigation", "name: other", "has no marks for other"),
+    ],
+)
+def test_wrong_plan_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        carry_out(plan_file(tmp_path / "plan", PLAN.replace(old, new)))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert not (tmp_path / "plan" / "runs").exists()
+
+
+def test_run_whose_checkpoints_are_too_large_to_carry_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = PLAN.replace("evaluation-steps: 1", "evaluation-steps: 1, hidden-sizes: [3000, 3000]")
+    with pytest.raises(SystemExit):
+        carry_out(plan_file(tmp_path / "plan", wide), "--train", "--largest-file", "16")
+    error = capsys.readouterr().err
+    # Three numbers of four bytes for each of 9 million weights.
+    assert "navigation, promp, seed 0: a checkpoint takes 103." in error
+    assert "more than the 16 MiB of --largest-file" in error
+    assert not (tmp_path / "plan" / "runs").exists()
 
 
 def test_page_shows_the_methods_of_the_family_alone(tmp_path: Path) -> None:

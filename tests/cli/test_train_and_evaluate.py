@@ -233,6 +233,26 @@ def test_seeds_are_trained_one_after_the_other_and_resumed(
     assert capsys.readouterr().out.count("no iteration was left to do") == 3
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_seeds_side_by_side_have_the_bytes_of_each_alone(
+    tmp_path: Path, config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--config", str(config), "--num-workers", "0", "--output-folder"]
+    beside = tmp_path / "beside"
+    assert run_train([*common, str(beside), "--seeds", "2", "0", "--seeds-at-once", "2"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    heads = {line.split(",")[0] for line in lines if line.endswith(("1 of 2:", "2 of 2:"))}
+    assert heads == {"seed 0", "seed 2"}
+    for seed in (0, 2):
+        run, alone = beside / f"seed-{seed}", tmp_path / f"alone-{seed}"
+        assert run_train([*common, str(alone), "--seed", str(seed)]) == 0
+        assert untimed(run) == untimed(alone)
+        files = [sorted(path.relative_to(each) for path in each.glob("checkpoints/*/*")) for each in (run, alone)]
+        assert files[0] == files[1] != []
+        assert all((run / name).read_bytes() == (alone / name).read_bytes() for name in files[0])
+
+
 def test_run_of_one_seed_that_exists_already_stops_all_of_them(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -418,6 +418,7 @@ VALUE_CASES: list[Case] = [
     *[(train("--seeds", seeds), ["--seeds", "an integer"]) for seeds in ("0,,1", "1-3")],
     (train("--seeds", "0,1,0"), ["--seeds names 0 more than once"]),
     (train("--seeds", "0,1", "--seed", "1"), ["--seed 1 contradicts --seeds"]),
+    (train("--seeds-at-once", "2"), ["--seeds-at-once 2 is for several seeds; name them with --seeds"]),
     *[
         (train("--hidden-sizes", *sizes), ["hidden-sizes", *words])
         for sizes, words in (

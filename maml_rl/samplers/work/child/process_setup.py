@@ -54,7 +54,7 @@ def enter_child(ends: ChildEnds) -> None:
     # Both write from a C signal handler, also while an environment holds the GIL.
     faulthandler.enable(ends.stacks)
     faulthandler.register(STACK_SIGNAL, ends.stacks, all_threads=True)
-    _die_with_parent(ends.lifeline)
+    die_with_parent(ends.lifeline)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -68,7 +68,7 @@ def leave_child(status: int = 0) -> NoReturn:
     os._exit(status)
 
 
-def _die_with_parent(lifeline: int) -> None:
+def die_with_parent(lifeline: int) -> None:
     """Make the end of the parent end this process and all that it has started.
 
     On Linux the kernel itself kills the process group when the pipe's last writer is gone, so this works while a hung
