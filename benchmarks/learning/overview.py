@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.learning.page import adapted, compared, curves, final_rows, leads, rows_of
+from benchmarks.learning.page import adapted, compared, curves, final_rows, leads_all, rows_of
 from benchmarks.learning.plan import COMPARISON, ORACLE, PRETRAIN, RANDOM, Family, Plan
 from benchmarks.learning.results import Values
 from maml_rl.report.panels import write_panels
@@ -56,7 +56,9 @@ def table(plan: Plan, page: Path) -> str:
             name = next((name for name in names if name in finals), "")
             rows = finals.get(name, [])
             value = f"{pooled_intervals(adapted(rows), interquartile_mean)[-1, 0]:.1f}" if rows else ""
-            cells.append(f"**{value}**" if name == best and leads(differences) else value + "\\*" * (len(rows) == 1))
+            cells.append(
+                f"**{value}**" if name == best and leads_all(differences) else value + "\\*" * (len(rows) == 1)
+            )
         anchor = re.sub(r"[^a-z0-9]+", "-", family.title.lower())
         lines.append(f"| [{family.title}]({data}#{anchor}) | {' | '.join(cells)} |")
     return "\n".join(lines)

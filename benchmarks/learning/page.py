@@ -20,8 +20,9 @@ from maml_rl.results.evaluation import (
     pooled_intervals,
     probability_of_improvement,
 )
-from maml_rl.results.scales import Span
+from maml_rl.results.scales import Span, listed
 from maml_rl.results.statistics import interquartile_mean
+from maml_rl.results.verdict import leads
 from maml_rl.runs.atomic_files import replace_file
 
 _BLOCK = re.compile(r"(<!-- results of ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
@@ -149,19 +150,19 @@ def leader(found: Mapping[str, Sequence[Row]]) -> str:
     if not names:
         return "No algorithm was trained yet."
     single = [name for name in names if len(finals[name]) == 1]
-    caution = f" One run each, which is no evidence: {_listed(single)}." if single else ""
+    caution = f" One run each, which is no evidence: {listed(single)}." if single else ""
     caution += _shorter({name: finals[name] for name in names})
     best, pairs, differences = compared(found)
     if not differences:
         return f"**No statement is possible**: it needs several runs of at least two algorithms.{caution}"
     middle = _with_interval(*pooled_intervals(adapted(finals[best]), interquartile_mean)[-1])
-    if leads(differences):
+    if leads_all(differences):
         gaps = [f"{name} by {_with_interval(*gap)} at {_at(pairs[name])} steps" for name, gap in differences.items()]
-        sentences = [f"**{best} leads** {_listed(gaps)}. Its interquartile mean is {middle}."]
+        sentences = [f"**{best} leads** {listed(gaps)}. Its interquartile mean is {middle}."]
     else:
         where = {name: _place_of_zero(gap) for name, gap in differences.items()}
         places = [place for place in _PLACES if place in where.values()]
-        parts = [f"to {_listed([name for name in where if where[name] == place])} {place}" for place in places]
+        parts = [f"to {listed([name for name in where if where[name] == place])} {place}" for place in places]
         sentences = [
             f"**No algorithm leads all others.** {best} has the highest interquartile mean, {middle}.",
             f"At equal environment steps, the 95 % interval of its difference {', that '.join(parts)}.",
@@ -188,15 +189,15 @@ def compared(found: Mapping[str, Sequence[Row]]) -> tuple[str, dict[str, _Pair],
     return best, pairs, {name: gaps.get(name, np.full(3, np.nan)) for name in others}
 
 
-def leads(differences: Mapping[str, Values]) -> bool:
+def leads_all(differences: Mapping[str, Values]) -> bool:
     """Return whether the best method is better than every other one, by these intervals."""
-    return bool(differences) and all(_place_of_zero(gap) == "is above 0" for gap in differences.values())
+    return bool(differences) and all(map(leads, differences.values()))
 
 
 def _place_of_zero(gap: Values) -> str:
-    _, least, most = gap
-    held = (least <= 0.0 <= most, most < 0.0, least > 0.0)
-    return next((place for place, holds in zip(_PLACES, held, strict=False) if holds), _PLACES[-1])
+    if not np.isfinite(gap).all():
+        return _PLACES[-1]
+    return "is above 0" if leads(gap) else "is below 0" if leads(-gap[[0, 2, 1]]) else "includes 0"
 
 
 def _at(pair: tuple[Sequence[Row], Sequence[Row]]) -> str:
@@ -212,7 +213,7 @@ def _shorter(finals: Mapping[str, Sequence[Row]]) -> str:
     if not shorter:
         return ""
     verb, most = "was" if len(shorter) == 1 else "were", f"{longest} ({_millions(steps[longest])})"
-    return f" {_listed(shorter)} {verb} trained for fewer steps than {most}."
+    return f" {listed(shorter)} {verb} trained for fewer steps than {most}."
 
 
 def _steps(rows: Sequence[Row]) -> float:
@@ -224,10 +225,6 @@ def _millions(steps: float) -> str:
     return f"{steps / 1e6:.1f} M"
 
 
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
 def tables(plan: Plan, family: Family) -> str:
     """Return the best method on a family, its chart, and its tables, as Markdown."""
     found = rows_of(plan, family)
@@ -236,7 +233,7 @@ def tables(plan: Plan, family: Family) -> str:
     finals = final_rows(found)
     parts = [leader(found)]
     if highlighted := _highlighted(found):
-        words = f"{family.title}: return after one step over environment steps; highlighted: {_listed(highlighted)}"
+        words = f"{family.title}: return after one step over environment steps; highlighted: {listed(highlighted)}"
         parts.append(f"![{words}](../images/{chart_of(plan, family).name})")
     lines = with_continued(found)
     parts.append(_final_table(lines, family, timed=plan.timed))
@@ -248,7 +245,7 @@ def tables(plan: Plan, family: Family) -> str:
         if {row.settings for row in rows} - {"", plan.methods[name].settings(family)}
     ]
     if earlier:
-        parts.append(f"With earlier settings than those of the plan: {_listed(earlier)}.")
+        parts.append(f"With earlier settings than those of the plan: {listed(earlier)}.")
     parts.append(_sources(plan, family))
     return "\n\n".join(parts)
 

@@ -104,6 +104,11 @@ def after(results: Sequence[GroupResult]) -> str:
     return "; ".join(f"{name} {text}" for name, text in found.items())
 
 
+def leads(interval: NDArray[np.float64]) -> bool:
+    """Return whether the first of two is better than the second, by their difference (3,) and its bounds."""
+    return bool(np.isfinite(interval[1]) and interval[1] > 0.0)
+
+
 def verdicts(results: Sequence[GroupResult]) -> list[Verdict]:
     """Return how the experiment with the highest return compares with each of the others, best first.
 
@@ -184,7 +189,7 @@ def _sentence(
     if single:
         found = np.array([found[0], np.nan, np.nan])
     value, bounds = readable_interval(found)
-    leads = bool(np.isfinite(found[1]) and found[1] > 0.0)
+    better = leads(found)
     at = f"At {readable_count(steps)} environment steps, " if np.isfinite(steps) and steps > 0.0 else ""
     runs = (
         f"{counts[0]} and {counted(counts[1], 'run')}"
@@ -192,7 +197,7 @@ def _sentence(
         else f"{counted(counts[0], 'run')} each"
     )
     detail = f" in the mean return {where} ({runs})"
-    if leads:
+    if better:
         return Verdict(found, True, (at, best, " leads ", other, f" by {value} {bounds}{detail}."))
     if single:
         why = "with a single run there is no interval, and this does not tell which is better"
