@@ -43,7 +43,7 @@ class TaskError(MamlRLError, ValueError):
 
 
 class ChildEnvError(MamlRLError, RuntimeError):
-    """An environment raised, in a worker or in this process, or a worker died more often than `max_restarts` allows.
+    """An environment raised, in a worker or in this process, or a worker died more often than its placement allows.
 
     Attributes:
         summary: the environment's error, on one line; "" if there is none.
@@ -67,7 +67,7 @@ class RemoteError(RuntimeError):
 
 
 class ChildEnvTimeout(ChildEnvError, TimeoutError):
-    """A worker did not answer within `step_timeout`; the message holds its stack."""
+    """A worker did not answer in time; the message holds its stack."""
 
 
 class ChildLost(ChildEnvError):

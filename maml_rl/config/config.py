@@ -271,12 +271,7 @@ class Config(SettingsModel):
         """
         values = (self.tasks or {}) if section == TASKS else self.algorithm_settings
         settings = {key: value for key, value in values.items() if (section, key) != _NAME}
-        lines = {path[1:]: line for path, line in self._source.lines.items() if path[:1] == (section,)}
-        origins = {path[1:]: origin for path, origin in self._source.origins.items() if path[:1] == (section,)}
-        if whole := origins.get(()):
-            # The whole section was replaced.
-            origins |= {(key,): whole for key in settings}
-        mapping = Mapping(self._source.origin, settings, lines, origins)
+        mapping = self._source.below(section, settings)
         try:
             return model.model_validate(mapping.values)
         except ValidationError as error:
@@ -345,27 +340,18 @@ class Config(SettingsModel):
         except ValidationError as error:
             explanation = _explain(error.errors(include_url=False), replaced, type(self), FLAT_KEYS)
             raise ConfigError(explanation) from None
-        before = dict(self._source.values)
+        dropped: list[str] = []
         if replaced.values.get("algorithm", self.algorithm) != self.algorithm:
-            before.pop(SECTION, None)
+            dropped.append(SECTION)
         if replaced.values.get("env-name", self.env_name) != self.env_name:
-            for key in _OF_ENVIRONMENT:
-                before.pop(key, None)
-        merged = {**before, **replaced.values}
-        settings = replaced.values.get(SECTION) or {}
-        if SECTION in replaced.values:
-            merged[SECTION] = {**(before.get(SECTION) or {}), **settings}
-        droppable = self._source.spare - replaced.values.keys()
-        if any(merged.get(key) != before.get(key) for key in _DECIDING):
+            dropped += _OF_ENVIRONMENT
+        before, merged = self._source.values, self._source.merged(replaced, SECTION, dropped)
+        droppable = merged.spare
+        if any(merged.values.get(key) != before.get(key) for key in _DECIDING):
             droppable |= before.keys() - replaced.values.keys()
         if spare:
             droppable |= replaced.values.keys()
-        paths = {(key,) for key in replaced.values if key != SECTION} | {(SECTION, key) for key in settings}
-        lines = {path: line for path, line in self._source.lines.items() if not {path[:1], path[:2]} & paths}
-        origins = self._source.origins | dict.fromkeys(paths, origin)
-        return self.from_mapping(
-            replace(self._source, values=merged, lines=lines, origins=origins, spare=frozenset(droppable))
-        )
+        return self.from_mapping(replace(merged, spare=frozenset(droppable)))
 
     def error(self, message: str, *path: str) -> ConfigError:
         """Return an error about the value of a key, with its place: for checks that the config cannot make itself."""

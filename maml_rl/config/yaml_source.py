@@ -1,7 +1,8 @@
 """Reads a YAML or JSON mapping and remembers the line of every key, so that an error can point at it."""
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,31 @@ class Mapping:
             if found:
                 return found
         return None
+
+    def below(self, key: str, values: dict[str, Any]) -> "Mapping":
+        """Return the mapping of the values below a key, which are these."""
+        lines = {path[1:]: line for path, line in self.lines.items() if path[:1] == (key,)}
+        origins = {path[1:]: origin for path, origin in self.origins.items() if path[:1] == (key,)}
+        if whole := origins.get(()):
+            # All of them were replaced.
+            origins |= {(name,): whole for name in values}
+        return Mapping(self.origin, values, lines, origins)
+
+    def merged(self, other: "Mapping", section: str, dropped: Collection[str] = ()) -> "Mapping":
+        """Return this mapping without some keys, and with the values of another, those of `section` one by one."""
+        kept = {key: value for key, value in self.values.items() if key not in dropped}
+        values = kept | other.values
+        if section in other.values:
+            values[section] = {**(kept.get(section) or {}), **(other.values[section] or {})}
+        paths: set[KeyPath] = {(key,) for key in other.values if key != section}
+        paths |= {(section, key) for key in other.values.get(section) or {}}
+        return replace(
+            self,
+            values=values,
+            lines={path: line for path, line in self.lines.items() if not {path[:1], path[:2]} & paths},
+            origins=self.origins | dict.fromkeys(paths, other.origin),
+            spare=self.spare - other.values.keys(),
+        )
 
 
 class _Loader(yaml.SafeLoader):

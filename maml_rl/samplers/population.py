@@ -149,7 +149,7 @@ class PopulationEvaluator(ClosesAtExit):
         Raises:
             ValueError: If the weights are not numbers of that shape, or there is not one task per member.
             TaskError: If a task is malformed.
-            ChildEnvError: If an environment raised, or a worker died more than `max_restarts` times.
+            ChildEnvError: If an environment raised, or a worker died too often.
             ChildEnvTimeout: If an environment hangs.
             NonFiniteError: If the policy's own weights do not lead to finite numbers either.
         """

@@ -15,12 +15,12 @@ from tests.envs.contract import TRIED, assert_same_slot, assert_same_tasks, play
 
 
 @pytest.mark.slow
-def test_episodes_of_full_length_are_bit_identical_to_single_environments(env_id: str) -> None:
+def test_episodes_of_full_length_are_bit_identical_to_single_environments(stepping_env_id: str) -> None:
     """Each slot has a task and a seed of its own, and some are reset while the others continue."""
-    batch: Any = make_vector_env(env_id, {}, 3)
+    batch: Any = make_vector_env(stepping_env_id, {}, 3)
     tasks = batch.sample_tasks(3, seed=1)
     batch.reset_task(tasks)
-    singles: list[Any] = [gymnasium.make(env_id, task=task) for task in tasks]
+    singles: list[Any] = [gymnasium.make(stepping_env_id, task=task) for task in tasks]
     seeds = [2**40, 0, 77]
     observations, infos = batch.reset(seed=seeds)
     for slot, (single, seed) in enumerate(zip(singles, seeds, strict=True)):

@@ -61,7 +61,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         granularity: number of slots that stay together in one worker, a divisor of N.
         preload: modules that are imported once for all workers, if the start method is "forkserver".
         placement: limits of the workers, and how they step. Making an environment may take at least 10 seconds; where a
-            worker works on all its slots together, `step_timeout` is for all of them.
+            worker works on all its slots together, the time for one call is for all of them.
         **options: the fields of `Placement` one by one, such as `start_method`; they replace those of `placement`.
 
     Attributes:
