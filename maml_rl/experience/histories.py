@@ -6,7 +6,7 @@ histories and on the generator that is passed in.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Self
 
 import gymnasium
@@ -22,8 +22,10 @@ from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.task_space import family_of
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
+from maml_rl.experience.steps import reward_scales
 from maml_rl.runs.trust import check_family
 from maml_rl.spaces import own_actions, own_space, read_flat, write_flat
 
@@ -233,7 +235,17 @@ class Histories:
         of_episodes = np.add.reduceat(self.rewards.astype(np.float64), self._starts)
         return np.split(of_episodes, np.cumsum(self.num_episodes)[:-1])
 
-    def sequences(self, rng: np.random.Generator, batch_size: int, length: int, *, keep: int = 1) -> Sequences:
+    @cached_property
+    def _scales(self) -> NDArray[np.float32]:
+        """(N,) root mean square of the rewards of each history's family."""
+        firsts = np.cumsum(self.num_episodes) - self.num_episodes
+        squares = np.add.reduceat(self.rewards.astype(np.float64) ** 2, self._starts[firsts])
+        families = [family_of(task) for task in self.tasks]
+        return reward_scales(families, squares, np.add.reduceat(self.lengths, firsts))
+
+    def sequences(
+        self, rng: np.random.Generator, batch_size: int, length: int, *, keep: int = 1, normalize: bool = False
+    ) -> Sequences:
         """Draw sequences that begin anywhere in histories, uniformly over histories, with replacement.
 
         Args:
@@ -242,6 +254,7 @@ class Histories:
             length: L, steps of a sequence.
             keep: leave out all except every keep-th episode, so that a sequence shows more progress; with which one to
                 begin is drawn, too. Of a learner with B episodes in an iteration, `keep=B` takes one of each.
+            normalize: divide rewards by their root mean square over all histories of the family that the task names.
 
         Raises:
             ValueError: If a number is not positive, or a history is shorter than `length`.
@@ -284,10 +297,11 @@ class Histories:
         steps, episodes, ends = steps[:-1], episodes[:-1], ends[:-1]
         first_episodes = np.concatenate(([0], np.cumsum(self.num_episodes)))[histories]
         observations = torch.from_numpy(shown).unflatten(0, (length + 1, batch_size))
+        rewards = self.rewards[steps] / self._scales[histories] if normalize else self.rewards[steps]
         return Sequences(
             observations=observations[:-1],
             actions=torch.from_numpy(self.actions[steps]),
-            rewards=torch.from_numpy(self.rewards[steps]),
+            rewards=torch.from_numpy(rewards),
             ends=torch.from_numpy(ends),
             terminations=torch.from_numpy(ends & self.terminated[episodes]),
             after=observations[-1],

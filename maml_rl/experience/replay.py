@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from maml_rl.arguments import check_count
 from maml_rl.arrays import to_device
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.task_space import family_of, task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.errors import CheckpointError
 from maml_rl.experience.replay_segments import KeptTrials, Mark, ReplaySegments
-from maml_rl.experience.steps import INFO, StepArrays, Steps
+from maml_rl.experience.steps import INFO, StepArrays, Steps, reward_scales
 
 _NO_TASK = "null"
 
@@ -56,6 +56,9 @@ class Replay:
         self._starts = self._lengths = np.zeros(0, np.int64)
         # Of every trial, the number of its first step with a reward; its length where no step has one.
         self._first_rewards = np.zeros(0, np.int64)
+        # Of every trial, the sum of its squared rewards, and the family of its task.
+        self._squares, self._families = np.zeros(0), np.zeros(0, object)
+        self._scales: NDArray[np.float32] | None = None
         self._keys: list[str] = []
         self._first = self._end = 0
         self._of_tasks: dict[str, NDArray[np.int64]] | None = None
@@ -188,6 +191,7 @@ class Replay:
         length: int | None = None,
         tasks: Sequence[Task] | None = None,
         rewarded: int = 0,
+        normalize: bool = False,
     ) -> Steps:
         """Draw trials uniformly, with replacement, or a window of each.
 
@@ -201,6 +205,7 @@ class Replay:
             tasks: M of those that have trials here; None draws uniformly from all trials.
             rewarded: so many of the `num` are trials with a reward other than 0, and windows that hold its first one,
                 if there are such trials.
+            normalize: divide rewards by their root mean square over all trials of the family that the task names.
 
         Returns:
             Steps (L, N, ...), padded to the longest sequence; N is `num`, or M * num, task by task.
@@ -238,6 +243,10 @@ class Replay:
             steps.next_observations[last] = following.observations
             # A number would be copied to the device, which waits.
             steps.terminations[last] = steps.truncations[last] = torch.zeros_like(following.terminations)
+        if normalize:
+            if self._scales is None:
+                self._scales = reward_scales(self._families.tolist(), self._squares, self._lengths)
+            steps.rewards.div_(to_device(torch.from_numpy(self._scales[chosen]), steps.rewards.device))
         return steps
 
     def attach(self, folder: str | Path) -> None:
@@ -292,12 +301,8 @@ class Replay:
         if self._segments.folder is not None and dropped:
             self._segments.keep(self._first + dropped, self._end)
         self._first += dropped
-        self._starts, self._lengths, self._first_rewards, self._keys = (
-            self._starts[dropped:],
-            self._lengths[dropped:],
-            self._first_rewards[dropped:],
-            self._keys[dropped:],
-        )
+        for name in ("_starts", "_lengths", "_first_rewards", "_squares", "_families", "_keys"):
+            setattr(self, name, getattr(self, name)[dropped:])
 
     def _add(self, trials: KeptTrials) -> None:
         """Append trials, for which there is room."""
@@ -312,8 +317,12 @@ class Replay:
         paid = np.append(np.flatnonzero(rows["rewards"]), total)
         following = paid[np.searchsorted(paid, ends - lengths)] - (ends - lengths)
         self._first_rewards = np.concatenate((self._first_rewards, np.minimum(following, lengths)))
+        squares = np.add.reduceat(rows["rewards"].astype(np.float64) ** 2, ends - lengths) if total else np.zeros(0)
+        self._squares = np.concatenate((self._squares, squares))
+        families = [family_of(json.loads(key) or {}) for key in keys]
+        self._families = np.concatenate((self._families, np.array(families, object)))
         self._keys = [*self._keys, *keys]
-        self._of_tasks = None
+        self._of_tasks = self._scales = None
 
     def _trials_of(self, task: Task | None, newest: int | None) -> NDArray[np.int64]:
         """Return the places of trials, of all tasks for None."""

@@ -89,6 +89,19 @@ class Steps:
 _STEP_TENSORS = tuple(each.name for each in fields(Steps) if each.name != "infos")
 
 
+def reward_scales(families: Sequence[str], squares: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the root mean square (n,) of the rewards of each trial's family; 1 where all are 0.
+
+    Args:
+        families: n names.
+        squares: (n,) sums of squared rewards.
+        lengths: (n,) steps.
+    """
+    _, which = np.unique(np.array(families), return_inverse=True)
+    scales = np.sqrt(np.bincount(which, squares) / np.bincount(which, lengths))
+    return np.where(scales > 0.0, scales, 1.0)[which].astype(np.float32)
+
+
 class StepArrays:
     """The fields of steps as arrays of `capacity` rows, a ring; see `Replay` for the other arguments.
 

@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from maml_rl.config import Config, SettingsModel
+from maml_rl.config.config import MIXTURE
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.errors import AlgorithmError
@@ -106,6 +107,13 @@ class CriticSettings(SettingsModel):
     reward_multiplier: Annotated[
         Positive, Field(description="values are those of the rewards times this; bins are finest for values below 1")
     ] = 1.0
+    normalize_rewards: Annotated[
+        bool | None,
+        Field(
+            description="divide rewards by their root mean square in a family, and show the memory the symlog of the "
+            "last one; null: in a mixture, except in runs of earlier versions"
+        ),
+    ] = None
     filter_temperature: Annotated[
         Positive | None,
         Field(description="imitate actions by exp(advantage / temperature); null: those that are better than none"),
@@ -161,9 +169,22 @@ class FilteredActorCritic(MetaLearner):
         )
 
     @classmethod
+    def complete(cls, settings: Any, config: Config) -> Any:
+        """Decide whether rewards are normalized; see the setting."""
+        settings = super().complete(settings, config)
+        if settings.normalize_rewards is not None:
+            return settings
+        normalize = config.env_name == MIXTURE and not config.is_recorded
+        return settings.model_copy(update={"normalize_rewards": normalize})
+
+    @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
         settings.refuse(config, env)
-        options = {"squash": settings.squash, "normalize_observations": settings.normalize_observations}
+        options = {
+            "squash": settings.squash,
+            "normalize_observations": settings.normalize_observations,
+            "compress_rewards": bool(settings.normalize_rewards),
+        }
         policy: Policy = settings.make_policy(env, config, value="none", **options)
         return policy
 
@@ -187,7 +208,7 @@ class FilteredActorCritic(MetaLearner):
         """Move the moments that normalize observations by `tau` toward those of real steps (L, N, size)."""
         mean, std = self.policy.observation_mean, self.policy.observation_std
         if mean is not None and std is not None:
-            tau = self.settings.tau
+            observations, tau = self.policy.compressed(observations), self.settings.tau
             if records_steps(self.device):
                 # To select the real steps would wait for the device.
                 share = (mask / mask.sum()).unsqueeze(-1).to(observations)
@@ -269,9 +290,9 @@ class FilteredActorCritic(MetaLearner):
 class AMAGO(FilteredActorCritic, TrialReplayLearner):
     """One sequence model under actor and critics, trained off-policy on whole trials of a replay.
 
-    Values are learned by classification, so that families with returns of 1,000 do not drown those with returns of 1,
-    and the policy imitates those of its actions that were better than what it would have done; neither depends on the
-    scale of the rewards. All losses share one pass through the memory.
+    Values are learned by classification, and the policy imitates those of its actions that were better than what it
+    would have done. All losses share one pass through the memory. In a mixture rewards are divided by their root mean
+    square in a family, so that values of 1,000 in one do not hide those of 1 in another.
 
     Source: Grigsby et al. 2024, https://arxiv.org/abs/2310.09971 and https://arxiv.org/abs/2411.11188
     """
@@ -313,6 +334,8 @@ class AMAGO(FilteredActorCritic, TrialReplayLearner):
             where = "algorithm-settings", "hindsight-share"
             if settings.sequence_length is not None:
                 raise config.error("whole trials are relabeled; leave sequence-length out", *where)
+            if settings.normalize_rewards:
+                raise config.error("relabeled rewards are not normalized; leave normalize-rewards out", *where)
             try:
                 seen, done = learner.policy.observation_space, learner.policy.action_space
                 learner.hindsight = Hindsight(config.env_name, config.env_kwargs, seen, done)
@@ -341,7 +364,10 @@ class AMAGO(FilteredActorCritic, TrialReplayLearner):
     def draw_trials(self) -> Steps:
         settings = self.settings
         trials = self.experience["trials"].sample_sequences(
-            self.generator("replay"), settings.batch_size, length=settings.sequence_length
+            self.generator("replay"),
+            settings.batch_size,
+            length=settings.sequence_length,
+            normalize=bool(settings.normalize_rewards),
         )
         relabeled = round(settings.hindsight_share * settings.batch_size)
         if relabeled and self.hindsight is not None:
@@ -374,7 +400,8 @@ class OfflineAMAGO(FilteredActorCritic, HistoryLearner):  # type: ignore[misc]
         return drawn.observations, drawn.actions
 
     def draw_trials(self) -> Sequences:
-        drawn = self.sequences(self.generator("histories"), keep=self.settings.keep)
+        normalize = bool(self.settings.normalize_rewards)
+        drawn = self.sequences(self.generator("histories"), keep=self.settings.keep, normalize=normalize)
         return replace(drawn, actions=self.policy.distributions.recorded(drawn.actions))
 
     def draw_inputs(self) -> Sequence[Input]:

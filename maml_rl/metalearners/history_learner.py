@@ -216,7 +216,7 @@ class HistoryLearner(MetaLearner):
     def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draw observations (L, N, size) of sequences, and the actions (L, N, *action shape) to predict there."""
 
-    def sequences(self, rng: np.random.Generator, *, keep: int = 1) -> Sequences:
+    def sequences(self, rng: np.random.Generator, *, keep: int = 1, normalize: bool = False) -> Sequences:
         """Draw sequences of every keep-th episode; see `Histories.sequences`.
 
         A sequence begins like a trial, without a last step. One that is longer than the
@@ -224,7 +224,8 @@ class HistoryLearner(MetaLearner):
         """
         if self.histories is None:
             raise RuntimeError("there is nothing to learn from; call learn_from with histories first")
-        drawn = self.histories.sequences(rng, self.settings.batch_size, self._sequence_length, keep=keep)
+        size, length = self.settings.batch_size, self._sequence_length
+        drawn = self.histories.sequences(rng, size, length, keep=keep, normalize=normalize)
         drawn.observations[0, :, self._last_step] = 0.0
         return drawn
 

@@ -28,7 +28,7 @@ from maml_rl.policies.policy import Memory, Unrolled, perform
 from maml_rl.policies.recurrent import Cell, RecurrentStep, make_recurrent
 from maml_rl.policies.slot_rows import SlotRows, row_product, through
 from maml_rl.policies.transformer import Attention, Transformer
-from maml_rl.policies.two_hot import OF_BINS, TwoHot
+from maml_rl.policies.two_hot import OF_BINS, TwoHot, symlog
 from maml_rl.spaces import PackedSpace, category_counts, is_image, parts_of, stored_actions
 
 ValueKind = Literal["head", "network", "two-hot", "none"]
@@ -43,11 +43,14 @@ class InputOptions(TypedDict, total=False):
     Attributes:
         normalize_observations: normalize the unbounded numbers of an observation, such as positions, velocities and the
             last reward, by the statistics from `normalize_by`; leave others, such as actions and one-hot vectors.
+        compress_rewards: show the body the last reward r, the last number of an observation but one, as
+            sign(r) log(1 + |r|), so that large rewards do not drown small ones.
         conv_layers: see `InputEncoder`.
         image_scale: see `InputEncoder`.
     """
 
     normalize_observations: bool
+    compress_rewards: bool
     conv_layers: Sequence[ConvLayer] | None
     image_scale: float | None
 
@@ -141,13 +144,14 @@ class SequencePolicy(MemoryPolicy):
         space: gymnasium.Space[Any],
         *,
         normalize_observations: bool = False,
+        compress_rewards: bool = False,
         conv_layers: Sequence[ConvLayer] | None = None,
         image_scale: float | None = None,
     ) -> None:
         """Take the observations of a space."""
         if not isinstance(space, spaces.Box | spaces.Discrete):
             raise TypeError(f"no policy for the observation space {space}: expected Box or Discrete")
-        self.observation_space = space
+        self.observation_space, self._compresses = space, compress_rewards
         self._inputs: InputEncoder | None = None
         if is_image(space) or isinstance(space, PackedSpace):
             self._inputs = InputEncoder(space, conv_layers, image_scale=image_scale)
@@ -349,12 +353,13 @@ class SequencePolicy(MemoryPolicy):
         Given the parameters, shared or stacked (M, ...), they are normalized, too, if this policy does that.
         """
         if self._inputs is not None:
-            return self._inputs.features(observations, dict(self.named_parameters()) if params is None else params)
+            own = dict(self.named_parameters()) if params is None else params
+            return self.compressed(self._inputs.features(observations, own))
         dtype = self.head.weight.dtype
         if isinstance(self.observation_space, spaces.Discrete):
             categories = torch.arange(self.input_size, device=observations.device) + int(self.observation_space.start)
             return (observations.unsqueeze(-1) == categories).to(dtype)
-        numbers = observations.to(dtype)
+        numbers = self.compressed(observations.to(dtype))
         if params is None or self.observation_mean is None:
             return numbers
         mean, std = params["observation_mean"], params["observation_std"]
@@ -363,6 +368,12 @@ class SequencePolicy(MemoryPolicy):
             lead = (-1, *(1,) * (numbers.dim() - 2))
             mean, std = (each.unflatten(0, lead) for each in (mean, std))
         return (numbers - mean) / std
+
+    def compressed(self, numbers: Tensor) -> Tensor:
+        """Return the numbers (..., size) of observations with the last reward as the body sees it."""
+        if not self._compresses:
+            return numbers
+        return torch.cat((numbers[..., :-2], symlog(numbers[..., -2:-1]), numbers[..., -1:]), -1)
 
     def _encode_rows(self, observations: Tensor, params: Params, rows: SlotRows) -> Tensor:
         """Return observations (M, S, ...) as numbers (M, S, input_size), to the last bit the same with any others."""

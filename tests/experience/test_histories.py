@@ -1,5 +1,6 @@
 """Learning histories in memory: sequences in the form that a policy sees, and best actions."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +58,17 @@ def test_sequence_of_all_episodes_is_the_history() -> None:
     assert drawn.episodes[:, first][:, 0].tolist() == [0, 0, 1, 1, 1, 2, 3, 3]
     assert set(drawn.rewards[0, ~first].tolist()) == {8.0, 9.0}
     assert torch.equal(drawn.actions, drawn.rewards.long() % 3)
+
+
+def test_normalized_rewards_are_those_over_the_mean_square_of_the_family() -> None:
+    histories = small_histories()
+    histories.tasks = [{"family": "first"}, {"family": "second"}]
+    plain, drawn = (histories.sequences(np.random.default_rng(0), 50, 8, normalize=each) for each in (False, True))
+    scales = torch.tensor(
+        [math.sqrt(sum(n**2 for n in numbers) / len(numbers)) for numbers in (range(8), range(8, 17))]
+    )
+    torch.testing.assert_close(drawn.rewards, plain.rewards / scales[plain.histories])
+    assert torch.equal(drawn.observations, plain.observations)
 
 
 @pytest.mark.parametrize("keep", [1, 2])

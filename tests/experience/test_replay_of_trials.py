@@ -1,6 +1,7 @@
 """A replay compared with a list of trials: in memory, in a mapped file, and after loading segments from disk."""
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,6 +157,51 @@ def test_sequences_are_whole_trials_and_padding_is_zero() -> None:
         padded = one.observations, one.actions, one.rewards, one.next_observations, one.infos["sparse"], one.truncations
         assert not any(values[padding].any() for values in padded)
     assert drawn == whole
+
+
+def test_normalized_rewards_are_those_over_the_mean_square_of_the_family(tmp_path: Path) -> None:
+    """Of the kept trials alone, also after a resume; a family without a reward keeps its zeros."""
+    rng, replay, trials = np.random.default_rng(3), Replay(60), []
+    replay.attach(tmp_path)
+    scales = {"small": 1.0, "large": 1000.0, "none": 0.0}
+    for number in range(7):
+        episodes = make_batch(rng, num_tasks=2, num_episodes=3)
+        names = [("small", "large", "none")[each] for each in rng.integers(3, size=2)] if number else ["none"] * 2
+        rewards = episodes.rewards.mul_(torch.tensor([scales[name] for name in names])[:, None, None])
+        for name, task in zip(names, episodes.tasks, strict=True):
+            task["family"] = name
+        replay.append(episodes)
+        trials += [
+            (name, rewards[index].mT[episodes.mask[index].mT.bool()].tolist()) for index, name in enumerate(names)
+        ]
+    total, kept = 0, []
+    for name, own in reversed(trials):
+        total += len(own)
+        if total > 60:
+            break
+        kept.append((name, own))
+    assert len({name for name, _ in kept}) >= 2
+    expected = set()
+    for name, own in kept:
+        all_own = [reward for other, others in kept if other == name for reward in others]
+        scale = math.sqrt(sum(reward**2 for reward in all_own) / len(all_own)) or 1.0
+        expected |= {tuple(round(reward / scale, 4) for reward in own)}
+    again = Replay(60)
+    again.attach(tmp_path)
+    again.load(replay.save(replay.mark()))
+    for each in (replay, again):
+        drawn = each.sample_sequences(np.random.default_rng(0), 200, normalize=True)
+        found = {
+            tuple(
+                round(reward, 4) + 0.0 for reward in drawn.rewards[: int(drawn.mask[:, number].sum()), number].tolist()
+            )
+            for number in range(200)
+        }
+        assert found == {tuple(reward + 0.0 for reward in own) for own in expected}
+    one, other = (
+        each.sample_sequences(np.random.default_rng(0), 9, normalize=True).rewards for each in (replay, again)
+    )
+    assert torch.equal(one, other)
 
 
 def test_windows_begin_at_every_step_where_they_fit() -> None:

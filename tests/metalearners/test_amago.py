@@ -1,19 +1,27 @@
 """AMAGO: losses, gradients and a step against plain torch code; scale of rewards; what is refused."""
 
+import copy
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
-from maml_rl.envs import make_vector_env
+from maml_rl.envs import FAMILIES, make_vector_env
+from maml_rl.envs.family import BatchedFamily, one_slot
 from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.registration import FamilySpec
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.errors import AlgorithmError, ConfigError
 from maml_rl.experience.hindsight import Hindsight
 from maml_rl.experience.replay import Steps
@@ -21,7 +29,7 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import Plan
-from maml_rl.metalearners.amago import AMAGO
+from maml_rl.metalearners.amago import AMAGO, OfflineAMAGO
 from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.policies import GRUPolicy, MultiCategorical, NormalMLPPolicy  # noqa: F401
 from maml_rl.runs.metrics import read_metrics
@@ -441,3 +449,113 @@ def test_normalizing_moments_follow_the_observations_and_leave_bounded_ones(
         learner._follow(trials, mask)
     torch.testing.assert_close(mean, torch.where(is_normalized, seen.mean(0), 0.0))
     torch.testing.assert_close(std, torch.where(is_normalized, seen.std(0, correction=0), 1.0))
+
+
+def test_rewards_are_normalized_in_mixtures_except_in_runs_of_earlier_versions(tmp_path: Path) -> None:
+    values = {"env-name": ["DarkRoom-v0", "GridNavi-v0"], "algorithm": "amago", "observe-last": True}
+    made = make_experiment(Config.from_mapping(Mapping("the test", values)))
+    assert made.config.algorithm_settings["normalize-rewards"] is True
+    assert made.policy._compresses
+    before = json.loads(made.config.model_dump_json(by_alias=True))
+    del before["algorithm-settings"]["normalize-rewards"]
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    again = make_experiment(load_config(tmp_path / "config.json"))
+    assert again.config.algorithm_settings["normalize-rewards"] is False
+    assert not again.policy._compresses
+    single = make_experiment(Config.from_mapping(Mapping("the test", values | {"env-name": "DarkRoom-v0"})))
+    assert single.config.algorithm_settings["normalize-rewards"] is False
+    assert not single.policy._compresses
+    settings = {"normalize-rewards": True, "hindsight-share": 0.5}
+    with pytest.raises(ConfigError, match="relabeled rewards are not normalized"):
+        make_experiment(
+            Config.from_mapping(
+                Mapping("the test", values | {"env-name": "DarkRoom-v0", "algorithm-settings": settings})
+            )
+        )
+
+
+@pytest.mark.parametrize("cell", ["gru", "transformer"])
+def test_memory_sees_the_last_reward_as_its_symlog_in_steps_and_in_updates(cell: str) -> None:
+    """A reward of 1000 is 6.9 for the memory: a policy without compression gets that number itself."""
+    env = SimpleNamespace(
+        single_observation_space=OBSERVATIONS, single_action_space=ACTIONS["discrete"], max_episode_steps=5
+    )
+    sizes = {"cell": cell, "hidden-size": 8, "context": 8, "num-layers": 1, "num-heads": 2, "normalize-rewards": True}
+    config = Config.from_mapping(Mapping("the test", {"env-name": "DarkRoom-v0", "observe-last": True}))
+    of_offline = OfflineAMAGO.Settings.model_validate(sizes)
+    policies = [
+        AMAGO.make_policy(env, config, AMAGO.Settings.model_validate(sizes | {"buffer-steps": 10_000})),
+        OfflineAMAGO.make_policy(env, config, of_offline),
+    ]
+    seen = torch.randn(5, 3, 5, generator=torch.Generator().manual_seed(0))
+    seen[..., -2] *= 1000.0
+    shown = seen.clone()
+    shown[..., -2] = seen[..., -2].sign() * torch.log(1.0 + seen[..., -2].abs())
+    for policy in policies:
+        plain = copy.deepcopy(policy)
+        plain._compresses = False
+        torch.testing.assert_close(policy.unroll(seen).units, plain.unroll(shown).units)
+        noise, memory = torch.full((1, 3, policy.noise_size), 0.5), policy.initial_memory(3)
+        found, expected = (
+            each.act(rows[:1], noise, tuple(kept.unsqueeze(0) for kept in memory))[1]
+            for each, rows in ((policy, seen), (plain, shown))
+        )
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+class ArmsVectorEnv(BatchedFamily):
+    """Four arms, of which one pays."""
+
+    task_description = "arm: the one that pays"
+
+    def __init__(self, num_envs: int = 1, *, scale: float = 1.0, **options: Any) -> None:
+        self._scale = scale
+        seen, arms = spaces.Box(-1.0, 1.0, (1,), np.float32), spaces.Discrete(4)
+        super().__init__(num_envs, seen, arms, {"arm": TaskEntry()}, **options)
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Any]:
+        return [{"arm": float(arm)} for arm in random.integers(4, size=num_tasks)]
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        pass
+
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        return self._scale * (actions == self.tasks["arm"]), False
+
+    def _write_observations(self, out: Any) -> None:
+        out[:] = 0.0
+
+
+ArmsEnv = one_slot(ArmsVectorEnv)
+SCALES = {"Few-v0": 1.0, "Many-v0": 1000.0}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_families_whose_rewards_differ_by_1000_learn_in_a_mixture_as_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With as many steps and updates: returns over the scale, of 12 steps. Without normalization they are 3 and 4."""
+    for name, scale in SCALES.items():
+        monkeypatch.setitem(FAMILIES, name, FamilySpec(__name__, "Arms", 12, {"scale": scale}))
+        made: dict[str, Any] = {"entry_point": ArmsEnv, "vector_entry_point": ArmsVectorEnv, "max_episode_steps": 12}
+        monkeypatch.setitem(gymnasium.registry, name, EnvSpec(name, kwargs={"scale": scale}, **made))
+    sizes = {"cell": "gru", "hidden-size": 64, "critic-layers": [64], "num-bins": 64, "largest-value": 2e4}
+    steps = {"batch-size": 32, "num-updates": 30, "warmup-trials": 40, "tau": 0.02, "learning-rate": 1e-3}
+    values = {"algorithm": "amago", "observe-last": True, "fast-batch-size": 1, "num-batches": 60, "gamma": 0.9}
+    values |= {"algorithm-settings": sizes | steps | {"further-discounts": []}}
+
+    def returns(env_name: Any, tasks: int) -> dict[str, float]:
+        config = Config.from_mapping(Mapping("the test", values | {"env-name": env_name, "meta-batch-size": tasks}))
+        train(config, tmp_path / str(env_name), num_workers=0)
+        experiment = make_experiment(config, num_workers=0)
+        experiment.restore("last", tmp_path / str(env_name))
+        found = evaluate(experiment, 400, num_workers=0)
+        names = np.array([task.get("family", env_name) for task in found.tasks])
+        of_tasks = found.returns[:, -1].mean(1)
+        return {name: float(of_tasks[names == name].mean() / SCALES[name]) for name in np.unique(names).tolist()}
+
+    mixture = returns(list(SCALES), 40)
+    for name in SCALES:
+        assert mixture[name] >= 0.8 * returns(name, 20)[name]
