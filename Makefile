@@ -162,6 +162,7 @@ types: $(READY) ## check the types
 	$(RUN) -m mypy
 
 docs: $(READY) ## build the documentation into site/, and fail on a broken link or a broken docstring
+	@echo 'building the documentation, about 15 s on an idle machine'
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet $(ARGS)
 	@echo 'the documentation is site/index.html; open it in any browser'
 

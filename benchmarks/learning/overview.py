@@ -3,12 +3,13 @@
 import csv
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.learning.page import adapted, compared, curves, final_rows, leads_all, rows_of
-from benchmarks.learning.plan import COMPARISON, ORACLE, PRETRAIN, RANDOM, Family, Plan
+from benchmarks.learning.plan import COMPARISON, ORACLE, PRETRAIN, Plan
 from benchmarks.learning.results import Values
 from maml_rl.report.panels import write_panels
 from maml_rl.report.plot import Axis, Plot
@@ -27,6 +28,8 @@ COLUMNS = {
     "oracle": (ORACLE.name,),
 }
 _COLORS = {name: f"group{place}" for place, name in enumerate(list(COLUMNS)[:5])}
+# Of the charts of algorithms: pixels, the share of the width for names, and of the height between two names.
+_WIDTH, _HEIGHT, _ROOM, _APART, _NUM_COLORS = 400, 300, 0.34, 0.065, 6
 _BLOCK = re.compile(r"(<!-- summary -->\n).*?(<!-- end of summary -->)", re.DOTALL)
 
 
@@ -86,46 +89,55 @@ def draw(plan: Plan, path: Path) -> None:
 
 
 def draw_algorithms(suite: Plan, path: Path) -> None:
-    """Draw a small chart of each algorithm: of those of a plan among the others of a family, in gray.
+    """Draw a chart for each family with the names of algorithms at their lines.
 
     Those that learn from recorded histories have the share of actions that they predict.
     """
     panels = []
-    for plan, family, names in (
-        (
-            COMPARISON,
-            COMPARISON.families["2d-navigation"],
-            set(COMPARISON.methods) - {PRETRAIN.name, ORACLE.name, RANDOM.name},
-        ),
-        (suite, suite.families["halfcheetah-dir-2x200"], {"rl2-control", "varibad", "pearl"}),
-    ):
-        lines = _learned(plan, family)
-        panels += [_panel(name, lines) for name in plan.methods if name in names]
-    for name, file, x, y in (
-        ("rsac", "rsac-wind.csv", "env_steps", "training_return"),
-        ("ad", "ad-dark-room.csv", "updates", "accuracy"),
-        ("dpt", "dpt-bandit-k5-n100.csv", "updates", "accuracy"),
+    for plan, name in ((COMPARISON, "2d-navigation"), (suite, "halfcheetah-dir-2x200")):
+        family = plan.families[name]
+        found = {each: rows for each, rows in rows_of(plan, family).items() if max(row.iteration for row in rows) > 0}
+        lines = {each.removesuffix("-control"): curves(rows)[0] for each, rows in found.items()}
+        panels.append(_panel(family.title, lines, "environment steps", "return after one step"))
+    for name, title, file, x, y in (
+        ("rsac", "Wind", "rsac-wind.csv", "env_steps", "training_return"),
+        ("ad", "Dark room", "ad-dark-room.csv", "updates", "accuracy"),
+        ("dpt", "Bandits", "dpt-bandit-k5-n100.csv", "updates", "accuracy"),
     ):
         with (suite.page.parent / file).open(newline="") as opened:
             rows = [row for row in csv.DictReader(opened) if row.get("settings", "config") == "config"]
         rows = [row for row in rows if row.get("seed", "0") == "0" and row[x] and row[y]]
         points = (np.array([float(row[x]) for row in rows]), np.array([float(row[y]) for row in rows]))
-        labels = ("gradient steps", "accuracy") if y == "accuracy" else ("environment steps", "return")
-        panels.append(_panel(name, {name: points}, *labels))
-    write_panels(path, panels, columns=4, dark=True)
+        labels = ("gradient steps", "predicted actions") if y == "accuracy" else ("environment steps", "return")
+        panels.append(_panel(title, {name: points}, *labels))
+    write_panels(path, panels, columns=2, dark=True)
 
 
-def _learned(plan: Plan, family: Family) -> dict[str, tuple[Values, Values]]:
-    found = rows_of(plan, family)
-    return {name: curves(rows)[0] for name, rows in found.items() if max(row.iteration for row in rows) > 0}
-
-
-def _panel(
-    name: str, lines: Mapping[str, tuple[Values, Values]], x_label: str = "environment steps", y_label: str = "return"
-) -> tuple[str, str, Plot]:
-    x = Span.of([0.0], *(xs for xs, _ in lines.values()), margin=0.0)
+def _panel(title: str, lines: Mapping[str, tuple[Values, Values]], x_label: str, y_label: str) -> tuple[str, str, Plot]:
+    reached = max(float(xs[-1]) for xs, _ in lines.values())
+    # To the right of the lines is room for their names. Initial policies may be far below everything that is learned.
+    x = Span(0.0, (1.0 + _ROOM) * reached)
     y = Span.of(*(middles[1:] for _, middles in lines.values()))
-    plot = Plot(Axis(x, x_label, counts=True), Axis(y, y_label), name, width=238, height=190)
-    for other, (xs, middles) in sorted(lines.items(), key=lambda line: line[0] == name):
-        plot.line(xs, np.clip(middles, y.low, y.high), "group0" if other == name else "rest")
-    return "group0", name.removesuffix("-control"), plot
+    plot = Plot(Axis(x, x_label, counts=True), Axis(y, y_label), title, width=_WIDTH, height=_HEIGHT)
+    ends = np.array([middles[-1] for _, middles in lines.values()])
+    places = spread(ends, y, _APART * (y.high - y.low))
+    ranks = np.argsort(np.argsort(-ends))
+    for (name, (xs, middles)), place, rank in zip(lines.items(), places, ranks, strict=True):
+        reference = name in (PRETRAIN.name, ORACLE.name)
+        css = "rest" if reference else f"group{rank % _NUM_COLORS} dash{rank // _NUM_COLORS}"
+        plot.line(xs, np.clip(middles, y.low, y.high), css)
+        plot.line([xs[-1], 1.02 * reached], [middles[-1], place], f"{css} seed")
+        plot.label(1.02 * reached, place, name, css, beside=True)
+    return "label", title, plot
+
+
+def spread(values: Values, span: Span, apart: float) -> Values:
+    """Return places in a span for labels of values, near them and in their order, each so far from the next."""
+    places, order = values.copy(), np.argsort(values, kind="stable")
+    for below, above in pairwise(order):
+        places[above] = max(places[above], places[below] + apart)
+    limit = span.high
+    for index in order[::-1]:
+        places[index] = limit = min(places[index], limit)
+        limit -= apart
+    return places

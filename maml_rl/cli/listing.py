@@ -56,7 +56,7 @@ def list_configs(text: str, *, verbose: bool) -> Iterable[str]:
         yield ""
     yield from _wrapped(
         "`maml-rl train NAME` trains with one. The last part of a name is enough, and prefers maml/. Times are those "
-        "of two cores, from two timed iterations each; `maml-rl train NAME --dry-run` times it here. Returns are those "
+        "of two cores, from two timed iterations each; `maml-rl train NAME --dry-run` times any one. Returns are those "
         "of the zoo's policies on new tasks."
     )
     if not verbose:
@@ -78,6 +78,8 @@ def _what_it_takes(measured: Mapping[str, Any], config: Config) -> str:
         known.append(f"{_two_digits(measured['env-steps'] / 1e6)} M steps")
     if "minutes" in measured:
         known.append(f"{readable_minutes(measured['minutes'])} on two cores")
+    else:
+        known.append("time not measured")
     if "last" in measured:
         number = measured["iterations"]
         when = "" if number == config.num_batches else f" after {number:,} iterations"

@@ -35,8 +35,6 @@ _MOST_PICTURES = 101
 _MOST_PIXELS = 2**24
 # Of captions: their height, and the width from which on a picture is not enlarged.
 _CAPTION, _LEAST_WIDTH = 24, 240
-# A shorter episode stays on its last picture, darker.
-_OVER = 0.55
 
 logger = logging.getLogger(__name__)
 
@@ -148,10 +146,7 @@ def replay(sampled: SampledEvaluation, phase: int, task: int, episode: int | Non
 def side_by_side(left: Frames, right: Frames) -> Frames:
     """Put two films (T, height, width, 3) beside each other; the shorter one waits on its last picture."""
     count = max(len(left), len(right))
-    prolonged = [
-        np.concatenate([film, np.repeat((film[-1:] * _OVER).astype(np.uint8), count - len(film), axis=0)])
-        for film in (left, right)
-    ]
+    prolonged = [np.concatenate([film, np.repeat(film[-1:], count - len(film), axis=0)]) for film in (left, right)]
     return np.concatenate(prolonged, axis=2)
 
 

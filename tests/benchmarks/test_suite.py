@@ -1,13 +1,16 @@
 """The suite's trainings, and the time to a result."""
 
+import numpy as np
 import pytest
 
 from benchmarks import suite
+from benchmarks.learning.overview import spread
 from benchmarks.learning.plan import ROOT, Family, Method, Plan, env_steps_of
 from maml_rl.config import load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners.registry import algorithm_of
+from maml_rl.results.scales import Span
 from tests.envs.contract import marks
 
 FAMILIES = [
@@ -94,3 +97,12 @@ def test_settings_of_an_algorithm_on_a_family_override_others() -> None:
     assert (promp.fast_lr, trpo.fast_lr) == (0.3, 0.7)
     assert trpo.algorithm_settings["max-kl"] == 0.5
     assert "max-kl" not in promp.algorithm_settings
+
+
+def test_names_at_lines_are_apart_in_order_and_within_the_chart() -> None:
+    ends = np.array([1.0, 9.9, 1.1, 9.8, 5.0])
+    places = spread(ends, Span(0.0, 10.0), 1.0)
+    assert np.argsort(places).tolist() == np.argsort(ends).tolist()
+    assert np.diff(np.sort(places)).min() >= 1.0 - 1e-9
+    assert 0.0 <= places.min() <= places.max() <= 10.0
+    assert places[4] == 5.0

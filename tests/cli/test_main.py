@@ -22,6 +22,8 @@ from maml_rl.config.catalog import find_config, full_name, shipped_configs, zoo
 from maml_rl.config.config import load_config
 from maml_rl.config.reference import MEASURED
 from maml_rl.envs import FAMILIES
+from maml_rl.errors import ConfigError
+from maml_rl.results.comparable import refuse_different_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -374,7 +376,7 @@ def test_configs_show_what_was_measured_of_them(capsys: pytest.CaptureFixture[st
     assert f"return {entry['first']} before adaptation and {entry['last']} at its end" in shown
 
 
-def test_configs_of_one_name_are_one_problem_or_the_list_names_what_differs() -> None:
+def test_configs_of_one_name_are_one_problem_or_list_and_refusal_say_what_differs() -> None:
     paths = {full_name(path): path for path in shipped_configs().values()}
     problems = {}
     for name, path in paths.items():
@@ -387,13 +389,22 @@ def test_configs_of_one_name_are_one_problem_or_the_list_names_what_differs() ->
         keys = [key for key in problem if problem[key] != problems[usual][key]]
         several += bool(keys)
         wanted = f"Another problem than {usual}: {' and '.join(keys)}." if keys else ""
-        assert listing._another_problem(name, load_config(paths[name])) == wanted
+        config, reference = load_config(paths[name]), load_config(paths[usual])
+        assert listing._another_problem(name, config) == wanted
+        if not keys:
+            refuse_different_problems([config, reference])
+            continue
+        with pytest.raises(ConfigError, match="--set") as refused:
+            refuse_different_problems([config, reference])
+        remedy = str(refused.value).partition("--set ")[2]
+        assert all(f"{key}=" in remedy for key in keys), refused.value
     assert several > 10
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
+        ("maml-vpg/2d-navigation", "Time not measured."),
         ("rl2/halfcheetah-vel-2x100", "in the first episode and -19.9 in the last episode of a trial"),
         ("rl2/bandit-k5-n10", "6.7 in the only episode of a trial"),
         ("maml/ant-dir-2d", "160 M steps"),
