@@ -136,10 +136,18 @@ class TrainingProgress(_Progress):
 
 
 class StepProgress(_Progress):
-    """A progress bar over the steps of a command: policies of a report to evaluate, iterations to record."""
+    """A progress bar over the steps of a command: policies of a report to evaluate, iterations to record.
 
-    def __init__(self, unit: str = "step") -> None:
+    Args:
+        unit: of the steps.
+        seconds_between_lines: how often to log a line, where standard error is no terminal.
+    """
+
+    def __init__(self, unit: str = "step", seconds_between_lines: float = 30.0) -> None:
         super().__init__(total=1, unit=unit)
+        self._unit, self._seconds_between_lines = unit, seconds_between_lines
+        self._started = self._last_line = monotonic()
+        self._first: int | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Show the next step, after `done` of `total` steps."""
@@ -147,6 +155,13 @@ class StepProgress(_Progress):
         self._bar.set_description_str(what, False)
         self._bar.update(done - self._bar.n)
         self._bar.refresh()
+        # A command that continues has done some before.
+        self._first = done if self._first is None else self._first
+        now = monotonic()
+        if self._bar.disable and done > self._first and now - self._last_line >= self._seconds_between_lines:
+            left = tqdm.format_interval((now - self._started) / (done - self._first) * (total - done))
+            self._last_line = now
+            logger.info("%s: %s %d of %d is done, %s left", what, self._unit, done, total, left)
 
 
 def _returns(metrics: Metrics) -> list[float]:

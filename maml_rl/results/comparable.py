@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from maml_rl.config.config import PROBLEM, Config
 from maml_rl.envs.meta_env import ValueRanges
 from maml_rl.errors import ConfigError
+from maml_rl.results.evaluation import after
 from maml_rl.results.identity import NOT_THE_EXPERIMENT, identity
 from maml_rl.results.scales import counted
 from maml_rl.results.statistics import jackknife_intervals, mean, pooled, without_each
@@ -186,6 +187,11 @@ class RunGroup:
         """Noun for the columns of returns: steps of adaptation, or episodes of a trial."""
         keys = self.keys("return/") or self.keys("evaluation/return/")
         return counted_by(keys[0]) if keys else "step"
+
+    def last_return(self, *, evaluated: bool) -> str:
+        """Return after what the last return is that training recorded, or its evaluations."""
+        last = self.keys("evaluation/return/" if evaluated else "return/")[-1]
+        return after(int(last.rpartition("_")[2]), self.config.fast_batch_size, counted_by(last))
 
     def curve(self, key: str, smoothing: int = 1) -> Curve:
         """Return a metric at the environment steps of the run that took the fewest, up to its end.

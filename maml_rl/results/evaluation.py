@@ -55,6 +55,15 @@ _LATEX = str.maketrans(
 _SKEWED = 3.0
 
 
+def after(last: int, episodes: int, columns: str = "step") -> str:
+    """Return after what the returns of a column are: gradient steps on so many episodes, or the episodes of a trial."""
+    if columns == "step":
+        each = f"on {counted(episodes, 'episode')}{' each' * (last > 1)}"
+        return f"after {counted(last, 'gradient step')} {each}" if last else "without adaptation"
+    place = f"in {columns} {last + 1}"
+    return f"{place} of a trial" if columns == "episode" else place
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Results of an evaluation.
@@ -95,13 +104,7 @@ class Evaluation:
     @property
     def after(self) -> str:
         """After what the last column of returns is."""
-        last = self.returns.shape[1] - 1
-        episodes = self.returns.shape[2] // self.repetitions
-        if self.columns == "step":
-            each = f"on {counted(episodes, 'episode')} each" if last > 1 else f"on {counted(episodes, 'episode')}"
-            return f"after {counted(last, 'gradient step')} {each}" if last else "without adaptation"
-        place = f"in {self.columns} {last + 1}"
-        return f"{place} of a trial" if self.columns == "episode" else place
+        return after(self.returns.shape[1] - 1, self.returns.shape[2] // self.repetitions, self.columns)
 
     def __repr__(self) -> str:
         num_tasks, _, batch_size = self.returns.shape

@@ -5,7 +5,7 @@ if the 95 % interval of the difference excludes 0. A single run on either side d
 was tried on: its seed is in no interval.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -98,10 +98,12 @@ def base_of(results: Sequence[GroupResult]) -> int:
 
 def after(results: Sequence[GroupResult]) -> str:
     """Return after what the returns of several experiments are, or how they differ in it."""
-    found = {result.group.name: result.evaluations[0].after for result in results if result.evaluations}
-    if len(set(found.values())) == 1:
-        return next(iter(found.values()))
-    return "; ".join(f"{name} {text}" for name, text in found.items())
+    return _all_or_each({result.group.name: result.evaluations[0].after for result in results if result.evaluations})
+
+
+def _all_or_each(texts: Mapping[str, str]) -> str:
+    """Return a text that is that of all groups, or that of each by its name."""
+    return next(iter(texts.values())) if len({*texts.values()}) == 1 else "; ".join(map(" ".join, texts.items()))
 
 
 def leads(interval: NDArray[np.float64]) -> bool:
@@ -173,7 +175,8 @@ def _recorded(best: GroupResult, other: GroupResult) -> Verdict:
         return Verdict(np.full(3, np.nan), False, words)
     counts = [len(result.group.runs) for result in (best, other)]
     where = "in the evaluations of training" if found.evaluated else "on the tasks of training"
-    return _sentence(best.group, other.group, found.interval, counts, found.env_steps, f"after adaptation, {where}")
+    what = _all_or_each({each.group.name: each.group.last_return(evaluated=found.evaluated) for each in (best, other)})
+    return _sentence(best.group, other.group, found.interval, counts, found.env_steps, f"{what}, {where}")
 
 
 def _recorded_difference(result: GroupResult, first: GroupResult) -> float:

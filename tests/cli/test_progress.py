@@ -1,4 +1,5 @@
 import fcntl
+import logging
 import os
 import re
 import struct
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from maml_rl.cli import progress as progress_of_commands
 from maml_rl.cli.progress import StepProgress, TrainingProgress
 from maml_rl.envs.meta_env import SlotCounts
 
@@ -144,6 +146,21 @@ def test_summary_names_the_best_evaluation() -> None:
         progress(metrics_of(3, -20.0, -1.0))
     (line,) = (line for line in progress.summary().splitlines() if "evaluation" in line)
     assert "after 2 iterations: return -4.0 after adaptation (--checkpoint best)" in line
+
+
+def test_lines_of_a_report_have_the_time_left_without_a_terminal(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = iter([100.0, 105.0, 120.0, 160.0, 161.0])
+    monkeypatch.setattr(progress_of_commands, "monotonic", lambda: next(clock))
+    with StepProgress("run") as progress:
+        # Two were measured by an earlier command.
+        for done in (2, 3, 4, 5):
+            progress(f"measuring run-{done}", done, 10)
+    # Two have taken 60 s since, and six are left.
+    (line,) = (record.getMessage() for record in caplog.records if "left" in record.getMessage())
+    assert line == "measuring run-4: run 4 of 10 is done, 03:00 left"
 
 
 def test_bar_of_a_report_shows_what_is_done() -> None:

@@ -584,7 +584,15 @@ def test_verdict_on_unequal_steps_is_about_what_training_recorded_at_common_step
     text = words(read(verdict([navigation, replace(navigation, group=better)]))).replace("  ", " ")
     steps = f"{common_steps([better]):,.0f}"
     assert f"At {steps} environment steps, shorter leads navigation by 50.0" in text
-    assert "in the mean return after adaptation, on the tasks of training (2 runs each)" in text
+    assert "in the mean return after 1 gradient step on 4 episodes, on the tasks of training (2 runs each)" in text
+    # As of a pretrained policy, which training does not adapt.
+    unadapted = [
+        replace(run, metrics=[{name: row[name] for name in row if name != key} for row in run.metrics])
+        for run in better.runs
+    ]
+    text = words(read(verdict([navigation, replace(navigation, group=replace(better, runs=unadapted))])))
+    each = ("navigation after 1 gradient step on 4 episodes", "shorter without adaptation")
+    assert all(part in text.replace("  ", " ") for part in each)
     once = replace(better, runs=[replace(run, metrics=run.metrics[:1]) for run in better.runs])
     coarse = replace(navigation.group, runs=[replace(run, metrics=run.metrics[1:]) for run in navigation.group.runs])
     text = words(read(verdict([replace(navigation, group=group) for group in (coarse, once)])))
