@@ -183,7 +183,7 @@ def _let_learn(experiment: Experiment, learner: HistoryLearner, small: bool) -> 
 
 
 def _steppers(learner: Any) -> list[Any]:
-    found = [getattr(learner, "stepper", None), getattr(getattr(learner, "_ppo", None), "_stepper", None)]
+    found = [getattr(learner, name, None) for name in ("stepper", "belief_stepper")]
     return [each for each in found if each is not None and each.is_recorded]
 
 

@@ -86,7 +86,7 @@ class RL2(TrialPPOLearner):
             )
         # The statistics that normalize observations are not trained.
         trained = [param for param in self.policy.parameters() if param.requires_grad]
-        self._train_by_ppo(trained, reward_prediction_coefficient=self.settings.reward_prediction_coefficient)
+        self._train_by_ppo(trained, reward_prediction=self.settings.reward_prediction_coefficient)
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:

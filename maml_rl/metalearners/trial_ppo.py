@@ -1,10 +1,14 @@
-"""PPO on whole trials: the steps of Adam that train a policy with a memory."""
+"""PPO on whole trials, which trains a policy with a memory: the loss, what it needs to know of a batch, the learner.
+
+The chunks of a batch are where they were sampled. An update asks them three times for sums over all steps, `_total`,
+`_spread` and `_square`, of which the scales of the loss are made; then each step of Adam for the gradient of the loss.
+"""
 
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import torch
 from pydantic import Field
@@ -18,7 +22,7 @@ from maml_rl.derivatives import Answer, EpisodeStore, Memo, remembered
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.metalearners.metalearner import MetaLearner, State
-from maml_rl.metalearners.stepper import Stepper, set_step_size
+from maml_rl.metalearners.stepper import Stepper, records_steps, set_step_size
 from maml_rl.plan import Plan
 from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.policy import Memory, Policy, Unrolled
@@ -38,12 +42,10 @@ _SHARE = 0.1
 # What a policy makes of sequences (L, N, ...) of its inputs; and these inputs for observations, with the memory after.
 Unroll: TypeAlias = Callable[[Tensor], Unrolled]
 See: TypeAlias = Callable[[Tensor], tuple[Tensor, Memory]]
-# The unit of the values so far, and that from now on: advantages, and the targets of values, depend on them.
-Units: TypeAlias = tuple[float, float]
 
 
 class TrialPPOSettings(SettingsModel):
-    """Settings of every algorithm that trains by `TrialPPO`."""
+    """Settings of every `TrialPPOLearner`."""
 
     learning_rate: Annotated[StepSize, Field(description="step size of Adam")] = 2e-4
     num_epochs: Annotated[Count, Field(description="passes through each batch")] = 5
@@ -134,76 +136,118 @@ class RunningMoments:
         self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Scales:
-    """Scales of the whole batch that a step of Adam needs.
-
-    Attributes:
-        mean: of the advantages.
-        divisor: of the centered advantages, their deviation; infinity where the rewards have no signal.
-        num_steps: real steps of the minibatch.
-        entropy_coefficient: weight of the entropy.
-        reward_variance: unit of the squared error of predicted rewards.
-    """
-
-    mean: float
-    divisor: float
-    num_steps: float
-    entropy_coefficient: float
-    reward_variance: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Learner:
-    """What is trained.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrialLoss:
+    """The loss of PPO on trials, as a function of tensors; other processes get it with the policy as it is.
 
     Attributes:
         policy: has the distributions.
-        unroll: goes through sequences of inputs with it, differentiably.
         params: those of its parameters that are trained.
+        unroll: goes through sequences of inputs with it, differentiably.
         see: returns these inputs; None where they are the observations.
-    """
-
-    policy: Policy
-    unroll: Unroll
-    params: list[nn.Parameter]
-    see: See | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Problem:
-    """PPO's objective on chunks of trials.
-
-    Attributes:
-        old: the learner that has sampled them.
-        num_observed: number of the policy's inputs whose moments are needed.
-        settings: of the objective.
+        settings: of the learner.
         plan: has the discount per step, and lambda of the advantages.
         reward_prediction: weight of the predicted rewards' squared error.
-        num_minibatches: their number n; each has every n-th task.
+        num_observed: number of inputs that are normalized.
+        num_minibatches: each has every n-th task.
         at_once: how many trials are unrolled together, at most.
         device: where to compute.
     """
 
-    old: _Learner
-    num_observed: int
+    policy: Policy
+    params: list[nn.Parameter]
+    unroll: Unroll
+    see: See | None
     settings: TrialPPOSettings
     plan: Plan
     reward_prediction: float
+    num_observed: int
     num_minibatches: int
     at_once: int
     device: torch.device
 
+    def __call__(
+        self,
+        observations: Tensor,
+        actions: Tensor,
+        old_log_probs: Tensor,
+        gains: Tensor,
+        targets: Tensor,
+        mask: Tensor,
+        weight: Tensor,
+        rewards: Tensor,
+        entropy_coefficient: float | Tensor,
+        reward_variance: float | Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss, differentiably; and loss, divergence, entropy and rewards' error, (4,).
 
-@dataclass(frozen=True, slots=True)
-class _OldTrials:
-    """Some trials, and what the policy that has sampled them said of them, in the unit of the batch before.
+        Args:
+            observations: (L, n, ...) inputs of the policy.
+            actions: (L, n, ...) that were taken.
+            old_log_probs: (L, n) of the policy that has sampled.
+            gains: (L, n) advantages, centered and divided by their deviation.
+            targets: (L, n) of the values.
+            mask: (L, n) 1 for real steps.
+            weight: (L, n) of each step, which add up to 1 over a minibatch.
+            rewards: (L, n) to predict.
+            entropy_coefficient: weight of the entropy.
+            reward_variance: unit of the squared error of predicted rewards.
+        """
+        settings, real = self.settings, mask > 0
+        unrolled, distributions = self.unroll(observations), self.policy.distributions
+        log_probs = distributions.log_prob(unrolled.distribution, actions)
+        # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
+        ratio_log = torch.where(real, log_probs - old_log_probs, 0.0)
+        ratio = torch.exp(ratio_log)
+        gain = functional.clipped_gain(ratio, gains, settings.clip)
+        entropy = distributions.entropy(unrolled.distribution).expand_as(gain)
+        losses = -gain - entropy_coefficient * entropy
+        if unrolled.value_logits is not None:
+            losses = losses + settings.value_coefficient * TwoHot().loss(unrolled.value_logits, targets)
+        elif unrolled.values is not None:
+            losses = losses + settings.value_coefficient * (unrolled.values - targets).square()
+        errors = torch.zeros_like(losses)
+        if self.reward_prediction > 0.0:
+            assert isinstance(self.policy, PredictsRewards)
+            errors = (self.policy.predict_rewards(unrolled, actions) - rewards).square() / reward_variance
+            losses = losses + self.reward_prediction * errors
+        loss = torch.where(real, losses, 0.0).mul(weight).sum()
+        with torch.no_grad():
+            entropy, errors = (torch.where(real, each, 0.0).mul(weight).sum() for each in (entropy, errors))
+            divergence = ((ratio - 1.0) - ratio_log).mul(weight).sum()
+            return loss, torch.stack([loss, divergence, entropy, errors])
+
+
+class Units(NamedTuple):
+    """The unit of the values so far, in which the policy that has sampled has them; and that from now on."""
+
+    before: float
+    now: float
+
+
+class Scales(NamedTuple):
+    """What a step needs to know of the whole batch.
 
     Attributes:
-        trials: with the policy's inputs as observations.
-        log_probs: (L, N).
-        values: (L, N).
-        final_values: (N,) of the state after the trial, zero if it is terminal; None if they do not count.
+        units: of the values.
+        mean: of the advantages.
+        divisor: of the centered advantages, their deviation; infinity where the rewards have no signal.
+        coefficients: of the entropy, and the unit of the rewards' squared error; see `TrialLoss`.
+        num_steps: real steps of each minibatch.
+    """
+
+    units: Units
+    mean: float
+    divisor: float
+    coefficients: tuple[float, float]
+    num_steps: Sequence[float]
+
+
+class _OldTrials(NamedTuple):
+    """Some trials, and what the policy that has sampled them said of them, in the unit of the batch before.
+
+    The observations are the policy's inputs. Log-probabilities and values are (L, N), and final values (N,) those of
+    the state after each trial, zero if it is terminal; None if they do not count.
     """
 
     trials: Trials
@@ -212,229 +256,149 @@ class _OldTrials:
     final_values: Tensor | None
 
 
-def _old_trials(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem) -> _OldTrials:
-    (episodes,), old = phases, problem.old
+def _old_trials(phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss) -> _OldTrials:
+    (episodes,) = phases
 
     def compute() -> _OldTrials:
-        trials = Trials.of(episodes.to(problem.device))
-        parts = torch.arange(trials.mask.shape[1], device=problem.device).split(problem.at_once)
-        final_values = _values_at_the_end(problem, trials, episodes, parts)
-        if old.see is not None:
-            seen = torch.cat([old.see(trials.observations[:, part])[0] for part in parts], 1)
-            trials = replace(trials, observations=seen)
-        found = []
-        for part in parts:
-            unrolled = old.unroll(trials.observations[:, part])
+        trials = Trials.of(episodes.to(old.device))
+        parts = torch.arange(trials.mask.shape[1], device=old.device).split(old.at_once)
+
+        def seen(observations: Tensor) -> list[Tensor]:
+            return [observations[:, part] if old.see is None else old.see(observations[:, part])[0] for part in parts]
+
+        final_values = None
+        if old.settings.bootstrap_trials:
+            longer = seen(trials.with_end(episodes.final_observations[:, -1].to(old.device)))
+            found = [old.unroll(each).values for each in longer]
+            known = [each for each in found if each is not None]
+            if known:
+                goes_on = episodes.truncated[:, -1] & ~episodes.terminated[:, -1]
+                at_the_end = torch.cat(known, 1).gather(0, trials.mask.sum(0).long().unsqueeze(0))
+                final_values = at_the_end.squeeze(0) * goes_on.to(old.device)
+        inputs, of_parts = seen(trials.observations), []
+        for part, each in zip(parts, inputs, strict=True):
+            unrolled = old.unroll(each)
             log_probs = old.policy.distributions.log_prob(unrolled.distribution, trials.actions[:, part])
-            found.append((log_probs, torch.zeros_like(log_probs) if unrolled.values is None else unrolled.values))
-        log_probs, values = (torch.cat(each, 1) for each in zip(*found, strict=True))
+            of_parts.append((log_probs, torch.zeros_like(log_probs) if unrolled.values is None else unrolled.values))
+        log_probs, values = (torch.cat(each, 1) for each in zip(*of_parts, strict=True))
+        trials = trials if old.see is None else replace(trials, observations=torch.cat(inputs, 1))
         return _OldTrials(trials, log_probs if trials.log_probs is None else trials.log_probs, values, final_values)
 
-    return remembered(memo, "trials", problem, compute)
+    return remembered(memo, "trials", old, compute)
 
 
-def _values_at_the_end(
-    problem: _Problem, trials: Trials, episodes: TaskEpisodes, parts: Sequence[Tensor]
-) -> Tensor | None:
-    """Return the values (N,) of the final observations, zero where a trial ended in a terminal state."""
-    if not problem.settings.bootstrap_trials:
-        return None
-    longer = trials.with_end(episodes.final_observations[:, -1].to(problem.device))
-    lengths, found, old = trials.mask.sum(0).long(), [], problem.old
-    for part in parts:
-        seen = longer[:, part] if old.see is None else old.see(longer[:, part])[0]
-        values = old.unroll(seen).values
-        if values is None:
-            return None
-        found.append(values.gather(0, lengths[part].unsqueeze(0)).squeeze(0))
-    goes_on = episodes.truncated[:, -1] & ~episodes.terminated[:, -1]
-    return torch.cat(found) * goes_on.to(problem.device)
-
-
-def _estimates(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: Units) -> tuple[Tensor, Tensor]:
+def _estimates(phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss, units: Units) -> tuple[Tensor, Tensor]:
     """Return the advantages and the targets of the values, (L, N) each."""
 
     def compute() -> tuple[Tensor, Tensor]:
-        old, gamma, value_lambda = (
-            _old_trials(phases, memo, problem),
-            problem.plan.gamma,
-            problem.settings.value_lambda,
-        )
-        known = old.values * units[0]
-        final = None if old.final_values is None else old.final_values * units[0]
-        advantages = old.trials.advantages(known, gamma, problem.plan.gae_lambda, final)
-        errors = advantages if value_lambda is None else old.trials.advantages(known, gamma, value_lambda, final)
-        return advantages, (known + errors) / units[1]
+        trials, _, values, final = _old_trials(phases, memo, old)
+        plan, value_lambda = old.plan, old.settings.value_lambda
+        values, final = values * units.before, None if final is None else final * units.before
+        advantages = trials.advantages(values, plan.gamma, plan.gae_lambda, final)
+        errors = advantages if value_lambda is None else trials.advantages(values, plan.gamma, value_lambda, final)
+        return advantages, (values + errors) / units.now
 
-    return remembered(memo, "estimates", (problem, units), compute)
+    return remembered(memo, "estimates", (old, units), compute)
 
 
-def _count(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem) -> Answer:
+def _minibatch(
+    phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss, scales: Scales, number: int
+) -> tuple[Tensor, ...]:
+    """Return the tensors of a minibatch that `TrialLoss` takes."""
+    trials, log_probs, _, _ = _old_trials(phases, memo, old)
+    advantages, targets = _estimates(phases, memo, old, scales.units)
+    rows = _rows(phases[0], old, number)
+    mask = trials.mask[:, rows]
+    return (
+        trials.observations[:, rows],
+        trials.actions[:, rows],
+        log_probs[:, rows],
+        ((advantages[:, rows].double() - scales.mean) / scales.divisor).to(advantages.dtype),
+        targets[:, rows],
+        mask,
+        mask / scales.num_steps[number],
+        trials.rewards[:, rows],
+    )
+
+
+def _rows(episodes: TaskEpisodes, old: TrialLoss, number: int) -> Tensor:
+    """Return the trials of a minibatch. Tasks are independent, so every n-th is equivalent to a shuffled part."""
+    start = (number - episodes.first_task) % old.num_minibatches
+    return torch.arange(start, len(episodes), old.num_minibatches, device=old.device)
+
+
+def _differentiate(
+    phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss, scales: Scales, new: TrialLoss, number: int
+) -> Answer:
+    """Return the share in the statistics (4,) of a minibatch, and in the gradient of its loss."""
+    tensors = _minibatch(phases, memo, old, scales, number)
+    if not tensors[0].shape[1]:
+        nothing = tensors[5].new_zeros(4 + sum(param.numel() for param in new.params), dtype=torch.float64)
+        return Answer(sums=(nothing,))
+    with torch.enable_grad():
+        given: tuple[Any, ...] = (*tensors, *scales.coefficients)
+        loss, statistics = new(*given)
+        gradients = torch.autograd.grad(loss, new.params, allow_unused=True, materialize_grads=True)
+    flat = [part.detach().double().flatten() for part in (statistics, *gradients)]
+    return Answer(sums=(torch.cat(flat),))
+
+
+def _total(phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss) -> Answer:
     """Ask about the trials.
 
     Returns:
         Real steps, and sums of returns, squared returns, and rewards, (4,); number of trials, and the sum of their
         squared lengths, (2,); sums of observations, (D,).
     """
-    trials = _old_trials(phases, memo, problem).trials
-    returns = trials.returns(problem.plan.gamma)
+    trials = _old_trials(phases, memo, old).trials
+    returns, lengths = trials.returns(old.plan.gamma), trials.mask.double().sum(0)
     sums = _sums(trials, torch.ones_like(returns), returns, returns.double().square(), trials.rewards)
-    lengths = trials.mask.double().sum(0)
     of_lengths = torch.stack([torch.ones_like(lengths).sum(), lengths.square().sum()])
-    return Answer(sums=(sums, of_lengths, _observed(trials, problem).sum(0)))
+    return Answer(sums=(sums, of_lengths, _observed(trials, old).sum(0)))
 
 
-def _center_observations(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, mean: Tensor) -> Answer:
-    """Return the sums of the squared distances of observations from their mean, (D,)."""
-    observed = _observed(_old_trials(phases, memo, problem).trials, problem)
-    return Answer(sums=((observed - mean.to(problem.device)).square().sum(0),))
-
-
-def _estimate(
+def _spread(
     phases: Sequence[TaskEpisodes],
     memo: Memo,
-    problem: _Problem,
+    old: TrialLoss,
     units: Units,
     mean_return: float,
     mean_reward: float,
+    mean_observed: Tensor,
 ) -> Answer:
-    """Ask about the advantages, given the means of returns and rewards over all real steps of the batch.
+    """Ask how the trials spread around means over all real steps of the batch.
 
     Returns:
         Sums of the advantages; of the squares of what the values did not know of the returns; of the squared
-        distances of returns and rewards from their means; and the real steps of each minibatch.
+        distances of returns and rewards from their means; and the real steps of each minibatch. The sums of the squared
+        distances of observations from their mean, (D,).
     """
-    old, (advantages, _) = _old_trials(phases, memo, problem), _estimates(phases, memo, problem, units)
-    trials = old.trials
-    returns = trials.returns(problem.plan.gamma)
+    trials, _, values, _ = _old_trials(phases, memo, old)
+    advantages, _ = _estimates(phases, memo, old, units)
+    returns = trials.returns(old.plan.gamma)
     sums = _sums(
         trials,
         advantages,
-        (returns - old.values * units[0]).double().square(),
+        (returns - values * units.before).double().square(),
         (returns.double() - mean_return).square(),
         (trials.rewards.double() - mean_reward).square(),
     )
-    counts = [
-        trials.mask[:, _rows(phases[0], problem, number)].double().sum() for number in range(problem.num_minibatches)
-    ]
-    return Answer(sums=(torch.cat([sums, torch.stack(counts)]),))
+    counts = [trials.mask[:, _rows(phases[0], old, each)].double().sum() for each in range(old.num_minibatches)]
+    distances = (_observed(trials, old) - mean_observed.to(old.device)).square().sum(0)
+    return Answer(sums=(torch.cat([sums, torch.stack(counts)]), distances))
 
 
-def _center(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: Units, mean: float) -> Answer:
+def _square(phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss, units: Units, mean: float) -> Answer:
     """Return the sum of the squared distances of the advantages from their mean."""
-    advantages, _ = _estimates(phases, memo, problem, units)
-    return Answer(sums=(_sums(_old_trials(phases, memo, problem).trials, (advantages.double() - mean).square()),))
+    advantages, _ = _estimates(phases, memo, old, units)
+    return Answer(sums=(_sums(_old_trials(phases, memo, old).trials, (advantages.double() - mean).square()),))
 
 
-def _differentiate(
-    phases: Sequence[TaskEpisodes],
-    memo: Memo,
-    problem: _Problem,
-    units: Units,
-    learner: _Learner,
-    number: int,
-    scales: _Scales,
-) -> Answer:
-    """Return the share in loss, divergence, entropy and rewards' error (4,) of a minibatch, and in the gradient."""
-    old, (advantages, targets) = _old_trials(phases, memo, problem), _estimates(phases, memo, problem, units)
-    trials, params = old.trials, learner.params
-    rows = _rows(phases[0], problem, number)
-    if not len(rows):
-        nothing = trials.mask.new_zeros(4 + sum(param.numel() for param in params), dtype=torch.float64)
-        return Answer(sums=(nothing,))
-    given = _Given.of(old, advantages, targets, rows, scales)
-    with torch.enable_grad():
-        loss, statistics = _objective(problem, learner, given, scales.entropy_coefficient, scales.reward_variance)
-        gradients = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
-    flat = [part.detach().double().flatten() for part in (statistics, *gradients)]
-    return Answer(sums=(torch.cat(flat),))
-
-
-class _Given(NamedTuple):
-    """What the objective of a minibatch is about, (L, n, ...) each.
-
-    Attributes:
-        observations: inputs of the policy.
-        actions: that were taken.
-        log_probs: of the policy that has sampled.
-        gains: advantages, centered and divided.
-        targets: of the values.
-        mask: 1 for real steps.
-        weight: of each step.
-        rewards: to predict.
-    """
-
-    observations: Tensor
-    actions: Tensor
-    log_probs: Tensor
-    gains: Tensor
-    targets: Tensor
-    mask: Tensor
-    weight: Tensor
-    rewards: Tensor
-
-    @classmethod
-    def of(cls, old: _OldTrials, advantages: Tensor, targets: Tensor, rows: Tensor, scales: _Scales) -> Self:
-        """Return what is given of some trials."""
-        trials, mask = old.trials, old.trials.mask[:, rows]
-        return cls(
-            trials.observations[:, rows],
-            trials.actions[:, rows],
-            old.log_probs[:, rows],
-            ((advantages[:, rows].double() - scales.mean) / scales.divisor).to(advantages.dtype),
-            targets[:, rows],
-            mask,
-            mask / scales.num_steps,
-            trials.rewards[:, rows],
-        )
-
-
-def _objective(
-    problem: _Problem,
-    learner: _Learner,
-    given: _Given,
-    entropy_coefficient: float | Tensor,
-    reward_variance: float | Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the loss, differentiably; and loss, divergence, entropy and rewards' error, (4,)."""
-    settings, real, weight, policy = problem.settings, given.mask > 0, given.weight, learner.policy
-    unrolled = learner.unroll(given.observations)
-    log_probs = policy.distributions.log_prob(unrolled.distribution, given.actions)
-    # Zeroed before the exponential: infinity times zero, in the gradient too, would be NaN.
-    ratio_log = torch.where(real, log_probs - given.log_probs, 0.0)
-    ratio = torch.exp(ratio_log)
-    gain = functional.clipped_gain(ratio, given.gains, settings.clip)
-    entropy = policy.distributions.entropy(unrolled.distribution).expand_as(gain)
-    losses = -gain - entropy_coefficient * entropy
-    if unrolled.value_logits is not None:
-        losses = losses + settings.value_coefficient * TwoHot().loss(unrolled.value_logits, given.targets)
-    elif unrolled.values is not None:
-        losses = losses + settings.value_coefficient * (unrolled.values - given.targets).square()
-    errors = torch.zeros_like(losses)
-    if problem.reward_prediction > 0.0:
-        assert isinstance(policy, PredictsRewards)
-        predicted = policy.predict_rewards(unrolled, given.actions)
-        errors = (predicted - given.rewards).square() / reward_variance
-        losses = losses + problem.reward_prediction * errors
-    loss = torch.where(real, losses, 0.0).mul(weight).sum()
-    with torch.no_grad():
-        entropy, errors = (torch.where(real, each, 0.0).mul(weight).sum() for each in (entropy, errors))
-        divergence = ((ratio - 1.0) - ratio_log).mul(weight).sum()
-        statistics = torch.stack([loss, divergence, entropy, errors])
-    return loss, statistics
-
-
-def _rows(episodes: TaskEpisodes, problem: _Problem, number: int) -> Tensor:
-    """Return the trials of a minibatch. Tasks are independent, so every n-th is equivalent to a shuffled part."""
-    start = (number - episodes.first_task) % problem.num_minibatches
-    return torch.arange(start, len(episodes), problem.num_minibatches, device=problem.device)
-
-
-def _observed(trials: Trials, problem: _Problem) -> Tensor:
+def _observed(trials: Trials, old: TrialLoss) -> Tensor:
     """Return the numbers whose moments are needed, of the real steps, (n, D) float64."""
-    if not problem.num_observed:
+    if not old.num_observed:
         return trials.mask.new_zeros(0, 0, dtype=torch.float64)
-    return trials.observations[..., : problem.num_observed][trials.mask > 0].double()
+    return trials.observations[..., : old.num_observed][trials.mask > 0].double()
 
 
 def _sums(trials: Trials, *values: Tensor) -> Tensor:
@@ -443,25 +407,13 @@ def _sums(trials: Trials, *values: Tensor) -> Tensor:
     return torch.stack([torch.where(real, each, 0.0).double().sum() for each in values])
 
 
-class TrialPPO:
-    """Steps of Adam on PPO's clipped objective, for a policy that is unrolled through trials, in any placement.
+class TrialPPOLearner(MetaLearner):
+    """A learner whose policy takes steps of Adam on PPO's clipped objective of whole trials, in any placement.
 
     Returns are discounted through a trial, across the ends of its episodes. Values are learned in units of the running
     root mean square of the returns, so that their loss neither dominates the policy's nor vanishes, for any first
-    batch; those of a two-hot head are in the unit of the rewards. With a `reward_prediction_coefficient` the policy
-    predicts the reward of every action from its memory, too: the memory then also learns from each step's reward, not
-    only from the policy's gradient.
-
-    Args:
-        policy: the policy to unroll and train, with values or without.
-        optimizer: of those of its parameters that are trained.
-        settings: of the objective; with `anneal_over`, of the optimizer's step size, too.
-        plan: has the discount per step, and lambda of the advantages.
-        device: where the computation runs.
-        reward_prediction_coefficient: weight of the predicted rewards' squared error, in units of the rewards'
-            variance; 0 for a policy that predicts none.
-        unroll: instead of the policy's own, for other inputs than observations.
-        see: returns these inputs; see `See`.
+    batch; those of a two-hot head are in the unit of the rewards. A policy that predicts the reward of every action
+    from its memory learns from each step's reward, too, not only from the policy's gradient.
 
     Attributes:
         return_square: running mean square of the returns, whose root is the unit of the values.
@@ -473,38 +425,54 @@ class TrialPPO:
     https://arxiv.org/abs/1910.08348
     """
 
-    def __init__(
+    columns = "episode"
+    whole_trials = True
+    maps_over_tasks = True
+    settings: TrialPPOSettings
+    optimizer: torch.optim.Optimizer
+
+    def _train_by_ppo(
         self,
-        policy: Policy,
-        optimizer: torch.optim.Optimizer,
-        settings: TrialPPOSettings,
-        plan: Plan,
+        params: Iterable[nn.Parameter],
         *,
-        device: torch.device,
-        reward_prediction_coefficient: float = 0.0,
+        reward_prediction: float = 0.0,
         unroll: Unroll | None = None,
         see: See | None = None,
     ) -> None:
-        self._optimizer, self._settings = optimizer, settings
-        self._stepper = Stepper(self._loss_of, optimizer, device=device, name="PPO", max_norm=settings.max_grad_norm)
-        self._params = self._stepper.params
-        self._plan, self._device = plan, device
-        self._reward_prediction = reward_prediction_coefficient
-        self._learner = _Learner(policy=policy, unroll=unroll or policy.unroll, params=self._params, see=see)
-        self.return_square, self.reward_variance = RunningSquare(), RunningSquare()
-        self.num_updates = 0
-        # The policy that normalizes its observations. Its statistics are constant while a batch is sampled and learned
-        # from; for the next batch they cover all steps so far.
-        self._normalizing: SequencePolicy | None = None
-        if settings.normalize_observations and isinstance(policy, SequencePolicy):
-            self._normalizing = policy
-        mean = None if self._normalizing is None else self._normalizing.observation_mean
-        self._observed = None if mean is None else RunningMoments(mean.numel())
+        """Have Adam train parameters of the policy.
 
-    @property
-    def tasks_per_chunk(self) -> int:
-        """The largest number of trials in a chunk: an efficient number for each minibatch."""
-        return _ALL if self._stepper.is_recorded else _CHUNK * self._settings.num_minibatches
+        Args:
+            params: to train.
+            reward_prediction: weight of the predicted rewards' squared error, in units of the rewards' variance.
+            unroll: instead of the policy's own, for other inputs than observations.
+            see: returns these inputs; see `See`.
+        """
+        settings, policy = self.settings, self.policy
+        self.return_square, self.reward_variance, self.num_updates = RunningSquare(), RunningSquare(), 0
+        # Of a policy that normalizes its observations. Its statistics are constant while a batch is sampled and learned
+        # from; for the next batch they cover all steps so far.
+        is_normalized = settings.normalize_observations and isinstance(policy, SequencePolicy)
+        mean = policy.observation_mean if is_normalized and isinstance(policy, SequencePolicy) else None
+        self._observed = None if mean is None else RunningMoments(mean.numel())
+        trained, is_recorded = list(params), records_steps(self.device)
+        self.optimizer = torch.optim.Adam(trained, lr=settings.learning_rate)
+        self._loss = TrialLoss(
+            policy=policy,
+            params=trained,
+            unroll=unroll or policy.unroll,
+            see=see,
+            settings=settings,
+            plan=self.plan,
+            reward_prediction=reward_prediction,
+            num_observed=0 if mean is None else mean.numel(),
+            num_minibatches=settings.num_minibatches,
+            at_once=_ALL if is_recorded else _CHUNK,
+            device=self.device,
+        )
+        norm = settings.max_grad_norm
+        self.stepper = Stepper(self._loss, self.optimizer, device=self.device, name="PPO", max_norm=norm)
+        # An efficient number for each minibatch.
+        self.tasks_per_chunk = _ALL if is_recorded else _CHUNK * settings.num_minibatches
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Take all steps on one batch of trials.
@@ -519,50 +487,31 @@ class TrialPPO:
         Raises:
             NonFiniteError: If the loss or its gradient is not finite; the step is not taken.
         """
-        if self._settings.anneal_over is not None:
-            set_step_size(self._optimizer, self._settings.learning_rate * self._annealed())
-        learner = self._learner
-        # A module of a user may have none.
-        spaces = [getattr(learner.policy, name, None) for name in ("observation_space", "action_space")]
-        problem = batch.share(
-            _Problem(
-                # Spaces never change, and take longer to copy than all else.
-                old=copy.deepcopy(learner, {id(space): space for space in spaces}),
-                num_observed=0 if self._observed is None else len(self._observed.mean),
-                settings=self._settings,
-                plan=self._plan,
-                reward_prediction=self._reward_prediction,
-                num_minibatches=min(self._settings.num_minibatches, batch.num_tasks),
-                at_once=_ALL if self._stepper.is_recorded else _CHUNK,
-                device=self._device,
-            )
-        )
-        params, history = self._params, list[Tensor]()
+        settings, new = self.settings, self._loss
+        if settings.anneal_over is not None:
+            set_step_size(self.optimizer, settings.learning_rate * self._annealed())
+        # Spaces never change, and take longer to copy than all else; a module of a user may have none.
+        spaces = [getattr(new.policy, name, None) for name in ("observation_space", "action_space")]
+        num_minibatches = min(settings.num_minibatches, batch.num_tasks)
+        now = replace(new, num_minibatches=num_minibatches)
+        old, history = batch.share(copy.deepcopy(now, {id(space): space for space in spaces})), list[Tensor]()
         with batch:
-            units, minibatches, explained = self._prepare(batch, problem)
-            if self._stepper.is_recorded:
+            scales, explained = self._scales(batch, old)
+            if self.stepper.is_recorded:
                 # One chunk has all trials, in this process.
-                (history,) = batch.map(self._take_on_device, problem, units, minibatches)
-            for _ in range(0 if self._stepper.is_recorded else self._settings.num_epochs):
-                for number, scales in enumerate(minibatches):
-                    statistics, *gradients = (
-                        batch.total(_differentiate, problem, units, learner, number, scales)
-                        .sums[0]
-                        .split([4, *(param.numel() for param in params)])
-                    )
-                    for param, gradient in zip(params, gradients, strict=True):
-                        param.grad = gradient.reshape(param.shape).to(param)
-                    history.append(self._stepper.apply(statistics))
+                (history,) = batch.map(self._take_on_device, old, scales)
+            for step in range(0 if self.stepper.is_recorded else settings.num_epochs * num_minibatches):
+                total = batch.total(_differentiate, old, scales, new, step % num_minibatches).sums[0]
+                statistics, *gradients = total.split([4, *(param.numel() for param in new.params)])
+                for param, gradient in zip(new.params, gradients, strict=True):
+                    param.grad = gradient.reshape(param.shape).to(param)
+                history.append(self.stepper.apply(statistics))
         self.num_updates += 1
-        if self._normalizing is not None and self._observed is not None:
-            moments = self._observed.mean.to(self._device), self._observed.variance.to(self._device)
-            self._normalizing.normalize_by(*moments)
-        first, last = (
-            torch.stack(part).mean(0).tolist() for part in (history[: len(minibatches)], history[-len(minibatches) :])
-        )
-        predictions = {}
-        if self._reward_prediction > 0.0:
-            predictions["explained_rewards"] = 1.0 - first[3]
+        if self._observed is not None and isinstance(new.policy, SequencePolicy):
+            moments = self._observed.mean.to(self.device), self._observed.variance.to(self.device)
+            new.policy.normalize_by(*moments)
+        parts = history[:num_minibatches], history[-num_minibatches:]
+        first, last = (torch.stack(part).mean(0).tolist() for part in parts)
         return {
             "loss/before": first[0],
             "loss/after": last[0],
@@ -570,43 +519,70 @@ class TrialPPO:
             "policy/entropy": first[2],
             "grad_norm": float(history[0][-1]),
             "explained_variance": explained,
-            "no_signal": float(math.isinf(minibatches[0].divisor)),
-            **predictions,
+            "no_signal": float(math.isinf(scales.divisor)),
+            **({"explained_rewards": 1.0 - first[3]} if new.reward_prediction > 0.0 else {}),
         }
 
     def _take_on_device(
-        self, phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, units: Units, scales: Sequence[_Scales]
+        self, phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss, scales: Scales
     ) -> list[Tensor]:
         """Take all steps on the trials of one chunk; return statistics (4,), loss and the gradient's norm of each."""
-        old, estimates = _old_trials(phases, memo, problem), _estimates(phases, memo, problem, units)
-        self._problem, minibatches = problem, []
-        for number, each in enumerate(scales):
-            coefficients = to_device(torch.tensor([each.entropy_coefficient, each.reward_variance]), problem.device)
-            rows = _rows(phases[0], problem, number)
-            minibatches.append((*_Given.of(old, *estimates, rows, each), *coefficients.unbind()))
-        found = [self._stepper(*given) for _ in range(self._settings.num_epochs) for given in minibatches]
-        taken = torch.stack(found)
-        self._stepper.checked(taken.flatten())
-        return [*taken.cpu().double()]
+        coefficients = to_device(torch.tensor(scales.coefficients), old.device).unbind()
+        minibatches = [
+            (*_minibatch(phases, memo, old, scales, each), *coefficients) for each in range(old.num_minibatches)
+        ]
+        found = torch.stack([self.stepper(*each) for _ in range(self.settings.num_epochs) for each in minibatches])
+        self.stepper.checked(found.flatten())
+        return [*found.cpu().double()]
 
-    def _loss_of(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss and the statistics of a step on a device."""
-        *given, entropy_coefficient, reward_variance = tensors
-        return _objective(self._problem, self._learner, _Given(*given), entropy_coefficient, reward_variance)
+    def _scales(self, batch: EpisodeStore, old: TrialLoss) -> tuple[Scales, float]:
+        """Return the scales of the loss, and the share of the returns' variance that values explained."""
+        sums, of_lengths, of_observations = batch.total(_total, old).sums
+        count, of_returns, of_squares, of_rewards = sums.tolist()
+        # The values that collected and learned so far are in the unit of the previous batch.
+        unit_before = math.sqrt(self.return_square.mean) if self.return_square.weight else None
+        self.return_square.add(of_squares / count)
+        unit = math.sqrt(self.return_square.mean)
+        by_classes = isinstance(self.policy, SequencePolicy) and self.policy.value == "two-hot"
+        units = Units(1.0, 1.0) if by_classes else Units(unit_before or unit, unit)
+        means = of_returns / count, of_rewards / count, of_observations / count
+        found, of_observations = batch.total(_spread, old, units, *means).sums
+        if self._observed is not None:
+            self._observed.add(int(count), means[2], of_observations)
+        of_advantages, left, spread, of_distances, *num_steps = found.tolist()
+        # If all returns are equal there is nothing to explain.
+        explained = 1.0 - left / spread if spread > 0.0 else 0.0
+        self.reward_variance.add(of_distances / count)
+        mean = of_advantages / count
+        deviation = math.sqrt(float(batch.total(_square, old, units, mean).sums[0]) / count)
+        # Advantages are differences of returns and values. If every step of all trials has the same reward, and all
+        # trials are of equal length, they are nothing but the errors of the values.
+        num_trials, of_squared_lengths = of_lengths.tolist()
+        of_equal_length = num_trials * of_squared_lengths == count**2
+        constant = of_distances <= count * (functional.RESOLUTION * of_rewards / count) ** 2
+        precision = math.inf if of_equal_length and constant else functional.RESOLUTION * math.sqrt(of_squares / count)
+        divisor = float(functional.divisor(*torch.tensor([deviation, precision], dtype=torch.float64)))
+        coefficients = self.settings.entropy_coefficient * self._annealed(), self.reward_variance.mean
+        return Scales(units, mean, divisor, coefficients, num_steps), explained
+
+    def _annealed(self) -> float:
+        """Return the remaining share of step size and entropy weight: 1 at first, 0 from `anneal_over` on."""
+        over = self.settings.anneal_over
+        return 1.0 if over is None else max(0.0, 1.0 - self.num_updates / over)
 
     def state_dict(self) -> State:
-        """Return the units of values and predicted rewards, the number of updates, and the moments of observations."""
+        """Return the units of values and predicted rewards, the number of updates, and the moments, too."""
         squares = ((_RETURN_SQUARE, self.return_square), (_REWARD_VARIANCE, self.reward_variance))
-        units = {name: [square.total, square.weight] for name, square in squares}
         observed = {} if self._observed is None else self._observed.state_dict()
         return {
-            **units,
+            **super().state_dict(),
+            **{name: [square.total, square.weight] for name, square in squares},
             _NUM_UPDATES: self.num_updates,
             **{f"{_OBSERVED}.{name}": value for name, value in observed.items()},
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` returned."""
+        super().load_state_dict(state)
         first = state.get(_VALUE_SCALE)
         self.return_square = RunningSquare(*state.get(_RETURN_SQUARE, (first**2, 1.0) if first else ()))
         self.reward_variance = RunningSquare(*state.get(_REWARD_VARIANCE, ()))
@@ -616,75 +592,5 @@ class TrialPPO:
             observed = {name: state[f"{_OBSERVED}.{name}"] for name in self._observed.state_dict()}
             self._observed.load_state_dict(observed)
 
-    def _annealed(self) -> float:
-        """Return the remaining share of step size and entropy weight: 1 at first, 0 from `anneal_over` on."""
-        over = self._settings.anneal_over
-        return 1.0 if over is None else max(0.0, 1.0 - self.num_updates / over)
-
-    def _prepare(self, batch: EpisodeStore, problem: _Problem) -> tuple[Units, list[_Scales], float]:
-        """Return units, the scales of each minibatch, and the share of the returns' variance that values explained."""
-        sums, of_lengths, of_observations = batch.total(_count, problem).sums
-        count, of_returns, of_squares, of_rewards = sums.tolist()
-        if self._observed is not None:
-            mean_observed = of_observations / count
-            squares = batch.total(_center_observations, problem, mean_observed).sums[0]
-            self._observed.add(int(count), mean_observed, squares)
-        # The values that collected and learned so far are in the unit of the previous batch.
-        unit_before = math.sqrt(self.return_square.mean) if self.return_square.weight else None
-        self.return_square.add(of_squares / count)
-        unit = math.sqrt(self.return_square.mean)
-        policy = self._learner.policy
-        by_classes = isinstance(policy, SequencePolicy) and policy.value == "two-hot"
-        units = (1.0, 1.0) if by_classes else (unit_before or unit, unit)
-        found = batch.total(_estimate, problem, units, of_returns / count, of_rewards / count).sums[0]
-        of_advantages, left, spread, of_distances, *num_steps = found.tolist()
-        # If all returns are equal there is nothing to explain.
-        explained = 1.0 - left / spread if spread > 0.0 else 0.0
-        self.reward_variance.add(of_distances / count)
-        mean = of_advantages / count
-        deviation = math.sqrt(float(batch.total(_center, problem, units, mean).sums[0]) / count)
-        # Advantages are differences of returns and values. If every step of all trials has the same reward, and all
-        # trials are of equal length, they are nothing but the errors of the values.
-        num_trials, of_squared_lengths = of_lengths.tolist()
-        of_equal_length = num_trials * of_squared_lengths == count**2
-        constant = of_distances <= count * (functional.RESOLUTION * of_rewards / count) ** 2
-        precision = math.inf if of_equal_length and constant else functional.RESOLUTION * math.sqrt(of_squares / count)
-        scales = [
-            _Scales(
-                mean=mean,
-                divisor=float(functional.divisor(*torch.tensor([deviation, precision], dtype=torch.float64))),
-                num_steps=steps,
-                entropy_coefficient=self._settings.entropy_coefficient * self._annealed(),
-                reward_variance=self.reward_variance.mean,
-            )
-            for steps in num_steps
-        ]
-        return units, scales, explained
-
-
-class TrialPPOLearner(MetaLearner):
-    """A learner of trials whose policy is trained by `TrialPPO`."""
-
-    columns = "episode"
-    whole_trials = True
-    maps_over_tasks = True
-    settings: TrialPPOSettings
-
-    def _train_by_ppo(self, params: Iterable[nn.Parameter], **options: Any) -> None:
-        """Have Adam train parameters of the policy; see `TrialPPO` for the options."""
-        self.optimizer = torch.optim.Adam(params, lr=self.settings.learning_rate)
-        self._ppo = TrialPPO(self.policy, self.optimizer, self.settings, self.plan, device=self.device, **options)
-        self.tasks_per_chunk = self._ppo.tasks_per_chunk
-
-    def update(self, batch: EpisodeStore) -> dict[str, Any]:
-        return self._ppo.update(batch)
-
-    def state_dict(self) -> State:
-        return super().state_dict() | self._ppo.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self._ppo.load_state_dict(state)
-
     def begin_schedules(self) -> None:
-        self._ppo.num_updates = 0
+        self.num_updates = 0

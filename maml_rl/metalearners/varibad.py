@@ -106,7 +106,9 @@ class VariBAD(TrialPPOLearner):
         trained = [*self.policy.encoder_parameters(), *self.decoder.parameters()]
         optimizer = torch.optim.Adam(trained, lr=settings.belief_learning_rate)
         self.optimizers = {_BELIEF: optimizer}
-        self.stepper = Stepper(self.loss, optimizer, device=self.device, name="varibad", setting="belief-learning-rate")
+        self.belief_stepper = Stepper(
+            self.loss, optimizer, device=self.device, name="varibad", setting="belief-learning-rate"
+        )
         self.experience = {_EXPERIENCE: Replay(settings.replay_steps, device=self.device)}
 
     @classmethod
@@ -135,7 +137,7 @@ class VariBAD(TrialPPOLearner):
         """Take steps of Adam on PPO's clipped objective, then on the evidence bound of trials from the replay.
 
         Returns:
-            The metrics of `TrialPPO.update`, and of the first step on the bound: `belief/reconstruction` and
+            The metrics of `TrialPPOLearner.update`, and of the first step on the bound: `belief/reconstruction` and
             `belief/kl`, for each step of a trial the decoder's loss over the whole trial and the divergence, and
             `belief/grad_norm`.
         """
@@ -149,10 +151,10 @@ class VariBAD(TrialPPOLearner):
         """Train encoder and decoder by steps of Adam; return the metrics of the first."""
         replay, rng = self.experience[_EXPERIENCE], self.generator("trials")
         found = [
-            self.stepper(*self.inputs_of(replay.sample_sequences(rng, self.settings.belief_trials), rng))
+            self.belief_stepper(*self.inputs_of(replay.sample_sequences(rng, self.settings.belief_trials), rng))
             for _ in range(self.settings.belief_updates)
         ]
-        reconstruction, divergence, _, norm, *_ = self.stepper.checked(torch.cat(found))
+        reconstruction, divergence, _, norm, *_ = self.belief_stepper.checked(torch.cat(found))
         return {"belief/reconstruction": reconstruction, "belief/kl": divergence, "belief/grad_norm": norm}
 
     def inputs_of(self, steps: Steps, rng: np.random.Generator) -> Sequence[Input]:
@@ -165,7 +167,7 @@ class VariBAD(TrialPPOLearner):
         else:
             chosen = torch.arange(length).unsqueeze(1).expand(length, num)
         noise = torch.randn(count, num, self.settings.latent_size, generator=self.torch_generator("latents"))
-        return *self.stepper.padded(length, replace(steps, infos={})), chosen, noise
+        return *self.belief_stepper.padded(length, replace(steps, infos={})), chosen, noise
 
     def loss(self, steps: Steps, chosen: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss; and reconstruction and divergence (2,), means over trials and their steps.

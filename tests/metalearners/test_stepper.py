@@ -1,7 +1,7 @@
 """Gradient steps on an accelerator, compared with those of the ordinary path."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from maml_rl.metalearners.stepper import Stepper, set_step_size
 from maml_rl.policies.heads import SquashedGaussianHead
 from tests.device_alone import device_alone
 from tests.metalearners.histories import bandit_config, bandit_histories
+from tests.metalearners.recorded_graphs import Graphs
 from tests.small_runs import config_of
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -100,7 +101,7 @@ def step(learner: MetaLearner, trials: Steps) -> Tensor:
 
 
 def steppers(learner: MetaLearner) -> list[Stepper]:
-    found = [getattr(learner, "stepper", None), getattr(getattr(learner, "_ppo", None), "_stepper", None)]
+    found = [getattr(learner, name, None) for name in ("stepper", "belief_stepper")]
     return [each for each in found if each is not None]
 
 
@@ -210,60 +211,6 @@ def test_shapes_beyond_the_most_graphs_are_told_of_once(
     assert steps.num_recorded == 2
     (told,) = [each.getMessage() for each in caplog.records]
     assert "gradient steps of 2 shapes are recorded" in told
-
-
-class Graphs:
-    """What CUDA's graphs do, with tensors of the CPU: a step is recorded without being taken, and launched later.
-
-    Args:
-        steps: that are recorded.
-        patch: of the functions of torch.
-        targets: what steps change besides.
-        error: of every recording; None for none.
-    """
-
-    def __init__(
-        self,
-        steps: Stepper,
-        patch: pytest.MonkeyPatch,
-        targets: Sequence[Tensor] = (),
-        error: Exception | None = None,
-    ) -> None:
-        self.num_launched, self.num_refused, self._error = 0, 0, error
-        graphs, take, latest = self, steps._take, list[Any]()
-
-        class Graph:
-            def replay(self) -> None:
-                graphs.num_launched += 1
-                inputs, result = self.recorded
-                result.copy_(take(inputs))
-
-        @contextmanager
-        def recording(graph: Any, **_: Any) -> Iterator[None]:
-            changed = [*steps._changed(), *targets]
-            before = [tensor.clone() for tensor in changed]
-            try:
-                if graphs._error is not None:
-                    graphs.num_refused += 1
-                    raise graphs._error
-                yield
-            finally:
-                with torch.no_grad():
-                    for tensor, old in zip(changed, before, strict=True):
-                        tensor.copy_(old)
-            graph.recorded = latest.pop()
-
-        def noted(inputs: Any) -> Tensor:
-            result = take(inputs)
-            latest[:] = [(inputs, result)]
-            return result
-
-        steps.refusal, steps._take = None, noted  # type: ignore[method-assign]
-        self.devices: list[Any] = []
-        patch.setattr("torch.cuda.Stream", lambda device: self.devices.append(device))
-        patch.setattr("torch.cuda.CUDAGraph", Graph)
-        patch.setattr("torch.cuda.graph", recording)
-        patch.setattr("torch.cuda.synchronize", lambda device: None)
 
 
 @pytest.mark.parametrize("name", ["rsac lstm", "pearl", "ad", "amago gru", "amago offline"])

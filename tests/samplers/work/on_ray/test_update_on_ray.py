@@ -20,6 +20,7 @@ from maml_rl import MultiTaskSampler
 from maml_rl.derivatives import samples
 from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import trial_ppo
+from tests.metalearners.outside_learner import learned, make_learner
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -59,6 +60,11 @@ def test_parameters_and_metrics_are_those_of_an_update_in_this_process(
 ) -> None:
     experiment = make_experiment(config_of(algorithm))
     assert learn(experiment, sampler, 3, on_hosts=True) == learned_here(algorithm, 3)
+
+
+def test_loss_from_outside_of_the_package_learns_the_same_bytes_on_actors() -> None:
+    here, there = (learned(make_learner(**given), number) for given, number in (({}, 0), ({"backend": "ray"}, 2)))
+    assert {name: value.tolist() for name, value in there.items()} == {name: x.tolist() for name, x in here.items()}
 
 
 @pytest.mark.parametrize("algorithm", [pytest.param("cavia", marks=pytest.mark.nightly), "rl2"])
