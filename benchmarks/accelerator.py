@@ -8,11 +8,15 @@ the next one begins. With `--device cpu` everything is small, and shows that it 
 
 import argparse
 import json
+import multiprocessing
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -35,6 +39,7 @@ from maml_rl.envs.mujoco.planar import HalfCheetahFamily, Walker2DFamily
 from maml_rl.envs.mujoco.warp_physics import WarpLimits
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.in_processes import in_processes
 from maml_rl.policies import Policy, get_policy_for_env
 from maml_rl.profiling import NULL_TIMER
 from maml_rl.samplers.device.backend import DeviceBackend
@@ -52,6 +57,10 @@ ARRAYS = {"GridNavi-v0": 131_072, "2DNavigation-v0": 131_072}
 # Policies whose returns on the device are compared with those on the CPU.
 POLICIES = ("halfcheetah-dir", "rl2/halfcheetah-dir-2x200", "ant-dir", "2d-navigation", "varibad/gridnavi")
 _TEST_SECONDS = 240
+# Of learning with each number of trials.
+_LEARNING_SECONDS = 60.0
+# Iterations of each of several seeds before those that are timed.
+_UNTIMED, _TIMED = 3, 4
 _SUBSTEP_STATES = 200
 
 
@@ -296,16 +305,19 @@ def iterations(session: Session) -> None:
 
 
 def trials(session: Session) -> None:
-    """Iterations of RL2 on HalfCheetahDir, two episodes of 200 steps: as many tasks as in its config, and more."""
-    for num_tasks in (16, 1_000, 4_000) if not session.small else (4,):
+    """RL2 on HalfCheetahDir, 2 x 200 steps, by the trials of a batch: seconds, and what it learns in equal time."""
+    for num_tasks in (16, 100, 1_000, 4_000) if not session.small else (2, 4):
         sizes = {"meta-batch-size": num_tasks}
         if session.small:
             sizes |= {"max-episode-steps": 3, "num-workers": 0}
         with _reported(session, f"RL2, {num_tasks:,} trials"):
             config = _config("rl2/halfcheetah-dir-2x200", {**sizes, "engine": "warp"})
-            collecting, updating = _iterate(session, make_experiment(config, session.device), 2 if session.small else 4)
-            seconds = median(collecting) + median(updating)
+            experiment, returns = make_experiment(config, session.device), list[float]()
+            learning = 0.0 if session.small else _LEARNING_SECONDS
+            collecting, updating = _iterate(session, experiment, 3, learning, returns)
+            seconds, minutes = median(collecting) + median(updating), sum(collecting + updating) / 60.0
             steps = num_tasks * config.fast_batch_size * (config.max_episode_steps or 1)
+            newest = returns[-max(1, len(returns) // 10) :]
             session.row(
                 f"RL2, HalfCheetahDir 2 x 200, {num_tasks:,} trials",
                 seconds,
@@ -313,22 +325,114 @@ def trials(session: Session) -> None:
                 sampling=median(collecting),
                 update=median(updating),
                 minutes_of_100_million_steps=1e8 / steps * seconds / 60.0,
+                iterations=len(returns),
+                first_return=returns[0],
+                newest_return=sum(newest) / len(newest),
+                return_per_minute=(sum(newest) / len(newest) - returns[0]) / minutes,
             )
 
 
-def _iterate(session: Session, experiment: Experiment, count: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of collecting and of updating, of all iterations except the first."""
-    learner, collecting, updating = experiment.metalearner, [], []
+def _iterate(
+    session: Session, experiment: Experiment, count: int, seconds: float = 0.0, returns: list[float] | None = None
+) -> tuple[list[float], list[float]]:
+    """Return the seconds of collecting and of updating, of all iterations except the first.
+
+    Args:
+        session: of the benchmark.
+        experiment: that learns.
+        count: iterations at least.
+        seconds: of those that count, at least.
+        returns: gets the mean return after adaptation of each iteration.
+    """
+    learner, collecting, updating = experiment.metalearner, list[float](), list[float]()
     with experiment.make_sampler() as sampler:
-        for _ in range(count):
+        while len(collecting) < count or sum(collecting[1:] + updating[1:]) < seconds:
             started = session.wait()
             batch = learner.collect(sampler, sampler.sample_tasks(experiment.config.meta_batch_size))
             between = session.wait()
-            learner.update(batch)
+            learner.learn(batch, len(collecting))
             ended = session.wait()
             collecting.append(between - started)
             updating.append(ended - between)
+            if returns is not None:
+                returns.append(float(learner.returns(batch)[:, -1].double().mean()))
     return collecting[1:], updating[1:]
+
+
+def seeds(session: Session) -> None:
+    """Iterations of several seeds on one device, in three ways; which is fastest decides how `train --seeds` runs them.
+
+    Processes share the device. Threads of one process have a stream each. In one batch a phase has the tasks of all
+    seeds, and their updates follow one another: only the times of such a training, and those of its sampling are a
+    bound, since all tasks have the parameters of one seed; learners with an axis of seeds are not built.
+    """
+    for name in ("rl2/halfcheetah-vel-2x200", "maml/halfcheetah-vel"):
+        own: dict[str, Any] = {"engine": "warp"}
+        if session.small:
+            own = {"meta-batch-size": 2, "fast-batch-size": 2, "max-episode-steps": 3, "num-workers": 0}
+        config, one = _config(name, own), 0.0
+        for count in (1, 2, 4, 8) if not session.small else (1, 2):
+            for way, measure in (("processes", _in_processes), ("threads", _in_threads), ("one batch", _in_one_batch)):
+                if session.left < 0:
+                    session.row(f"{name}, {count} seeds, {way}", "left out: no time")
+                    continue
+                with _reported(session, f"{name}, {count} seeds, {way}"):
+                    seconds = measure(session, config, count)
+                    one = one or seconds
+                    session.row(
+                        f"{name}, {count} seeds, {way}", seconds, "s for an iteration of each", times_one=seconds / one
+                    )
+
+
+def _in_processes(session: Session, config: Config, count: int) -> float:
+    barrier = multiprocessing.get_context("spawn").Barrier(count, timeout=_TEST_SECONDS)
+    calls = [(f"seed {seed}", (config.override({"seed": seed}), session.device, barrier)) for seed in range(count)]
+    return max(float(seconds) for _, seconds in in_processes(_send_seconds, calls, count))
+
+
+def _send_seconds(send: Callable[[float], None], config: Config, device: torch.device, barrier: Any) -> None:
+    send(_iterate_together(Session(device, small=False, path=None, ends=0.0), config, barrier, nullcontext()))
+
+
+def _in_threads(session: Session, config: Config, count: int) -> float:
+    barrier, alone = threading.Barrier(count, timeout=_TEST_SECONDS), threading.Lock()
+
+    def iterate(seed: int) -> float:
+        stream = torch.cuda.stream(torch.cuda.Stream(session.device)) if session.device.type == "cuda" else None
+        with stream or nullcontext():
+            return _iterate_together(session, config.override({"seed": seed}), barrier, alone)
+
+    with ThreadPoolExecutor(count) as threads:
+        return max(threads.map(iterate, range(count)))
+
+
+def _iterate_together(session: Session, config: Config, barrier: Any, alone: Any) -> float:
+    """Return the seconds of an iteration while others iterate; they begin together.
+
+    Graphs are recorded in the first iterations, `alone` where others would record theirs in the same process.
+    """
+    with alone:
+        experiment = make_experiment(config, session.device)
+        learner, tasks = experiment.metalearner, config.meta_batch_size
+    with experiment.make_sampler() as sampler:
+        with alone:
+            for _ in range(_UNTIMED):
+                learner.learn(learner.collect(sampler, sampler.sample_tasks(tasks)), 0)
+            session.wait()
+        barrier.wait()
+        started = time.perf_counter()
+        for _ in range(_TIMED):
+            learner.learn(learner.collect(sampler, sampler.sample_tasks(tasks)), 0)
+        seconds: float = (session.wait() - started) / _TIMED
+        barrier.wait()
+    return seconds
+
+
+def _in_one_batch(session: Session, config: Config, count: int) -> float:
+    batch = config.override({"meta-batch-size": count * config.meta_batch_size})
+    collecting, _ = _iterate(session, make_experiment(batch, session.device), 1 + _TIMED)
+    _, updating = _iterate(session, make_experiment(config, session.device), 1 + _UNTIMED + _TIMED)
+    return median(collecting) + count * median(updating[-_TIMED:])
 
 
 def _config(name: str, changes: dict[str, Any]) -> Config:
@@ -404,6 +508,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "arrays": arrays,
     "iterations": iterations,
     "trials": trials,
+    "seeds": seeds,
     "copies": copies,
     "updates": updates,
     "returns": returns,

@@ -21,7 +21,7 @@ import yaml
 from PIL import Image
 
 import maml_rl
-from benchmarks.learning.plan import COMPARISON
+from benchmarks.learning.plan import COMPARISON, LONG, read_plan
 from benchmarks.suite import SUITE
 from maml_rl.cli import main as cli
 from maml_rl.config import Config, load_config
@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
 # Plans of trainings whose tables and charts are on a page.
-PLANS = (COMPARISON, SUITE)
+PLANS = (COMPARISON, SUITE, read_plan(LONG))
 # Their blocks need only each other, and a run in runs/maml/2d-navigation.
 RUN_PAGES = (
     "adding-a-family.md",

@@ -23,6 +23,8 @@ from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.results.evaluation import possible_ranges
 
 ROOT = Path(__file__).resolve().parents[2]
+# The plan whose page is docs/results/long.md.
+LONG = ROOT / "benchmarks" / "learning" / "plans" / "long.yaml"
 _ORIGIN = "the plan of this benchmark"
 
 

@@ -47,7 +47,7 @@ from maml_rl.runs.numbered import new_folder, newest_path
 _ALGORITHM = "algorithm_setting_"
 _DEFAULT_CONFIG = SHIPPED / "maml" / "2d-navigation.yaml"
 # Seeds that are trained side by side, by the kind of the device: a small policy leaves an accelerator idle.
-# `python -m benchmarks.seeds` measures it.
+# `python -m benchmarks.accelerator --only seeds` measures it.
 _SEEDS_AT_ONCE = {"cuda": 4}
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.learning import page
 from benchmarks.learning.command import run
-from benchmarks.learning.plan import COMPARISON, Family, Method, Plan, named
+from benchmarks.learning.plan import COMPARISON, LONG, Family, Method, Plan, env_steps_of, named, read_plan
 from benchmarks.learning.results import Row, read_rows, write_rows
 from benchmarks.learning.training import Job, checkpoint_bytes, run_jobs, turns
 from benchmarks.suite import SUITE
@@ -546,6 +546,34 @@ def test_wrong_plan_is_refused_in_one_line(
     assert not (tmp_path / "plan" / "runs").exists()
 
 
+def test_plan_of_long_trainings_has_the_published_protocols_and_fits_into_days() -> None:
+    plan = read_plan(LONG)
+    assert list(plan.families)[:3] == ["halfcheetah-vel-long", "ant-dir-long", "halfcheetah-dir-long"]
+    assert page.marks(plan) == list(plan.families)
+    for family in plan.families.values():
+        assert family.methods[:4] == ("rl2", "maml-trpo", "varibad", "promp")
+        assert set(family.minutes) == set(family.methods)
+        for name in family.methods:
+            method = plan.methods[name]
+            config = method.config(family, 2)
+            sizes = {"pearl": (5, 1)} | dict.fromkeys(("rl2", "rl2-transformer", "varibad"), (1000, 2))
+            assert (config.meta_batch_size, config.fast_batch_size) == sizes.get(name, (40, 20))
+            assert config.max_episode_steps == 200
+            whole = method.steps or 100_000_000
+            assert 0.99 * whole < config.num_batches * env_steps_of(config) <= whole
+    assert 3 * sum(sum(family.minutes.values()) for family in plan.families.values()) < 30 * 60
+
+
+@pytest.mark.slow
+def test_trainings_of_the_long_plan_can_be_made_and_carried() -> None:
+    plan = read_plan(LONG)
+    first, *others = plan.families.values()
+    for family, names in ((first, first.methods), *((family, ("rl2", "varibad")) for family in others)):
+        for name in names:
+            experiment = make_experiment(plan.methods[name].config(family, 0))
+            assert checkpoint_bytes(experiment) < 16 * 2**20, (family.name, name)
+
+
 def test_run_whose_checkpoints_are_too_large_to_carry_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -634,7 +662,7 @@ def test_no_statement_is_based_on_a_single_training() -> None:
     assert sentence.endswith("One run each, which is no evidence: b.")
 
 
-@pytest.mark.parametrize("plan", [COMPARISON, SUITE], ids=["comparison", "suite"])
+@pytest.mark.parametrize("plan", [COMPARISON, SUITE, read_plan(LONG)], ids=["comparison", "suite", "long"])
 def test_committed_page_and_charts_are_those_of_the_committed_results(plan: Plan, tmp_path: Path) -> None:
     text = plan.page.read_text(encoding="utf-8")
     for family in (family for family in plan.families.values() if page.rows_of(plan, family)):
