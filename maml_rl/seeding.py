@@ -223,13 +223,14 @@ def philox(key: tuple[ArrayLike, ArrayLike], counter: tuple[ArrayLike, ...]) -> 
     Returns:
         (n, 4) random words.
     """
-    inputs = np.broadcast_arrays(*(np.asarray(word, dtype=np.uint64) for word in (*counter, *key)))
-    words = [np.atleast_1d(array).ravel() for array in inputs]
-    size = words[0].size
-    result = np.empty((size, 4), dtype=np.uint32)
-    for start in range(0, size, _CHUNK):
+    shape = np.broadcast_shapes(*(np.shape(word) for word in (*counter, *key)))
+    words = [np.broadcast_to(np.asarray(word, np.uint64), shape).ravel() for word in (*counter, *key)]
+    # One key for all counters is one number, not as many.
+    words[4:] = (all_of[:1] if np.size(word) == 1 else all_of for all_of, word in zip(words[4:], key, strict=True))
+    result = np.empty((words[0].size, 4), dtype=np.uint32)
+    for start in range(0, len(result), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        _philox_chunk([word[chunk] for word in words], result[chunk])
+        _philox_chunk([word[chunk] if len(word) > 1 else word for word in words], result[chunk])
     return result
 
 
@@ -238,12 +239,13 @@ def _philox_chunk(words: list[NDArray[np.uint64]], out: NDArray[np.uint32]) -> N
     for round_number in range(PHILOX_ROUNDS):
         weyl0, weyl1 = (np.uint64(step * round_number % _WORD) for step in PHILOX_WEYL)
         product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (
-            (product1 >> _SHIFT) ^ c1 ^ ((k0 + weyl0) & _LOW),
-            product1 & _LOW,
-            (product0 >> _SHIFT) ^ c3 ^ ((k1 + weyl1) & _LOW),
-            product0 & _LOW,
-        )
+        c0, c2 = product1 >> _SHIFT, product0 >> _SHIFT
+        for mixed, word, key in ((c0, c1, (k0 + weyl0) & _LOW), (c2, c3, (k1 + weyl1) & _LOW)):
+            mixed ^= word
+            mixed ^= key
+        product0 &= _LOW
+        product1 &= _LOW
+        c1, c3 = product1, product0
     for column, word in enumerate((c0, c1, c2, c3)):
         out[:, column] = word
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -21,6 +22,33 @@ _STEPWISE = ("observations", "actions", "rewards")
 _INFO = "info "
 # Name, in a layout, of observations (T, M, B, *obs).
 _BY_STEP = "observations by step"
+# Bytes from which an array's memory is kept for others.
+_KEPT_FROM = 2**20
+
+
+class KeptMemory:
+    """Makes arrays in the memory of earlier ones that nobody has any more: the first writes to new memory are slow."""
+
+    def __init__(self) -> None:
+        # Each with the array in it, of which all others are views.
+        self._blocks: list[tuple[NDArray[np.uint8], weakref.ref[NDArray[Any]]]] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an array of undefined content; its memory is kept once no view of it is left."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes < _KEPT_FROM:
+            return np.empty(shape, dtype)
+        fit = [i for i, (block, user) in enumerate(self._blocks) if block.nbytes == num_bytes and user() is None]
+        if fit:
+            block, _ = self._blocks.pop(fit[0])
+        else:
+            # Sizes have changed.
+            self._blocks = [each for each in self._blocks if each[1]() is not None]
+            block = np.empty(num_bytes, np.uint8)
+        # Not an array's view of the block, whose views would be the block's own.
+        array: NDArray[Any] = np.frombuffer(block.data, dtype)
+        self._blocks.append((block, weakref.ref(array)))
+        return array.reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +106,8 @@ class EpisodeArrays:
         }
 
     @classmethod
-    def allocate(cls, layout: Layout) -> EpisodeArrays:
-        """Return arrays of undefined content.
+    def allocate(cls, layout: Layout, memory: KeptMemory | None = None) -> EpisodeArrays:
+        """Return arrays of undefined content, in memory that is kept, if there is any.
 
         Raises:
             ConfigError: If they certainly do not fit into memory.
@@ -89,7 +117,8 @@ class EpisodeArrays:
             "the episodes of a phase",
             "use fewer tasks or episodes, shorter episodes or smaller observations",
         )
-        return cls.of({name: np.empty(shape, dtype) for name, (shape, dtype) in layout.items()})
+        empty = np.empty if memory is None else memory.empty
+        return cls.of({name: empty(shape, dtype) for name, (shape, dtype) in layout.items()})
 
     @classmethod
     def zeros(cls, layout: Layout) -> EpisodeArrays:
@@ -126,9 +155,9 @@ class EpisodeArrays:
         """Return the views of so many steps."""
         return self._each(lambda array, stepwise: array[:, :steps] if stepwise else array)
 
-    def empty_like(self) -> EpisodeArrays:
-        """Return arrays of the same shapes and types, of undefined content."""
-        return self._each(lambda array, stepwise: np.empty(array.shape, array.dtype))
+    def empty_like(self, memory: KeptMemory) -> EpisodeArrays:
+        """Return arrays of the same shapes and types, of undefined content, in memory that is kept."""
+        return self._each(lambda array, stepwise: memory.empty(array.shape, array.dtype))
 
     def copy(self) -> EpisodeArrays:
         """Return a copy without the steps past the longest episode."""

@@ -75,7 +75,8 @@ class Phase:
     @property
     def slot_tasks(self) -> list[Task]:
         """The task of each of these slots."""
-        return [self.tasks[slot // self.per_task] for slot in range(self.own_slots.start, self.own_slots.stop)]
+        per_task = self.per_task
+        return [task for task in self.tasks for _ in range(per_task)][self.own_slots]
 
     def ranges(self, slots: slice | None = None) -> Iterator[tuple[slice, slice]]:
         """Yield ranges of tasks, each with a range of their episodes: together those in `slots`; None for its own."""

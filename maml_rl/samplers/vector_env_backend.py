@@ -10,7 +10,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.env_recipe import Recipe
-from maml_rl.samplers.episode_arrays import EpisodeArrays
+from maml_rl.samplers.episode_arrays import EpisodeArrays, KeptMemory
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.loop import CentralInference, sample_phase
 
@@ -22,6 +22,7 @@ class VectorEnvBackend(RolloutBackend):
         self._recipe, self._slots_per_task = recipe, slots_per_task
         self._inference = CentralInference(placement.device, placement.recv_timeout, placement.num_groups)
         self._env: MetaVectorEnv | None = None
+        self._memory = KeptMemory()
         # Retries and seconds of waiting in environments that are closed.
         self._counted: tuple[int, float] = (0, 0.0)
 
@@ -57,7 +58,7 @@ class VectorEnvBackend(RolloutBackend):
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
         """Sample a phase; the policy acts in this process."""
         env = self._slots_for(len(phase.tasks))
-        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env), *phase.sizes))
+        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env), *phase.sizes), self._memory)
         sample_phase(self._slots_of(env, phase), phase, arrays, timer, self._inference)
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
@@ -66,6 +67,7 @@ class VectorEnvBackend(RolloutBackend):
         if self._env is not None:
             self._counted = self.retries, self.waiting_seconds
             env, self._env = self._env, None
+            self._memory = KeptMemory()
             env.close()
 
     def _slots_for(self, num_tasks: int) -> MetaVectorEnv:

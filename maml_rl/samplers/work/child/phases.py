@@ -11,7 +11,7 @@ from torch import Tensor
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.env_recipe import require_picklable_tasks
-from maml_rl.samplers.episode_arrays import EpisodeArrays, Layout
+from maml_rl.samplers.episode_arrays import EpisodeArrays, KeptMemory, Layout
 from maml_rl.samplers.phase import WORKER_STAGES, Phase
 from maml_rl.samplers.policy_copies import pickle_policy
 from maml_rl.samplers.rollout.actor import phase_parameters
@@ -26,7 +26,7 @@ class WorkerPhases:
     """Lets the workers of a vector environment sample phases by themselves."""
 
     def __init__(self, env: ParallelVectorEnv) -> None:
-        self.env = env
+        self.env, self._memory = env, KeptMemory()
         self._loaded: tuple[Policy, PhasePlan, SharedPhase, dict[str, Any]] | None = None
 
     def sample(
@@ -68,7 +68,7 @@ class WorkerPhases:
         shared, alike = self._write_parameters(phase, num_phases)
         timer.observe(WORKERS_PER_INFERENCE, 1)
         shared.stage_seconds[:] = 0.0
-        episodes = shared.episodes[number].empty_like() if copies else shared.episodes[number]
+        episodes = shared.episodes[number].empty_like(self._memory) if copies else shared.episodes[number]
         without, generation, version = phase.without_policy(), pool.generation, int(shared.version[0])
 
         def unit_of(slots: slice) -> Unit:
