@@ -46,7 +46,7 @@ def family(name: str) -> Any:
         return gymnax_control("Pendulum-v1")
     if name == "maze":
         return jumanji_maze(10)
-    tiles = xland(9, 5, "R1", 8, 4, "", 10_000)
+    tiles = xland(9, 5, "R1", 11, 8, 4, "", 10_000)
 
     def numbers(result: Any) -> Any:
         state, observation, *more = result

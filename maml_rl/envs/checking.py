@@ -45,6 +45,8 @@ _UNKNOWN_ENTRY = "no_task_has_this_entry"
 _SEEDS_TO_TELL_TASKS_APART = 20
 # Slots and steps of batches that are compared, and how far numbers may be apart where the size of a batch changes them.
 _SLOTS, _BATCH_STEPS, _ROUNDING = 3, 10, 1e-5
+# Steps in which an end is looked for, where a family tells its state.
+_STEPS_TO_AN_END = 500
 # A family may have only two tasks, and draw the same one a few times in a row.
 _DRAWS_TO_FIND_ANOTHER_TASK = 50
 
@@ -276,6 +278,35 @@ def check_vector_family(make: Callable[[int], MetaVectorEnv], seed: int = 0) -> 
                 "no effect",
                 stacklevel=2,
             )
+        if (state := getattr(many.unwrapped, "state_numbers", None)) and _begins_anew(many, state, tasks, seeds, seed):
+            warnings.warn(
+                "where an episode ends, its state is as at a start: step seems to begin another episode by itself, so "
+                "that final observations are lost; step without automatic resets, as by step_env or auto_reset=False",
+                stacklevel=2,
+            )
+
+
+def _begins_anew(
+    env: MetaVectorEnv, state: Callable[[], NDArray[Any]], tasks: Sequence[Task], seeds: NDArray[Any], seed: int
+) -> bool:
+    """Return whether, at the end of an episode, all numbers of the state that begin alike are as at the start again."""
+    env.reset_task(tasks)
+    env.reset_buffers(seeds)
+    start, over = state(), np.zeros(env.num_envs, np.bool_)
+    alike = (start == start[0]).all(0)
+    for step in range(_STEPS_TO_AN_END):
+        before = state()
+        env.step_send(0, _actions_of(env, seed + step)[0])
+        env.step_recv()
+        ended, now = env.buffers.over & ~over, state()
+        over |= ended
+        for slot in np.flatnonzero(ended):
+            moved = alike & (before[slot] != start[slot])
+            if moved.any() and (now[slot] == start[slot])[moved].all():
+                return True
+        if over.all():
+            break
+    return False
 
 
 def _actions_of(env: MetaVectorEnv, seed: int) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -137,7 +138,6 @@ def test_seeds_of_64_bits_are_told_apart_and_tasks_keep_their_types() -> None:
     )
     with pytest.raises(ValueError, match=r"slot 0, step 0: an observation with .* outside of its space"):
         slots(1).reset(seed=0)
-    family = counter(reset=reset, step=lambda *given: (given[1], jnp.float32(given[1]), given[1], False, False, {}))
     family = counter(
         reset=lambda key, task: (jax.random.uniform(key), jnp.zeros(())),
         step=lambda key, state, action, task: (state, state, state, False, False, {}),
@@ -236,6 +236,117 @@ def test_process_that_has_used_jax_is_not_forked() -> None:
     policy = get_policy_for_env(MultiTaskSampler.spaces("GymnaxPendulum-v0"), (8,), "tanh")
     with pytest.raises(ConfigError, match=r"copies a process that has used JAX.*use 'forkserver' or 'spawn'"):
         MultiTaskSampler("GymnaxPendulum-v0", {}, 1, policy, num_workers=1, start_method="fork").sample_tasks(1)
+
+
+def test_rulesets_of_xland_are_distinct_for_training_and_tests() -> None:
+    from maml_rl.envs.jax.xland import draw_rulesets
+
+    found: dict[bool, set[Any]] = {}
+    for test in (False, True):
+        drawn = draw_rulesets(np.random.default_rng(0), 400, colors=1, tiles=3, rules=1, test=test)
+        goals, tiles, rules = drawn["goal"].tolist(), drawn["init_tiles"].tolist(), drawn["rules"].tolist()
+        for goal, first, (rule,) in zip(goals, tiles, rules, strict=True):
+            # Hold what one rule makes of two objects that are there, of six kinds in one color.
+            assert goal == [1, *rule[5:], 0, 0]
+            assert rule[0] == 3
+            assert rule[1:3] in first
+            assert rule[3:5] in first
+            different = {tuple(tile) for tile in [*first, rule[5:]]}
+            assert len(different) == 4
+            assert different <= {(kind, 1) for kind in (3, 4, 5, 7, 11, 12)}
+        found[test] = {(goal[1], *sorted(kind for kind, _ in first)) for goal, first in zip(goals, tiles, strict=True)}
+    # A goal has 10 sets of three others: 4 without the object that is in all of its test tasks.
+    assert (len(found[False]), len(found[True])) == (6 * 4, 6 * 6)
+    assert not found[False] & found[True]
+
+
+def test_tasks_of_a_file_of_rulesets_are_its_rows_the_last_fifth_for_tests(tmp_path: Any) -> None:
+    pytest.importorskip("xminigrid")
+    from maml_rl.envs.jax.xland import XLandVectorEnv
+
+    rows = np.arange(10, dtype=np.uint8)
+    goals, rules, tiles = (np.tile(rows.reshape(10, *(1,) * len(s)), (1, *s)) for s in ((5,), (2, 7), (3, 2)))
+    np.savez(tmp_path / "rulesets.npz", goals=goals, rules=rules, init_tiles=tiles)
+    env = XLandVectorEnv(1, rulesets=str(tmp_path / "rulesets.npz"))
+    for evaluation, expected in ((False, set(range(8))), (True, {8, 9})):
+        tasks = env.sample_tasks(100, seed=0, evaluation=evaluation)
+        assert {task["goal"][0] for task in tasks} == expected
+        for task in tasks:
+            row = int(task["goal"][0])
+            for name, of_file in (("goal", goals), ("rules", rules), ("init_tiles", tiles)):
+                np.testing.assert_array_equal(task[name], of_file[row])
+    env.reset_task(tasks[:1])
+    assert env.reset(seed=0)[0].shape == env.observation_space.shape
+
+
+def test_gpu_that_torch_has_and_jax_does_not_see_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+
+    seen = {"cpu": jax.devices("cpu")}
+
+    def devices(platform: str | None = None) -> Any:
+        if platform not in (None, *seen):
+            raise RuntimeError(f"Unknown backend {platform}")
+        return seen["cpu"]
+
+    monkeypatch.setattr(jax, "devices", devices)
+    slots = counter()(1)
+    with pytest.raises(ConfigError, match=r"torch has a GPU, and JAX sees none .*pip install 'jax\[cuda12\]'"):
+        slots.move_to(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_check_notes_a_family_that_begins_another_episode_by_itself(begins_anew: bool) -> None:
+    from maml_rl.envs.checking import check_vector_family
+
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+
+    def reset(key: Any, task: Any) -> Any:
+        place = jax.random.uniform(key)
+        return {"place": place, "time": 0}, place
+
+    def step(key: Any, state: Any, action: Any, task: Any) -> Any:
+        state = {"place": state["place"] + action[0] + task["factor"], "time": state["time"] + 1}
+        over = state["time"] == 7
+        if begins_anew:
+            state = jax.tree.map(lambda new, old: jnp.where(over, new, old), reset(key, task)[0], state)
+        return state, state["place"], 1.0, over, False, {}
+
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        check_vector_family(counter(reset=reset, step=step))
+    told = [str(each.message) for each in noted]
+    assert [text.startswith("where an episode ends, its state is as at a start") for text in told] == [
+        True
+    ] * begins_anew
+
+
+def test_functions_are_traced_in_the_first_phase_alone_whatever_ends() -> None:
+    import jax.numpy as jnp
+
+    traced: list[str] = []
+    expected: list[str] = []
+
+    def reset(key: Any, task: Any) -> Any:
+        traced.append("reset")
+        return jnp.zeros(()), jnp.zeros(2)
+
+    def step(key: Any, state: Any, action: Any, task: Any) -> Any:
+        traced.append("step")
+        state = state + 1.0
+        return state, jnp.zeros(2), state, state > 2 * task["factor"], False, {}
+
+    family = counter(reset=reset, step=step)
+    policy = get_policy_for_env(family(1), (8,), "tanh")
+    with MultiTaskSampler(family, {}, 2, policy, seed=0, num_workers=0, max_episode_steps=6) as sampler:
+        for number in range(3):
+            # Slots of each phase end at other steps.
+            lengths = sampler.rollout([{"factor": 1.0}, {"factor": 1.0 + number}]).lengths
+            assert lengths.tolist() == [[3, 3], [min(6, 3 + 2 * number)] * 2]
+            expected = expected or traced.copy()
+            assert traced == expected
+    assert set(traced) == {"reset", "step"}
 
 
 @pytest.mark.parametrize("missing", ["jax", "xminigrid"])

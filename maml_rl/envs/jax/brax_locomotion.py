@@ -6,11 +6,9 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from maml_rl.envs.family import FamilyOptions, one_slot
-from maml_rl.envs.jax import of_the_extra
-from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+from maml_rl.envs.jax import Arrays, JaxFamily, JaxVectorEnv, of_the_extra
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 
 with of_the_extra():
@@ -35,22 +33,13 @@ def brax_velocity(body: str, physics: str, low: float, high: float) -> JaxFamily
         reward = -off - _CONTROL_COST * jnp.sum(jnp.square(action))
         return state, state.obs, reward, state.done > 0, False, {"off_velocity": off}
 
-    def draw(random: np.random.Generator, num_tasks: int) -> dict[str, NDArray[Any]]:
+    def draw(random: np.random.Generator, num_tasks: int) -> Arrays:
         return {"velocity": random.uniform(low, high, num_tasks)}
 
-    actions = spaces.Box(-1.0, 1.0, (env.action_size,))
-    space = spaces.Box(-np.inf, np.inf, (env.observation_size,))
-    return JaxFamily(
-        reset,
-        step,
-        draw,
-        actions,
-        space,
-        200,
-        recorded_infos={"off_velocity": "step"},
-        task_space=TaskSpace({"velocity": (TaskParameter.between(low, high), ())}),
-        made_by=(brax_velocity, (body, physics, low, high)),
-    )
+    actions, seen = spaces.Box(-1.0, 1.0, (env.action_size,)), spaces.Box(-np.inf, np.inf, (env.observation_size,))
+    own = TaskSpace({"velocity": (TaskParameter.between(low, high), ())})
+    made_by = brax_velocity, (body, physics, low, high)
+    return JaxFamily(reset, step, draw, actions, seen, 200, None, {"off_velocity": "step"}, own, made_by=made_by)
 
 
 class BraxVelVectorEnv(JaxVectorEnv):

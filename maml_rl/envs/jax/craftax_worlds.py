@@ -6,11 +6,9 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from maml_rl.envs.family import FamilyOptions, one_slot
-from maml_rl.envs.jax import of_the_extra
-from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+from maml_rl.envs.jax import Arrays, JaxFamily, JaxVectorEnv, of_the_extra
 
 with of_the_extra():
     from craftax.craftax_env import make_craftax_env_from_name
@@ -32,21 +30,13 @@ def craftax_worlds(version: str) -> JaxFamily:
         observation, state, reward, done, _ = env.step_env(key, state, action, params)
         return state, observation, reward, done, False, {"achievements": state.achievements.sum()}
 
-    def draw(random: np.random.Generator, num_tasks: int) -> dict[str, NDArray[Any]]:
+    def draw(random: np.random.Generator, num_tasks: int) -> Arrays:
         return {"world": random.integers(2**32, size=num_tasks, dtype=np.uint32)}
 
     seen = env.observation_space(params)
     space, actions = spaces.Box(-np.inf, np.inf, seen.shape), spaces.Discrete(env.action_space(params).n)
-    return JaxFamily(
-        reset,
-        step,
-        draw,
-        actions,
-        space,
-        1000,
-        recorded_infos={"achievements": "episode"},
-        made_by=(craftax_worlds, (version,)),
-    )
+    made_by = craftax_worlds, (version,)
+    return JaxFamily(reset, step, draw, actions, space, 1000, None, {"achievements": "episode"}, made_by=made_by)
 
 
 class CraftaxVectorEnv(JaxVectorEnv):

@@ -6,11 +6,9 @@ from typing import Any, Unpack
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from maml_rl.envs.family import FamilyOptions, one_slot
-from maml_rl.envs.jax import of_the_extra
-from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+from maml_rl.envs.jax import Arrays, JaxFamily, JaxVectorEnv, of_the_extra
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 
 with of_the_extra():
@@ -47,7 +45,7 @@ def gymnax_control(name: str) -> JaxFamily:
         # A pendulum never ends by itself.
         return state, observation, reward, name != "Pendulum-v1" and done, False, {}
 
-    def draw(random: np.random.Generator, num_tasks: int) -> dict[str, NDArray[Any]]:
+    def draw(random: np.random.Generator, num_tasks: int) -> Arrays:
         return {entry: random.uniform(low, high, num_tasks) for entry, (low, high) in ranges.items()}
 
     seen, acts = env.observation_space(params), env.action_space(params)

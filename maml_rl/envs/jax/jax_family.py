@@ -24,6 +24,8 @@ from maml_rl.seeding import SlotStreams
 if TYPE_CHECKING:
     import torch
 
+# Tasks as `draw_tasks` returns them.
+Arrays = dict[str, NDArray[Any]]
 Draw = Callable[[np.random.Generator, int], Mapping[str, ArrayLike]]
 
 
@@ -80,9 +82,7 @@ class JaxFamily:
     def __deepcopy__(self, memo: Any) -> JaxFamily:
         return self
 
-    def tasks_drawn(
-        self, random: np.random.Generator, num_tasks: int, draw: Draw | None = None
-    ) -> dict[str, NDArray[Any]]:
+    def tasks_drawn(self, random: np.random.Generator, num_tasks: int, draw: Draw | None = None) -> Arrays:
         """Return drawn tasks, arrays (num_tasks, ...) by entry.
 
         Raises:
@@ -110,7 +110,7 @@ class JaxFamily:
         )
 
     @cached_property
-    def _example(self) -> dict[str, NDArray[Any]]:
+    def _example(self) -> Arrays:
         return self.tasks_drawn(np.random.default_rng(DEFAULT_TASK_SEED), 1)
 
     @property
@@ -169,9 +169,8 @@ class JaxVectorEnv(BatchedFamily):
         return _split(self.family.tasks_drawn(random, num_tasks, self.family.draw_test_tasks), num_tasks)
 
     def move_to(self, device: torch.device) -> None:
+        self._device, self._kind, self._carry = begin_jax(device.type), (self.num_envs, "tensors"), None
         super().move_to(device)
-        self._device, self._kind = begin_jax(device.type), (self.num_envs, "tensors")
-        self._carry = None
 
     def _tasks_changed(self) -> None:
         self._given = {name: self._into(array, self._functions.dtypes[name]) for name, array in self.tasks.items()}
@@ -205,10 +204,10 @@ class JaxVectorEnv(BatchedFamily):
         rewards = self._out_of(outcome.rewards)
         terminated = False if outcome.terminated is None else self._out_of(outcome.terminated)
         # A copy, since it is written to.
-        self._truncated = False if outcome.truncated is None else copied(self._out_of(outcome.truncated))
+        self._truncated = False if self._carry.truncated is None else copied(self._out_of(self._carry.truncated))
         self._reward_terms = {name: self._out_of(info) for name, info in outcome.infos.items()}
-        if outcome.faults is not None and isinstance(actions, np.ndarray):
-            self._refuse(outcome.faults)
+        if isinstance(actions, np.ndarray):
+            self._refuse(self._carry.faults)
         return rewards, terminated
 
     def _write_observations(self, out: NDArray[Any]) -> None:
@@ -218,13 +217,19 @@ class JaxVectorEnv(BatchedFamily):
         else:
             out.copy_(seen)
 
+    def state_numbers(self) -> NDArray[Any]:
+        """Return the numbers in the states of the slots, (N, numbers), for checks."""
+        assert self._carry is not None
+        numbers = [leaf for leaf in self._carry.state if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)]
+        return np.concatenate([np.asarray(leaf, np.float64).reshape(self.num_envs, -1) for leaf in numbers], 1)
+
     def refuse_faults(self) -> None:
         unread, self._unread = [*self._unread, *([] if self._carry is None else [self._carry.faults])], []
         for faults in unread:
             self._refuse(faults)
 
     def _refuse(self, faults: Any) -> None:
-        if fault := self._functions.describe_fault(np.asarray(faults)):
+        if faults is not None and (fault := self._functions.describe_fault(np.asarray(faults))):
             raise ValueError(f"the family returned, in {fault}")
 
     def _into(self, array: Any, dtype: Any) -> Any:

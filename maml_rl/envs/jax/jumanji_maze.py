@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.family import FamilyOptions, one_slot
-from maml_rl.envs.jax import of_the_extra
-from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+from maml_rl.envs.jax import Arrays, JaxFamily, JaxVectorEnv, of_the_extra
 from maml_rl.envs.meta_env import AT_MOST_1
 
 with of_the_extra():
@@ -38,20 +36,11 @@ def jumanji_maze(size: int) -> JaxFamily:
         state, timestep = env.step(state, action)
         return state, see(timestep), timestep.reward, timestep.last(), False, {}
 
-    def draw(random: np.random.Generator, num_tasks: int) -> dict[str, NDArray[Any]]:
+    def draw(random: np.random.Generator, num_tasks: int) -> Arrays:
         return {"maze": random.integers(2**32, size=num_tasks, dtype=np.uint32)}
 
-    space = spaces.Box(0.0, 1.0, (2 * size * size,))
-    return JaxFamily(
-        reset,
-        step,
-        draw,
-        spaces.Discrete(4),
-        space,
-        size * size,
-        value_ranges=AT_MOST_1,
-        made_by=(jumanji_maze, (size,)),
-    )
+    space, actions, made_by = spaces.Box(0.0, 1.0, (2 * size * size,)), spaces.Discrete(4), (jumanji_maze, (size,))
+    return JaxFamily(reset, step, draw, actions, space, size * size, value_ranges=AT_MOST_1, made_by=made_by)
 
 
 class MazeVectorEnv(JaxVectorEnv):

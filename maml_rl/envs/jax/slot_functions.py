@@ -30,7 +30,7 @@ _REMEDIES = {
 
 
 class Carry(NamedTuple):
-    """What N slots carry from step to step.
+    """What N slots carry from step to step; None where the family never has it.
 
     Attributes:
         keys: (N, 2) uint32, of the episodes.
@@ -50,22 +50,18 @@ class Carry(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a step of N slots returns besides what they carry; None where the family never has it.
+    """What a step of N slots returns besides what they carry.
 
     Attributes:
         observations: (N, *obs).
         rewards: (N,), zeros in slots that were not stepped.
-        terminated: (N,) bool.
-        truncated: (N,) bool.
-        faults: see `Carry`.
+        terminated: (N,) bool; None if the family never terminates.
         infos: recorded ones by name, (N,).
     """
 
     observations: Any
     rewards: Any
     terminated: Any
-    truncated: Any
-    faults: Any
     infos: dict[str, Any]
 
 
@@ -178,8 +174,9 @@ class SlotFunctions:
         first = jax.vmap(jax.random.fold_in, (0, None))(keys, 0)
         state, observations, faults = jax.vmap(self._begin_one)(first, self._cast(tasks))
         zeros = jnp.zeros(len(words), jnp.int32)
-        faults = jnp.concatenate([faults, zeros[:, None]], 1)
-        return Carry(jax.random.key_data(keys), zeros, zeros > 0, faults, state), observations
+        truncated = zeros > 0 if self._truncates else None
+        faults = jnp.concatenate([faults, zeros[:, None]], 1) if self._has_bounds else None
+        return Carry(jax.random.key_data(keys), zeros, truncated, faults, state), observations
 
     def _begin_some(
         self, mask: Any, words: Any, places: Any, tasks: Tree, carry: Carry, observations: Any
@@ -196,17 +193,14 @@ class SlotFunctions:
         keys = jax.vmap(lambda data, step: jax.random.fold_in(_key(data), step))(carry.keys, steps)
         stepped = jax.vmap(self._step_one)(keys, carry.state, actions, self._cast(tasks))
         state, seen, rewards, terminated, truncated, faults, infos = stepped
-        faults = jnp.where(carry.faults[:, :1] > 0, carry.faults, jnp.concatenate([faults, steps[:, None]], 1))
-        new = Carry(carry.keys, steps, truncated, faults, state), seen
-        carry, observations = _where(active, new, (carry, observations))
-        return carry, Outcome(
-            observations,
-            jnp.where(active, rewards, 0),
-            terminated if self._terminates else None,
-            carry.truncated if self._truncates else None,
-            carry.faults if self._has_bounds else None,
-            infos,
+        if self._has_bounds:
+            faults = jnp.where(carry.faults[:, :1] > 0, carry.faults, jnp.concatenate([faults, steps[:, None]], 1))
+        new = Carry(
+            carry.keys, steps, truncated if self._truncates else None, faults if self._has_bounds else None, state
         )
+        carry, observations = _where(active, (new, seen), (carry, observations))
+        rewards, ends = jnp.where(active, rewards, 0), terminated if self._terminates else None
+        return carry, Outcome(observations, rewards, ends, infos)
 
     def _cast(self, tasks: Tree) -> Tree:
         return {name: tasks[name].astype(_as_32_bits(dtype)) for name, dtype in self.dtypes.items()}

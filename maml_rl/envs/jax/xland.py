@@ -5,12 +5,10 @@ from typing import Any, Unpack
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.family import FamilyOptions, one_slot
-from maml_rl.envs.jax import of_the_extra
-from maml_rl.envs.jax.jax_family import JaxFamily, JaxVectorEnv
+from maml_rl.envs.jax import Arrays, JaxFamily, JaxVectorEnv, of_the_extra
 from maml_rl.envs.meta_env import AT_MOST_1
 from maml_rl.spaces import PackedSpace
 
@@ -19,27 +17,28 @@ with of_the_extra():
     from xminigrid.core.constants import NUM_COLORS, NUM_TILES
     from xminigrid.types import RuleSet
 
-Arrays = dict[str, NDArray[Any]]
-# Objects that can be picked up: balls, squares, pyramids, keys, hexagons and stars of eleven colors.
-OBJECTS = np.array([(kind, color) for kind in (3, 4, 5, 7, 11, 12) for color in range(1, NUM_COLORS)], np.uint8)
-# One in five of them is a goal of test tasks alone.
-HELD_OUT = np.arange(len(OBJECTS)) % 5 == 0
-_NEAR_GOAL, _NEAR_RULE = 3, 3
+# Balls, squares, pyramids, keys, hexagons and stars can be picked up.
+_KINDS = (3, 4, 5, 7, 11, 12)
+_HOLD_GOAL, _NEAR_RULE = 1, 3
 
 
-def draw_rulesets(random: np.random.Generator, num_tasks: int, tiles: int, rules: int, test: bool) -> Arrays:
-    """Draw tasks to be solved by standing beside an object: one of `tiles`, or what the first of `rules` makes of two.
+def draw_rulesets(
+    random: np.random.Generator, num_tasks: int, colors: int, tiles: int, rules: int, test: bool
+) -> Arrays:
+    """Draw tasks to be solved by picking up an object: one of `tiles`, or what the first of `rules` makes of two.
 
-    All objects of a task are different. Each rule makes an object of two adjacent others.
+    All objects of a task are different. Each rule makes an object of two adjacent others. For each goal there is an
+    object that is in all of its test tasks, and in none of its training tasks.
     """
-    keys = random.random((num_tasks, len(OBJECTS)))
-    goals = np.where(test == HELD_OUT, keys, 2.0).argmin(1)
-    keys[np.arange(num_tasks), goals] = -1.0
+    objects = np.array([(kind, color) for kind in _KINDS for color in range(1, 1 + colors)], np.uint8)
+    rows, keys = np.arange(num_tasks), random.random((num_tasks, len(objects)))
+    goals = keys.argmin(1)
+    keys[rows, goals], keys[rows, (goals + 1) % len(objects)] = -1.0, -0.5 if test else 2.0
     # The goal comes first.
-    drawn = OBJECTS[keys.argsort(1)[:, : tiles + rules]]
+    drawn = objects[keys.argsort(1)[:, : tiles + rules]]
     made, first = drawn[:, :rules], drawn[:, rules:]
     goal, encoded = np.zeros((num_tasks, 5), np.uint8), np.zeros((num_tasks, max(1, rules), 7), np.uint8)
-    goal[:, 0], goal[:, 1:3] = _NEAR_GOAL, drawn[:, 0]
+    goal[:, 0], goal[:, 1:3] = _HOLD_GOAL, drawn[:, 0]
     if rules:
         encoded[..., 0], encoded[..., 5:] = _NEAR_RULE, made
         encoded[..., 1:3], encoded[..., 3:5] = first[:, 0 : 2 * rules : 2], first[:, 1 : 2 * rules : 2]
@@ -47,7 +46,9 @@ def draw_rulesets(random: np.random.Generator, num_tasks: int, tiles: int, rules
 
 
 @cache
-def xland(size: int, view: int, layout: str, tiles: int, rules: int, rulesets: str, steps: int) -> JaxFamily:
+def xland(
+    size: int, view: int, layout: str, colors: int, tiles: int, rules: int, rulesets: str, steps: int
+) -> JaxFamily:
     """Return the family of `XLandVectorEnv`."""
     env, params = xminigrid.make(f"XLand-MiniGrid-{layout}-9x9", height=size, width=size, view_size=view)
     loaded = dict(np.load(rulesets, allow_pickle=False)) if rulesets else {}
@@ -66,7 +67,7 @@ def xland(size: int, view: int, layout: str, tiles: int, rules: int, rulesets: s
 
     def draw(random: np.random.Generator, num_tasks: int, test: bool = False) -> Arrays:
         if not loaded:
-            return draw_rulesets(random, num_tasks, tiles, rules, test)
+            return draw_rulesets(random, num_tasks, colors, tiles, rules, test)
         count = len(loaded["goals"])
         # The last fifth of a file is for test tasks.
         train = max(1, count * 4 // 5)
@@ -78,20 +79,21 @@ def xland(size: int, view: int, layout: str, tiles: int, rules: int, rulesets: s
     tile_counts = np.broadcast_to([NUM_TILES, NUM_COLORS], (view, view, 2))
     space = PackedSpace(spaces.MultiDiscrete(tile_counts, dtype=np.uint8))
     test_tasks = lambda random, num_tasks: draw(random, num_tasks, test=True)  # noqa: E731
-    made_by = xland, (size, view, layout, tiles, rules, rulesets, steps)
+    made_by = xland, (size, view, layout, colors, tiles, rules, rulesets, steps)
     return JaxFamily(
         reset, step, draw, spaces.Discrete(6), space, steps, test_tasks, value_ranges=AT_MOST_1, made_by=made_by
     )
 
 
 class XLandVectorEnv(JaxVectorEnv):
-    """Tasks of XLand-MiniGrid: reach a hidden goal. The observation is the tiles around, kind and color of each.
+    """Tasks of XLand-MiniGrid: pick up a hidden goal. The observation is the tiles around, kind and color of each.
 
     Args:
         num_envs: N.
         size: cells along each side, walls included.
         view: cells along each side of the observation.
         layout: R1, R2, R4, R6 or R9, the number of rooms.
+        colors: of the objects, 1 to 11, each of six kinds.
         tiles: objects of a task.
         rules: of a task; each needs two of the objects.
         rulesets: path of an .npz file with the arrays goals, rules and init_tiles of a benchmark, instead of generated
@@ -107,15 +109,19 @@ class XLandVectorEnv(JaxVectorEnv):
         size: int = 9,
         view: int = 5,
         layout: str = "R1",
+        colors: int = 11,
         tiles: int = 4,
         rules: int = 0,
         rulesets: str = "",
         steps: int = 50,
         **options: Unpack[FamilyOptions],
     ) -> None:
-        if 2 * rules > check_count("tiles", tiles):
-            raise ValueError(f"each of {rules} rules needs two of the tiles, got {tiles}; choose more tiles")
-        super().__init__(num_envs, xland(size, view, layout, tiles, rules, rulesets, steps), **options)
+        drawn_of = len(_KINDS) * min(check_count("colors", colors), NUM_COLORS - 1)
+        if 2 * rules > check_count("tiles", tiles) or not 1 < tiles + rules < drawn_of:
+            raise ValueError(
+                f"each of {rules} rules needs two of {tiles} tiles, and all objects are different, 2 to {drawn_of - 1}"
+            )
+        super().__init__(num_envs, xland(size, view, layout, colors, tiles, rules, rulesets, steps), **options)
 
 
 XLandEnv = one_slot(XLandVectorEnv)
