@@ -108,8 +108,8 @@ def measure(
                     tried = policy.evaluate()
                     evaluation = evaluation or tried.evaluation
                     sampled = sampled or (tried if pictures else None)
-                    known = untrained is not None or any(result.untrained is not None for result in results)
-                    if with_untrained and not known and run.config.method != "oracle":
+                    enough = untrained is not None or any(result.untrained is not None for result in results)
+                    if with_untrained and not enough and run.config.method != "oracle":
                         untrained = policy.evaluate(trained=False).evaluation
             except (MamlRLError, OSError) as error:
                 notices.append(f"The policy of {run.path} could not be tried on new tasks: {error}.")

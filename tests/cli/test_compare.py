@@ -13,6 +13,7 @@ from scipy.stats import trim_mean
 from maml_rl.cli import compare
 from maml_rl.cli import main as cli
 from maml_rl.errors import NonFiniteError
+from maml_rl.experiment import measure as measuring
 from maml_rl.experiment import train as training
 from maml_rl.experiment.measure import measure
 from maml_rl.report import paper
@@ -116,6 +117,14 @@ def test_tasks_of_a_file_are_those_that_are_compared(finished: Path, tmp_path: P
         for each in side.evaluations:
             assert each.fixed_tasks
             assert [np.asarray(task["goal"]).tolist() for task in each.tasks] == goals
+
+
+def test_own_code_of_the_first_run_is_known_in_all_others(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "unknown_code", lambda config, known: [] if known else [(("env-name",), "mine:Env")])
+    groups, _ = read_runs((finished / "runs/compare").iterdir())
+    measured, complaints = measure(groups, 20, placement={"num-workers": 0}, known=True)
+    assert complaints == []
+    assert [len(side.evaluations) for side in measured] == [3, 3]
 
 
 def test_numbers_are_those_of_rliable_on_the_same_tasks_for_all_runs(finished: Path) -> None:
