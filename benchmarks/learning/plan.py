@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # The plan whose page is docs/results/long.md.
 LONG = ROOT / "benchmarks" / "learning" / "plans" / "long.yaml"
 _ORIGIN = "the plan of this benchmark"
+# Checkpoints of a run of a plan's file, which may be carried from machine to machine.
+_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Family:
         methods: the names of those that are on the page, and trained here unless others are asked for; if empty, all.
         configs: names of shipped configs, by the names of methods whose config does not have the name of `config`.
         minutes: that one training is expected to take, by the names of methods.
+        keep_checkpoints: the newest of a run, and the best; None for all.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Family:
     methods: tuple[str, ...] = ()
     configs: Mapping[str, str] = field(default_factory=dict)
     minutes: Mapping[str, float] = field(default_factory=dict)
+    keep_checkpoints: int | None = None
 
     def ranges(self) -> ValueRanges:
         """Return the ranges of returns and infos, see `Evaluation`, without making an environment."""
@@ -94,7 +98,7 @@ class Method:
     def config(self, family: Family, seed: int) -> Config:
         """Return the config of one training.
 
-        It ends after the last iteration that is evaluated. All checkpoints are kept.
+        It ends after the last iteration that is evaluated.
         """
         points = self.points(family)
         every = max(points[-1] // family.evaluations, 1)
@@ -103,7 +107,7 @@ class Method:
                 "seed": seed,
                 "num-batches": max(points[-1], 1),
                 "checkpoint-every": every,
-                "keep-checkpoints": points[-1] + 1,
+                "keep-checkpoints": family.keep_checkpoints or points[-1] + 1,
             },
             _ORIGIN,
         )
@@ -219,8 +223,8 @@ def read_plan(path: Path) -> Plan:
     except ValueError as error:
         raise error if isinstance(error, ConfigError) else ConfigError(f"{path} is not a plan: {error}") from None
     methods = named(*(Method(**dict(entry)) for entry in content.methods))
-    lengths: dict[str, Any] = {"steps": content.steps, "evaluations": content.evaluations}
-    families = named(*(Family(**dict(entry), **lengths) for entry in content.families))
+    common: dict[str, Any] = {"steps": content.steps, "evaluations": content.evaluations, "keep_checkpoints": _KEPT}
+    families = named(*(Family(**dict(entry), **common) for entry in content.families))
     plan = Plan((path.parent / content.page).resolve(), families, methods, dict.fromkeys(families, content.seeds), True)
     if not plan.page.is_file():
         raise ConfigError(f"{path}: there is no page {plan.page}")

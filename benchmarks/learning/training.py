@@ -318,7 +318,9 @@ def say_what_is_left(jobs: list[Job], at_once: int = 1, say: Callable[[str], Non
     say(f"left in all: {len(left)} jobs, about {total:.0f} minutes{beside}{more}")
     sizes = [path.stat().st_size for job in left for path in job.run.rglob("*") if path.is_file()]
     if sizes:
+        begun = sum(job.run.is_dir() for job in left)
         say(
-            f"to continue elsewhere, carry {left[0].runs}: the unfinished runs have {len(sizes)} files of "
-            f"{sum(sizes) / 2**20:.1f} MiB, the largest of {max(sizes) / 2**20:.2f} MiB"
+            f"to continue elsewhere, carry the results and {begun} folders below {left[0].runs}, with the CSV files "
+            f"beside them: {sum(sizes) / 2**20:.1f} MiB in {len(sizes)} files, the largest of "
+            f"{max(sizes) / 2**20:.2f} MiB"
         )

@@ -559,6 +559,8 @@ def test_plan_of_long_trainings_has_the_published_protocols_and_fits_into_days()
             sizes = {"pearl": (5, 1)} | dict.fromkeys(("rl2", "rl2-transformer", "varibad"), (1000, 2))
             assert (config.meta_batch_size, config.fast_batch_size) == sizes.get(name, (40, 20))
             assert config.max_episode_steps == 200
+            # Its checkpoints would be more than those of the plan.
+            assert config.evaluate_every is None
             whole = method.steps or 100_000_000
             assert 0.99 * whole < config.num_batches * env_steps_of(config) <= whole
     assert 3 * sum(sum(family.minutes.values()) for family in plan.families.values()) < 30 * 60
