@@ -326,8 +326,10 @@ class PhaseStreams(NamedTuple):
         blocks = -(-size // 4)
         index = np.arange(steps.start * blocks, steps.stop * blocks).reshape(len(steps), 1, 1, blocks)
         words = self._words(self._action_purpose, index, num_tasks, episodes)
+        # Of one block only the pairs that are used.
+        words = words[:, : size + size % 2] if blocks == 1 else words
         numbers = _normal32(words) if kind == "normal" else _uniform32(words)
-        return numbers.reshape(len(steps), num_tasks, len(episodes), blocks * 4)[..., :size]
+        return numbers.reshape(len(steps), num_tasks, len(episodes), -1)[..., :size]
 
     def action_key(self, num_tasks: int, episodes: range) -> tuple[tuple[int, int], int]:
         """Return the key of Philox, and the second word of its counters, for the noise of actions.

@@ -368,7 +368,8 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
         self._write_observations(buffers.observations)
         if active is None:
             buffers.rewards[:] = rewards
-            buffers.terminated[:] = terminated
+            if terminated is not False:
+                buffers.terminated[:] = terminated
             self._elapsed += 1
         else:
             buffers.rewards[:] = np.where(active, rewards, 0.0)

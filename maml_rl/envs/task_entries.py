@@ -81,7 +81,7 @@ def _parse_entry(name: str, task: Mapping[str, Any], entry: TaskEntry) -> NDArra
         raise TaskError(f"entry {name!r} of a task must hold numbers, got {task[name]!r}")
     if array.shape != entry.shape:
         raise TaskError(f"entry {name!r} of a task must have the shape {entry.shape}, got {array.shape}")
-    if not np.isfinite(array).all():
+    if np.count_nonzero(np.isfinite(array)) < array.size:
         raise TaskError(f"entry {name!r} of a task must be finite, got {task[name]!r}")
     if not entry.fulfills(array):
         raise TaskError(f"entry {name!r} of a task must be {entry.requirement}, got {task[name]!r}")

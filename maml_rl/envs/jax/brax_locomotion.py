@@ -8,13 +8,10 @@ import numpy as np
 from gymnasium import spaces
 
 from maml_rl.envs.family import FamilyOptions, one_slot
-from maml_rl.envs.jax import Arrays, JaxFamily, JaxVectorEnv, of_the_extra
-from maml_rl.envs.task_space import TaskParameter, TaskSpace
+from maml_rl.envs.jax import JaxFamily, JaxVectorEnv, drawn_evenly, of_the_extra
 
 with of_the_extra():
     from brax import envs
-
-_CONTROL_COST = 0.05
 
 
 @cache
@@ -30,28 +27,19 @@ def brax_velocity(body: str, physics: str, low: float, high: float) -> JaxFamily
     def step(key: Any, state: Any, action: Any, task: Any) -> Any:
         state = env.step(state, action)
         off = jnp.abs(state.metrics["x_velocity"] - task["velocity"])
-        reward = -off - _CONTROL_COST * jnp.sum(jnp.square(action))
+        reward = -off - 0.05 * jnp.sum(jnp.square(action))
         return state, state.obs, reward, state.done > 0, False, {"off_velocity": off}
 
-    def draw(random: np.random.Generator, num_tasks: int) -> Arrays:
-        return {"velocity": random.uniform(low, high, num_tasks)}
-
     actions, seen = spaces.Box(-1.0, 1.0, (env.action_size,)), spaces.Box(-np.inf, np.inf, (env.observation_size,))
-    own = TaskSpace({"velocity": (TaskParameter.between(low, high), ())})
-    made_by = brax_velocity, (body, physics, low, high)
+    (draw, own), made_by = drawn_evenly({"velocity": (low, high)}), (brax_velocity, (body, physics, low, high))
     return JaxFamily(reset, step, draw, actions, seen, 200, None, {"off_velocity": "step"}, own, made_by=made_by)
 
 
 class BraxVelVectorEnv(JaxVectorEnv):
     """A body of Brax that must run at a velocity: the reward is minus the distance to it, and to controls of zero.
 
-    Args:
-        num_envs: N.
-        body: halfcheetah, walker2d or hopper.
-        physics: Brax's spring, positional, generalized or mjx.
-        low: lowest velocity, m/s; a negative one is backward.
-        high: highest velocity.
-        **options: see `BatchedFamily`.
+    The `body` is halfcheetah, walker2d or hopper, the `physics` Brax's spring, positional, generalized or mjx, and the
+    velocity of a task between `low` and `high`, m/s; a negative one is backward.
     """
 
     def __init__(

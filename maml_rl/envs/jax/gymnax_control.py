@@ -1,6 +1,5 @@
 """The classic control of gymnax, whose physical parameters are the task."""
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any, Unpack
 
@@ -8,14 +7,13 @@ import numpy as np
 from gymnasium import spaces
 
 from maml_rl.envs.family import FamilyOptions, one_slot
-from maml_rl.envs.jax import Arrays, JaxFamily, JaxVectorEnv, of_the_extra
-from maml_rl.envs.task_space import TaskParameter, TaskSpace
+from maml_rl.envs.jax import JaxFamily, JaxVectorEnv, drawn_evenly, of_the_extra
 
 with of_the_extra():
     import gymnax
 
 # Lowest and highest value of each parameter, by gymnax's names of environments and parameters.
-RANGES: dict[str, Mapping[str, tuple[float, float]]] = {
+RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "Pendulum-v1": {"g": (7.0, 13.0), "m": (0.8, 1.2), "l": (0.8, 1.2)},
     "CartPole-v1": {"gravity": (7.0, 13.0), "masspole": (0.05, 0.5), "length": (0.25, 1.0)},
     "Acrobot-v1": {"link_length_1": (0.8, 1.2), "link_mass_1": (0.8, 1.2), "link_mass_2": (0.8, 1.2)},
@@ -27,7 +25,7 @@ RANGES: dict[str, Mapping[str, tuple[float, float]]] = {
 def gymnax_control(name: str) -> JaxFamily:
     """Return the family of an environment of gymnax; its tasks are drawn evenly from `RANGES`."""
     env, params = gymnax.make(name)
-    ranges, own_limit = RANGES[name], params.max_steps_in_episode
+    draw, own = drawn_evenly(RANGES[name])
 
     def at(task: Any) -> Any:
         # The time limit is the package's, and no end of an episode by itself.
@@ -45,15 +43,11 @@ def gymnax_control(name: str) -> JaxFamily:
         # A pendulum never ends by itself.
         return state, observation, reward, name != "Pendulum-v1" and done, False, {}
 
-    def draw(random: np.random.Generator, num_tasks: int) -> Arrays:
-        return {entry: random.uniform(low, high, num_tasks) for entry, (low, high) in ranges.items()}
-
     seen, acts = env.observation_space(params), env.action_space(params)
     space = spaces.Box(np.broadcast_to(seen.low, seen.shape), np.broadcast_to(seen.high, seen.shape))
     taken = spaces.Discrete(int(acts.n)) if hasattr(acts, "n") else spaces.Box(float(acts.low), float(acts.high), (1,))
-    own = TaskSpace({entry: (TaskParameter.between(low, high), ()) for entry, (low, high) in ranges.items()})
-    made_by = gymnax_control, (name,)
-    return JaxFamily(reset, step, draw, taken, space, own_limit, task_space=own, made_by=made_by)
+    limit, made_by = params.max_steps_in_episode, (gymnax_control, (name,))
+    return JaxFamily(reset, step, draw, taken, space, limit, task_space=own, made_by=made_by)
 
 
 class GymnaxVectorEnv(JaxVectorEnv):

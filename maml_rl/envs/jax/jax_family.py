@@ -18,7 +18,7 @@ from maml_rl.envs.family import DEFAULT_TASK_SEED, BatchedFamily, FamilyOptions
 from maml_rl.envs.jax.slot_functions import Carry, SlotFunctions, begin_jax
 from maml_rl.envs.meta_env import RecordedInfos, Task, ValueRanges
 from maml_rl.envs.task_entries import TaskEntry
-from maml_rl.envs.task_space import TaskSpace
+from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
 if TYPE_CHECKING:
@@ -248,6 +248,15 @@ class JaxVectorEnv(BatchedFamily):
         return np.asarray(array) if self.xp is np else self.xp.from_dlpack(array)
 
 
+def drawn_evenly(ranges: Mapping[str, tuple[float, float]]) -> tuple[Draw, TaskSpace]:
+    """Return a function that draws tasks of numbers evenly from ranges, by entry, and their space."""
+
+    def draw(random: np.random.Generator, num_tasks: int) -> Arrays:
+        return {name: random.uniform(*limits, num_tasks) for name, limits in ranges.items()}
+
+    return draw, TaskSpace({name: (TaskParameter.between(*limits), ()) for name, limits in ranges.items()})
+
+
 # What a copy makes anew.
 _COMPILED = ("_functions", "_device", "_everyone", "_given")
 
@@ -280,14 +289,14 @@ class _Numbers:
     """Tells whether the numbers of a task are those of a type; for `TaskEntry.fulfills`."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.dtype = dtype
+        self._is_real = dtype.kind == "f"
+        limits = (np.finfo if self._is_real else np.iinfo)(jax.dtypes.canonicalize_dtype(dtype))
+        self._least, self._most = limits.min, limits.max
 
     def __call__(self, values: NDArray[np.float64]) -> bool:
         """Return whether the type has all of them."""
-        if self.dtype.kind == "f":
-            return bool((np.abs(values) <= np.finfo(jax.dtypes.canonicalize_dtype(self.dtype)).max).all())
-        info = np.iinfo(jax.dtypes.canonicalize_dtype(self.dtype))
-        return bool(((values == np.floor(values)) & (values >= info.min) & (values <= info.max)).all())
+        outside = (values < self._least) | (values > self._most)
+        return not np.count_nonzero(outside if self._is_real else outside | (values != np.floor(values)))
 
 
 def _entry(array: NDArray[Any]) -> TaskEntry:
