@@ -24,6 +24,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
     "BraxHalfCheetahVel-v0": ("half_cheetah", {}, 5),
 }
 NIGHTLY = ("CraftaxClassic-v0", "BraxHalfCheetahVel-v0")
+# Craftax takes minutes to compile on a busy core.
+SLOWEST = [pytest.mark.nightly, pytest.mark.timeout(900)]
 PLACES: dict[str, dict[str, Any]] = {
     "in this process": {"num_workers": 0},
     "on a device": {"backend": "device"},
@@ -78,9 +80,7 @@ def require_plain(env_id: str, seed: int, episodes: TaskEpisodes) -> None:
         np.testing.assert_array_equal(episodes.rewards[task, :length, number].numpy(), np.float32(rewards))
 
 
-@pytest.mark.parametrize(
-    "env_id", [pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHTLY else []) for name in FAMILIES]
-)
+@pytest.mark.parametrize("env_id", [pytest.param(name, marks=SLOWEST if name in NIGHTLY else []) for name in FAMILIES])
 def test_family_in_jax_equals_a_plain_loop_for_three_seeds(env_id: str) -> None:
     for seed in range(3):
         require_plain(env_id, seed, sample(env_id, seed, "in this process"))
