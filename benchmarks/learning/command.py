@@ -9,9 +9,9 @@ from benchmarks.learning.page import draw_charts, marks, write_page
 from benchmarks.learning.plan import Plan, read_plan
 from benchmarks.learning.training import Job, run_jobs, say_what_is_left
 from maml_rl.arguments import suggest
-from maml_rl.cli.console import INTERRUPTED, Parser, ending_in_order, file_path, positive, positive_number
+from maml_rl.cli.console import FAILED, INTERRUPTED, Parser, ending_in_order, file_path, positive, positive_number
 from maml_rl.envs import FAMILIES
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ConfigError, MamlRLError
 
 
 def run(plan: Plan, arguments: Sequence[str] | None = None) -> None:
@@ -46,6 +46,8 @@ def run(plan: Plan, arguments: Sequence[str] | None = None) -> None:
         _carry_out(plan, options, parser)
     except ConfigError as error:
         parser.error(str(error))
+    except MamlRLError as error:
+        parser.exit(FAILED, f"{error}\n")
     except KeyboardInterrupt:
         parser.exit(INTERRUPTED, "interrupted; the same command continues\n")
 
@@ -87,9 +89,11 @@ def _train(plan: Plan, jobs: list[Job], options: argparse.Namespace) -> None:
         first_of_each = {(job.family.name, job.method.name): job for job in reversed(jobs)}
         for job in first_of_each.values():
             job.refuse_large_files(int(options.largest_file * 2**20))
-    with ending_in_order():
-        run_jobs(jobs, options.minutes, in_order=plan.timed, at_once=options.at_once, on_row=show)
-    say_what_is_left(jobs, options.at_once)
+    try:
+        with ending_in_order():
+            run_jobs(jobs, options.minutes, in_order=plan.timed, at_once=options.at_once, on_row=show)
+    finally:
+        say_what_is_left(jobs, options.at_once)
 
 
 def _missing(plan: Plan, names: Sequence[str]) -> dict[str, str]:

@@ -19,13 +19,13 @@ from benchmarks.learning.results import SUCCESS, Row, read_rows, write_rows
 from maml_rl import __version__
 from maml_rl.cli.console import ending_in_order
 from maml_rl.envs.meta_env import Task
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ConfigError, MamlRLError, explain
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.in_processes import in_processes
 from maml_rl.experiment.train import train
 from maml_rl.runs.metrics import Metrics, read_metrics
-from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, METRICS
+from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, METRICS, read_failure
 from maml_rl.task_distributions.task_files import save_tasks
 
 # Seed of the held-out tasks: their streams are those of evaluations, from which no training draws.
@@ -93,6 +93,10 @@ class Job:
     def is_over(self) -> bool:
         """Return whether nothing is left to do."""
         return self._is_over(self.rows())
+
+    def failure(self) -> str:
+        """Return what ended the training for good: it diverged; empty where nothing did."""
+        return read_failure(self.run)
 
     def publish(self, row: Row | None = None) -> None:
         """Write a row of the run; the CSV file receives the run's rows unless it has those of a longer training.
@@ -241,19 +245,27 @@ def run_jobs(
         in_order: bring one job to its end before the next, instead of interleaving all.
         at_once: jobs at the same time, each in a process; if more than one, they are in order.
         on_row: called after a row is written.
+
+    Raises:
+        MamlRLError: After the others, if some of the jobs failed. A run that diverged is not tried again.
     """
     deadline = monotonic() + 60.0 * minutes
     for job in jobs:
         job.publish()
-    jobs = [job for job in jobs if not job.is_over()]
-    by_name = {job.name: job for job in jobs}
+    jobs = [job for job in jobs if not job.is_over() and not job.failure()]
     if at_once > 1:
+        by_name = {job.name: job for job in jobs}
         calls = ((job.name, (job, deadline)) for job in jobs if monotonic() < deadline)
         rows = ((by_name[name], row) for name, row in in_processes(_send_rows, calls, at_once))
     else:
         rows = _rows([[job] for job in jobs] if in_order else [jobs], deadline)
+    failed = []
     with closing(rows):
         for job, row in rows:
+            if isinstance(row, str):
+                say(f"{job.name} failed: {row}")
+                failed.append(job)
+                continue
             job.publish(row)
             on_row(job)
             returns = ", ".join(f"{value:.1f}" for value in row.returns())
@@ -261,35 +273,45 @@ def run_jobs(
                 f"{job.name}: {returns} after {row.iteration} meta-updates, "
                 f"{row.env_steps / 1e6:.1f} M environment steps, {row.minutes:.1f} minutes"
             )
-    if all(job.is_over() for job in jobs):
-        return True
-    say("the time is up; the same command continues")
-    return False
+    if any(not job.is_over() for job in jobs if job not in failed):
+        say("the time is up; the same command continues")
+    if failed:
+        raise MamlRLError(f"{len(failed)} of {len(jobs)} trainings failed, as said above; the others went on")
+    return all(job.is_over() for job in jobs)
 
 
-def _rows(groups: list[list[Job]], deadline: float) -> Generator[tuple[Job, Row]]:
+def _rows(groups: list[list[Job]], deadline: float) -> Generator[tuple[Job, Row | str]]:
     """Yield the rows that are left until the deadline: of one group after the other, the jobs of a group interleaved.
 
-    What is asked for next is computed after the previous row is published.
+    Of a job that fails, the last is the reason. What is asked for next is computed after the previous row is published.
     """
-    stop = Event()
+    stop, failed = Event(), set[str]()
     for job, point in chain.from_iterable(map(turns, groups)):
-        row = job.advance(point, stop, deadline) if monotonic() < deadline else None
+        if job.name in failed:
+            continue
+        row = _attempt(job, point, stop, deadline) if monotonic() < deadline else None
         if row is None:
             return
+        if isinstance(row, str):
+            failed.add(job.name)
         yield job, row
 
 
-def _send_rows(send: Callable[[Row], None], job: Job, deadline: float) -> None:
+def _send_rows(send: Callable[[Row | str], None], job: Job, deadline: float) -> None:
     """Send the rows that are left of a job, in a process of its own. Only the caller writes CSV files."""
     with ending_in_order():
-        done, stop = {row.iteration for row in job.rows()}, Event()
-        for point in job.points():
-            row = None
-            if point not in done:
-                if monotonic() > deadline or (row := job.advance(point, stop, deadline)) is None:
-                    return
-                send(row)
+        for _, row in _rows([[job]], deadline):
+            send(row)
+
+
+def _attempt(job: Job, point: int, stop: Event, deadline: float) -> Row | str | None:
+    """Return what `Job.advance` does, or the reason why it failed: the other jobs go on."""
+    try:
+        return job.advance(point, stop, deadline)
+    except ConfigError:
+        raise
+    except Exception as error:
+        return explain(error)
 
 
 def checkpoint_bytes(experiment: Experiment) -> int:
@@ -303,7 +325,10 @@ def checkpoint_bytes(experiment: Experiment) -> int:
 
 def say_what_is_left(jobs: list[Job], at_once: int = 1, say: Callable[[str], None] = print) -> None:
     """Say which jobs are not over, how far they are, the minutes that they take, and which files they need for it."""
-    left = [job for job in jobs if not job.is_over()]
+    left = [job for job in jobs if not job.is_over() and not job.failure()]
+    for job in jobs:
+        if job.failure():
+            say(f"ended: {job.name} {job.failure()}; remove {job.run} to train it again")
     total, unknown = 0.0, 0
     for job in left:
         done, minutes = job.left()

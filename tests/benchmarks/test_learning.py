@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from benchmarks.learning import page
 from benchmarks.learning.command import run
 from benchmarks.learning.plan import COMPARISON, LONG, Family, Method, Plan, env_steps_of, named, read_plan
 from benchmarks.learning.results import Row, read_rows, write_rows
-from benchmarks.learning.training import Job, checkpoint_bytes, run_jobs, turns
+from benchmarks.learning.training import Job, checkpoint_bytes, run_jobs, say_what_is_left, turns
 from benchmarks.suite import SUITE
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ConfigError, MamlRLError, NonFiniteError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import load_policy
@@ -297,6 +298,29 @@ def test_rows_that_a_killed_command_has_not_published_are_published_by_the_next(
     write_rows(job.csv, rows[:2])
     assert run_jobs([job], 0.0)
     assert [each.key for each in read_rows(job.csv)] == [(0, 0), (0, 1), (0, 3)]
+
+
+def test_training_that_fails_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, lines = tiny_jobs(tmp_path, FAMILY), list[str]()
+
+    def advance(job: Job, point: int, *_: Any) -> Row:
+        if job.seed == 0 and point == 1:
+            job.run.mkdir(parents=True)
+            (job.run / "failure.json").write_text('{"iteration": 1, "reason": "diverged"}\n')
+            raise NonFiniteError("a return is NaN")
+        return row(job.seed, point, 0, 0)
+
+    monkeypatch.setattr("benchmarks.learning.training.Job.advance", advance)
+    for in_order in (False, True):
+        with pytest.raises(MamlRLError, match="1 of 2 trainings failed") if not in_order else nullcontext():
+            run_jobs(jobs, 5.0, lines.append, in_order=in_order)
+    assert [each.key for each in read_rows(jobs[0].csv)] == [(0, 0), (1, 0), (1, 1), (1, 3)]
+    (said,) = [line for line in lines if "failed" in line]
+    assert re.fullmatch("navigation, promp, seed 0 failed: NonFiniteError in .*: a return is NaN", said)
+    lines.clear()
+    say_what_is_left(jobs, say=lines.append)
+    assert lines[0].startswith("ended: navigation, promp, seed 0 diverged at iteration 1; remove ")
+    assert lines[1] == "nothing is left"
 
 
 def test_families_that_need_a_missing_extra_are_left_out_or_refused_where_asked_for(
