@@ -30,11 +30,13 @@ from maml_rl.cli.evaluate import run_test
 from maml_rl.cli.listing import list_benchmarks, list_configs, list_envs, list_zoo
 from maml_rl.cli.play import run_play
 from maml_rl.cli.record import run_record
+from maml_rl.cli.run_options import run_path
 from maml_rl.cli.train import run_train
 from maml_rl.cli.tune import run_tune
 
 # Causes of a flat curve that are shown.
 _MOST_CAUSES = 3
+_RUNS = "folder of a run, or of several runs; `last`: the run below runs/ that was written to last"
 
 
 class Command(NamedTuple):
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl report") -> int:
     """Write a report, and return the exit code."""
     parser = Parser(prog=prog, description="Write a self-contained HTML page about one or several training runs.")
-    parser.add_argument("runs", nargs="+", type=file_path, metavar="RUN", help="folder of a run, or of several runs")
+    parser.add_argument("runs", nargs="+", type=run_path, metavar="RUN", help=_RUNS)
     parser.add_argument(
         "--output", type=file_path, help="the file (default: report.html in the folder that holds the runs)"
     )
@@ -120,7 +122,7 @@ def _report(options: Namespace) -> None:
 def run_diagnose(arguments: Sequence[str], prog: str) -> int:
     """Say why the curve of a run is flat, and return the exit code."""
     parser = Parser(prog=prog, description="Say why a curve is flat: likely causes, each with a setting to try.")
-    parser.add_argument("runs", nargs="+", type=file_path, metavar="RUN", help="folder of a run, or of several runs")
+    parser.add_argument("runs", nargs="+", type=run_path, metavar="RUN", help=_RUNS)
     parser.add_argument("--all", action="store_true", help="show every cause (default: the first three)")
     return run_command(parser, arguments, _diagnose)
 

@@ -38,6 +38,17 @@ def path_or_name(text: str) -> str:
     return str(file_path(text))
 
 
+def run_path(text: str) -> Path:
+    """Read an argument that names the folder of a run; `last` is the run below `runs` that was written to last."""
+    path = file_path(text)
+    if text != "last" or path.exists():
+        return path
+    written = [file for file in Path("runs").rglob("metrics.jsonl") if file.is_file()]
+    if not written:
+        raise argparse.ArgumentTypeError("there is no run in the folder runs yet")
+    return max(written, key=lambda file: file.stat().st_mtime_ns).parent
+
+
 def chosen_config(options: argparse.Namespace, *, of_run: bool = False) -> Path | None:
     """Return the file of the given config: by its path, by its run's folder, or by the name of a shipped config.
 

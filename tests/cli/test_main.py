@@ -18,6 +18,7 @@ import pytest
 import maml_rl
 from maml_rl.cli import console, listing
 from maml_rl.cli import main as cli
+from maml_rl.cli.run_options import run_path
 from maml_rl.config.catalog import find_config, full_name, shipped_configs, zoo
 from maml_rl.config.config import load_config
 from maml_rl.config.reference import MEASURED
@@ -364,6 +365,23 @@ def test_lists_fit_the_terminal_and_take_a_part_of_a_name(
     assert all(part in each.lower() for each in names), names
     # Names and words that are longer than the line stay whole.
     assert all(len(line) <= min(columns, 120) or len(line.split()) <= 2 for line in lines)
+
+
+def test_last_is_the_run_that_was_written_to_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exit_code("diagnose", "last") == 2
+    assert "there is no run in the folder runs yet" in capsys.readouterr().err
+    for name, written in (("new", 5), ("deep/newest", 9), ("old", 1)):
+        file = tmp_path / "runs" / name / "metrics.jsonl"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (0, written))
+    assert run_path("last") == Path("runs/deep/newest")
+    # A folder of this name is what it is.
+    Path("last").mkdir()
+    assert run_path("last") == Path("last")
 
 
 def test_configs_show_what_was_measured_of_them(capsys: pytest.CaptureFixture[str]) -> None:
