@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
-from maml_rl.derivatives import Memo
+from maml_rl.derivatives import Cache
 from maml_rl.episode import TaskEpisodes
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import EpisodeStore, MetaLearner, SettingsModel
@@ -25,7 +25,7 @@ def after_adaptation(new: Sequence[PhaseOutcome], old: Sequence[PhaseOutcome]) -
     return surrogate(last.log_probs, old[-1].log_probs, last.samples)
 
 
-def mean_returns(phases: Sequence[TaskEpisodes], memo: Memo, phase: int) -> Tensor:
+def mean_returns(phases: Sequence[TaskEpisodes], cache: Cache, phase: int) -> Tensor:
     """Return the mean return of each task in one phase, (k,)."""
     return phases[phase].episode_returns().mean(1)
 

@@ -8,18 +8,18 @@ from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.linearization import PolicyOnSamples
 from maml_rl.derivatives.outcome import PhaseOutcome
 from maml_rl.derivatives.samples import Samples, chunks_of, cut, even_chunks, every_nth, number_kept
-from maml_rl.derivatives.store import ROOM, Answer, EpisodeStore, LocalStore, Memo, blocks_of, remembered
+from maml_rl.derivatives.store import ROOM, Cache, ChunkResult, EpisodeStore, LocalStore, blocks_of, remembered
 from maml_rl.derivatives.workers import ChunkWorkers, Workspace, scratch
 
 __all__ = [
     "ROOM",
-    "Answer",
+    "Cache",
+    "ChunkResult",
     "ChunkWorkers",
     "EpisodeStore",
     "Linearization",
     "LocalStore",
     "Loss",
-    "Memo",
     "ParameterLayout",
     "PhaseOutcome",
     "PolicyOnSamples",

@@ -28,35 +28,35 @@ from maml_rl.policies.policy import Memory, Policy
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
-# What questions have kept of a chunk, by name: see `remembered`. `ROOM` is the number of bytes that a large entry may
+# What functions keep of a chunk, by name: see `remembered`. `ROOM` is the number of bytes that a large entry may
 # have.
-Memo: TypeAlias = dict[str, Any]
-# (the phases of a chunk, its memo, arguments) -> something small.
-Question = Callable[Concatenate[Sequence[TaskEpisodes], Memo, Arguments], Result]
+Cache: TypeAlias = dict[str, Any]
+# (the phases of a chunk, its cache, arguments) -> something small.
+ChunkFunction = Callable[Concatenate[Sequence[TaskEpisodes], Cache, Arguments], Result]
 
 ROOM = "room"
 # A batch of up to this many chunks has one block per chunk; a larger one has this many blocks, or one per so many
 # tasks.
 _FEW_BLOCKS, _TASKS_PER_BLOCK = 64, 8
-# Bytes of large entries that a process may keep in the memos of its chunks; what does not fit is computed again.
+# Bytes of large entries that a process may keep in the caches of its chunks; what does not fit is computed again.
 KEPT_BYTES = 1 << 30
 
 
-def remembered(memo: Memo, name: str, argument: Any, make: Callable[[], Value]) -> Value:
-    """Return what `make` returns, kept in a chunk's memo by a name; it is made again only for another argument.
+def remembered(cache: Cache, name: str, argument: Any, make: Callable[[], Value]) -> Value:
+    """Return what `make` returns, kept in a chunk's cache by a name; it is made again only for another argument.
 
     The argument is what the value depends on, besides the episodes: anything except a tensor. One that is equal only to
     itself should be a `share`d one.
     """
-    if name not in memo or memo[name][0] != argument:
-        memo[name] = argument, make()
-    value: Value = memo[name][1]
+    if name not in cache or cache[name][0] != argument:
+        cache[name] = argument, make()
+    value: Value = cache[name][1]
     return value
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer about some tasks, of which that about all tasks is made.
+class ChunkResult:
+    """What a function returns about the tasks of a chunk, of which the result for all tasks is made.
 
     Attributes:
         of_tasks: (k, ...) each, in the order of the tasks.
@@ -67,13 +67,13 @@ class Answer:
     sums: tuple[Tensor, ...] = ()
 
     @staticmethod
-    def merge(answers: Sequence[Answer]) -> Answer:
-        """Return one answer for all tasks of several; sums of more than one are float64 on the CPU."""
-        if len(answers) == 1:
-            return answers[0]
-        return Answer(
-            tuple(torch.cat(parts) for parts in zip(*(answer.of_tasks for answer in answers), strict=True)),
-            tuple(_total(parts) for parts in zip(*(answer.sums for answer in answers), strict=True)),
+    def merge(results: Sequence[ChunkResult]) -> ChunkResult:
+        """Return one result for all tasks of several; sums of more than one are float64 on the CPU."""
+        if len(results) == 1:
+            return results[0]
+        return ChunkResult(
+            tuple(torch.cat(parts) for parts in zip(*(result.of_tasks for result in results), strict=True)),
+            tuple(_total(parts) for parts in zip(*(result.sums for result in results), strict=True)),
         )
 
 
@@ -82,7 +82,7 @@ def _total(parts: Iterable[Tensor]) -> Tensor:
 
 
 def blocks_of(num_tasks: int, chunks: Sequence[slice]) -> list[range]:
-    """Return ranges of chunks, the blocks: each is in one place and answers with one sum.
+    """Return ranges of chunks, the blocks: each is in one place, and gives one sum.
 
     How many there are depends on neither the length of the episodes nor the number of processes.
     """
@@ -93,7 +93,7 @@ def blocks_of(num_tasks: int, chunks: Sequence[slice]) -> list[range]:
 class EpisodeStore(AbstractContextManager["EpisodeStore"]):
     """The episodes of a batch of tasks, all phases of a task in one place.
 
-    In a `with` block, threads and their memory are kept from call to call, and memos until its end.
+    In a `with` block, threads and their memory are kept from call to call, and caches until its end.
 
     Attributes:
         num_tasks: M.
@@ -115,34 +115,36 @@ class EpisodeStore(AbstractContextManager["EpisodeStore"]):
         return
 
     def share(self, argument: Value) -> Value:
-        """Return an argument that questions have in common: every host gets it once, as it is now, under its identity.
+        """Return an argument that functions have in common: every worker gets it once, as it is now.
 
-        It must not change from now on.
+        It must not change from now on, and is known by its identity there.
         """
         return argument
 
     def map(
-        self, question: Question[Arguments, Result], *arguments: Arguments.args, **_: Arguments.kwargs
+        self, function: ChunkFunction[Arguments, Result], *arguments: Arguments.args, **_: Arguments.kwargs
     ) -> list[Result]:
-        """Return the answers to a question about each chunk, in their order.
+        """Return the results of a function of each chunk, in their order.
 
         Args:
-            question: maps the phases of a chunk to something small, and may keep in the memo of the chunk what later
-                questions need: the answer is the same with an empty one. Other processes must be able to import it.
-            arguments: of the question, by position. EpisodeStore get them as they are now.
+            function: maps the phases of a chunk to something small, and may keep in the cache of the chunk what later
+                functions need: the result is the same with an empty one. Other processes must be able to import it.
+            arguments: of the function, by position, as they are now.
         """
-        return [*chain(*self._ask(question, arguments, list))]
+        return [*chain(*self._map_blocks(function, arguments, list))]
 
-    def total(self, question: Question[Arguments, Answer], *arguments: Arguments.args, **_: Arguments.kwargs) -> Answer:
-        """Return the answer for all tasks, with sums in float64, of a question as that of `map`."""
-        answer = Answer.merge(self._ask(question, arguments, Answer.merge))
-        return Answer(answer.of_tasks, tuple(_total([each]) for each in answer.sums))
+    def total(
+        self, function: ChunkFunction[Arguments, ChunkResult], *arguments: Arguments.args, **_: Arguments.kwargs
+    ) -> ChunkResult:
+        """Return the result for all tasks, with sums in float64, of a function like that of `map`."""
+        result = ChunkResult.merge(self._map_blocks(function, arguments, ChunkResult.merge))
+        return ChunkResult(result.of_tasks, tuple(_total([each]) for each in result.sums))
 
     @abstractmethod
-    def _ask(
-        self, question: Callable[..., Any], arguments: tuple[Any, ...], join: Callable[[list[Any]], Result]
+    def _map_blocks(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], join: Callable[[list[Any]], Result]
     ) -> list[Result]:
-        """Return the answer about each block of chunks, in their order, joined from those about its chunks."""
+        """Return the result for each block of chunks, in their order, joined from those of its chunks."""
 
     @cached_property
     def phases(self) -> Sequence[TaskEpisodes]:
@@ -172,7 +174,7 @@ class LocalStore(EpisodeStore):
         policy: its widest layer determines how many tasks a chunk has.
         device: where to compute.
         tasks_per_chunk: at most; by default what `chunks_of` says.
-        room: bytes of large entries that the memos of the chunks may have together.
+        room: bytes of large entries that the caches of the chunks may have together.
         earlier_chunks: number of chunks with which they share this room.
         workers: that compute; None for threads of its own.
     """
@@ -200,7 +202,7 @@ class LocalStore(EpisodeStore):
             chunks = even_chunks(self.num_tasks, tasks_per_chunk)
         self._blocks = blocks_of(self.num_tasks, chunks)
         # Chunks are of almost equal size: the first of them keep their entries if not all can.
-        self._chunks: list[tuple[list[TaskEpisodes], Memo]] = [
+        self._chunks: list[tuple[list[TaskEpisodes], Cache]] = [
             ([episodes.part(tasks) for episodes in phases], {ROOM: room // (earlier_chunks + number)})
             for number, tasks in enumerate(chunks, 1)
         ]
@@ -218,16 +220,16 @@ class LocalStore(EpisodeStore):
         workers, self._workers = self._workers, None
         if workers is not None:
             workers.__exit__(*error)
-        for _, memo in self._chunks:
-            for name in memo.keys() - {ROOM}:
-                del memo[name]
+        for _, cache in self._chunks:
+            for name in cache.keys() - {ROOM}:
+                del cache[name]
 
-    def _ask(
-        self, question: Callable[..., Any], arguments: tuple[Any, ...], join: Callable[[list[Any]], Result]
+    def _map_blocks(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], join: Callable[[list[Any]], Result]
     ) -> list[Result]:
         with ChunkWorkers(self.device) if self._workers is None else nullcontext(self._workers) as workers:
-            answers = workers.map(lambda chunk: question(*chunk, *arguments), self._chunks)
-        return [join([answers[chunk] for chunk in block]) for block in self._blocks]
+            results = workers.map(lambda chunk: function(*chunk, *arguments), self._chunks)
+        return [join([results[chunk] for chunk in block]) for block in self._blocks]
 
     def fetch(self) -> list[TaskEpisodes]:
         return self._phases

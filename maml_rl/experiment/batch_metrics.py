@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from maml_rl.derivatives import EpisodeStore, Memo
+from maml_rl.derivatives import Cache, EpisodeStore
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 
@@ -56,21 +56,21 @@ def digest_of(batch: EpisodeStore) -> str:
     return hashlib.sha256("".join(in_order).encode()).hexdigest()
 
 
-def _steps(phases: Sequence[TaskEpisodes], memo: Memo) -> int:
+def _steps(phases: Sequence[TaskEpisodes], cache: Cache) -> int:
     return sum(episodes.num_steps for episodes in phases)
 
 
-def _without_signal(phases: Sequence[TaskEpisodes], memo: Memo) -> Tensor:
+def _without_signal(phases: Sequence[TaskEpisodes], cache: Cache) -> Tensor:
     """Return for each phase with advantages and each task whether all of them are zero."""
     flags = [(episodes.advantages == 0.0).all(2).all(1).cpu() for episodes in phases if episodes.has_advantages]
     return torch.cat(flags) if flags else torch.zeros(0, dtype=torch.bool)
 
 
-def _digests(phases: Sequence[TaskEpisodes], memo: Memo) -> list[list[str]]:
+def _digests(phases: Sequence[TaskEpisodes], cache: Cache) -> list[list[str]]:
     return [[episodes.part(slice(task, task + 1)).digest() for task in range(len(episodes))] for episodes in phases]
 
 
-def _spread(phases: Sequence[TaskEpisodes], memo: Memo, policy: Policy) -> dict[str, Tensor]:
+def _spread(phases: Sequence[TaskEpisodes], cache: Cache, policy: Policy) -> dict[str, Tensor]:
     """Return sum and number of the averaged values, (2,) float64 by name."""
     episodes = phases[0]
     real = episodes.mask[:, :, 0].bool()

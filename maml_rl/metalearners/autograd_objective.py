@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, inner_step
-from maml_rl.derivatives import Answer, EpisodeStore, LocalStore, Memo, Samples, remembered
+from maml_rl.derivatives import Cache, ChunkResult, EpisodeStore, LocalStore, Samples, remembered
 from maml_rl.derivatives import PhaseOutcome as PhaseOutcome
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
@@ -67,12 +67,12 @@ class AutogradObjective:
         Raises:
             NonFiniteError: If the objective or its gradient is not finite.
         """
-        answer = self._store.total(_differentiate, self._old, self._learner)
-        losses = answer.of_tasks[0].double()
+        result = self._store.total(_differentiate, self._old, self._learner)
+        losses = result.of_tasks[0].double()
         if not bool(losses.isfinite().all()):
             bad = (~losses.isfinite()).nonzero().flatten().tolist()
             raise NonFiniteError(f"the objective is not finite for the tasks {bad}; use smaller step sizes")
-        means = [total / self._store.num_tasks for total in answer.sums]
+        means = [total / self._store.num_tasks for total in result.sums]
         if not all(bool(mean.isfinite().all()) for mean in means):
             raise NonFiniteError("the gradient of the objective is not finite though the objective is")
         for leaf, mean in zip(self._learner.leaves, means, strict=True):
@@ -107,31 +107,31 @@ class _Learner:
     device: torch.device
 
 
-def _differentiate(phases: Sequence[TaskEpisodes], memo: Memo, old: _Learner, learner: _Learner) -> Answer:
+def _differentiate(phases: Sequence[TaskEpisodes], cache: Cache, old: _Learner, learner: _Learner) -> ChunkResult:
     """Return the objective of each task, (k,), and the gradient of their sum in each leaf."""
-    before = _old_outcomes(phases, memo, old)
+    before = _old_outcomes(phases, cache, old)
     assert learner.objective is not None
     with torch.enable_grad():
         losses = learner.objective(_outcomes(learner, [outcome.samples for outcome in before]), before)
         gradients = torch.autograd.grad(losses.sum(), learner.leaves, allow_unused=True, materialize_grads=True)
-    return Answer((losses.detach(),), gradients)
+    return ChunkResult((losses.detach(),), gradients)
 
 
-def _measure(phases: Sequence[TaskEpisodes], memo: Memo, old: _Learner, learner: _Learner) -> Tensor:
+def _measure(phases: Sequence[TaskEpisodes], cache: Cache, old: _Learner, learner: _Learner) -> Tensor:
     """Return the objective of each task, which may be several numbers."""
-    before = _old_outcomes(phases, memo, old)
+    before = _old_outcomes(phases, cache, old)
     assert learner.objective is not None
     present = _outcomes(learner, [outcome.samples for outcome in before])
     return learner.objective([_detached(outcome) for outcome in present], before)
 
 
-def _old_outcomes(phases: Sequence[TaskEpisodes], memo: Memo, old: _Learner) -> list[PhaseOutcome]:
+def _old_outcomes(phases: Sequence[TaskEpisodes], cache: Cache, old: _Learner) -> list[PhaseOutcome]:
     def compute() -> list[PhaseOutcome]:
         dtype = next(old.policy.parameters()).dtype
         samples = [Samples.of(each, slice(None), dtype=dtype, device=old.device) for each in phases]
         return [_detached(each) for each in _outcomes(old, samples)]
 
-    return remembered(memo, "old outcomes", old, compute)
+    return remembered(cache, "old outcomes", old, compute)
 
 
 def _outcomes(learner: _Learner, phases: Sequence[Samples]) -> list[PhaseOutcome]:

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from maml_rl.adaptation import reinforce
-from maml_rl.derivatives import EpisodeStore, Memo
+from maml_rl.derivatives import Cache, EpisodeStore
 from maml_rl.envs.task_space import family_of
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.functional import masked_mean, masked_normalize
@@ -47,7 +47,7 @@ class EMAML(AdamLearner):
         return super().update(batch)
 
 
-def mean_rewards(phases: Sequence[TaskEpisodes], memo: Memo) -> tuple[Tensor, list[str]]:
+def mean_rewards(phases: Sequence[TaskEpisodes], cache: Cache) -> tuple[Tensor, list[str]]:
     """Return each task's mean reward after adaptation, (k,) float64, and its family."""
     valid = phases[-1]
     families = [family_of(task) for task in valid.tasks] or [""] * len(valid)

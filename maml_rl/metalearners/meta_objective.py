@@ -5,7 +5,7 @@ the divergence KL(old, new) of an adapted policy has no gradient, so that its He
 Jacobian of the inner loop, F the Fisher matrix of the adapted policy.
 
 `MetaObjective` maps functions over chunks of tasks, where their episodes are, and adds up the results in a fixed order.
-The questions are the functions below it, about a `_Problem` at parameters of the policy.
+These functions are below it, of a `_Problem` at parameters of the policy.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from torch import Tensor
 from maml_rl.adaptation import Adaptation, AdaptationRule, InnerLoop, InnerLoss, flat_step_size, is_of_log_probs
 from maml_rl.derivatives import (
     ROOM,
-    Answer,
+    Cache,
+    ChunkResult,
     EpisodeStore,
     Linearization,
-    Memo,
     ParameterLayout,
     PolicyOnSamples,
     Samples,
@@ -130,9 +130,9 @@ class MetaObjective:
         """Return the mean over tasks of the adapted parameters (D,), from `theta` (D,)."""
         return self._total(_adapt, theta).sums[0] / self._store.num_tasks
 
-    def _checked(self, answer: Answer) -> tuple[float, Tensor]:
+    def _checked(self, result: ChunkResult) -> tuple[float, Tensor]:
         """Return the mean of the losses and their gradient."""
-        (losses,), gradient = answer.of_tasks, answer.sums[0] / self._store.num_tasks
+        (losses,), gradient = result.of_tasks, result.sums[0] / self._store.num_tasks
         if not bool(losses.isfinite().all()):
             bad = (~losses.isfinite()).nonzero().flatten().tolist()
             raise NonFiniteError(
@@ -146,8 +146,8 @@ class MetaObjective:
             )
         return _average(losses), gradient
 
-    def _total(self, question: Callable[..., Answer], vector: Tensor) -> Answer:
-        return self._store.total(question, self._problem, self._inside(vector))
+    def _total(self, function: Callable[..., ChunkResult], vector: Tensor) -> ChunkResult:
+        return self._store.total(function, self._problem, self._inside(vector))
 
     def _inside(self, vector: Tensor) -> Tensor:
         return vector.to(self._device, self._dtype)
@@ -187,75 +187,77 @@ class _Old:
     distribution: DistributionParams
 
 
-def _differentiate(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, theta: Tensor | None) -> Answer:
+def _differentiate(
+    phases: Sequence[TaskEpisodes], cache: Cache, problem: _Problem, theta: Tensor | None
+) -> ChunkResult:
     """Return the loss of each task, (k,), and the gradient of their sum in `theta`, (D,); None for the old one."""
-    inner, valid = _tasks(phases, memo, problem)
+    inner, valid = _tasks(phases, cache, problem)
     if theta is None:
         # The pass that computes the old policy's outcome also gives the gradient there, which is needed first.
-        adapted, outcome = _pass_at_old(phases, memo, problem)
-        old = _old(phases, memo, problem)
+        adapted, outcome = _pass_at_old(phases, cache, problem)
+        old = _old(phases, cache, problem)
     else:
-        old = _old(phases, memo, problem)
+        old = _old(phases, cache, problem)
         adapted = inner.linearize(_repeated(theta, valid))
         outcome = valid.at(adapted.parameters)
     losses, gradients = outcome.differentiate(
         lambda log_probs: problem.objective(log_probs, old.log_probs, valid.samples)
     )
-    return Answer((losses,), (adapted.pull_back(gradients).sum(0),))
+    return ChunkResult((losses,), (adapted.pull_back(gradients).sum(0),))
 
 
-def _curvature_product(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, vector: Tensor) -> Answer:
+def _curvature_product(phases: Sequence[TaskEpisodes], cache: Cache, problem: _Problem, vector: Tensor) -> ChunkResult:
     """Return the sum over tasks of J^T F J v at the old parameters, (D,), for `vector` (D,)."""
     # Products are computed along the trajectory that all episodes have led to.
-    trajectory = _old(phases, memo, problem).trajectory
-    inner, valid = _tasks(phases, memo, problem, problem.curvature_fraction)
+    trajectory = _old(phases, cache, problem).trajectory
+    inner, valid = _tasks(phases, cache, problem, problem.curvature_fraction)
 
     def linearize() -> _Linearized:
         return inner.linearize(trajectory[0], trajectory), valid.at(trajectory[-1])
 
     adapted, outcome = (
-        remembered(memo, _LINEARIZED, problem, linearize)
-        if _kept_bytes(phases, problem) <= memo.get(ROOM, 0)
+        remembered(cache, _LINEARIZED, problem, linearize)
+        if _kept_bytes(phases, problem) <= cache.get(ROOM, 0)
         else linearize()
     )
     vectors = outcome.fisher_product(adapted.push_forward(_repeated(vector, valid)))
-    return Answer(sums=(adapted.pull_back(vectors).sum(0),))
+    return ChunkResult(sums=(adapted.pull_back(vectors).sum(0),))
 
 
-def _evaluate(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, theta: Tensor) -> Answer:
+def _evaluate(phases: Sequence[TaskEpisodes], cache: Cache, problem: _Problem, theta: Tensor) -> ChunkResult:
     """Return the loss and KL(old, new) of each task at `theta` (D,), both (k,)."""
-    (inner, valid), old = _tasks(phases, memo, problem), _old(phases, memo, problem)
+    (inner, valid), old = _tasks(phases, cache, problem), _old(phases, cache, problem)
     outcome = valid.at(inner.run(_repeated(theta, valid)), scratch())
     losses = problem.objective(outcome.log_probs, old.log_probs, valid.samples)
-    return Answer((losses, outcome.kl_from(old.distribution)))
+    return ChunkResult((losses, outcome.kl_from(old.distribution)))
 
 
-def _adapt(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, theta: Tensor) -> Answer:
+def _adapt(phases: Sequence[TaskEpisodes], cache: Cache, problem: _Problem, theta: Tensor) -> ChunkResult:
     """Return the sum over tasks of the parameters adapted from `theta`, (D,) both."""
-    inner, valid = _tasks(phases, memo, problem)
-    return Answer(sums=(inner.run(_repeated(theta, valid)).sum(0),))
+    inner, valid = _tasks(phases, cache, problem)
+    return ChunkResult(sums=(inner.run(_repeated(theta, valid)).sum(0),))
 
 
-def _pass_at_old(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem) -> _Linearized:
+def _pass_at_old(phases: Sequence[TaskEpisodes], cache: Cache, problem: _Problem) -> _Linearized:
     """Return the linearization at the old parameters, and keep what others are compared with."""
-    inner, valid = _tasks(phases, memo, problem)
+    inner, valid = _tasks(phases, cache, problem)
     adapted = inner.linearize(_repeated(problem.old, valid), anchor=True)
     outcome = valid.at(adapted.parameters)
     log_probs = outcome.log_probs if valid.samples.log_probs is None else valid.samples.log_probs
-    memo["old"] = problem, _Old(adapted.trajectory, log_probs, outcome.distribution)
-    if problem.curvature_fraction == 1.0 and _kept_bytes(phases, problem) <= memo.get(ROOM, 0):
-        memo[_LINEARIZED] = problem, (adapted, outcome)
+    cache["old"] = problem, _Old(adapted.trajectory, log_probs, outcome.distribution)
+    if problem.curvature_fraction == 1.0 and _kept_bytes(phases, problem) <= cache.get(ROOM, 0):
+        cache[_LINEARIZED] = problem, (adapted, outcome)
     return adapted, outcome
 
 
-def _old(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem) -> _Old:
-    if "old" not in memo or memo["old"][0] is not problem:
-        _pass_at_old(phases, memo, problem)
-    old: _Old = memo["old"][1]
+def _old(phases: Sequence[TaskEpisodes], cache: Cache, problem: _Problem) -> _Old:
+    if "old" not in cache or cache["old"][0] is not problem:
+        _pass_at_old(phases, cache, problem)
+    old: _Old = cache["old"][1]
     return old
 
 
-def _tasks(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, fraction: float = 1.0) -> _Tasks:
+def _tasks(phases: Sequence[TaskEpisodes], cache: Cache, problem: _Problem, fraction: float = 1.0) -> _Tasks:
     """Return the tasks with a share of their episodes."""
     layout = ParameterLayout(problem.policy)
     dtype = next(problem.policy.parameters()).dtype
@@ -272,7 +274,7 @@ def _tasks(phases: Sequence[TaskEpisodes], memo: Memo, problem: _Problem, fracti
         inner = InnerLoop(steps, problem.step_sizes, problem.inner_loss, first_order=problem.first_order)
         return inner, on_samples(phases[-1], automatic=problem.automatic)
 
-    return remembered(memo, f"tasks with {fraction} of their episodes", problem, prepare)
+    return remembered(cache, f"tasks with {fraction} of their episodes", problem, prepare)
 
 
 def _kept_bytes(phases: Sequence[TaskEpisodes], problem: _Problem) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import OF_LEARNERS
-from maml_rl.derivatives import EpisodeStore, LocalStore, Memo
+from maml_rl.derivatives import Cache, EpisodeStore, LocalStore
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay
@@ -354,12 +354,12 @@ class MetaLearner(ABC):
             load_networks(self.networks, state, self.training_state)
 
 
-def _returns_of(phases: Sequence[TaskEpisodes], memo: Memo) -> Tensor:
+def _returns_of(phases: Sequence[TaskEpisodes], cache: Cache) -> Tensor:
     """Return the undiscounted return of every episode, (k, phases, B)."""
     return torch.stack([episodes.episode_returns() for episodes in phases], dim=1)
 
 
-def _infos_of(phases: Sequence[TaskEpisodes], memo: Memo) -> dict[str, Tensor]:
+def _infos_of(phases: Sequence[TaskEpisodes], cache: Cache) -> dict[str, Tensor]:
     """Return one number of each recorded info for every episode, (k, phases, B) by name."""
     of_phases = [episodes.episode_infos() for episodes in phases]
     return {name: torch.stack([infos[name] for infos in of_phases], dim=1) for name in of_phases[0]}

@@ -1,6 +1,6 @@
 """PPO on whole trials, which trains a policy with a memory: the loss, what it needs to know of a batch, the learner.
 
-The chunks of a batch are where they were sampled. An update asks them three times for sums over all steps, `_total`,
+The chunks of a batch are where they were sampled. An update takes three sums over all steps there, `_total`,
 `_spread` and `_square`, of which the scales of the loss are made; then each step of Adam for the gradient of the loss.
 """
 
@@ -18,7 +18,7 @@ from maml_rl import functional
 from maml_rl.arrays import to_device
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
-from maml_rl.derivatives import Answer, EpisodeStore, Memo, remembered
+from maml_rl.derivatives import Cache, ChunkResult, EpisodeStore, remembered
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.metalearners.metalearner import MetaLearner, State
@@ -256,7 +256,7 @@ class _OldTrials(NamedTuple):
     final_values: Tensor | None
 
 
-def _old_trials(phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss) -> _OldTrials:
+def _old_trials(phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss) -> _OldTrials:
     (episodes,) = phases
 
     def compute() -> _OldTrials:
@@ -284,29 +284,29 @@ def _old_trials(phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss) -> _
         trials = trials if old.see is None else replace(trials, observations=torch.cat(inputs, 1))
         return _OldTrials(trials, log_probs if trials.log_probs is None else trials.log_probs, values, final_values)
 
-    return remembered(memo, "trials", old, compute)
+    return remembered(cache, "trials", old, compute)
 
 
-def _estimates(phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss, units: Units) -> tuple[Tensor, Tensor]:
+def _estimates(phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss, units: Units) -> tuple[Tensor, Tensor]:
     """Return the advantages and the targets of the values, (L, N) each."""
 
     def compute() -> tuple[Tensor, Tensor]:
-        trials, _, values, final = _old_trials(phases, memo, old)
+        trials, _, values, final = _old_trials(phases, cache, old)
         plan, value_lambda = old.plan, old.settings.value_lambda
         values, final = values * units.before, None if final is None else final * units.before
         advantages = trials.advantages(values, plan.gamma, plan.gae_lambda, final)
         errors = advantages if value_lambda is None else trials.advantages(values, plan.gamma, value_lambda, final)
         return advantages, (values + errors) / units.now
 
-    return remembered(memo, "estimates", (old, units), compute)
+    return remembered(cache, "estimates", (old, units), compute)
 
 
 def _minibatch(
-    phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss, scales: Scales, number: int
+    phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss, scales: Scales, number: int
 ) -> tuple[Tensor, ...]:
     """Return the tensors of a minibatch that `TrialLoss` takes."""
-    trials, log_probs, _, _ = _old_trials(phases, memo, old)
-    advantages, targets = _estimates(phases, memo, old, scales.units)
+    trials, log_probs, _, _ = _old_trials(phases, cache, old)
+    advantages, targets = _estimates(phases, cache, old, scales.units)
     rows = _rows(phases[0], old, number)
     mask = trials.mask[:, rows]
     return (
@@ -328,53 +328,53 @@ def _rows(episodes: TaskEpisodes, old: TrialLoss, number: int) -> Tensor:
 
 
 def _differentiate(
-    phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss, scales: Scales, new: TrialLoss, number: int
-) -> Answer:
+    phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss, scales: Scales, new: TrialLoss, number: int
+) -> ChunkResult:
     """Return the share in the statistics (4,) of a minibatch, and in the gradient of its loss."""
-    tensors = _minibatch(phases, memo, old, scales, number)
+    tensors = _minibatch(phases, cache, old, scales, number)
     if not tensors[0].shape[1]:
         nothing = tensors[5].new_zeros(4 + sum(param.numel() for param in new.params), dtype=torch.float64)
-        return Answer(sums=(nothing,))
+        return ChunkResult(sums=(nothing,))
     with torch.enable_grad():
         given: tuple[Any, ...] = (*tensors, *scales.coefficients)
         loss, statistics = new(*given)
         gradients = torch.autograd.grad(loss, new.params, allow_unused=True, materialize_grads=True)
     flat = [part.detach().double().flatten() for part in (statistics, *gradients)]
-    return Answer(sums=(torch.cat(flat),))
+    return ChunkResult(sums=(torch.cat(flat),))
 
 
-def _total(phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss) -> Answer:
-    """Ask about the trials.
+def _total(phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss) -> ChunkResult:
+    """Count and sum over the trials.
 
     Returns:
         Real steps, and sums of returns, squared returns, and rewards, (4,); number of trials, and the sum of their
         squared lengths, (2,); sums of observations, (D,).
     """
-    trials = _old_trials(phases, memo, old).trials
+    trials = _old_trials(phases, cache, old).trials
     returns, lengths = trials.returns(old.plan.gamma), trials.mask.double().sum(0)
     sums = _sums(trials, torch.ones_like(returns), returns, returns.double().square(), trials.rewards)
     of_lengths = torch.stack([torch.ones_like(lengths).sum(), lengths.square().sum()])
-    return Answer(sums=(sums, of_lengths, _observed(trials, old).sum(0)))
+    return ChunkResult(sums=(sums, of_lengths, _observed(trials, old).sum(0)))
 
 
 def _spread(
     phases: Sequence[TaskEpisodes],
-    memo: Memo,
+    cache: Cache,
     old: TrialLoss,
     units: Units,
     mean_return: float,
     mean_reward: float,
     mean_observed: Tensor,
-) -> Answer:
-    """Ask how the trials spread around means over all real steps of the batch.
+) -> ChunkResult:
+    """Sum how the trials spread around means over all real steps of the batch.
 
     Returns:
         Sums of the advantages; of the squares of what the values did not know of the returns; of the squared
         distances of returns and rewards from their means; and the real steps of each minibatch. The sums of the squared
         distances of observations from their mean, (D,).
     """
-    trials, _, values, _ = _old_trials(phases, memo, old)
-    advantages, _ = _estimates(phases, memo, old, units)
+    trials, _, values, _ = _old_trials(phases, cache, old)
+    advantages, _ = _estimates(phases, cache, old, units)
     returns = trials.returns(old.plan.gamma)
     sums = _sums(
         trials,
@@ -385,13 +385,13 @@ def _spread(
     )
     counts = [trials.mask[:, _rows(phases[0], old, each)].double().sum() for each in range(old.num_minibatches)]
     distances = (_observed(trials, old) - mean_observed.to(old.device)).square().sum(0)
-    return Answer(sums=(torch.cat([sums, torch.stack(counts)]), distances))
+    return ChunkResult(sums=(torch.cat([sums, torch.stack(counts)]), distances))
 
 
-def _square(phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss, units: Units, mean: float) -> Answer:
+def _square(phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss, units: Units, mean: float) -> ChunkResult:
     """Return the sum of the squared distances of the advantages from their mean."""
-    advantages, _ = _estimates(phases, memo, old, units)
-    return Answer(sums=(_sums(_old_trials(phases, memo, old).trials, (advantages.double() - mean).square()),))
+    advantages, _ = _estimates(phases, cache, old, units)
+    return ChunkResult(sums=(_sums(_old_trials(phases, cache, old).trials, (advantages.double() - mean).square()),))
 
 
 def _observed(trials: Trials, old: TrialLoss) -> Tensor:
@@ -524,12 +524,12 @@ class TrialPPOLearner(MetaLearner):
         }
 
     def _take_on_device(
-        self, phases: Sequence[TaskEpisodes], memo: Memo, old: TrialLoss, scales: Scales
+        self, phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss, scales: Scales
     ) -> list[Tensor]:
         """Take all steps on the trials of one chunk; return statistics (4,), loss and the gradient's norm of each."""
         coefficients = to_device(torch.tensor(scales.coefficients), old.device).unbind()
         minibatches = [
-            (*_minibatch(phases, memo, old, scales, each), *coefficients) for each in range(old.num_minibatches)
+            (*_minibatch(phases, cache, old, scales, each), *coefficients) for each in range(old.num_minibatches)
         ]
         found = torch.stack([self.stepper(*each) for _ in range(self.settings.num_epochs) for each in minibatches])
         self.stepper.checked(found.flatten())

@@ -1,7 +1,7 @@
 """EpisodeStore in other processes: each samples blocks of a batch's tasks, keeps the episodes, and computes on them.
 
-A request contains everything that its answer depends on: the keys of the batch, the question and its arguments. So any
-host can answer any request: a host without the block samples it first, which gives the same episodes, bit for bit.
+A request contains everything that its result depends on: the keys of the batch, the function and its arguments. So any
+worker can carry out any request: one without the block samples it first, which gives the same episodes, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from maml_rl.derivatives import (
+    Cache,
     ChunkWorkers,
     EpisodeStore,
     LocalStore,
-    Memo,
     ParameterLayout,
     blocks_of,
     cut,
@@ -37,7 +37,7 @@ from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import state_of, take_state
 from maml_rl.samplers.rollout.recomputing import log_probs_of
 
-# Bytes of intermediate results that one host keeps between operations.
+# Bytes of intermediate results that one worker keeps between operations.
 HOST_ROOM = 1 << 28
 _CPU = torch.device("cpu")
 _ARRAY_TYPES = {torch.float32, torch.float64, torch.int64, torch.bool}
@@ -50,7 +50,7 @@ class Reference:
     """A reference to an object in the store of a cluster.
 
     Attributes:
-        number: of the object; a host keeps its copy under this number.
+        number: of the object; a worker keeps its copy under this number.
         held: argument of the store's `get`.
     """
 
@@ -60,7 +60,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedBatch:
-    """What hosts sample: all phases of a batch.
+    """What workers sample: all phases of a batch.
 
     Attributes:
         phase: the first, of all tasks, without policy and parameters.
@@ -166,35 +166,35 @@ class HostedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A question about each chunk of some blocks.
+class Call:
+    """A function of each chunk of some blocks.
 
     Attributes:
-        question: see `EpisodeStore.map`.
-        arguments: of the question; a `Reference` means a shared one.
-        join: makes a block's answer of those about its chunks.
+        function: see `EpisodeStore.map`.
+        arguments: of the function; a `Reference` means a shared one.
+        join: makes a block's result of those of its chunks.
     """
 
-    question: Callable[..., Any]
+    function: Callable[..., Any]
     arguments: tuple[Any, ...]
     join: Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The work of a host on some blocks of a batch.
+    """The work of a worker on some blocks of a batch.
 
     Attributes:
         batch: refers to a `HostedBatch`.
         blocks: which of its blocks.
-        asked: refers to what was `Asked` about them; None to have the episodes sampled.
-        shared: refer to the arguments that other questions have, too.
+        call: refers to a `Call` for them; None to have the episodes sampled.
+        shared: refer to the arguments that other functions have, too.
         sampled: number of phases whose episodes can be had; None for all.
     """
 
     batch: Reference
     blocks: tuple[int, ...]
-    asked: Reference | None = None
+    call: Reference | None = None
     shared: tuple[Reference, ...] = ()
     sampled: int | None = None
 
@@ -214,7 +214,7 @@ class EpisodeHost:
     ) -> None:
         self._policy, self._sample, self._get, self._beat = policy, sample, get, beat
         self._workers = ChunkWorkers(_CPU)
-        # Objects that this host has received from the store, by number.
+        # Objects that this worker has received from the store, by number.
         self._fetched: dict[int, Any] = {}
         self._batch_number = -1
         self._hosts: dict[int, LocalStore] = {}
@@ -226,25 +226,25 @@ class EpisodeHost:
         self._batch_number, self._fetched, self._hosts, self._begun = -1, {}, {}, {}
 
     def carry_out(self, request: Request) -> dict[int, Any]:
-        """Return the answer about each block of a request.
+        """Return the result for each block of a request.
 
-        Where nothing was asked, it is the parameters of the next phase, and None after the last.
+        Without a call, it is the parameters of the next phase, and None after the last.
 
         Raises:
-            ConfigError: If the question or an argument cannot be loaded.
+            ConfigError: If the function or an argument cannot be loaded.
         """
         if request.batch.number != self._batch_number:
             self.forget()
             self._batch_number = request.batch.number
         batch: HostedBatch = self._of(request.batch)
-        asked: Asked | None = None if request.asked is None else self._loaded(request.asked, keep=False)
-        if asked is not None:
-            given = [self._loaded(each) if isinstance(each, Reference) else each for each in asked.arguments]
+        call: Call | None = None if request.call is None else self._loaded(request.call, keep=False)
+        if call is not None:
+            given = [self._loaded(each) if isinstance(each, Reference) else each for each in call.arguments]
         replies: dict[int, Any] = {}
         for block in request.blocks:
             replies[block] = self._advance(batch, block, request.sampled)
-            if asked is not None:
-                replies[block] = asked.join(self._hosts[block].map(asked.question, *given))
+            if call is not None:
+                replies[block] = call.join(self._hosts[block].map(call.function, *given))
             self._beat()
         return replies
 
@@ -307,11 +307,11 @@ class _TensorPickler(pickle.Pickler):
 
 
 class Carrier(Protocol):
-    """Brings requests to hosts, even after some of them are lost, and has the store of their cluster."""
+    """Brings requests to workers, even after some of them are lost, and has the store of their cluster."""
 
     @property
     def num_hosts(self) -> int:
-        """Number of hosts, those that start included."""
+        """Number of workers, those that start included."""
 
     def put(self, value: Any) -> Any:
         """Put an object into the store, and return the argument of its `get`.
@@ -324,7 +324,7 @@ class Carrier(Protocol):
         """Have the blocks of a request sampled.
 
         Args:
-            request: without a question.
+            request: without a function.
             batch: see `HostedBatch`.
             phase: its first, with the policy.
             timer: gets the seconds of the stages.
@@ -337,8 +337,8 @@ class Carrier(Protocol):
         """Yield the reply of every block of a request, in any order; see `EpisodeHost.carry_out`.
 
         Raises:
-            ChildLost: If all hosts were killed.
-            ChildEnvError: If an environment raised, or hosts are lost again and again.
+            ChildLost: If all workers were killed.
+            ChildEnvError: If an environment raised, or workers are lost again and again.
         """
 
     def read(self, batch: HostedBatch) -> TaskEpisodes | None:
@@ -359,23 +359,23 @@ class RemoteStore(EpisodeStore):
         self._carrier.sample(Request(self._reference, self._blocks), batch, phase, timer)
 
     def share(self, argument: Value) -> Value:
-        """Put an argument into the store, from which every host gets it once."""
+        """Put an argument into the store, from which every worker gets it once."""
         self._shared[id(argument)] = argument, self._put(argument)
         return argument
 
     def fetch(self) -> list[TaskEpisodes]:
-        """Fetch the episodes from the hosts; trials, for which nothing is computed, from memory that is shared."""
+        """Fetch the episodes from the workers; trials, for which nothing is computed, from memory that is shared."""
         as_sampled = self._batch.inner is None and not self._batch.record_log_probs
         if as_sampled and (trials := self._carrier.read(self._batch)) is not None:
             return [trials]
         return [TaskEpisodes.join(parts) for parts in zip(*self.map(_whole), strict=True)]
 
-    def _ask(
-        self, question: Callable[..., Any], arguments: tuple[Any, ...], join: Callable[[list[Any]], Result]
+    def _map_blocks(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], join: Callable[[list[Any]], Result]
     ) -> list[Result]:
         given = tuple(self._shared[id(each)][1] if id(each) in self._shared else each for each in arguments)
         shared = tuple(each for each in given if isinstance(each, Reference))
-        request = Request(self._reference, self._blocks, self._put(Asked(question, given, join)), shared)
+        request = Request(self._reference, self._blocks, self._put(Call(function, given, join)), shared)
         replies = dict(self._carrier.carry_out(request, self._batch))
         return [replies[block] for block in self._blocks]
 
@@ -383,5 +383,5 @@ class RemoteStore(EpisodeStore):
         return Reference(next(self._numbers), self._carrier.put(value))
 
 
-def _whole(phases: Sequence[TaskEpisodes], memo: Memo) -> list[TaskEpisodes]:
+def _whole(phases: Sequence[TaskEpisodes], cache: Cache) -> list[TaskEpisodes]:
     return list(phases)

@@ -1,40 +1,17 @@
 """A learner from outside of the package, which is a loss; and its parameters after some updates in any placement."""
 
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
-from maml_rl.episode.trials import Trials
 from maml_rl.experiment.build import make_experiment
-from maml_rl.metalearners import EpisodeStore, MetaLearner, Stepper
 
-
-class ReturnsToGo(MetaLearner):
-    """The policy gradient of whole trials, compared with the other trials at each step."""
-
-    columns, whole_trials = "episode", True
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.01)
-        self.stepper = Stepper(self.loss, self.optimizer, device=self.device, name="returns-to-go", max_norm=1.0)
-
-    def loss(self, observations: Tensor, actions: Tensor, gains: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss on trials (L, N, ...), and the statistics of a step."""
-        unrolled = self.policy.unroll(observations)
-        log_probs = self.policy.distributions.log_prob(unrolled.distribution, actions)
-        loss = -(log_probs * gains * mask).sum() / mask.sum()
-        return loss, torch.stack([loss])
-
-    def update(self, batch: EpisodeStore) -> dict[str, Any]:
-        """Take steps on all trials of a batch."""
-        trials = Trials.of(batch.phases[0])
-        returns = trials.returns(self.plan.gamma)
-        inputs = trials.observations, trials.actions, returns - returns.mean(1, keepdim=True), trials.mask
-        return self.stepper.take(6, lambda: self.stepper.padded(len(trials.mask), *inputs), ["loss"])
+PAGE = Path(__file__).parents[2] / "docs" / "adding-an-algorithm.md"
+# The learner with which the page begins, `ReturnsToGo`.
+exec(PAGE.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0])
 
 
 def make_learner(**placement: Any) -> Any:

@@ -58,7 +58,7 @@ class MemoryCarrier:
         list(self.carry_out(request, batch))
 
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
-        if request.asked is None:
+        if request.call is None:
             # Any host may get any block, in any order.
             self._owners = {block: self._random.randrange(len(self._hosts)) for block in request.blocks}
         waiting = list(request.blocks)
@@ -66,7 +66,7 @@ class MemoryCarrier:
         while waiting:
             owner = self._owners[waiting[0]]
             own = tuple(block for block in waiting if self._owners[block] == owner)
-            sent = pickle.loads(pickle.dumps(Request(request.batch, own, request.asked)))
+            sent = pickle.loads(pickle.dumps(Request(request.batch, own, request.call)))
             try:
                 # An actor computes on one thread, too.
                 with intra_op_threads(1):

@@ -51,15 +51,15 @@ def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(algo
 
 @pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "meta-sgd", "rl2", "varibad"])
 def test_answers_are_the_same_with_empty_memos(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, usual, emptied = learned_here(algorithm), LocalStore._ask, []
+    expected, usual, emptied = learned_here(algorithm), LocalStore._map_blocks, []
 
     def without_memory(self: LocalStore, *question: Any) -> Any:
-        emptied.append(sum(len(memo.keys() - {ROOM}) for _, memo in self._chunks))
-        for _, memo in self._chunks:
-            memo.clear()
+        emptied.append(sum(len(cache.keys() - {ROOM}) for _, cache in self._chunks))
+        for _, cache in self._chunks:
+            cache.clear()
         return usual(self, *question)
 
-    monkeypatch.setattr(LocalStore, "_ask", without_memory)
+    monkeypatch.setattr(LocalStore, "_map_blocks", without_memory)
     assert learned_here(algorithm) == expected
     assert sum(emptied) > NUM_TASKS
 

@@ -26,7 +26,7 @@ from maml_rl.samplers.work.unit import Unit
 class WorkerHosts:
     """Carries requests to the workers of a vector environment; see `hosting.Carrier`.
 
-    Every worker has its own blocks, whose memos it keeps, and any worker can read the episodes of all tasks. So one
+    Every worker has its own blocks, whose caches it keeps, and any worker can read the episodes of all tasks. So one
     that replaces a lost worker computes again what that has kept, and samples nothing.
     """
 
@@ -68,7 +68,7 @@ class WorkerHosts:
     def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
         """Have all phases of a batch sampled: all workers sample a phase, then adapt the tasks of their blocks.
 
-        What follows the last phase is done with the first question.
+        What follows the last phase is done with the first call.
         """
         self._batch, params = batch, None
         for number in range(batch.num_phases):
@@ -99,26 +99,26 @@ class WorkerHosts:
         units = [Unit("work", (partial(make, index),), worker=pool.workers[index]) for index in of_worker]
         for _, _, reply in pool.results(units, self._phases.prepare):
             yield from pickle.loads(reply).items()
-        if request.asked is not None:
-            del self._objects[request.asked.held]
+        if request.call is not None:
+            del self._objects[request.call.held]
 
     def _commands(
         self, request: Request, of_worker: Mapping[int, tuple[int, ...]], first_phase: int
     ) -> Callable[[int, ChildWorker], tuple[Work, bytes, float]]:
         """Return a function that makes the command for the blocks of a worker, which another may get if it is lost."""
-        kept, asked = [request.batch, *request.shared], request.asked
+        kept, call = [request.batch, *request.shared], request.call
         # Those that lack the same objects get the same message.
         messages: dict[frozenset[int], tuple[Work, bytes]] = {}
 
         def make(index: int, worker: ChildWorker) -> tuple[Work, bytes, float]:
-            # A worker keeps what questions have in common, until it loads another policy.
+            # A worker keeps what calls have in common, until it loads another policy.
             loaded, sent = self._sent.get(worker, (None, frozenset[int]()))
             if loaded is not worker.policy:
                 sent = frozenset()
             objects = {each.held: self._objects[each.held] for each in kept if each.held not in sent}
             self._sent[worker] = worker.policy, sent | set(objects)
             if (made := messages.get(sent)) is None or worker.index != index:
-                objects |= {} if asked is None else {asked.held: self._objects[asked.held]}
+                objects |= {} if call is None else {call.held: self._objects[call.held]}
                 needed = (self._env.startup.interpreter_for(pickled) for pickled in objects.values())
                 interpreter = next((state for state in needed if state is not None), None)
                 blocks = dict(of_worker) if worker.index == index else {worker.index: of_worker[index]}

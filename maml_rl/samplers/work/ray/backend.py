@@ -147,7 +147,7 @@ class RayBackend(RolloutBackend):
 
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
         """Let actors carry out a request."""
-        if request.asked is None:
+        if request.call is None:
             self._pool.warn_of_unused_places(self._client, len(batch.blocks), "block")
             shares: list[tuple[Worker | None, list[int]]] = [(None, [block]) for block in request.blocks]
             self._owners = {}

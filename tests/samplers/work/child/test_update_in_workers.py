@@ -14,7 +14,7 @@ import pytest
 import torch
 from hosted_learning import NUM_TASKS, config_of, learn, learned_here
 
-from maml_rl.derivatives import Memo, samples, store
+from maml_rl.derivatives import Cache, samples, store
 from maml_rl.errors import AlgorithmError, ChildEnvTimeout, ConfigError, RemoteError
 from maml_rl.experiment import build
 from maml_rl.experiment.build import make_experiment
@@ -91,7 +91,7 @@ def test_workers_that_are_killed_while_they_compute_change_no_byte(
             time.sleep(0.001)
 
     def ask_of_the_dying(self: WorkerHosts, request: Any, batch: Any) -> Any:
-        if len(timers) < KILLS and request.asked is not None:
+        if len(timers) < KILLS and request.call is not None:
             timers.append(threading.Timer(choice.choice([0.0, 0.002, 0.01]), kill, [self._env]))
             timers[-1].start()
         return usual(self, request, batch)
@@ -105,7 +105,7 @@ def test_workers_that_are_killed_while_they_compute_change_no_byte(
     assert found == expected
 
 
-def number_of(phases: Any, memo: Memo, function: Any) -> torch.Tensor:
+def number_of(phases: Any, cache: Cache, function: Any) -> torch.Tensor:
     return torch.tensor(function(1))
 
 
@@ -129,7 +129,7 @@ def test_questions_about_episodes_whose_memory_is_used_again_are_refused() -> No
             experiment.metalearner.returns(batch)
 
 
-def refuse(phases: Any, memo: Memo) -> torch.Tensor:
+def refuse(phases: Any, cache: Cache) -> torch.Tensor:
     raise ValueError("no gradient")
 
 
@@ -166,7 +166,7 @@ def test_error_of_a_learner_in_workers_is_that_of_an_update_in_this_process(brok
     assert "in refuse" in str(raised.value.__cause__) or "in actor" in str(raised.value.__cause__)
 
 
-def wait_for(phases: Any, memo: Memo, path: str) -> torch.Tensor:
+def wait_for(phases: Any, cache: Cache, path: str) -> torch.Tensor:
     while not Path(path).exists():
         time.sleep(0.01)
     return torch.zeros(1)
@@ -234,7 +234,7 @@ def test_run_leaves_its_updates_to_four_workers_and_has_the_same_bytes(
     asked, usual = [], WorkerHosts.carry_out
 
     def counted(self: WorkerHosts, request: Any, batch: Any) -> Any:
-        asked.append(request.asked is not None)
+        asked.append(request.call is not None)
         return usual(self, request, batch)
 
     monkeypatch.setattr(WorkerHosts, "carry_out", counted)
