@@ -132,11 +132,7 @@ class StepArrays:
                 )
 
     def write(self, start: int, rows: Mapping[str, NDArray[Any]], folder: Path | None) -> None:
-        """Write steps from row `start` on; files for mapped arrays are made in `folder`, or among temporary ones.
-
-        Raises:
-            ConfigError: If there is less memory, or room for the mapped file, than the arrays need.
-        """
+        """Write steps from row `start` on; files for mapped arrays are made in `folder`, or among temporary ones."""
         if not self._fields:
             self._fields = self._allocate(rows, folder or Path(tempfile.gettempdir()))
             if _copies_fit(self._fields, self._device) and not self.is_mapped:

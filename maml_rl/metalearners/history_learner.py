@@ -276,12 +276,7 @@ class HistoryLearner(MetaLearner):
         return super().state_dict() | known | {_CONTEXT: self._ring}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: If it comes from other histories than those that are open, or the policy that was saved with it
-                has a shorter ring.
-        """
+        """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         if isinstance(self.policy, TransformerPolicy) and self._ring > state[_CONTEXT]:
             raise ValueError(

@@ -44,9 +44,6 @@ class MemorySettings(BaseModel):
         """Make a policy of this memory for the spaces of `env`; the settings must have a `hidden_size`.
 
         The options are those of both kinds of policies, `of_recurrent` and `of_transformer` further ones of each.
-
-        Raises:
-            ConfigError: If the sizes of a transformer do not divide each other.
         """
         observations, actions = env.single_observation_space, env.single_action_space
         hidden_size: int = vars(self)["hidden_size"]

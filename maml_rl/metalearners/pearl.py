@@ -204,12 +204,7 @@ class PEARL(SoftActorCritic):
 
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
-        """Make an actor with a context.
-
-        Raises:
-            ConfigError: If a space is not supported, the replay is smaller than an episode, no round is left to the
-                posterior, or the context is to have a number that the environment does not record at every step.
-        """
+        """Make an actor with a context."""
         refuse_small_replay(config, env, "buffer-steps", settings.buffer_steps)
         if config.num_steps < settings.prior_rounds:
             raise config.error(

@@ -39,11 +39,7 @@ class TrialReplaySettings(ReplaySettings):
     ] = None
 
     def refuse(self, config: Config, env: Any) -> None:
-        """Refuse a config whose trials cannot be learned from.
-
-        Raises:
-            ConfigError: If the policy would not observe its last step, or the replay is smaller than a trial.
-        """
+        """Refuse a config whose trials cannot be learned from."""
         refuse_hidden_rewards(config)
         refuse_small_replay(config, env, "buffer-steps", self.buffer_steps, config.fast_batch_size)
 

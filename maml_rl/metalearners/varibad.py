@@ -192,11 +192,7 @@ class VariBAD(TrialPPOLearner):
 
 
 class Decoder(nn.Module):
-    """Predicts the rewards, and perhaps the observations, of all steps of a trial from a latent.
-
-    Raises:
-        ValueError: If an output for each cell is requested without a grid.
-    """
+    """Predicts the rewards, and perhaps the observations, of all steps of a trial from a latent."""
 
     def __init__(self, policy: BeliefPolicy, settings: VariBAD.Settings, generator: torch.Generator) -> None:
         super().__init__()

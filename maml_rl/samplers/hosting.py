@@ -1,4 +1,4 @@
-"""EpisodeStore in other processes: each samples blocks of a batch's tasks, keeps the episodes, and computes on them.
+"""Stores in other processes: each samples blocks of a batch's tasks, keeps the episodes, and computes on them.
 
 A request contains everything that its result depends on: the keys of the batch, the function and its arguments. So any
 worker can carry out any request: one without the block samples it first, which gives the same episodes, bit for bit.
@@ -229,9 +229,6 @@ class EpisodeHost:
         """Return the result for each block of a request.
 
         Without a call, it is the parameters of the next phase, and None after the last.
-
-        Raises:
-            ConfigError: If the function or an argument cannot be loaded.
         """
         if request.batch.number != self._batch_number:
             self.forget()
@@ -314,11 +311,7 @@ class Carrier(Protocol):
         """Number of workers, those that start included."""
 
     def put(self, value: Any) -> Any:
-        """Put an object into the store, and return the argument of its `get`.
-
-        Raises:
-            TypeError: If it cannot be pickled.
-        """
+        """Put an object into the store, and return the argument of its `get`."""
 
     def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
         """Have the blocks of a request sampled.
@@ -328,18 +321,10 @@ class Carrier(Protocol):
             batch: see `HostedBatch`.
             phase: its first, with the policy.
             timer: gets the seconds of the stages.
-
-        Raises:
-            Exception: As `carry_out`.
         """
 
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
-        """Yield the reply of every block of a request, in any order; see `EpisodeHost.carry_out`.
-
-        Raises:
-            ChildLost: If all workers were killed.
-            ChildEnvError: If an environment raised, or workers are lost again and again.
-        """
+        """Yield the reply of every block of a request, in any order; see `EpisodeHost.carry_out`."""
 
     def read(self, batch: HostedBatch) -> TaskEpisodes | None:
         """Return a copy of the episodes of a batch's first phase as they were sampled; None if they are elsewhere."""

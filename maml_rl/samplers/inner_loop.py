@@ -57,9 +57,6 @@ class InnerPhases:
 
         Returns:
             The episodes before each step and after the last, and the parameters of the last phase.
-
-        Raises:
-            ValueError: If there are not as many step sizes as steps.
         """
         params: Params = None
         phases = []
