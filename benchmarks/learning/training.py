@@ -17,7 +17,6 @@ import numpy as np
 from benchmarks.learning.plan import Family, Method
 from benchmarks.learning.results import SUCCESS, Row, read_rows, write_rows
 from maml_rl import __version__
-from maml_rl.cli.console import ending_in_order
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError, MamlRLError, explain
 from maml_rl.experiment.build import Experiment, make_experiment
@@ -299,9 +298,8 @@ def _rows(groups: list[list[Job]], deadline: float) -> Generator[tuple[Job, Row 
 
 def _send_rows(send: Callable[[Row | str], None], job: Job, deadline: float) -> None:
     """Send the rows that are left of a job, in a process of its own. Only the caller writes CSV files."""
-    with ending_in_order():
-        for _, row in _rows([[job]], deadline):
-            send(row)
+    for _, row in _rows([[job]], deadline):
+        send(row)
 
 
 def _attempt(job: Job, point: int, stop: Event, deadline: float) -> Row | str | None:

@@ -275,8 +275,11 @@ def _train_seeds(
     if min(at_once, len(calls)) == 1:
         yield from ((name, _train_one(*arguments)) for name, arguments in calls)
         return
+    from maml_rl.experiment.build import make_experiment
     from maml_rl.experiment.in_processes import in_processes
 
+    # Refuses wrong settings before any process starts.
+    make_experiment(config, device)
     yield from in_processes(_train_beside, calls, at_once)
 
 
@@ -290,7 +293,7 @@ def _train_beside(
 ) -> None:
     """Train one of several seeds in a process of its own; lines of a log instead of a bar say how far it is."""
     level = "warning" if options.quiet and options.log_level == "info" else options.log_level
-    with log_to_standard_error(options.prog, level), ending_in_order():
+    with log_to_standard_error(options.prog, level):
         send(_train_one(config, folder, options, device, where, bar=False))
 
 

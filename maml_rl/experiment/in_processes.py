@@ -6,7 +6,8 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from maml_rl.errors import MamlRLError
 from maml_rl.samplers.describing import describe_exit
@@ -18,7 +19,8 @@ def in_processes(
     """Call a function with the arguments of each call, at most `at_once` at a time, and yield what the calls send.
 
     Every call has a fresh process, so its result is that of the call alone. The processes end with this one. If a call
-    fails, or the caller wants no more (Ctrl-C included), those that still run get SIGTERM, and are waited for.
+    fails, or the caller wants no more (Ctrl-C included), KeyboardInterrupt is raised in those that still run, and they
+    are waited for.
 
     Args:
         function: is importable; called as `function(send, *arguments)`, where `send` takes any picklable value.
@@ -88,8 +90,19 @@ def _run(sender: Connection, function: Callable[..., None], arguments: tuple[Any
         assert parent is not None
         die_with_parent(parent.sentinel)
     try:
-        function(sender.send, *arguments)
-    except MamlRLError as error:
-        sender.send(error)
+        signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            function(sender.send, *arguments)
+        except MamlRLError as error:
+            sender.send(error)
     except KeyboardInterrupt:
         raise SystemExit(1) from None
+    finally:
+        # It ends anyway.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise in the call; the next SIGTERM ends the process at once."""
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt

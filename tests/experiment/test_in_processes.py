@@ -24,23 +24,32 @@ def send_process(send: Send, *values: int) -> None:
         send((value, os.getpid()))
 
 
+def wait_for(file: str) -> None:
+    while not Path(file).exists():
+        time.sleep(0.01)
+
+
 def wait_for_the_other(send: Send, own: str, other: str) -> None:
     Path(own).touch()
-    while not Path(other).exists():
-        time.sleep(0.01)
+    wait_for(other)
     send(None)
 
 
-def wait_for_the_end(send: Send) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+def wait_for_the_end(send: Send, begun: str, saved: str) -> None:
     send(os.getpid())
-    while True:
-        time.sleep(1.0)
+    try:
+        Path(begun).touch()
+        while True:
+            time.sleep(1.0)
+    except KeyboardInterrupt:
+        Path(saved).touch()
+        raise
 
 
-def end_as(send: Send, how: str) -> None:
+def end_as(send: Send, how: str, begun: str, saved: str) -> None:
     if how == "wait":
-        wait_for_the_end(send)
+        wait_for_the_end(send, begun, saved)
+    wait_for(begun)
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     raise ConfigError("a message")
@@ -63,21 +72,26 @@ def test_calls_run_at_the_same_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "message"), [("kill", "the process of broken was killed by SIGKILL"), ("raise", "^a message$")]
 )
-def test_failure_of_a_call_is_raised_after_the_others_have_ended(how: str, message: str) -> None:
-    calls = [("waiting", ("wait",)), ("broken", (how,))]
+def test_failure_of_a_call_is_raised_after_the_others_have_saved_and_ended(
+    how: str, message: str, tmp_path: Path
+) -> None:
+    files = str(tmp_path / "begun"), str(tmp_path / "saved")
+    calls = [("waiting", ("wait", *files)), ("broken", (how, *files))]
     sent = in_processes(end_as, calls, 2)
     with pytest.raises(ConfigError if how == "raise" else MamlRLError, match=message):
         list(sent)
+    assert (tmp_path / "saved").exists()
     helpers = ("resource_tracker", "forkserver")
     left = [" ".join(each.cmdline()) for each in psutil.Process().children()]
     assert [command for command in left if not any(helper in command for helper in helpers)] == []
 
 
-def test_calls_end_with_the_process_that_made_them() -> None:
+def test_calls_end_with_the_process_that_made_them(tmp_path: Path) -> None:
+    files = str(tmp_path / "begun"), str(tmp_path / "saved")
     code = (
         "from maml_rl.experiment.in_processes import in_processes\n"
         "from tests.experiment.test_in_processes import wait_for_the_end\n"
-        "for _, process in in_processes(wait_for_the_end, [('a', ())], 1): print(process, flush=True)"
+        f"for _, process in in_processes(wait_for_the_end, [('a', {files})], 1): print(process, flush=True)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
