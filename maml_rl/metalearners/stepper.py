@@ -18,6 +18,7 @@ from maml_rl.arrays import to_device
 from maml_rl.derivatives.workers import ChunkWorkers, set_gradients, sum_of_chunks
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience.steps import Steps
+from maml_rl.machine import single_threaded
 
 logger = logging.getLogger(__name__)
 
@@ -204,6 +205,7 @@ class Stepper:
     def _on_device(self, inputs: Sequence[Input]) -> tuple[Input, ...]:
         return _mapped(lambda each: to_device(each, self._device), inputs)
 
+    @single_threaded()
     def _take_in_chunks(self, inputs: Sequence[Input]) -> Tensor:
         chunks = [slice(None)] if self._chunks is None else self._chunks(*inputs)
         total = _tensors(inputs)[0].shape[self._axis]
@@ -219,7 +221,10 @@ class Stepper:
         with ChunkWorkers(self._device) as workers:
             found = workers.map(differentiate, chunks)
             set_gradients(self.params, [gradients for _, gradients in found])
-            return self.apply(sum_of_chunks([losses for losses, _ in found]))
+            losses = sum_of_chunks([losses for losses, _ in found])
+        # Their memory is used again.
+        del found
+        return self.apply(losses)
 
     def _differentiate(self, inputs: Sequence[Input], **share: float) -> tuple[Tensor, list[Tensor | None]]:
         """Return statistics and loss (S + 1,), and the gradient of every parameter, each in memory of its own."""
