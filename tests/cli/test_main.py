@@ -422,7 +422,7 @@ def test_configs_of_one_name_are_one_problem_or_list_and_refusal_say_what_differ
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("maml-vpg/2d-navigation", "Time not measured."),
+        ("amago/point-goal", "Time not measured."),
         ("rl2/halfcheetah-vel-2x100", "in the first episode and -19.9 in the last episode of a trial"),
         ("rl2/bandit-k5-n10", "6.7 in the only episode of a trial"),
         ("maml/ant-dir-2d", "160 M steps"),
