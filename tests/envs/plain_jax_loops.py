@@ -163,10 +163,11 @@ def episode(plain: Plain, seed: int, task: dict[str, Any], actions: Any) -> tupl
     Args:
         plain: the environment, compiled or not.
         seed: below 2**63.
-        task: numbers are float32 in JAX.
+        task: numbers are float32 or uint32 in JAX.
         actions: as many as the longest episode may have.
     """
-    numbers = {name: np.float32(value) if isinstance(value, float) else value for name, value in task.items()}
+    kinds: dict[type, Any] = {float: np.float32, int: np.uint32}
+    numbers = {name: kinds.get(type(value), np.asarray)(value) for name, value in task.items()}
     data = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
     key = jax.random.fold_in(jax.random.wrap_key_data(data, impl="threefry2x32"), 0)
     state, observation = plain.reset(jax.random.fold_in(key, 0), numbers)

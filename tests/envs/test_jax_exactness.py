@@ -24,8 +24,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
     "BraxHalfCheetahVel-v0": ("half_cheetah", {}, 5),
 }
 NIGHTLY = ("CraftaxClassic-v0", "BraxHalfCheetahVel-v0")
-# Craftax takes minutes to compile on a busy core.
-SLOWEST = [pytest.mark.nightly, pytest.mark.timeout(900)]
+# Craftax takes minutes to compile on a busy core; Brax calls what is deprecated, and says that nobody develops it.
+SLOWEST = [
+    *(pytest.mark.nightly, pytest.mark.timeout(900)),
+    *(pytest.mark.filterwarnings(f"ignore:{what}") for what in (":DeprecationWarning", "Brax System")),
+]
+# Largest difference by rounding: of Brax, XLA rounds a step otherwise as a part of a larger function.
+ROUNDING = {"BraxHalfCheetahVel-v0": 2e-3}
 PLACES: dict[str, dict[str, Any]] = {
     "in this process": {"num_workers": 0},
     "on a device": {"backend": "device"},
@@ -75,9 +80,10 @@ def require_plain(env_id: str, seed: int, episodes: TaskEpisodes) -> None:
         recorded = episodes.observations[task, :length, number].numpy()
         final = episodes.final_observations[task, number].numpy()
         size = len(seen[0])
-        np.testing.assert_array_equal(recorded[:, :size], np.array(seen[:-1]))
-        np.testing.assert_array_equal(final[:size], seen[-1])
-        np.testing.assert_array_equal(episodes.rewards[task, :length, number].numpy(), np.float32(rewards))
+        near = {"rtol": 0.0, "atol": ROUNDING.get(env_id, 0.0)}
+        np.testing.assert_allclose(recorded[:, :size], np.array(seen[:-1]), **near)
+        np.testing.assert_allclose(final[:size], seen[-1], **near)
+        np.testing.assert_allclose(episodes.rewards[task, :length, number].numpy(), np.float32(rewards), **near)
 
 
 @pytest.mark.parametrize("env_id", [pytest.param(name, marks=SLOWEST if name in NIGHTLY else []) for name in FAMILIES])
