@@ -39,7 +39,7 @@ if _typing.TYPE_CHECKING:
     from maml_rl.samplers import MultiTaskSampler as MultiTaskSampler
     from maml_rl.samplers.population import PopulationEvaluator as PopulationEvaluator
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "AdaptationRule": "maml_rl.adaptation",
