@@ -1,6 +1,6 @@
 """Sampling of families in JAX against a loop that is written by hand for one of them, and against JAX alone.
 
-    python -m benchmarks.jax_families --steps 50 --repeats 5 --json jax.json
+    python -m benchmarks.jax_families --steps 50 --repeats 7 --json jax.json
     python -m benchmarks.jax_families --device cuda --families xland --slots 8192 65536 --json jax-gpu.json
 
 All participants step the same functions of the same environments, compiled once; they are interleaved, and ratios are
