@@ -191,5 +191,14 @@ def _markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw the chart of a JSON file of results again."""
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("results", type=Path, help="JSON file that a benchmark has written")
+    parser.add_argument("chart", type=Path, help="SVG file to write")
+    options = parser.parse_args(arguments)
+    draw(json.loads(options.results.read_text()), options.chart)
+
+
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
+    main()

@@ -201,6 +201,7 @@ OTHERWISE = {
     "the package's certified tasks": "experiment/certified.py",
     "the package's configs and zoo": "cli/listing.py",
     "the package's page": "report/page.py",
+    "the package's style": "report/panels.py",
     "the package's references": "experiment/references.py",
     "sources of modules": "samplers/work/ray/source_digests.py",
     "system": "machine.py",

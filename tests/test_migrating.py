@@ -147,6 +147,24 @@ def state_of_a_baseline(world: World) -> None:
     assert world.baseline.state_dict()
 
 
+def older_parameters(world: World) -> None:
+    path = world.folder / "policy.th"
+    names = {"layer1.weight", "layer1.bias", "mu.weight", "mu.bias", "sigma"}
+    assert world.policy.state_dict().keys() == names
+    torch.save({name: value + 1 for name, value in world.policy.state_dict().items()}, path)
+    policy = get_policy_for_env(world.env, hidden_sizes=(8,))
+    policy.load_state_dict(torch.load(path, weights_only=True))
+    assert all(torch.equal(policy.state_dict()[name], x + 1) for name, x in world.policy.state_dict().items())
+
+
+def seeds_that_are_drawn(world: World) -> None:
+    seeds = []
+    for _ in range(2):
+        with MultiTaskSampler(NAVIGATION, {}, 2, world.policy, world.baseline, seed=None, num_workers=0) as sampler:
+            seeds.append(sampler.seed)
+    assert seeds[0] != seeds[1]
+
+
 def older_ids(world: World) -> None:
     for old, new in (("HalfCheetahDir-v1", "HalfCheetahDir-v5"), ("AntVel-v1", "AntVel-v5")):
         with pytest.warns(FutureWarning, match=new):
@@ -307,6 +325,8 @@ ROWS: dict[str, Callable[[World], None]] = {
     "pytorch-maml-rl: `vector_to_parameters": parameters_as_a_vector,
     "pytorch-maml-rl: `baseline.state_dict": state_of_a_baseline,
     "pytorch-maml-rl: `HalfCheetahDir-v1`": older_ids,
+    "pytorch-maml-rl: `torch.load": older_parameters,
+    "pytorch-maml-rl: `seed=None`": seeds_that_are_drawn,
     "pytorch-maml-rl: keys `fast-lr`": flat_keys,
     "pytorch-maml-rl: `python train.py": command_to_train,
     "pytorch-maml-rl: `python test.py": command_to_test,
