@@ -480,7 +480,8 @@ def test_environment_that_is_refused_is_closed(way: str) -> None:
     made.recorded_infos = {"place": "always"}
     with pytest.raises((TypeError, ValueError)):
         make_vector_env(made, {}, 1, rules=rules)
-    assert len(closed) == 1
+    # Gymnasium before 1.4 also closes a batch when it is freed.
+    assert len({id(each) for each in closed}) == 1
 
 
 class Busy(Walk):
