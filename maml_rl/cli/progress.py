@@ -18,12 +18,14 @@ _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 class _Progress:
-    """A progress bar in a terminal, above which the log appears."""
+    """A progress bar in a terminal, above which the log appears; elsewhere lines of the log, at intervals."""
 
-    def __init__(self, *, shown: bool = True, **settings: Any) -> None:
+    def __init__(self, seconds_between_lines: float, *, shown: bool = True, **settings: Any) -> None:
         # disable=None is off unless standard error is a terminal.
         self._bar: tqdm[Any] = tqdm(dynamic_ncols=True, disable=None if shown else True, **settings)
         self._redirected = logging_redirect_tqdm()
+        self._seconds_between_lines = seconds_between_lines
+        self._started = self._last_line = monotonic()
 
     def __enter__(self) -> Self:
         self._redirected.__enter__()
@@ -34,6 +36,18 @@ class _Progress:
         # A terminal that was closed must not hide why the command has ended.
         with suppress(OSError):
             self._bar.close()
+
+    def _begins_line(self, *, has_news: bool = True) -> bool:
+        """Whether it is time for a line of the log, which is then the last one."""
+        now = monotonic()
+        if not has_news or not self._bar.disable or now - self._last_line < self._seconds_between_lines:
+            return False
+        self._last_line = now
+        return True
+
+    def _left(self, done: int, remaining: int) -> str:
+        """Return how long the remaining steps take at the speed of those that were done until the last line."""
+        return str(tqdm.format_interval((self._last_line - self._started) / done * remaining))
 
 
 class TrainingProgress(_Progress):
@@ -49,10 +63,8 @@ class TrainingProgress(_Progress):
     def __init__(
         self, num_batches: int, name: str | None = None, seconds_between_lines: float = 30.0, *, shown: bool = True
     ) -> None:
-        super().__init__(shown=shown, desc=name, total=num_batches, bar_format=_BAR)
+        super().__init__(seconds_between_lines, shown=shown, desc=name, total=num_batches, bar_format=_BAR)
         self._num_batches, self._name = num_batches, name
-        self._seconds_between_lines = seconds_between_lines
-        self._started = self._last_line = monotonic()
         self._seconds: dict[str, float] = {}
         self._env_steps = 0.0
         self.first: Metrics | None = None
@@ -76,15 +88,14 @@ class TrainingProgress(_Progress):
         state = _state(metrics)
         self._bar.set_postfix_str(state, False)
         self._bar.update()
-        if self._bar.disable and monotonic() - self._last_line >= self._seconds_between_lines:
+        if self._begins_line():
             self._log(state)
 
     def show_slots(self, counts: SlotCounts) -> None:
         """Show the activity of slow environments' slots, until the iteration ends; any thread may call this."""
         if not self._bar.disable:
             self._bar.set_postfix_str(str(counts))
-        elif monotonic() - self._last_line >= self._seconds_between_lines:
-            self._last_line = monotonic()
+        elif self._begins_line():
             name = f"{self._name}, " if self._name else ""
             done = 0 if self.latest is None else self.latest["iteration"] + 1
             logger.info("%siteration %d of %d: %s", name, done + 1, self._num_batches, counts)
@@ -93,10 +104,8 @@ class TrainingProgress(_Progress):
         """Log a line with the iteration, the state of training and the time left."""
         assert self.first is not None
         assert self.latest is not None
-        self._last_line = monotonic()
         done = self.latest["iteration"] + 1
-        each = (self._last_line - self._started) / (done - self.first["iteration"])
-        left = tqdm.format_interval(each * (self._num_batches - done))
+        left = self._left(done - self.first["iteration"], self._num_batches - done)
         name = f"{self._name}, " if self._name else ""
         logger.info("%siteration %d of %d: %s, %s left", name, done, self._num_batches, state, left)
 
@@ -144,9 +153,8 @@ class StepProgress(_Progress):
     """
 
     def __init__(self, unit: str = "step", seconds_between_lines: float = 30.0) -> None:
-        super().__init__(total=1, unit=unit)
-        self._unit, self._seconds_between_lines = unit, seconds_between_lines
-        self._started = self._last_line = monotonic()
+        super().__init__(seconds_between_lines, total=1, unit=unit)
+        self._unit = unit
         self._first: int | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -157,10 +165,8 @@ class StepProgress(_Progress):
         self._bar.refresh()
         # A command that continues has done some before.
         self._first = done if self._first is None else self._first
-        now = monotonic()
-        if self._bar.disable and done > self._first and now - self._last_line >= self._seconds_between_lines:
-            left = tqdm.format_interval((now - self._started) / (done - self._first) * (total - done))
-            self._last_line = now
+        if self._begins_line(has_news=done > self._first):
+            left = self._left(done - self._first, total - done)
             logger.info("%s: %s %d of %d is done, %s left", what, self._unit, done, total, left)
 
 
