@@ -39,7 +39,7 @@ class RewardWeighted(MetaLearner):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.settings.learning_rate)
-        self.stepper = Stepper(self.loss, self.optimizer, device=self.device, name="reward-weighted")
+        self.stepper = Stepper(self.loss, self.optimizer, name="reward-weighted")
         # The run folder has the attribute `experience`, so that a resumed run is bit-identical.
         self.experience = {"trials": Replay(self.settings.buffer_steps)}
 

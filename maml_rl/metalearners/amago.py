@@ -162,7 +162,6 @@ class FilteredActorCritic(MetaLearner):
         self.stepper = Stepper(
             self.loss,
             self.optimizer,
-            device=self.device,
             name=type(self).__name__.lower(),
             max_norm=self.settings.max_grad_norm,
             after=partial(move_targets, targets, critics, self.settings.tau),

@@ -138,7 +138,6 @@ class HistoryLearner(MetaLearner):
         self.stepper = Stepper(
             self.loss,
             self.optimizer,
-            device=self.device,
             name=type(self).__name__.lower(),
             max_norm=self.settings.max_grad_norm,
             chunks=lambda seen, _: cut(seen.shape[1], len(seen), self.settings.hidden_size, self.device),

@@ -179,7 +179,6 @@ class PEARL(SoftActorCritic):
         self.stepper = Stepper(
             self.loss,
             *self.optimizers.values(),
-            device=self.device,
             name="pearl",
             after=self.networks.update_targets,
             chunks=self._cut,

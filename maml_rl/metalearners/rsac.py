@@ -160,7 +160,7 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
         ]
         self.optimizer = torch.optim.Adam(groups, fused=True)
         after = self.networks.update_targets
-        self.stepper = Stepper(self.loss, self.optimizer, device=self.device, name="rsac", after=after)
+        self.stepper = Stepper(self.loss, self.optimizer, name="rsac", after=after)
         self._sequences, self._target_sequences = GRUSequences(), GRUSequences()
         self.experience = {
             "trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes, device=self.device),

@@ -63,8 +63,7 @@ class Stepper:
             `chunks` it also takes `share`, that of some inputs in those of the step, 1 by default; what it returns for
             all chunks adds up to that for the step. It must draw no random numbers, and where steps are recorded not
             wait for the device; what it reads besides its inputs are the parameters.
-        optimizers: new ones; together they have all parameters that are trained.
-        device: of the parameters.
+        optimizers: new ones; together they have all parameters that are trained, on one device.
         name: of the learner, for errors.
         setting: the key of the step size, for errors.
         max_norm: of the gradient; None does not clip.
@@ -77,7 +76,6 @@ class Stepper:
         self,
         loss: Loss,
         *optimizers: torch.optim.Optimizer,
-        device: torch.device,
         name: str,
         setting: str = "learning-rate",
         max_norm: float | None = None,
@@ -85,11 +83,12 @@ class Stepper:
         chunks: Chunks | None = None,
         axis: int = 0,
     ) -> None:
-        self._loss, self._optimizers, self._device = loss, optimizers, device
+        self._loss, self._optimizers = loss, optimizers
         self._name, self._setting, self._max_norm, self._after = name, setting, max_norm, after
         self._chunks, self._axis = chunks, axis
         groups = [group for each in optimizers for group in each.param_groups]
         self.params: list[nn.Parameter] = [each for group in groups for each in group["params"] if each.requires_grad]
+        self._device = device = self.params[0].device
         self.is_recorded = records_steps(device)
         if self.is_recorded:
             for group in groups:

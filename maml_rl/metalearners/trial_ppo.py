@@ -470,7 +470,7 @@ class TrialPPOLearner(MetaLearner):
             device=self.device,
         )
         norm = settings.max_grad_norm
-        self.stepper = Stepper(self._loss, self.optimizer, device=self.device, name="PPO", max_norm=norm)
+        self.stepper = Stepper(self._loss, self.optimizer, name="PPO", max_norm=norm)
         # An efficient number for each minibatch.
         self.tasks_per_chunk = _ALL if is_recorded else _CHUNK * settings.num_minibatches
 

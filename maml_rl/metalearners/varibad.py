@@ -106,9 +106,7 @@ class VariBAD(TrialPPOLearner):
         trained = [*self.policy.encoder_parameters(), *self.decoder.parameters()]
         optimizer = torch.optim.Adam(trained, lr=settings.belief_learning_rate)
         self.optimizers = {_BELIEF: optimizer}
-        self.belief_stepper = Stepper(
-            self.loss, optimizer, device=self.device, name="varibad", setting="belief-learning-rate"
-        )
+        self.belief_stepper = Stepper(self.loss, optimizer, name="varibad", setting="belief-learning-rate")
         self.experience = {_EXPERIENCE: Replay(settings.replay_steps, device=self.device)}
 
     @classmethod

@@ -201,7 +201,6 @@ def test_shapes_beyond_the_most_graphs_are_told_of_once(
     steps = Stepper(
         lambda given: ((param * given.sum()).sum(), param[:1]),
         torch.optim.SGD([param], 0.1),
-        device=torch.device("cpu"),
         name="one",
     )
     Graphs(steps, patch)
@@ -239,7 +238,7 @@ def test_recorded_steps_are_those_of_the_ordinary_path(name: str, request: pytes
 def test_step_that_cannot_be_recorded_is_taken_and_one_warning_says_why(on_cpu: pytest.MonkeyPatch) -> None:
     loss = Quadratic()
     optimizer = torch.optim.SGD([loss.param], lr=0.1)
-    steps = Stepper(loss, optimizer, device=torch.device("cpu"), name="one")
+    steps = Stepper(loss, optimizer, name="one")
     graphs = Graphs(steps, on_cpu, error=RuntimeError("no graph of this"))
     for _ in range(3):
         steps(torch.zeros(2))
@@ -297,7 +296,7 @@ class Quadratic:
 def test_step_returns_statistics_loss_and_norm_and_clips(on_cpu: pytest.MonkeyPatch) -> None:
     loss = Quadratic()
     optimizer = torch.optim.SGD([loss.param], lr=0.1)
-    steps = Stepper(loss, optimizer, device=torch.device("cpu"), name="one", max_norm=1.0)
+    steps = Stepper(loss, optimizer, name="one", max_norm=1.0)
     found = steps(torch.zeros(2))
     torch.testing.assert_close(found, torch.tensor([25.0, 25.0, 10.0]))
     torch.testing.assert_close(loss.param.detach(), torch.tensor([3.0 - 0.06, 4.0 - 0.08]))
@@ -317,7 +316,7 @@ def test_gradient_that_two_parameters_share_is_clipped_once(recorded: bool, requ
         return total, total.reshape(1)
 
     optimizer = torch.optim.SGD([one, other], lr=1.0)
-    steps = Stepper(loss, optimizer, device=torch.device("cpu"), name="one", max_norm=0.5)
+    steps = Stepper(loss, optimizer, name="one", max_norm=0.5)
     found = steps(torch.tensor([3.0, 4.0]))
     torch.testing.assert_close(found, torch.tensor([0.0, 0.0, 50.0**0.5]))
     for param in (one, other):
@@ -334,7 +333,7 @@ def test_chunks_of_a_step_add_up_to_the_whole() -> None:
             return total, 2.0 * total.reshape(1)
 
         optimizer = torch.optim.SGD([param], lr=0.1)
-        steps = Stepper(loss, optimizer, device=torch.device("cpu"), name="one", chunks=chunks)
+        steps = Stepper(loss, optimizer, name="one", chunks=chunks)
         found.append((steps(torch.arange(6.0).reshape(3, 2)), param.detach()))
     torch.testing.assert_close(*found)
     # By hand: means of squares of the columns are 20 / 3 and 35 / 3.
