@@ -9,33 +9,21 @@ from numpy.typing import NDArray
 
 
 def check_count(name: str, number: Any, least: int = 1) -> int:
-    """Return `number`.
-
-    Raises:
-        ValueError: If it is not an integer of at least `least`.
-    """
+    """Return `number`."""
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {number!r}")
     return int(number)
 
 
 def check_number(name: str, number: Any) -> float:
-    """Return `number` as a float.
-
-    Raises:
-        ValueError: If it is not a finite real number.
-    """
+    """Return `number` as a float."""
     if isinstance(number, bool) or not isinstance(number, int | float | np.number) or not np.isfinite(number):
         raise ValueError(f"{name} must be a finite number, got {number!r}")
     return float(number)
 
 
 def check_positive(name: str, number: Any) -> float:
-    """Return `number` as a float.
-
-    Raises:
-        ValueError: If it is not a finite real number above zero.
-    """
+    """Return `number` as a float."""
     value = check_number(name, number)
     if value <= 0.0:
         raise ValueError(f"{name} must be positive, got {number}")
@@ -43,11 +31,7 @@ def check_positive(name: str, number: Any) -> float:
 
 
 def check_interval(low: Any, high: Any) -> tuple[float, float]:
-    """Return (low, high) as floats.
-
-    Raises:
-        ValueError: If one is not a finite number, or low is not below high.
-    """
+    """Return (low, high) as floats."""
     interval = check_number("low", low), check_number("high", high)
     if not interval[0] < interval[1]:
         raise ValueError(f"low must be below high, got {low} and {high}")
@@ -57,11 +41,7 @@ def check_interval(low: Any, high: Any) -> tuple[float, float]:
 
 
 def check_choices(actions: NDArray[Any], count: int) -> None:
-    """Refuse actions that are not one of `count` choices.
-
-    Raises:
-        ValueError: If they are not integers in [0, count).
-    """
+    """Refuse actions that are not one of `count` choices."""
     if not np.issubdtype(actions.dtype, np.integer) or actions.min() < 0 or actions.max() >= count:
         raise ValueError(f"actions must be integers in [0, {count}), got {actions}")
 

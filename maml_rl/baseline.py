@@ -273,11 +273,7 @@ class ZeroBaseline:
 
 
 def make_baseline(kind: str, observation_space: gymnasium.Space[Any]) -> Baseline:
-    """Make the baseline of a name in a config, "linear" or "zero", for the observations of one environment.
-
-    Raises:
-        ValueError: If the name is unknown, or the observations have too many entries for a linear one.
-    """
+    """Make the baseline of a name in a config, "linear" or "zero", for the observations of one environment."""
     if kind == "zero":
         return ZeroBaseline()
     if kind != "linear":

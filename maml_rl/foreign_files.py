@@ -45,9 +45,6 @@ def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
     Args:
         path: of the file, or of a link to it.
         most_bytes: that it may have; None for as many as this machine has room for.
-
-    Raises:
-        OSError: If it is missing, is not a regular file, or has more bytes.
     """
     if most_bytes is None:
         most_bytes = available_memory()
@@ -77,9 +74,6 @@ def parse_json(data: bytes, *, infinite: bool = False) -> Any:
     Args:
         data: the document.
         infinite: whether numbers may be infinite, as the bounds of spaces are.
-
-    Raises:
-        ValueError: If it is not one.
     """
 
     def number(text: str) -> float:
@@ -97,11 +91,7 @@ def parse_json(data: bytes, *, infinite: bool = False) -> Any:
 
 
 def checked(model: type[Model], values: Any) -> Model:
-    """Return the model of parsed values.
-
-    Raises:
-        ValueError: With the first wrong entry, its place, and how many others there are.
-    """
+    """Return the model of parsed values."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -138,9 +128,6 @@ def check_sum(path: Path) -> bool:
 
     Returns:
         Whether `SHA256SUMS` beside the file lists it.
-
-    Raises:
-        ConfigError: If the file has changed; the message has the remedy.
     """
     file = path.parent / SUMS
     try:

@@ -136,11 +136,7 @@ def chunk_threads() -> int:
 
 @contextmanager
 def usual_torch() -> Iterator[None]:
-    """Record gradients in the `with` block, whatever the caller has set, and compute as `single_threaded`.
-
-    Raises:
-        ConfigError: If new tensors are by default on another device than the CPU.
-    """
+    """Record gradients in the `with` block, whatever the caller has set, and compute as `single_threaded`."""
     import torch
 
     device = torch.get_default_device()

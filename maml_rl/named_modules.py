@@ -9,12 +9,7 @@ from types import ModuleType
 
 
 def find_named(package: str) -> ModuleSpec | None:
-    """Return where a module without dots would be imported from by `import_named`; import nothing.
-
-    Raises:
-        ImportError: If a module of this name is imported and does not know from where.
-        ValueError: Likewise, or if the name is empty.
-    """
+    """Return where a module without dots would be imported from by `import_named`; import nothing."""
     return find_spec(package) or _find_here(package)
 
 
@@ -23,9 +18,6 @@ def import_named(module: str) -> ModuleType:
 
     If only the current folder has it, that folder becomes the end of the search path of this process and its workers:
     the module may import its neighbors at any time.
-
-    Raises:
-        Exception: Whatever the import raises.
     """
     if ":" in module:
         # A file may have such a name, whose first part is that of another module.

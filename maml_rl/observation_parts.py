@@ -26,9 +26,6 @@ class ObservationParts:
     Attributes:
         image_spaces: of the images, in the order of the space.
         num_numbers: of all other parts together.
-
-    Raises:
-        TypeError: If it has text.
     """
 
     def __init__(self, space: Space) -> None:

@@ -70,11 +70,7 @@ class StreamKey(NamedTuple):
     episode: int = 0
 
     def check(self) -> "StreamKey":
-        """Return the key.
-
-        Raises:
-            ValueError: If an entry is out of range.
-        """
+        """Return the key."""
         limits = {"purpose": 256, "phase": _MAX_PHASE}
         for name, value in zip(self._fields, self, strict=True):
             limit = limits.get(name, _WORD)
@@ -88,11 +84,7 @@ class StreamKey(NamedTuple):
 
 
 def generator(key: StreamKey) -> np.random.Generator:
-    """Return a separate NumPy generator for `key`.
-
-    Raises:
-        ValueError: If an entry of the key is out of range.
-    """
+    """Return a separate NumPy generator for `key`."""
     seed, purpose_and_phase, iteration, task, episode = (int(word) for word in key.check().words())
     # NumPy's Philox is twice as wide. The key goes in as it is: a SeedSequence would hash it, and drop trailing zeros.
     wide_key = np.array([seed << 32 | purpose_and_phase, iteration << 32 | task], np.uint64)
@@ -100,11 +92,7 @@ def generator(key: StreamKey) -> np.random.Generator:
 
 
 def torch_seed(key: StreamKey) -> int:
-    """Return the seed of a torch generator for `key`.
-
-    Raises:
-        ValueError: If an entry of the key is out of range.
-    """
+    """Return the seed of a torch generator for `key`."""
     return int(generator(key).integers(2**63))
 
 
@@ -113,9 +101,6 @@ class NamedStreams:
 
     The place is known from the key alone, so there is no state to keep in a checkpoint. Asked again at the same place,
     a name gives the generator that it gave before, which continues: nothing is drawn twice.
-
-    Raises:
-        ValueError: If an entry of the key is out of range.
     """
 
     def __init__(self, key: StreamKey) -> None:
@@ -203,11 +188,7 @@ def seeded_torch(seed: int, device: "torch.device | str" = "cpu") -> Iterator[No
 
 
 def check_seed(seed: int | np.integer) -> int:
-    """Return `seed` as an int.
-
-    Raises:
-        ValueError: If it is not an integer in [0, 2**32).
-    """
+    """Return `seed` as an int."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < _WORD:
         raise ValueError(f"a seed must be an integer in [0, 2**32), got {seed!r}")
     return int(seed)

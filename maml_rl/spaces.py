@@ -27,11 +27,7 @@ _PARTS = "Box, Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of
 
 
 def array_layout(space: Space) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return the shape and dtype of one element of a space as an array.
-
-    Raises:
-        TypeError: If the space has no elements that are arrays, or torch does not compute with their type.
-    """
+    """Return the shape and dtype of one element of a space as an array."""
     if not isinstance(space, _ARRAYS):
         raise TypeError(f"unsupported space {space}: expected Box, Discrete, MultiDiscrete or MultiBinary")
     dtype = np.dtype(space.dtype)
@@ -58,9 +54,6 @@ class ArrayElements:
 
     Whole numbers must be within their bounds: stored with fewer bits, others would become different numbers. Floats may
     be beyond the bounds of their Box, which many environments give only roughly.
-
-    Raises:
-        TypeError: If it is none of these, or torch does not compute with its type.
     """
 
     def __init__(self, space: Space) -> None:
@@ -79,9 +72,6 @@ class ArrayElements:
             value: the element.
             path: keys and indices that lead to it, for messages.
             what: it is, for messages.
-
-        Raises:
-            ValueError: If it is not in the space; the message continues after "returned".
         """
         where = f" at {_name(path)}" if path else ""
         try:
@@ -188,9 +178,6 @@ class ObservationFlattener:
 
     Attributes:
         flat_space: of the vectors; of the type that holds all parts without loss.
-
-    Raises:
-        TypeError: If a part is not supported; the message names it and says what to do.
     """
 
     def __init__(self, space: Space) -> None:
@@ -206,11 +193,7 @@ class ObservationFlattener:
         self.flat_space = flat
 
     def write(self, observation: Any, vector: NDArray[Any]) -> None:
-        """Write an observation into `vector` (D,).
-
-        Raises:
-            ValueError: If a part does not fit its space; the message continues after "returned".
-        """
+        """Write an observation into `vector` (D,)."""
         for part in self._parts:
             part.write(observation, vector)
 
@@ -311,9 +294,6 @@ class PackedSpace(spaces.Box):
 
     Args:
         own: `Text`, or a Dict or Tuple with one, or with an image, in it.
-
-    Raises:
-        TypeError: If a part is not supported.
     """
 
     def __init__(self, own: Space) -> None:
@@ -329,11 +309,7 @@ class PackedSpace(spaces.Box):
         return self
 
     def write(self, element: Any, row: NDArray[Any]) -> None:
-        """Write an element of `own` into `row` (D,).
-
-        Raises:
-            ValueError: If it is not in `own`; the message continues after "returned".
-        """
+        """Write an element of `own` into `row` (D,)."""
         for each in self.fields:
             each.write(element, row)
 
@@ -408,9 +384,6 @@ def stored_actions(space: Space) -> Space:
 
     Those with text in them are bytes, and discrete ones are counted from 0 wherever those of the environment start: the
     zeros of padding and of a trial's first step are actions, too. `own_actions` returns the environment's.
-
-    Raises:
-        TypeError: If they are not supported.
     """
     if isinstance(space, PackedSpace):
         return space
@@ -453,11 +426,7 @@ def to_stored(space: Space, actions: NDArray[Any]) -> NDArray[Any]:
 
 
 def require_numbers(who: str, *given: Space) -> None:
-    """Refuse spaces with text in them where numbers are needed.
-
-    Raises:
-        TypeError: If one has text.
-    """
+    """Refuse spaces with text in them where numbers are needed."""
     if any(has_text(space) for space in given):
         raise TypeError(
             f"{who} computes with numbers, and the environment has text; evaluate a policy of your own that reads it "
@@ -466,11 +435,7 @@ def require_numbers(who: str, *given: Space) -> None:
 
 
 def require_vectors(who: str, space: Space) -> None:
-    """Refuse observations that are not vectors of numbers where a policy needs those.
-
-    Raises:
-        TypeError: If they are others; the message names what takes them.
-    """
+    """Refuse observations that are not vectors of numbers where a policy needs those."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 1 or isinstance(space, PackedSpace):
         raise TypeError(
             f"{who} takes observations that are vectors of numbers, and these are {space}; rl2 takes all kinds, images "
@@ -488,11 +453,7 @@ def parts_of(space: Space) -> list[tuple[Any, ...]]:
 
 
 def array_writer(space: Space) -> ArrayElements | ObservationFlattener | PackedSpace:
-    """Return what writes the observations of a space into arrays, which are elements of its `flat_space`.
-
-    Raises:
-        TypeError: If they are not supported; see `ObservationFlattener`.
-    """
+    """Return what writes the observations of a space into arrays, which are elements of its `flat_space`."""
     if isinstance(space, spaces.Box | spaces.Discrete):
         return ArrayElements(space)
     packs = has_text(space) or any(is_image(part) for _, part in leaves(space))
@@ -500,11 +461,7 @@ def array_writer(space: Space) -> ArrayElements | ObservationFlattener | PackedS
 
 
 def flat_observation_space(space: Space) -> Space:
-    """Return the space of the observations as arrays of numbers.
-
-    Raises:
-        TypeError: If they are not supported (see `ObservationFlattener`), or have text in them.
-    """
+    """Return the space of the observations as arrays of numbers."""
     require_numbers("the package", space)
     return array_writer(space).flat_space
 
@@ -523,11 +480,7 @@ def leaves(space: Space, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
 
 
 def value_at(element: Any, path: Sequence[Any]) -> Any:
-    """Return a part of an element.
-
-    Raises:
-        ValueError: If it is missing.
-    """
+    """Return a part of an element."""
     value = element
     try:
         for key in path:

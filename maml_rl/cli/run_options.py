@@ -55,9 +55,6 @@ def chosen_config(options: argparse.Namespace, *, of_run: bool = False) -> Path 
     Args:
         options: of the command.
         of_run: whether the path is of a run rather than a config.
-
-    Raises:
-        ConfigError: If there is no such config, or if two are given.
     """
     if options.config is not None and options.name is not None:
         raise ConfigError(f"two configs are given, {options.name} and --config {options.config}; give one of them")

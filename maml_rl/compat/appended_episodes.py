@@ -84,9 +84,6 @@ class AppendedEpisodes:
             actions: (n, *action shape).
             rewards: (n,).
             batch_ids: the episode that each row belongs to; a row with None is skipped.
-
-        Raises:
-            ValueError: If an id is listed twice or outside [0, B), or the rows do not match the ids.
         """
         listed = [row for row, episode in enumerate(batch_ids) if episode is not None]
         ids = [int(episode) for episode in batch_ids if episode is not None]

@@ -42,10 +42,6 @@ class CalledWithEpisodes:
 
         Returns:
             `kl`, `loss/before`, `loss/after`, `line_search_steps`, `accepted`, `grad_norm`.
-
-        Raises:
-            ValueError: If an argument is out of range, or episodes are missing, of other steps, or without advantages.
-            NonFiniteError: If the loss, its gradient or the curvature is not finite; the parameters stay as they are.
         """
         if self.num_steps is not None and len(train_episodes) != self.num_steps:
             raise ValueError(f"the learner has num_steps={self.num_steps}, and these are {len(train_episodes)} steps")

@@ -21,11 +21,7 @@ _SAVED_OPTIONS = ("config", "output_folder", "num_workers", "use_cuda", "device"
 
 
 def gathered(mapping: Any, section: str) -> Any:
-    """Return a `Mapping` of a config with the flat keys moved to the section of the algorithm's settings.
-
-    Raises:
-        ConfigError: If a key is in both places.
-    """
+    """Return a `Mapping` of a config with the flat keys moved to the section of the algorithm's settings."""
     flat = [key for key in FLAT_KEYS if key in mapping.values]
     settings = mapping.values.get(section) or {}
     if not flat or not isinstance(settings, dict):

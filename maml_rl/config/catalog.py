@@ -32,9 +32,6 @@ def find_config(name: str) -> Path:
 
     Args:
         name: as `shipped_configs` has it, or the path below `configs/`, with or without the ending.
-
-    Raises:
-        ConfigError: If there is no such config; the message has the closest name.
     """
     known = shipped_configs()
     names = known | {full_name(path): path for path in known.values()}
@@ -51,11 +48,7 @@ def zoo() -> dict[str, Path]:
 
 
 def find_run(run: str | Path) -> Path:
-    """Return the folder of a run, or that of a policy of the zoo for "zoo:NAME".
-
-    Raises:
-        ConfigError: If the zoo has no such policy; the message has the closest name.
-    """
+    """Return the folder of a run, or that of a policy of the zoo for "zoo:NAME"."""
     if not str(run).startswith(_IN_ZOO):
         return Path(run)
     known, name = zoo(), str(run).removeprefix(_IN_ZOO)

@@ -114,12 +114,7 @@ _Loader.add_constructor(f"{_TAG}int", _read_integer)
 
 
 def read_mapping(path: str | Path) -> Mapping:
-    """Read a YAML file (JSON is YAML too) whose top level is a mapping.
-
-    Raises:
-        ConfigError: If the file is missing, unreadable, not YAML, not a mapping, asks for a Python object, or
-            has a key twice.
-    """
+    """Read a YAML file (JSON is YAML too) whose top level is a mapping."""
     origin = str(path)
     try:
         data = read_regular(Path(path), _MOST_BYTES)
@@ -156,11 +151,7 @@ def parse_mapping(data: str | bytes, origin: str) -> Mapping:
 
 
 def parse_value(text: str, origin: str) -> Any:
-    """Read one value as YAML writes it: "0.1", "[64, 64]", "{low: -1}", "true", "null", or plain text.
-
-    Raises:
-        ConfigError: As `read_mapping`; or if the text has no value, or lines of further keys.
-    """
+    """Read one value as YAML writes it: "0.1", "[64, 64]", "{low: -1}", "true", "null", or plain text."""
     values = parse_mapping(f"value: {text}", origin).values
     if len(values) > 1:
         others = ", ".join(repr(key) for key in values if key != "value")

@@ -55,10 +55,6 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
     Args:
         env: the vector environment.
         max_episode_steps: steps of the longest possible episode; None for its own attribute, or that of its spec.
-
-    Raises:
-        TypeError: If it does not say its `autoreset_mode`, or its spaces are not supported.
-        ConfigError: If a wrapper keeps running statistics.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], max_episode_steps: int | None = None) -> None:
@@ -91,11 +87,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         return own_drawn(list(declared(self.env, name)(num_tasks)), num_tasks, name, self.env)
 
     def _seed_draws(self, seed: int) -> None:
-        """Give `sample_tasks` its generator.
-
-        Raises:
-            TypeError: If it cannot be set.
-        """
+        """Give `sample_tasks` its generator."""
         try:
             seed_draws(self.env, seed)
         except AttributeError:
@@ -111,11 +103,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Reset all slots, with one seed for each; see `MetaVectorEnv`.
-
-        Raises:
-            ValueError: If `options["reset_mask"]` leaves some of them out.
-        """
+        """Reset all slots, with one seed for each; see `MetaVectorEnv`."""
         mask = read_reset_mask(options, self.num_envs)
         if mask is not None and not mask.all():
             raise ValueError(f"{type(self.env).__name__} resets all its slots together; leave reset_mask out")
@@ -161,11 +149,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
             self.env.reset(options={"reset_mask": over})
 
     def _of_slots(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """Return one number for each slot.
-
-        Raises:
-            ValueError: If there are others.
-        """
+        """Return one number for each slot."""
         if values.shape != (self.num_envs,) or values.dtype.kind not in "biuf":
             remedy = "make several objectives one number, with their weights as part of the task"
             if values.size == self.num_envs:
@@ -210,11 +194,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
     def _write_info(
         self, name: str, infos: dict[str, Any], active: NDArray[np.bool_], ended: NDArray[np.bool_]
     ) -> None:
-        """Write a recorded info of the slots that have stepped; NaN where a time limit has ended an episode without it.
-
-        Raises:
-            TypeError: If it is missing elsewhere, or not a number.
-        """
+        """Write a recorded info of the slots that have stepped; NaN where a time limit has ended an episode without."""
         values, kind = self.buffers.infos[name], self.recorded_infos[name]
         for slot in np.flatnonzero(active if kind == "step" else ended).tolist():
             final = self._mode is AutoresetMode.SAME_STEP and ended[slot]

@@ -61,9 +61,6 @@ class CallRules:
         threads: how many calls run concurrently; None for all.
         timeout: seconds that one call may take in a thread.
         max_retries: how often one episode may restart because its environment raises `Retry`.
-
-    Raises:
-        ValueError: If a value is out of range, or two exclude each other.
     """
 
     stepping: Stepping = "auto"
@@ -171,11 +168,7 @@ class Attempts:
 
 
 def _allowed(coroutine: Coroutine[Any, Any, Any], awaits: bool) -> Coroutine[Any, Any, Any]:
-    """Return a coroutine that a call has returned, where it is awaited.
-
-    Raises:
-        TypeError: If it is not.
-    """
+    """Return a coroutine that a call has returned, where it is awaited."""
     if not awaits:
         # That of the environment, where another coroutine looks after it.
         own = getcoroutinelocals(coroutine).get("coroutine", coroutine)
@@ -244,11 +237,7 @@ def not_awaited(name: str, made: Any) -> TypeError:
 
 
 def seeded_reset(env: Any, seed: Any, **options: Any) -> Any:
-    """Return the result of `reset` with a seed, or with one for each slot; or what awaits it.
-
-    Raises:
-        ValueError: If it refuses the seed, and takes one of 31 bits; the message says what to declare.
-    """
+    """Return the result of `reset` with a seed, or with one for each slot; or what awaits it."""
     seeds = seed if isinstance(seed, list) else [seed]
     if all(each is None or each <= _INT32 for each in seeds):
         return env.reset(seed=seed, **options)
@@ -345,11 +334,7 @@ class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def without_wrappers(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Return an environment, if its steps must be awaited without the wrappers that only check, or keep its time limit.
-
-    Raises:
-        TypeError: If another wrapper is around it then, which would take a coroutine for its result.
-    """
+    """Return an environment, if its steps must be awaited without the wrappers that only check or keep a time limit."""
     if not awaits_steps(env):
         return env
     harmless: Sequence[type] = (

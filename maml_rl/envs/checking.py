@@ -52,13 +52,7 @@ _DRAWS_TO_FIND_ANOTHER_TASK = 50
 
 
 def require_meta_env(env: Any) -> None:
-    """Raise an error unless `env` meets the requirements of sampling.
-
-    Raises:
-        TypeError: If it is not a `gymnasium.Env`, a method is missing, or a space is not supported; the message lists
-            all that is missing.
-        ConfigError: If a wrapper such as `NormalizeObservation` keeps running statistics.
-    """
+    """Raise an error unless `env` meets the requirements of sampling."""
     if not isinstance(env, gymnasium.Env):
         name = getattr(env, "__name__", type(env).__name__)
         raise TypeError(f"expected a gymnasium.Env, got {name}; derive the class from gymnasium.Env")
@@ -69,11 +63,7 @@ def require_meta_env(env: Any) -> None:
 
 
 def refuse_statistics(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> None:
-    """Refuse wrappers whose running statistics make an episode depend on those before it in the same slot.
-
-    Raises:
-        ConfigError: If there is one around the environment.
-    """
+    """Refuse wrappers whose running statistics make an episode depend on those before it in the same slot."""
     name, stateful = type(env.unwrapped).__name__, []
     while isinstance(env, gymnasium.Wrapper | VectorWrapper):
         if getattr(env, "update_running_mean", False):
@@ -93,9 +83,6 @@ def require_task_methods(env_class: type[gymnasium.Env[Any, Any]], env_id: str =
     Args:
         env_class: of the environment without wrappers.
         env_id: its registered id; "" if it has none.
-
-    Raises:
-        TypeError: If one is missing; the message lists all that are.
     """
     missing = [f"it lacks {duty}" for name, duty in _DUTIES.items() if not hasattr(env_class, name)]
     if missing and not hasattr(env_class, "__getattr__"):
@@ -118,11 +105,7 @@ def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
 
 
 def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any]:
-    """Return a method of `env`, even if wrappers hide it.
-
-    Raises:
-        TypeError: If there is none.
-    """
+    """Return a method of `env`, even if wrappers hide it."""
     method = _method(env, name)
     if method is None:
         raise TypeError(f"{type(env.unwrapped).__name__} is not a task family: it lacks {_DUTIES.get(name, name)}")
@@ -163,9 +146,6 @@ class DrawsBySeed:
             seed: the generator was seeded with.
             tasks: that were drawn.
             draw: draws a number of tasks after seeding with its second argument.
-
-        Raises:
-            TaskError: If many tasks are the same for both seeds, and none of them is drawn twice.
         """
         if self._differ:
             return
@@ -246,9 +226,6 @@ def check_vector_family(make: Callable[[int], MetaVectorEnv], seed: int = 0) -> 
     Args:
         make: makes so many slots, as the sampler does.
         seed: of tasks and episodes.
-
-    Raises:
-        AssertionError: If something violates the contract; the message says what was expected.
     """
     with (
         UsersCode(lambda error: AssertionError(explain(error)), Warning),

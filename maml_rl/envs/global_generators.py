@@ -348,11 +348,7 @@ class SlotGenerators:
         self._places_now: Callable[[], tuple[Any, ...]] = tuple
 
     def step(self, slot: int, call: Callable[[], Any]) -> Any:
-        """Return the result of a step.
-
-        Raises:
-            DrawsGloballyError: If it has drawn from the process's generators, instead of some of its own.
-        """
+        """Return the result of a step."""
         with global_generators():
             if self.used:
                 return self._with_own(slot, call)
@@ -450,11 +446,7 @@ class SharedGenerators(SlotGenerators):
         self._refused, self._remedy = frozenset(refused), remedy
 
     def step(self, slot: int, call: Callable[[], Any]) -> Any:
-        """Return the result of a step, or what awaits it.
-
-        Raises:
-            RuntimeError: If the process's generators were drawn from meanwhile.
-        """
+        """Return the result of a step, or what awaits it."""
         return self._look(call)
 
     def _repeatable(self, slot: int, key: Callable[[], tuple[int, int]] | None, call: Callable[[], Any]) -> Any:

@@ -86,11 +86,7 @@ class EnvSource:
 
     @cached_property
     def spec(self) -> EnvSpec | None:
-        """What an id is registered with; None for a callable.
-
-        Raises:
-            ValueError: If no such id is registered.
-        """
+        """What an id is registered with; None for a callable."""
         return find_spec(self.id) if self.id else None
 
     @cached_property
@@ -128,9 +124,6 @@ class EnvSource:
         """Refuse what certainly has no tasks, before anything is made: a class without their methods, or its id.
 
         The result of a function or wrapper is known only once it is made; `SerialVectorEnv` checks it then.
-
-        Raises:
-            TypeError: If it has none.
         """
         spec = self.spec
         if spec is not None and (spec.id in FAMILIES or spec.additional_wrappers or self.batch is not None):
@@ -140,12 +133,7 @@ class EnvSource:
             require_task_methods(made, self.id)
 
     def check_stepping(self, rules: CallRules) -> None:
-        """Refuse threads, before anything is made, for what certainly cannot be stepped in them.
-
-        Raises:
-            ValueError: If its slots are one batch.
-            TypeError: If it says that it is not safe in threads, or must be awaited and threads are not wanted.
-        """
+        """Refuse threads, before anything is made, for what certainly cannot be stepped in them."""
         if rules.want_threads:
             if self.batch is not None:
                 raise _one_batch(self.id or self.one.__name__)
@@ -306,12 +294,7 @@ def make_vector_env(
 def _as_slots(
     made: Any, max_episode_steps: int | None, current_slots: NDArray[np.int64] | None, rules: CallRules
 ) -> MetaVectorEnv:
-    """Return a vector environment as slots.
-
-    Raises:
-        ValueError: If it should be stepped in threads.
-        TypeError: If it is not one of a task family.
-    """
+    """Return a vector environment as slots."""
     name = type(made).__name__
     if rules.want_threads:
         raise _one_batch(name)

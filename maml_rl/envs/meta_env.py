@@ -129,11 +129,7 @@ class SlotCounts:
 
 
 def own_task(task: Task) -> Task:
-    """Return a copy of a task that shares nothing with it, for code that may change it.
-
-    Raises:
-        TaskError: If it is not a dict, or an entry cannot be copied; the message names it.
-    """
+    """Return a copy of a task that shares nothing with it, for code that may change it."""
     if not isinstance(task, Mapping):
         raise TaskError(f"a task is a dict of numbers and arrays, got {task!r}")
     own = {}
@@ -149,11 +145,7 @@ def own_task(task: Task) -> Task:
 
 
 def own_drawn(tasks: Sequence[Any], num_tasks: int, name: str, env: object) -> list[Task]:
-    """Return copies of the tasks that a method `name` of an environment has drawn.
-
-    Raises:
-        TaskError: If there are not `num_tasks`, or one is not a dict.
-    """
+    """Return copies of the tasks that a method `name` of an environment has drawn."""
     if len(tasks) != num_tasks:
         raise TaskError(f"{name}({num_tasks}) of {env} returned {len(tasks)} tasks")
     for task in tasks:
@@ -177,11 +169,7 @@ def declared(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any], name: str,
 
 
 def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:
-    """Return the `recorded_infos` that an environment declares.
-
-    Raises:
-        TypeError: If it is not a dict of names with "step" or "episode".
-    """
+    """Return the `recorded_infos` that an environment declares."""
     kinds = get_args(InfoKind)
     if not isinstance(declared, Mapping) or not all(
         isinstance(name, str) and kind in kinds for name, kind in declared.items()
@@ -194,11 +182,7 @@ def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:
 
 
 def check_value_ranges(declared: Any) -> dict[str, tuple[float, float]]:
-    """Return the `value_ranges` that an environment declares.
-
-    Raises:
-        TypeError: If it is not a dict of names with two numbers, the lower one first.
-    """
+    """Return the `value_ranges` that an environment declares."""
 
     def is_range(value: Any) -> bool:
         numbers = isinstance(value, tuple | list) and all(isinstance(each, int | float) for each in value)
@@ -224,12 +208,7 @@ class Declarations(NamedTuple):
 
 
 def declarations(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Declarations:
-    """Return what an environment, or a vector environment, declares, even if wrappers hide it.
-
-    Raises:
-        TypeError: If it is of another form.
-        ValueError: If it is out of range.
-    """
+    """Return what an environment, or a vector environment, declares, even if wrappers hide it."""
     task_space = declared(env, "task_space")
     if not (task_space is None or isinstance(task_space, TaskSpace)):
         raise TypeError(f"task_space must be a maml_rl.envs.TaskSpace, got {task_space!r}")
@@ -247,9 +226,6 @@ def check_flags(name: str, flags: Any) -> NDArray[np.bool_]:
     Args:
         name: "terminated" or "truncated".
         flags: bool, or 0 and 1 as integers, of any shape.
-
-    Raises:
-        TypeError: If it is anything else. A text and NaN would count as true.
     """
     array = np.asarray(flags)
     if array.dtype.kind != "b" and not (array.dtype.kind in "iu" and ((array == 0) | (array == 1)).all()):
@@ -439,11 +415,7 @@ class OneBatchVectorEnv(MetaVectorEnv):
     _not_ready: ClassVar[str] = "cannot step before the first reset; call reset first"
 
     def _set_up(self, num_envs: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-        """Set the attributes that follow from the number of slots and the spaces of one.
-
-        Raises:
-            TypeError: If discrete actions do not start at 0, as arrays of them do; see `maml_rl.spaces.stored_actions`.
-        """
+        """Set the attributes that follow from the number of slots and the spaces of one."""
         if np.any(getattr(action_space, "start", 0)):
             raise TypeError(f"{type(self).__name__} has the actions {action_space}; those of array code start at 0")
         self.num_envs = num_envs
@@ -547,11 +519,7 @@ class EnvDescription:
 
 
 def require_one_each(tasks: Sequence[Task], num_envs: int) -> None:
-    """Refuse tasks of which there is not one for each slot.
-
-    Raises:
-        TaskError: With both numbers.
-    """
+    """Refuse tasks of which there is not one for each slot."""
     if len(tasks) != num_envs:
         raise TaskError(f"expected one task for each of the {num_envs} slots, got {len(tasks)}")
 
@@ -563,22 +531,14 @@ def low_seeds(seeds: ArrayLike, mask: int = SEED_BITS) -> list[int]:
 
 
 def seed_mask(seed_bits: Any) -> int:
-    """Return the greatest seed of an environment, by the `seed_bits` that it declares.
-
-    Raises:
-        TypeError: If that is not a number of bits.
-    """
+    """Return the greatest seed of an environment, by the `seed_bits` that it declares."""
     if isinstance(seed_bits, bool) or not isinstance(seed_bits, int) or not 8 <= seed_bits <= 32:
         raise TypeError(f"seed_bits must be the number of bits of a seed, 8 to 32, got {seed_bits!r}")
     return int(2**seed_bits - 1)
 
 
 def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:
-    """Return one seed per slot: an integer s means s, s + 1, ..., as in Gymnasium; None means to continue unseeded.
-
-    Raises:
-        ValueError: If a sequence does not have one seed per slot, or a seed is not an integer in [0, 2**63).
-    """
+    """Return one seed per slot: an integer s means s, s + 1, ..., as in Gymnasium; None means to continue unseeded."""
     if seed is None:
         return [None] * num_envs
     seeds = [seed + slot for slot in range(num_envs)] if isinstance(seed, int | np.integer) else list(seed)
@@ -591,11 +551,7 @@ def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:
 
 
 def read_reset_mask(options: Mapping[str, Any] | None, num_envs: int) -> NDArray[np.bool_] | None:
-    """Return `options["reset_mask"]`, which slots to reset; None for all.
-
-    Raises:
-        ValueError: If it is not a boolean array (N,) with at least one True.
-    """
+    """Return `options["reset_mask"]`, which slots to reset; None for all."""
     if not options or options.get("reset_mask") is None:
         return None
     mask = np.asarray(options["reset_mask"])

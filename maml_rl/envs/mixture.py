@@ -46,11 +46,6 @@ class MixtureVectorEnv(BatchedFamily):
         num_threads: of the physics.
         **options: see `BatchedFamily`; `max_episode_steps` None is the time limit of each family, and the task is
             `{"family": id}` with the entries of that family's task.
-
-    Raises:
-        ValueError: If fewer than two families are given, one is given twice or is not of this package, a weight is not
-            positive, or a family has two time limits.
-        TypeError: If discrete and continuous actions, or images and vectors, would be mixed.
     """
 
     task_description = "family: its id; and the entries of a task of that family"
@@ -131,11 +126,7 @@ class MixtureVectorEnv(BatchedFamily):
         return [tasks[index] for index in random.permutation(num_tasks)]
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`: from the next step on, or from the next reset on if the family is another.
-
-        Raises:
-            TaskError: If there is not one task per slot, or one is malformed; the message names slot and entry.
-        """
+        """Give slot i the task `tasks[i]`: from the next step on, or the next reset if the family is another."""
         tasks = list(tasks)
         require_one_each(tasks, self.num_envs)
         numbers, parsed = zip(*for_each_task(tasks, self._parse), strict=True)

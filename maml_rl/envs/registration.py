@@ -158,9 +158,6 @@ def find_spec(env_id: str) -> EnvSpec:
     """Return the registration of an id, or of "module:id", after importing the module.
 
     An id with an earlier version of a family makes the current version, with a `FutureWarning`.
-
-    Raises:
-        ValueError: If there is no such module or id; the message names the closest one.
     """
     module, _, name = env_id.rpartition(":")
     imported = None
@@ -195,11 +192,7 @@ def _newer_version(env_id: str) -> str | None:
 
 
 def import_module_of(module: str, name: str) -> ModuleType:
-    """Import the module that the name of an environment begins with.
-
-    Raises:
-        ValueError: If the import fails for any reason; in one line, with the place in the module.
-    """
+    """Import the module that the name of an environment begins with."""
     if module.startswith("."):
         raise ValueError(f"{name!r} names a module relative to another; give its full name, as in package.module:Id-v0")
     file = "/" in module or module.endswith(".py")

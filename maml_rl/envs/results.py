@@ -35,24 +35,14 @@ class ResultWriter:
         self.infos: dict[int, Any] = {}
 
     def write_reset(self, buffers: StepBuffers, slot: int, env: Env, result: Any, *, restarted: bool = False) -> None:
-        """Write the result of a `reset`, which may have `restarted` an episode.
-
-        Raises:
-            TypeError: If it is not such a result.
-            ValueError: If the observation is not in its space.
-        """
+        """Write the result of a `reset`, which may have `restarted` an episode."""
         observation, info = read_reset(env, result)
         self._write_observation(buffers, slot, env, observation)
         buffers.begin(slot, restarted=restarted)
         self._keep_info(slot, info)
 
     def write_step(self, buffers: StepBuffers, slot: int, env: Env, result: Any) -> None:
-        """Write the result of a `step`.
-
-        Raises:
-            TypeError: If it is not such a result, or lacks a recorded info.
-            ValueError: If the observation is not in its space.
-        """
+        """Write the result of a `step`."""
         observation, reward, terminated, truncated, info = read_step(env, result)
         self._write_observation(buffers, slot, env, observation)
         buffers.rewards[slot] = reward
@@ -89,9 +79,6 @@ def recorded_number(env: object, name: str, kind: InfoKind, value: Any, info: An
         value: the number; None if there is none.
         info: all infos, for the message.
         required: whether there must be one now.
-
-    Raises:
-        TypeError: If there must be one, or it is not a number.
     """
     if value is None and not required:
         return np.nan
@@ -124,11 +111,7 @@ def _time_limits(env: Env) -> Iterator[gymnasium.wrappers.TimeLimit[Any, Any]]:
 
 
 def read_reset(env: Env, result: Any) -> tuple[Any, Any]:
-    """Return the observation and the info that `reset` has returned.
-
-    Raises:
-        TypeError: If the result is anything else; the message has the environment and the result.
-    """
+    """Return the observation and the info that `reset` has returned."""
     # An observation of two parts alone is a pair, too.
     if isinstance(result, tuple | list) and len(result) == 2 and (result[1] is None or isinstance(result[1], Mapping)):
         return result[0], result[1]
@@ -139,12 +122,7 @@ def read_reset(env: Env, result: Any) -> tuple[Any, Any]:
 
 
 def read_step(env: Env, result: Any) -> tuple[Any, float, bool, bool, Any]:
-    """Return what `step` has returned, with numbers and flags of Python.
-
-    Raises:
-        TypeError: If it is of another form, the reward is not one number, or a flag is not one; the message has the
-            environment and the value.
-    """
+    """Return what `step` has returned, with numbers and flags of Python."""
     if not isinstance(result, tuple | list) or len(result) != 5:
         four = (
             " (four values are those of old versions of Gym)" if isinstance(result, tuple) and len(result) == 4 else ""

@@ -58,10 +58,6 @@ class SerialVectorEnv(OneBatchVectorEnv):
         num_envs: N, at least 1.
         current_slots: (1,) where to write the slot that is being made, reset, given its task, or stepped.
         rules: how their calls are carried out.
-
-    Raises:
-        TypeError: If the environments are not a task family, or their spaces are not supported.
-        ValueError: If `num_envs` is not positive, or the spaces or recorded infos of two slots differ.
     """
 
     divides = True
@@ -117,11 +113,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
                 )
 
     def _check(self, env: gymnasium.Env[Any, Any]) -> None:
-        """Refuse an environment whose methods cannot be called here.
-
-        Raises:
-            TypeError: If that is so.
-        """
+        """Refuse an environment whose methods cannot be called here."""
         if is_async(env):
             raise not_awaited(type(env.unwrapped).__name__, env)
 

@@ -69,12 +69,7 @@ class SideBySide:
         self._todo[slot].put(attempt)
 
     def wait(self, seconds: float) -> list[tuple[int, Outcome]]:
-        """Wait until a call is over, at most some seconds, and return all finished calls, each with its outcome.
-
-        Raises:
-            CallHangsError: If a call takes too long, or does not begin for as long although no other runs.
-            RuntimeError: If the event loop has ended, and calls are left on it.
-        """
+        """Wait until a call is over, at most some seconds, and return all finished calls, each with its outcome."""
         if self._to_await:
             if self._loop is None:
                 self._loop, self._slots_of_loop = _EventLoop(), asyncio.Semaphore(self._limit)

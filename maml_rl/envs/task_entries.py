@@ -54,11 +54,7 @@ class IsCell:
 
 
 def parse_task(task: Mapping[str, Any], entries: Mapping[str, TaskEntry]) -> TaskArrays:
-    """Return the entries of a task as arrays; lists, as they come from JSON, are fine.
-
-    Raises:
-        TaskError: If an entry is missing, unknown, or malformed; the message names it.
-    """
+    """Return the entries of a task as arrays; lists, as they come from JSON, are fine."""
     if not isinstance(task, Mapping):
         raise TaskError(f"a task is a dict with the entries {sorted(entries)}, got {task!r}")
     for name in task:
@@ -98,21 +94,13 @@ def _numbers(value: Any) -> NDArray[np.float64] | None:
 
 
 def parse_tasks(tasks: Sequence[Task], entries: Mapping[str, TaskEntry], num_envs: int) -> TaskArrays:
-    """Return the tasks of all slots as arrays (N, ...).
-
-    Raises:
-        TaskError: If there is not one task per slot, or one is malformed; the message names slot and entry.
-    """
+    """Return the tasks of all slots as arrays (N, ...)."""
     require_one_each(tasks, num_envs)
     return stack_tasks(for_each_task(tasks, lambda task: parse_task(task, entries)), entries)
 
 
 def for_each_task(tasks: Sequence[Task], read: Callable[[Task], Read]) -> list[Read]:
-    """Return what `read` returns for the task of each slot. A dict of several adjacent slots is read once.
-
-    Raises:
-        TaskError: If `read` does; the message names the slot, too.
-    """
+    """Return what `read` returns for the task of each slot. A dict of several adjacent slots is read once."""
     results: list[Read] = []
     for slot, task in enumerate(tasks):
         try:

@@ -21,12 +21,7 @@ _LAYOUT_SEED = 0
 
 
 class TaskObservationVectorEnv(ObservingVectorEnv):
-    """Slots whose observations are vectors: the environment's own, then the task's entries in alphabetical order.
-
-    Raises:
-        TaskError: If its tasks are not dicts of numbers and arrays.
-        TypeError: If observations or actions have text in them.
-    """
+    """Slots whose observations are vectors: the environment's own, then the task's entries in alphabetical order."""
 
     def __init__(self, env: MetaVectorEnv) -> None:
         require_numbers("what observes its task", env.single_observation_space, env.single_action_space)
@@ -39,11 +34,7 @@ class TaskObservationVectorEnv(ObservingVectorEnv):
         self.reset_task([task] * self.num_envs)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`, which its next observation shows.
-
-        Raises:
-            TaskError: If there is not one task per slot, or one is malformed or not made of as many numbers as others.
-        """
+        """Give slot i the task `tasks[i]`, which its next observation shows."""
         super().reset_task(tasks)
         rows: list[NDArray[np.float64]] = []
         for slot, task in enumerate(tasks):

@@ -36,9 +36,6 @@ class ThreadedVectorEnv(SerialVectorEnv):
 
     Args:
         awaited: whether constructors run on the event loop.
-
-    Raises:
-        TypeError: If the environments are not safe in threads; see also `SerialVectorEnv`.
     """
 
     advances_by_slot = True
@@ -239,11 +236,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
 
 
 def refuse_unsafe(env: gymnasium.Env[Any, Any]) -> None:
-    """Refuse an environment that must not be called in threads.
-
-    Raises:
-        TypeError: If it declares so, or renders.
-    """
+    """Refuse an environment that must not be called in threads."""
     name = type(env.unwrapped).__name__
     if not declared(env, "thread_safe", True):
         raise not_thread_safe(name)

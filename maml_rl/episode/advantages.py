@@ -59,11 +59,7 @@ class EstimatedEpisodes:
 
     @property
     def advantages(self) -> Tensor:
-        """(..., T, B), as computed by `compute_advantages` or as assigned.
-
-        Raises:
-            RuntimeError: If neither has happened.
-        """
+        """(..., T, B), as computed by `compute_advantages` or as assigned."""
         if self._advantages is None:
             raise RuntimeError("these episodes have no advantages yet; call compute_advantages first")
         return self._advantages
@@ -153,11 +149,7 @@ def _check_rewards(rewards: Tensor, mask: Tensor, first_task: int) -> None:
 
 
 def known_gamma(gamma: float | None) -> float:
-    """Return the discount.
-
-    Raises:
-        ValueError: If it is None.
-    """
+    """Return the discount."""
     if gamma is None:
         raise ValueError("the discount of these episodes is not known; pass gamma to compute_advantages")
     return gamma

@@ -72,9 +72,6 @@ class Hindsight:
         Args:
             trials: whole, on the CPU.
             tasks: one for each of the first K.
-
-        Raises:
-            AlgorithmError: If an episode ended in a terminal state.
         """
         if trials.terminations.any():
             raise AlgorithmError(f"{self._name} {_ENDS}")

@@ -81,10 +81,6 @@ def write_data_set(folder: Path, identifier: str) -> Path:
 
     Returns:
         The folder of the data set.
-
-    Raises:
-        ConfigError: If Minari is missing, or the recording is half-written.
-        CheckpointError: If the recording is damaged, or the disk is full.
     """
     require_minari()
     from minari.dataset.minari_storage import MinariStorage
@@ -128,9 +124,6 @@ def read_data_set(identifier: str) -> Histories:
 
     Args:
         identifier: of the data set, below the folder that `MINARI_DATASETS_PATH` names.
-
-    Raises:
-        ConfigError: If Minari is missing, there is no such data set, or observations or actions are of several parts.
     """
     require_minari()
     import minari

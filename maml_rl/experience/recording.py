@@ -121,10 +121,6 @@ class Recording:
 
     Attributes:
         iteration: how many are recorded.
-
-    Raises:
-        ConfigError: If the folder has other contents, or a recording that must not be resumed.
-        CheckpointError: If the existing recording is damaged.
     """
 
     def __init__(self, folder: Path, about: About, *, resume: bool = False) -> None:
@@ -170,11 +166,7 @@ class Recording:
         return is_full or self.iteration == self.about.num_iterations
 
     def save(self, learner_state: Mapping[str, Tensor]) -> None:
-        """Write everything that is not on disk yet; a recording that is killed later continues from here.
-
-        Raises:
-            CheckpointError: If it cannot be written, say because the disk is full.
-        """
+        """Write everything that is not on disk yet; a recording that is killed later continues from here."""
         if self._blocks:
             self._segments.append(write_segment(self.folder, self._first, arrays_to_bytes(self._blocks)))
         self._blocks, self._first = {}, self.iteration
@@ -234,11 +226,7 @@ class Block:
 
 
 class FinishedRecording:
-    """A complete recording, for reading, in a folder or below one.
-
-    Raises:
-        ConfigError: If there is none, more than one, or one that is half-written; in one line.
-    """
+    """A complete recording, for reading, in a folder or below one."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = _find(Path(folder))

@@ -121,11 +121,7 @@ class Experiment:
 
     @property
     def update(self) -> Update:
-        """Where the update of a training is: "auto" only where it can be in the workers.
-
-        Raises:
-            ConfigError: If it cannot be where the config says.
-        """
+        """Where the update of a training is: "auto" only where it can be in the workers."""
         against = _against_workers(self.config, self.metalearner, self.device)
         if not against and self.config.prefetch:
             against = "prefetch collects a batch while the workers would compute the update; leave one of both out"
@@ -170,11 +166,7 @@ class Experiment:
         return None if rule is None else rule.replace(halve=self.config.halve_step_size)
 
     def restore(self, checkpoint: str | Path | int, run: Path) -> int:
-        """Load the parameters of a checkpoint of a run, as `find_checkpoint` finds it; return its meta-updates.
-
-        Raises:
-            CheckpointError: If the checkpoint is missing, broken, or of another algorithm or architecture.
-        """
+        """Load the parameters of a checkpoint of a run, as `find_checkpoint` finds it; return its meta-updates."""
         path, saved = find_checkpoint(checkpoint, run / CHECKPOINTS)
         with self.guard:
             restore(saved, self.metalearner, self.config.algorithm, path)
@@ -187,10 +179,6 @@ class Experiment:
         Args:
             source: its folder, "zoo:NAME", or a checkpoint's folder.
             policy_alone: leave the learner's state as it is; the run may then be of another algorithm.
-
-        Raises:
-            CheckpointError: If there is no such checkpoint, or it is broken or of another architecture.
-            ConfigError: If the zoo has no such policy.
         """
         folder = find_run(source)
         choice: str | Path = "last" if (folder / CHECKPOINTS).is_dir() else folder
@@ -225,11 +213,7 @@ class Experiment:
         return _make_env(self.config, in_child=self.in_child)
 
     def load_tasks(self, path: str | Path) -> list[Task]:
-        """Read tasks from a file, and try them all in the environment.
-
-        Raises:
-            ConfigError: If the file cannot be read, or a task is malformed, of another family, or a training task.
-        """
+        """Read tasks from a file, and try them all in the environment."""
         tasks = read_tasks(path, self.config.env_name)
         with closing(self.make_env()) as env:
             try_tasks(tasks, env, path)
@@ -284,9 +268,6 @@ class Experiment:
         policy, because the experiment's policy changes meanwhile. An evaluation has its own baseline, because a
         baseline is fitted to every batch. In a run (`in_run`), which is done with a batch before it samples the next,
         `update: auto` may keep the episodes in worker processes.
-
-        Raises:
-            ConfigError: If the config combines ways of collecting that exclude each other.
         """
         config, placed = self.config, self.config.placement
         check_code(config, _REMEDY, samples=True)
@@ -363,10 +344,6 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         num_workers: of the later sampler. With 0 the environment is tried in this process; otherwise in a worker,
             because it may hold what must not be in the parent. The families of this package hold no such thing, and
             are always tried here.
-
-    Raises:
-        ConfigError: If the config is foreign and names unknown code; if the environment is not registered,
-            is not a task family, or refuses its arguments; or if the algorithm or one of its settings is wrong.
     """
     check_code(config, _REMEDY)
     device = torch.device(device)

@@ -64,11 +64,7 @@ class Benchmark:
         return FOLDER / f"{self.name}.json"
 
     def tasks(self) -> list[Task]:
-        """Return the tasks.
-
-        Raises:
-            ConfigError: If the file is missing, or is not the certified one.
-        """
+        """Return the tasks."""
         try:
             content = read_regular(self.file)
         except OSError as error:
@@ -83,11 +79,7 @@ class Benchmark:
         return read_tasks(self.file, self.env_name)
 
     def tasks_for(self, experiment: Experiment) -> list[Task]:
-        """Return the tasks, after checking that none is in the policy's fixed set of training tasks.
-
-        Raises:
-            ConfigError: If one is among them; see also `tasks`.
-        """
+        """Return the tasks, after checking that none is in the policy's fixed set of training tasks."""
         tasks = self.tasks()
         trained = {task_key(task) for task in experiment.fixed_tasks("training") or []}
         among = sum(task_key(task) in trained for task in tasks)
@@ -102,9 +94,6 @@ class Benchmark:
         """Refuse a policy of another problem, or one that would adapt to more episodes than the benchmark allows.
 
         A policy may have its own unit of actions, `normalization_scale`: it maps them onto the same range.
-
-        Raises:
-            ConfigError: In one line, with the difference and the remedy.
         """
         config = experiment.config
         if config.method == "oracle":
@@ -152,11 +141,7 @@ def benchmarks() -> dict[str, Benchmark]:
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """Return a benchmark.
-
-    Raises:
-        ConfigError: If there is none of this name; the message has the closest.
-    """
+    """Return a benchmark."""
     known = benchmarks()
     if name not in known:
         raise ConfigError(
@@ -179,10 +164,6 @@ def measure(
         benchmark: its name.
         num_episodes: of a trial, of which the last counts; None for as many as the benchmark allows.
         seed: of the episodes.
-
-    Raises:
-        ConfigError: If there is no such benchmark, or it allows fewer episodes.
-        ValueError: If the policy returns actions that do not fit.
     """
     rules = benchmark if isinstance(benchmark, Benchmark) else find_benchmark(benchmark)
     most = rules.episodes_before + 1

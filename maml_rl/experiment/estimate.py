@@ -70,10 +70,6 @@ def estimate(
     """Train in a temporary folder until three iterations had updates, and return what the whole run will take.
 
     The last two are timed. A learner that warms up longer than 200 iterations is timed without updates.
-
-    Raises:
-        ConfigError: As `train`.
-        ChildEnvError: If an environment fails.
     """
     stop, ends, rows = Event(), [clock()], list[Metrics]()
 

@@ -29,9 +29,6 @@ def in_processes(
 
     Yields:
         The name of a call, and a value that it has sent, as soon as it has.
-
-    Raises:
-        MamlRLError: The one that a call raised; or, if a process ended otherwise, one that names the call.
     """
     left, running = iter(calls), dict[Connection, tuple[str, BaseProcess]]()
     try:

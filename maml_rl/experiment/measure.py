@@ -152,11 +152,7 @@ class _Measured:
         return same_tasks(saved.tasks, self._tasks) and saved.fixed_tasks == self._fixed
 
     def evaluate(self, *, trained: bool = True) -> SampledEvaluation:
-        """Adapt the policy, or the initial one, and keep the episodes.
-
-        Raises:
-            ConfigError: If the policy needs code that is not trusted.
-        """
+        """Adapt the policy, or the initial one, and keep the episodes."""
         run = self._run
         if self._named:
             raise ConfigError(

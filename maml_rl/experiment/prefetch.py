@@ -32,9 +32,6 @@ class Prefetcher(Generic[Item]):
         count: of items.
         ahead: how many items may be finished or in progress and not yet taken, at least 1.
         interrupt: makes `make` end soon.
-
-    Raises:
-        ValueError: If `ahead` is less than 1.
     """
 
     def __init__(self, make: Callable[[], Item], count: int, ahead: int, interrupt: Interrupt) -> None:
@@ -62,12 +59,7 @@ class Prefetcher(Generic[Item]):
             self._thread.join(_PAUSE_SECONDS)
 
     def take(self) -> Item:
-        """Wait for the next item, and return it.
-
-        Raises:
-            BaseException: The error of the thread.
-            RuntimeError: If all items are taken, or the `with` block is over.
-        """
+        """Wait for the next item, and return it."""
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._failure)
             if not self._items:

@@ -71,9 +71,6 @@ def search(
         num_trials: trials in all.
         env_steps: environment steps of a complete trial.
         minutes: after which no trial begins.
-
-    Raises:
-        ConfigError: If the config, or a value that is searched, is wrong, or the trials of before cannot be read.
     """
     import optuna
 
@@ -108,11 +105,7 @@ def search(
 
 
 def open_study(path: Path, name: str) -> "Study":
-    """Return the study of this name, with the trials of before, if there are any.
-
-    Raises:
-        ConfigError: If the file cannot be written, or is not one of trials.
-    """
+    """Return the study of this name, with the trials of before, if there are any."""
     import optuna
 
     try:
@@ -280,9 +273,6 @@ def train_trial(config: Config, folder: Path, env_steps: float, ends: Ends) -> t
     Returns:
         The mean return after adaptation in the last ninth of the environment steps, None if the trial was ended
         earlier; and the environment steps that it took.
-
-    Raises:
-        ConfigError: If `num-batches` is too small for so many environment steps.
     """
     stop, returns, values = Event(), list[tuple[int, float]](), list[float]()
     span = env_steps / _PARTS
@@ -325,11 +315,7 @@ def _write_table(path: Path, trials: Sequence["FrozenTrial"], seed: int) -> None
 
 
 def distribution_of(key: str, text: str) -> "BaseDistribution":
-    """Return the distribution that `LOW:HIGH`, `LOW:HIGH:log` or `A|B|C` denotes.
-
-    Raises:
-        ConfigError: If the text is none of these.
-    """
+    """Return the distribution that `LOW:HIGH`, `LOW:HIGH:log` or `A|B|C` denotes."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if "|" in text:

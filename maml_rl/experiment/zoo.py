@@ -55,11 +55,6 @@ def add_to_zoo(
 
     Returns:
         The policy's folder in the zoo.
-
-    Raises:
-        ConfigError: If there is no such run, its config needs code that is not part of the package, the name is taken,
-            no name, or above or below that of another policy, or the zoo would become too large.
-        CheckpointError: If the checkpoint is missing or broken.
     """
     _check_name(name, overwrite=overwrite)
     folder = find_run(run)

@@ -189,12 +189,7 @@ class HistoryLearner(MetaLearner):
             raise config.error(str(error), "algorithm-settings", "histories") from error
 
     def learn_from(self, histories: Histories) -> None:
-        """Have `update` learn from histories.
-
-        Raises:
-            ValueError: If they are too short for a sequence, or lack what the learner needs; or a sequence is shorter
-                than the context.
-        """
+        """Have `update` learn from histories."""
         if self._sequence_length < self.settings.context:
             raise ValueError(
                 f"sequence-length, {self._sequence_length}, is shorter than the context, {self.settings.context}, of "

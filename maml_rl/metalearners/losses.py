@@ -110,11 +110,7 @@ WITH_DIVISOR: dict[InnerLoss, InnerLoss] = {likelihood_ratio: likelihood_ratio_a
 
 
 def chosen_loss(loss: InnerLoss, settings: Any, config: Config) -> InnerLoss:
-    """Return an inner loss, with the divisor of the advantages if the settings say so.
-
-    Raises:
-        ConfigError: If they do, and it would change nothing.
-    """
+    """Return an inner loss, with the divisor of the advantages if the settings say so."""
     if not settings.differentiate_divisor:
         return loss
     if settings.first_order or loss not in WITH_DIVISOR:

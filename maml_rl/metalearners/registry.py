@@ -62,11 +62,7 @@ def _not_imported(name: str, error: BaseException) -> ValueError:
 
 
 def algorithm_of(config: Config) -> tuple[type[MetaLearner], SettingsModel, Config]:
-    """Return a config's algorithm, its checked settings, and the config with exactly those settings that it uses.
-
-    Raises:
-        ConfigError: If there is no such algorithm, or a setting is unknown, mistyped, out of range or not used.
-    """
+    """Return a config's algorithm, its checked settings, and the config with exactly those settings that it uses."""
     try:
         learner = find_metalearner(config.algorithm)
     except ValueError as error:

@@ -483,9 +483,6 @@ class TrialPPOLearner(MetaLearner):
             the first step; `explained_variance`, the share of the returns' variance that the values explained;
             `no_signal`, 1 if the rewards gave the policy none; where rewards are predicted, `explained_rewards`, the
             share of their variance in the first pass.
-
-        Raises:
-            NonFiniteError: If the loss or its gradient is not finite; the step is not taken.
         """
         settings, new = self.settings, self._loss
         if settings.anneal_over is not None:

@@ -132,9 +132,6 @@ class InputEncoder:
     Attributes:
         widths: numbers for one observation in each layer of the convolutions, then the features.
         size: F, numbers of features.
-
-    Raises:
-        ValueError: If the layers do not fit the images.
     """
 
     def __init__(

@@ -304,9 +304,6 @@ class SquashedGaussianHead(Head):
         action_space: a bounded Box.
         log_std_bounds: lowest and highest log standard deviation before squashing.
 
-    Raises:
-        TypeError: If the space is not a bounded Box of floats.
-
     Source: Haarnoja et al. 2018, appendix C, https://arxiv.org/abs/1801.01290
     """
 

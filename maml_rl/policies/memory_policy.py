@@ -65,9 +65,6 @@ class PolicyWithMemory(MemoryPolicy):
     Args:
         inner: with a memory; it is part of the new policy, not copied.
         memory: tensors of one slot's memory, without a leading axis.
-
-    Raises:
-        ValueError: If the memory does not fit the policy.
     """
 
     def __init__(self, inner: Policy, memory: Sequence[Tensor]) -> None:

@@ -86,9 +86,6 @@ class Perceptron:
 
     Attributes:
         layer_names: (weight, bias) parameter names of each layer, the output layer last.
-
-    Raises:
-        ValueError: If a size is not positive or the nonlinearity is unknown.
     """
 
     def __init__(self, sizes: Sequence[int], layer_names: Sequence[str], nonlinearity: str | Nonlinearity) -> None:

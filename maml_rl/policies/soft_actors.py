@@ -76,10 +76,6 @@ class RecurrentActor(SoftActor, MemoryPolicy):
         hidden_sizes: of the layers above it.
         seed: of the initial weights; the global random state does not change.
 
-    Raises:
-        TypeError: If a space is not supported.
-        ValueError: If the observations do not show the last step, or the units do not fit the transformer.
-
     Source: Ni et al. 2022, https://arxiv.org/abs/2110.05038
     """
 
@@ -172,9 +168,6 @@ class ContextActor(SoftActor):
         context_size: Z.
         hidden_sizes: units of each layer, at least one.
         seed: of the initial weights; the global random state does not change.
-
-    Raises:
-        TypeError: If a space is not supported.
 
     Attributes:
         adapts_only: names of the only parameters that adaptation may change.

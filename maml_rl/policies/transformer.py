@@ -70,9 +70,6 @@ class Transformer(MemoryBody):
         checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
             less memory and a third more time; None for never.
 
-    Raises:
-        ValueError: If the heads do not divide the width.
-
     Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762; Su et al. 2021, https://arxiv.org/abs/2104.09864
     (rotary positions); Ainslie et al. 2023, https://arxiv.org/abs/2305.13245 (shared keys and values)
     """

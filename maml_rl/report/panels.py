@@ -19,11 +19,7 @@ _SCREEN, _POINTS, _PRINT = 96, 72, 300
 
 
 def check_figure(path: Path, option: str) -> None:
-    """Refuse a file that `write_panels` could not write, before anything is computed.
-
-    Raises:
-        ConfigError: If the ending is another one, or the package that makes PDF and PNG cannot be imported.
-    """
+    """Refuse a file that `write_panels` could not write, before anything is computed."""
     if path.suffix.lower() not in ENDINGS:
         raise ConfigError(f"{option} {path} must end with {', '.join(ENDINGS)}")
     if path.suffix.lower() != ".svg":

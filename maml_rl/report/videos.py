@@ -108,11 +108,6 @@ def replay(sampled: SampledEvaluation, phase: int, task: int, episode: int | Non
     """Step an episode again, and return pictures (n, height, width, 3) and how many make a second.
 
     Without a number of the episode it is that of median return.
-
-    Raises:
-        gymnasium.error.Error: If nothing can be drawn on this machine.
-        MamlRLError: If the environment does not repeat the sampled episode, or returns something else than pictures.
-        Exception: Whatever the environment raises.
     """
     episode = sampled.median_episode(phase, task) if episode is None else episode
     episodes = sampled.phases[phase]
@@ -168,11 +163,7 @@ def _draw(env: MetaVectorEnv) -> Frames:
 
 
 def as_rgb(picture: ArrayLike) -> Frames:
-    """Return a picture as (height, width, 3) bytes: from RGB, RGBA or gray, of bytes, or of floats from 0 to 1.
-
-    Raises:
-        MamlRLError: If it is none of these.
-    """
+    """Return a picture as (height, width, 3) bytes: from RGB, RGBA or gray, of bytes, or of floats from 0 to 1."""
     values = np.asarray(picture)
     if values.ndim == 2:
         values = values[..., None]
@@ -204,11 +195,7 @@ def _picture(frames: Frames, fps: int, words: str) -> Markup:
 
 
 def encode_h264(frames: Frames, fps: int) -> bytes:
-    """Return an MP4 file of frames (T, height, width, 3).
-
-    Raises:
-        subprocess.SubprocessError: If ffmpeg fails.
-    """
+    """Return an MP4 file of frames (T, height, width, 3)."""
     import imageio_ffmpeg
 
     height, width = frames.shape[1:3]
@@ -243,9 +230,6 @@ def film(sampled: SampledEvaluation, task: int = 0) -> tuple[Frames, int]:
     """Return pictures of one task before and after adaptation beside each other, with captions, and how many a second.
 
     A learner with a memory shows the first and the last episode of its trial.
-
-    Raises:
-        MamlRLError: If the family draws no pictures, or Pillow is not installed.
     """
     with UsersCode(_reason, MamlRLError):
         if not _draws(sampled.config):

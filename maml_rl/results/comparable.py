@@ -361,9 +361,6 @@ def read_runs(
 
     Returns:
         The groups, and the problems of some of the runs, as sentences for the reader.
-
-    Raises:
-        ConfigError: If no path holds a run.
     """
     runs: list[Run] = []
     notices: list[str] = []

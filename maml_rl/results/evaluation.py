@@ -196,11 +196,7 @@ class Evaluation:
 
 
 def load_evaluation(path: Path) -> Evaluation:
-    """Read what `Evaluation.save` has written.
-
-    Raises:
-        ConfigError: In one line, if the file cannot be read, or is not an evaluation.
-    """
+    """Read what `Evaluation.save` has written."""
     try:
         data = io.BytesIO(read_regular(path))
         refuse_if_too_large(

@@ -33,11 +33,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, also after a crash, finds either the old content or the new one, complete.
-
-    Raises:
-        OSError: If it cannot be written; it has the file's name.
-    """
+    """Write a file so that a reader, also after a crash, finds either the old content or the new one, complete."""
     temporary = _temporary(path)
     try:
         temporary.unlink(missing_ok=True)
@@ -62,9 +58,6 @@ def check_writable(path: Path, option: str) -> None:
     Args:
         path: of the file.
         option: the command's, with which to choose another one.
-
-    Raises:
-        ConfigError: If it is a folder or a device, if its folder is missing, or if the file system refuses.
     """
     try:
         if path.is_dir():
@@ -84,11 +77,7 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def check_output(path: Path, option: str) -> None:
-    """Make sure that a file, and its folder where that is missing, can be written; see `check_writable`.
-
-    Raises:
-        ConfigError: If not.
-    """
+    """Make sure that a file, and its folder where that is missing, can be written; see `check_writable`."""
     if path.parent.is_dir():
         check_writable(path, option)
     else:
@@ -96,11 +85,7 @@ def check_output(path: Path, option: str) -> None:
 
 
 def check_creatable(folder: Path, option: str) -> None:
-    """Make sure that a folder can be made and written to, before the work for it is done; leave no folder behind.
-
-    Raises:
-        ConfigError: If the file system refuses; `option` is the command's, with which to choose another folder.
-    """
+    """Make sure that a folder can be made and written to, before the work for it is done; leave no folder behind."""
     missing: list[Path] = []
     made: list[Path] = []
     try:
@@ -128,11 +113,7 @@ def check_creatable(folder: Path, option: str) -> None:
 
 
 def lock_folder(folder: Path, doing: str) -> int:
-    """Open a folder's lock, which lasts until it is closed: two processes in one folder would mix their files.
-
-    Raises:
-        ConfigError: If another process holds it; `doing` says what that does.
-    """
+    """Open a folder's lock, which lasts until it is closed: two processes in one folder would mix their files."""
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
     try:
         import fcntl

@@ -44,10 +44,6 @@ class MetricsLog:
         path: of the file.
         finished: number of iterations whose lines are kept; later lines of an interrupted run are dropped, so that no
             iteration appears twice.
-
-    Raises:
-        CheckpointError: If the file exists but lacks one of the finished iterations; or later, if it cannot be written,
-            say because the disk is full.
     """
 
     def __init__(self, path: Path, finished: int = 0) -> None:
@@ -82,9 +78,6 @@ class EventLog:
     Args:
         folder: where the events go.
         finished: number of finished iterations; TensorBoard hides what an interrupted run wrote beyond them.
-
-    Raises:
-        CheckpointError: By its methods, if earlier events could not be written.
     """
 
     def __init__(self, folder: Path, finished: int = 0) -> None:

@@ -44,9 +44,6 @@ def new_file(path: Path, *, number: bool) -> AbstractContextManager[Path]:
     Args:
         path: of the file; its folder is made where it is missing, and removed again if it stays empty.
         number: take `path`-2, `path`-3 ... where there is one already.
-
-    Raises:
-        FileExistsError: If there is one already and `number` is false.
     """
     return _reserved(path, lambda file: file.touch(exist_ok=False), number=number)
 

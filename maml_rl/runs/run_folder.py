@@ -103,11 +103,6 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         env_steps: environment steps taken in them.
         task_state: state of the task distribution after them; None where it has none.
         earlier: tensors of earlier iterations, with which batches are sampled ahead of time; see `Checkpoint`.
-
-    Raises:
-        ConfigError: If there is another run and neither `resume` nor `overwrite` is set, if the folder has other
-            contents, or if a resumed run's config differs.
-        CheckpointError: If a run cannot be resumed because no checkpoint is intact.
     """
 
     def __init__(
@@ -205,12 +200,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.write(FAILURE, (json.dumps({"iteration": self.iteration, "reason": reason}) + "\n").encode())
 
     def save(self) -> None:
-        """Write a checkpoint of the state that was kept last, unless that is written already.
-
-        Raises:
-            CheckpointError: If it cannot be written.
-            NonFiniteError: As `check_finite`.
-        """
+        """Write a checkpoint of the state that was kept last, unless that is written already."""
         if self._kept is None or self._kept.iteration == self._saved:
             return
         networks = self._learner.networks
@@ -258,9 +248,6 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """Write one of the files of the run, and its checksum; killed in between, it leaves a file that loads.
 
         A file that has these bytes already is left as it is.
-
-        Raises:
-            OSError: If it cannot be written.
         """
         path, line = self.path / name, sum_line(name, data)
         if (self.path / SUMS).is_file():
@@ -320,11 +307,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
 
 def load_run_config(folder: Path) -> Config:
-    """Return the config of a run.
-
-    Raises:
-        ConfigError: If the folder is not a run folder, or its config is not as it was written.
-    """
+    """Return the config of a run."""
     if not (folder / CONFIG).is_file():
         remedy = "; give the --output-folder of a training run"
         if folder.exists():
@@ -343,11 +326,7 @@ def suggest_run(folder: Path) -> str:
 
 
 def load_system(folder: Path) -> dict[str, Any]:
-    """Return the system on which a run was started; see `describe_system`. Empty if that was not recorded.
-
-    Raises:
-        ConfigError: If the file is not as it was written.
-    """
+    """Return the system on which a run was started; see `describe_system`. Empty if that was not recorded."""
     path = folder / SYSTEM
     check_sum(path)
     try:
@@ -358,11 +337,7 @@ def load_system(folder: Path) -> dict[str, Any]:
 
 
 def read_failure(folder: Path) -> str:
-    """Return what ended a run for good, as "diverged at iteration 37"; empty where nothing did.
-
-    Raises:
-        ConfigError: If the file is not as it was written.
-    """
+    """Return what ended a run for good, as "diverged at iteration 37"; empty where nothing did."""
     path = folder / FAILURE
     if not path.is_file():
         return ""
@@ -382,12 +357,7 @@ class _Failure(SettingsModel):
 
 
 def check_run_folder(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """Refuse to change an existing folder without permission.
-
-    Raises:
-        ConfigError: If there is another run and neither `resume` nor `overwrite` is set, if the folder has other
-            contents, or if a file that a run writes is a link.
-    """
+    """Refuse to change an existing folder without permission."""
     if resume and overwrite:
         raise ConfigError(
             f"--resume continues the run in {path}, and --overwrite replaces it with a new one; give one of them"

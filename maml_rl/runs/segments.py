@@ -62,11 +62,7 @@ def check_order(segments: Sequence[Segment], end: int) -> None:
 
 
 def write_segment(folder: Path, first: int, data: bytes) -> Segment:
-    """Write a segment, and wait until the disk has it.
-
-    Raises:
-        CheckpointError: If it cannot be written, say because the disk is full.
-    """
+    """Write a segment, and wait until the disk has it."""
     sha256 = hashlib.sha256(data).hexdigest()
     segment = Segment(first=first, file=_name(first, sha256), sha256=sha256, size=len(data))
     try:
@@ -81,11 +77,7 @@ def write_segment(folder: Path, first: int, data: bytes) -> Segment:
 
 
 def read_segment(folder: Path, segment: Segment, remedy: str) -> bytes:
-    """Return the bytes of a segment.
-
-    Raises:
-        CheckpointError: If it is missing, truncated or altered; the message ends with the remedy.
-    """
+    """Return the bytes of a segment."""
     path = folder / segment.file
     try:
         data = read_regular(path, segment.size)

@@ -60,9 +60,6 @@ def check_code(config: Config, remedy: str, *, samples: bool = False) -> None:
         config: of the run.
         remedy: how the caller declares the run as trusted.
         samples: whether the run's own cluster will sample: a Ray cluster executes code in all its clients.
-
-    Raises:
-        ConfigError: If there is such code; nothing of it has been executed.
     """
     if unknown := unknown_code(config, samples=samples):
         path, value = unknown[0]
@@ -82,9 +79,6 @@ def check_family(env_id: str, env_kwargs: Mapping[str, Any], origin: str) -> Non
         env_id: of the family.
         env_kwargs: its arguments.
         origin: where they come from, for the error.
-
-    Raises:
-        ConfigError: If there is such code; nothing of it has been executed.
     """
     recorded = Source(origin, {"env-name": env_id, "env-kwargs": dict(env_kwargs)}, foreign=True)
     for path, value in Config.from_mapping(recorded).named_code():

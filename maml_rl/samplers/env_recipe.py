@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 def maker_of(env_name: EnvMaker | None, env: Any) -> EnvMaker | None:
-    """Return what makes the environments: `env`, or `env_name` where `env` is an environment of this id.
-
-    Raises:
-        ValueError: If it is an environment of another one.
-    """
+    """Return what makes the environments: `env`, or `env_name` where `env` is an environment of this id."""
     if env_name is None or not isinstance(env, gymnasium.Env):
         return env_name if env is None else env
     expected = resolve(env_name).spec
@@ -60,12 +56,7 @@ class Recipe:
 
     @classmethod
     def of(cls, env: EnvMaker | None, env_kwargs: Mapping[str, Any] | None, max_episode_steps: int | None) -> Recipe:
-        """Return the recipe for a user's argument.
-
-        Raises:
-            TypeError: If `env` is an environment object, or neither an id nor a callable.
-            ValueError: If no such id is registered, or `max_episode_steps` is not positive.
-        """
+        """Return the recipe for a user's argument."""
         if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv):
             raise TypeError(
                 f"expected a registered id or a callable that makes the environment, got the environment {env} itself, "
@@ -82,13 +73,7 @@ class Recipe:
         return cls(env, dict(env_kwargs or {}), max_episode_steps, spec)
 
     def placed(self, placement: Placement) -> Recipe:
-        """Return the recipe with a placement's engine, and its rules for the calls of environment objects.
-
-        Raises:
-            TypeError: If the environment is not safe in threads, or must be awaited.
-            ValueError: If threads are wanted for slots that are one batch, or stepped one by one, or an engine for an
-                environment that has none or another.
-        """
+        """Return the recipe with a placement's engine, and its rules for the calls of environment objects."""
         rules = CallRules(
             stepping=placement.stepping,
             threads=placement.stepping_threads,
@@ -148,9 +133,6 @@ class Recipe:
         """Refuse what no worker could import, for example because a notebook defines it.
 
         Workers that are forked inherit it.
-
-        Raises:
-            TypeError: If it is; the message has the remedy.
         """
         name = find_unimportable((self.env, self.env_kwargs, self.spec))
         entry_points = () if self.spec is None else (self.spec.entry_point, self.spec.vector_entry_point)
@@ -166,11 +148,7 @@ class Recipe:
             )
 
     def pickled(self) -> bytes:
-        """Return the recipe as bytes.
-
-        Raises:
-            TypeError: If a part of it cannot be pickled; the message names it.
-        """
+        """Return the recipe as bytes."""
         top_level = "a function or class that a module defines at its top level"
         if not isinstance(self.env, str):
             remedy = f"pass {top_level} (functools.partial adds arguments), or an id"
@@ -183,11 +161,7 @@ class Recipe:
 
 
 def require_picklable_tasks(tasks: Sequence[Task]) -> None:
-    """Refuse tasks that cannot be sent to a worker.
-
-    Raises:
-        TypeError: If a task cannot be pickled; the message names the slot and the entry.
-    """
+    """Refuse tasks that cannot be sent to a worker."""
     for slot, task in enumerate(tasks):
         for name, value in task.items() if isinstance(task, Mapping) else [("", task)]:
             _require_picklable(

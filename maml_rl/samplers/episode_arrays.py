@@ -107,11 +107,7 @@ class EpisodeArrays:
 
     @classmethod
     def allocate(cls, layout: Layout, memory: KeptMemory | None = None) -> EpisodeArrays:
-        """Return arrays of undefined content, in memory that is kept, if there is any.
-
-        Raises:
-            ConfigError: If they certainly do not fit into memory.
-        """
+        """Return arrays of undefined content, in memory that is kept, if there is any."""
         refuse_if_too_large(
             sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values()),
             "the episodes of a phase",

@@ -54,13 +54,7 @@ def _is_fastest_on_device(placement: Placement, recipe: Recipe, policy: Policy) 
 def make_backend(
     placement: Placement, recipe: Recipe, policy: Policy, slots_per_task: int, episodes_per_task: int
 ) -> RolloutBackend:
-    """Make the backend of a sampler, without starting a worker.
-
-    Raises:
-        ConfigError: If there is no Ray, or its cluster cannot be reached.
-        ValueError: If copies of the policy must not act, and would have to.
-        TypeError: If the environment or the policy cannot go where it is needed.
-    """
+    """Make the backend of a sampler, without starting a worker."""
     if placement.backend in ("ray", "device") or placement.workers or slots_per_task < episodes_per_task:
         _check_stateless(policy)
     if placement.backend == "ray":

@@ -54,11 +54,7 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
         return self.rollout(tasks, params, num_episodes=num_episodes, deterministic=deterministic)
 
     def _check_trials(self) -> None:
-        """Refuse trials in several slots.
-
-        Raises:
-            ValueError: If the sampler does not have one slot for each task.
-        """
+        """Refuse trials in several slots."""
         if self.slots_per_task != 1:
             raise ValueError(
                 f"the episodes of a trial follow each other in one slot, but slots_per_task is {self.slots_per_task}; "

@@ -147,9 +147,6 @@ def split_slots(num_slots: int, num_workers: int, together: int = 1) -> tuple[sl
         num_slots: N, a multiple of `together`.
         num_workers: how many there may be; fewer than that if there is not enough for all.
         together: number of slots that stay in one range.
-
-    Raises:
-        ValueError: If `together` is not positive or does not divide `num_slots`.
     """
     if together < 1 or num_slots % together:
         raise ValueError(f"the slots that stay together must divide all, got {together} and {num_slots}")

@@ -57,9 +57,6 @@ class Supervised:
         """Do work, again after every loss of a worker; an error about a malformed task names the task.
 
         torch has one thread here: others would still spin on the cores when the next phase needs them.
-
-        Raises:
-            RuntimeError: If the backend is closed, or another thread has interrupted it.
         """
         if self.closed:
             raise RuntimeError("this sampler or evaluator is closed; make a new one")
@@ -425,11 +422,7 @@ class PhaseSampler(ClosesAtExit):
 
 
 def check_tasks(tasks: Any) -> Sequence[Task]:
-    """Return tasks.
-
-    Raises:
-        TypeError: If they are not a sequence of dicts; the message names the expected type.
-    """
+    """Return tasks."""
     if isinstance(tasks, Mapping | str) or not isinstance(tasks, Sequence):
         hint = "; pass [task] for one task" if isinstance(tasks, Mapping) else ""
         raise TypeError(f"tasks must be a list of tasks, got a {type(tasks).__name__}{hint}")

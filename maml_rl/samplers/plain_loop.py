@@ -98,10 +98,6 @@ def compare_with_loop(
 
     Returns:
         What was compared, in words.
-
-    Raises:
-        AssertionError: If a value differs; the message says where, at which step, and what.
-        ChildEnvError: If the environment raises.
     """
     names, steps = [], 0
     first: tuple[list[str], str] | None = None
@@ -145,12 +141,7 @@ class _OwnProcess:
         self._pool.shutdown()
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a function that a module defines.
-
-        Raises:
-            AssertionError: As the function.
-            MamlRLError: If it raises anything else, or the process dies.
-        """
+        """Return the result of a function that a module defines."""
         try:
             outcome = self._pool.submit(_outcome, function, *arguments).result()
         except BrokenProcessPool as error:
@@ -240,9 +231,6 @@ def _expect_equal(
         seeds: (M, B).
         sampled: how, in words.
         slots_per_task: how many environments sampled the episodes of a task.
-
-    Raises:
-        AssertionError: At the first value that differs.
     """
     kinds = {name: "step" if info.dim() == 3 else "episode" for name, info in episodes.infos.items()}
     for task, own in enumerate(episodes):

@@ -50,11 +50,7 @@ class PolicyAt:
 
 
 def require_loadable(policy: Policy, start_method: str | None) -> None:
-    """Refuse a policy that a worker could not load.
-
-    Raises:
-        TypeError: If it cannot be pickled, or needs a class or function that a worker cannot import.
-    """
+    """Refuse a policy that a worker could not load."""
     pickle_policy(policy)
     # Workers that are forked inherit it.
     name = "" if start_method == "fork" else find_unimportable(policy)
@@ -76,11 +72,7 @@ def is_loadable(policy: Policy, start_method: str | None) -> bool:
 
 
 def pickle_policy(policy: Policy) -> bytes:
-    """Return a policy as bytes for a worker, which computes on the CPU.
-
-    Raises:
-        TypeError: If it cannot be pickled.
-    """
+    """Return a policy as bytes for a worker, which computes on the CPU."""
     try:
         return pickle.dumps(copy.deepcopy(policy).to("cpu"), pickle.HIGHEST_PROTOCOL)
     # A part of the policy may raise anything.

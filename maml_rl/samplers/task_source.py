@@ -98,11 +98,7 @@ class TaskSource:
         return tasks
 
     def _try(self, tasks: Sequence[Task], origin: str) -> None:
-        """Refuse what are no tasks, in an environment of this process if there may be one.
-
-        Raises:
-            TaskError: If one is none of the family; the message names it.
-        """
+        """Refuse what are no tasks, in an environment of this process if there may be one."""
         if not all(isinstance(task, Mapping) for task in tasks):
             raise TaskError(f"{origin} has {tasks!r:.80}; a task is a dict from names to values")
         if not (tasks and self._tries):

@@ -23,11 +23,7 @@ _LOOKS_LIKE = f'a file of tasks looks like {{"{_ENV_NAME}": "2DNavigation-v0", "
 
 
 def save_tasks(path: str | Path, env_name: str, tasks: Sequence[Task]) -> None:
-    """Write tasks, one a line; the file appears whole or not at all.
-
-    Raises:
-        ConfigError: If a task holds anything but finite numbers, arrays of them, truth values, text, lists and dicts.
-    """
+    """Write tasks, one a line; the file appears whole or not at all."""
     replace_file(Path(path), tasks_as_bytes(path, env_name, tasks))
 
 
@@ -44,12 +40,7 @@ def tasks_as_bytes(path: str | Path, env_name: str, tasks: Sequence[Task]) -> by
 
 
 def read_tasks(path: str | Path, env_name: str) -> list[Task]:
-    """Read the tasks of a family; whether they are tasks of it, only its environment can tell: see `try_tasks`.
-
-    Raises:
-        ConfigError: If the file cannot be read, is not a file of tasks, is of another family, or is in a run folder and
-            not as the run wrote it; in one line.
-    """
+    """Read the tasks of a family; whether they are tasks of it, only its environment can tell: see `try_tasks`."""
     check_sum(Path(path))
     try:
         content = parse_json(read_regular(Path(path)))
@@ -76,11 +67,7 @@ def read_tasks(path: str | Path, env_name: str) -> list[Task]:
 
 
 def try_tasks(tasks: Sequence[Task], env: MetaVectorEnv, origin: str | Path) -> None:
-    """Give every task to an environment of one slot.
-
-    Raises:
-        ConfigError: If it cannot use one; in one line, which names the task.
-    """
+    """Give every task to an environment of one slot."""
     for index, task in enumerate(tasks):
         try:
             env.reset_task([task])

@@ -116,11 +116,7 @@ _NEAR = 2
 
 
 def possible_goals(width: int, height: int) -> NDArray[np.int64]:
-    """Return the cells (n, 2) at which a goal may be: all except the 2 x 2 corner at the start.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """Return the cells (n, 2) at which a goal may be: all except the 2 x 2 corner at the start."""
     cells = np.array(list(np.ndindex(width, height)))
     goals: NDArray[np.int64] = cells[(cells >= _NEAR).any(axis=1)]
     if not len(goals):
@@ -162,9 +158,6 @@ class GridNaviVectorEnv(GridFamily):
         width: cells along x.
         height: cells along y.
         **options: see `BatchedFamily`; the task is `{"goal": (x, y)}`.
-
-    Raises:
-        ValueError: If the grid has no room for a goal.
     """
 
     value_ranges: ValueRanges = {"reward": (ELSEWHERE, ON_GOAL)}  # noqa: RUF012 - read-only by its type

@@ -191,9 +191,6 @@ class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
         reward: "indicator", 1 within 0.2 of the goal, else 0 (Ni et al. 2022); "nearness", 1 - distance there, else 0
             (PEARL, VariBAD); or "distance", minus the distance everywhere (PEARL in training).
         **options: see `PointFamily`.
-
-    Raises:
-        ValueError: If there is no such start or reward.
     """
 
     default_steps, reach = 60, 2.0

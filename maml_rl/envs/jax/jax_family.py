@@ -83,11 +83,7 @@ class JaxFamily:
         return self
 
     def tasks_drawn(self, random: np.random.Generator, num_tasks: int, draw: Draw | None = None) -> Arrays:
-        """Return drawn tasks, arrays (num_tasks, ...) by entry.
-
-        Raises:
-            TypeError: If there are others.
-        """
+        """Return drawn tasks, arrays (num_tasks, ...) by entry."""
         drawn = (draw or self.draw_tasks)(random, num_tasks)
         if not isinstance(drawn, Mapping):
             raise TypeError(f"draw_tasks must return arrays (num_tasks, ...) by entry, as a dict, got {drawn!r}")

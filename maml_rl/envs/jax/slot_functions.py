@@ -82,10 +82,6 @@ class SlotFunctions:
     Attributes:
         space: of the observations as arrays; see `maml_rl.spaces`.
         dtypes: of the entries of a task.
-
-    Raises:
-        TypeError: If JAX cannot trace a function, or it does not return what it should; the message has the line.
-        ConfigError: If JAX is set to other random numbers.
     """
 
     def __init__(
@@ -240,11 +236,7 @@ class _Watched:
 
 @contextmanager
 def _watched(name: str) -> Iterator[None]:
-    """Make one error of what a user's function raises while it is traced, and refuse draws that tracing would freeze.
-
-    Raises:
-        TypeError: With the line.
-    """
+    """Make one error of what a user's function raises while traced, and refuse draws that tracing would freeze."""
 
     def failed(error: BaseException) -> Exception:
         remedy = next((text for kind, text in _REMEDIES.items() if type(error).__name__.startswith(kind)), "")
@@ -263,9 +255,6 @@ def begin_jax(platform: str) -> Any:
 
     Args:
         platform: "cpu" or "cuda".
-
-    Raises:
-        ConfigError: If JAX has no such device, or this process was forked from one that had used JAX.
     """
     if forked_from_jax():
         raise ConfigError(
@@ -289,11 +278,7 @@ def begin_jax(platform: str) -> Any:
 
 
 def _refuse_other_keys() -> None:
-    """Refuse settings of JAX under which keys give other numbers.
-
-    Raises:
-        ConfigError: If the bits of one slot would depend on how many slots there are.
-    """
+    """Refuse settings of JAX under which keys give other numbers."""
     if not jax.config.jax_threefry_partitionable:
         raise ConfigError(
             "jax_threefry_partitionable is off, with which the same keys give other numbers; leave it at its default"
@@ -333,11 +318,7 @@ def _without_weak_type(value: Any) -> Any:
 
 
 def _same_kind(new: Tree, old: Tree) -> list[Any]:
-    """Return the leaves of a state after a step, of the types of those before it.
-
-    Raises:
-        TypeError: If it has other parts or shapes; the message names the part.
-    """
+    """Return the leaves of a state after a step, of the types of those before it."""
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise TypeError(f"step returns a state {jax.tree.structure(new)}, and reset {jax.tree.structure(old)}")
     for (path, after), before in zip(jax.tree.leaves_with_path(new), jax.tree.leaves(old), strict=True):
@@ -358,11 +339,7 @@ def _where(mask: Any, new: Tree, old: Tree) -> Tree:
 
 
 def _space_of(seen: Tree) -> spaces.Space[Any]:
-    """Return the space of observations for their shapes and types.
-
-    Raises:
-        TypeError: If they are whole numbers, whose bounds are unknown.
-    """
+    """Return the space of observations for their shapes and types."""
     if isinstance(seen, Mapping):
         return spaces.Dict({name: _space_of(part) for name, part in seen.items()})
     if isinstance(seen, Sequence):
@@ -401,11 +378,7 @@ def _vector(part: spaces.Space[Any], value: Any) -> Any:
 
 
 def _bytes(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return the bytes of an array of a type that JAX may not have.
-
-    Raises:
-        TypeError: If its numbers are float64.
-    """
+    """Return the bytes of an array of a type that JAX may not have."""
     kept = value.astype(_as_32_bits(dtype)).reshape(-1)
     if kept.dtype == np.bool_ or kept.dtype.itemsize == 1:
         return jax.lax.bitcast_convert_type(kept.astype(jnp.int8) if kept.dtype == np.bool_ else kept, jnp.uint8)

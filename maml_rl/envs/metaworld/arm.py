@@ -88,11 +88,7 @@ class Arm:
         return np.array(goals)
 
     def start(self, vector: Floats) -> State:
-        """Return the start state of a task's episodes: the one that Meta-World's own reset reaches.
-
-        Raises:
-            TaskError: If the numbers are out of range, or goal and object are too close to each other.
-        """
+        """Return the start state of a task's episodes: the one that Meta-World's own reset reaches."""
         size = self.low.size
         given, rest = vector[:size], vector[size:]
         if rest.any() or (given < self.low).any() or (given > self.high).any():

@@ -51,10 +51,6 @@ class MetaWorldVectorEnv(BatchedFamily):
         **options: see `BatchedFamily`; the task is `{"rand_vec": (3,) or (6,)}`, the positions of goal and object;
             where the benchmark has several environments also `"env_name"`, and `rand_vec` always has 6 numbers, padded
             with zeros.
-
-    Raises:
-        gymnasium.error.DependencyNotInstalled: If Meta-World is not installed, or MuJoCo is not of its version.
-        ValueError: If an argument is out of range, or the task malformed.
     """
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 80}  # noqa: RUF012
@@ -140,11 +136,7 @@ class MetaWorldVectorEnv(BatchedFamily):
         return drawn[names.index(name)][0]
 
     def take_tasks(self, tasks: TaskArrays) -> None:
-        """Give every slot its task; one whose task changes continues from the start state of the new one.
-
-        Raises:
-            TaskError: If a task is out of range; the message names slot and entry.
-        """
+        """Give every slot its task; one whose task changes continues from the start state of the new one."""
         names = tasks.get("env_name", self._environments["train"] * self.num_envs)
         keys = [(str(name), vector.tobytes()) for name, vector in zip(names, tasks["rand_vec"], strict=True)]
         for slot, key in enumerate(keys):

@@ -18,11 +18,7 @@ Floats = NDArray[np.float64]
 
 
 def benchmark_environments(benchmark: str) -> dict[Split, tuple[str, ...]]:
-    """Return the names of the environments of a benchmark, by split.
-
-    Raises:
-        ValueError: If there is no such benchmark.
-    """
+    """Return the names of the environments of a benchmark, by split."""
     known = import_environments()
     if benchmark.startswith("ML1-") and benchmark.removeprefix("ML1-") in known.ALL_V3_ENVIRONMENTS:
         name = (benchmark.removeprefix("ML1-"),)
@@ -37,11 +33,7 @@ def benchmark_environments(benchmark: str) -> dict[Split, tuple[str, ...]]:
 
 
 def import_environments() -> Any:
-    """Import the list of Meta-World's environments.
-
-    Raises:
-        gymnasium.error.DependencyNotInstalled: If it is missing, or MuJoCo is not of its version.
-    """
+    """Import the list of Meta-World's environments."""
     remedy = (
         "run pip install 'maml-rl[metaworld]' in a virtual environment of its own, without the extra fast, which needs "
         "another MuJoCo"
@@ -60,11 +52,7 @@ def import_environments() -> Any:
 
 
 def make_environment(name: str) -> Any:
-    """Return an environment, as "reach-v3", that is bit-identical to Meta-World's and faster.
-
-    Raises:
-        gymnasium.error.DependencyNotInstalled: See `import_environments`.
-    """
+    """Return an environment, as "reach-v3", that is bit-identical to Meta-World's and faster."""
     return _faster(import_environments().ALL_V3_ENVIRONMENTS[name])()
 
 

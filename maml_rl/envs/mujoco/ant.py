@@ -141,9 +141,6 @@ class AntPosVectorEnv(AntFamily):
         low: lowest coordinate of a sampled position, in m.
         high: highest.
         **options: see `MujocoFamily`; the task is `{"position": (2,)}`.
-
-    Raises:
-        ValueError: If low is not below high; see also `MujocoFamily`.
     """
 
     task_description = "position (2,): where to go, each coordinate uniform in [-3, 3] m"
@@ -192,9 +189,6 @@ class AntGoalVectorEnv(AntFamily):
     Args:
         radius: goals are drawn from the disk of this radius, in m.
         **options: see `MujocoFamily`; the task is `{"goal": (2,)}`.
-
-    Raises:
-        ValueError: If the radius is not positive; see also `MujocoFamily`.
 
     Source: Rakelly et al. 2019, https://arxiv.org/abs/1903.08254
     """

@@ -21,9 +21,6 @@ def load_model(xml_name: str, *, contact_forces: bool = False, center_of_mass_ve
         xml_name: file name, as "ant.xml".
         contact_forces: let every step and every forward pass fill `cfrc_ext` with the forces of the contacts.
         center_of_mass_velocity: let every forward pass fill `sensordata` with the velocity (3,) of the center of mass.
-
-    Raises:
-        ValueError: If there is no such file or MuJoCo cannot read it.
     """
     spec = mujoco.MjSpec.from_file(str(_ASSETS / xml_name))
     # MuJoCo warns about this attribute on the screen and in MUJOCO_LOG.TXT, once per model.

@@ -60,10 +60,6 @@ class MujocoFamily(BatchedFamily):
         model: as given; read-only.
         physics: the simulations of the slots.
         dt: seconds per step.
-
-    Raises:
-        ValueError: If a number is out of range, the engine or render mode unknown, or the task malformed.
-        gymnasium.error.DependencyNotInstalled: If the engine is not installed.
     """
 
     metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012

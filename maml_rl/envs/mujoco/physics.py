@@ -118,10 +118,6 @@ def make_physics(
         engine: "mjbatch", "mujoco", "warp", or "auto" for mjbatch where it can be imported, else mujoco.
         num_threads: number of threads that step the simulations, for the first two.
         limits: of "warp", which alone computes on a device.
-
-    Raises:
-        ValueError: If the engine is unknown, a number is not positive, or there are limits for another engine.
-        gymnasium.error.DependencyNotInstalled: If mjbatch or Warp is requested and cannot be imported.
     """
     if engine not in get_args(Engine):
         raise ValueError(f"unknown engine {engine!r}; expected one of {', '.join(get_args(Engine))}")
@@ -247,11 +243,7 @@ def _require_mujoco_of_mjbatch() -> None:
 
 
 class BatchPhysics(_Simulations):
-    """`Physics` on mjbatch, which is tied to one version of MuJoCo.
-
-    Raises:
-        ImportError: If mjbatch is missing or was built for another MuJoCo.
-    """
+    """`Physics` on mjbatch, which is tied to one version of MuJoCo."""
 
     engine = "mjbatch"
 

@@ -25,9 +25,6 @@ class Renderer:
     Args:
         model: what to draw.
         camera: its name; by default the camera that follows the body.
-
-    Raises:
-        gymnasium.error.DependencyNotInstalled: If there is no usable OpenGL.
     """
 
     def __init__(self, model: mujoco.MjModel, camera: str = "track") -> None:

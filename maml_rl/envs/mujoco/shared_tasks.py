@@ -28,9 +28,6 @@ class VelocityTasks(MujocoFamily):
         low: lowest velocity of a sampled task, in m/s.
         high: highest.
         **options: see `MujocoFamily`; the task is `{"velocity": number}`.
-
-    Raises:
-        ValueError: If low is not below high; see also `MujocoFamily`.
     """
 
     task_description = "velocity: forward speed to keep in m/s, uniform in [0, 2]"
@@ -103,9 +100,6 @@ class RandomParameters(MujocoFamily):
         log_scale_limit: the exponents are drawn from U(-limit, limit).
         **options: see `MujocoFamily`; a task has factors by the names of the model's fields: `body_mass` (bodies,),
             `body_inertia` (bodies, 3), `geom_friction` (geoms, 3), `dof_damping` (nv,), the world being body 0.
-
-    Raises:
-        ValueError: If the limit is not positive.
 
     Source: Rakelly et al. 2019, appendix, https://arxiv.org/abs/1903.08254, and the authors' environments.
     """

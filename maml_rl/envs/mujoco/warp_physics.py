@@ -142,10 +142,6 @@ class WarpPhysics:
         model: of all simulations.
         num_sims: N.
         limits: where they are, and the room for their contacts.
-
-    Raises:
-        ImportError: If Warp or MuJoCo Warp is missing.
-        ConfigError: If MuJoCo Warp does not support the model.
     """
 
     engine = "warp"
@@ -256,11 +252,7 @@ class WarpPhysics:
         return taken
 
     def refuse_overflow(self, contacts: bool, rows: bool) -> None:
-        """Refuse what `take_overflow` has found.
-
-        Raises:
-            ConfigError: If there was too little room; the message names the setting.
-        """
+        """Refuse what `take_overflow` has found."""
         for found, name, size, what in (
             (contacts, "max_contacts", self._sizes[0], "contacts, on average,"),
             (rows, "max_constraints", self._sizes[1], "rows of constraints"),

@@ -23,9 +23,6 @@ class BanditPolicy(CountingPolicy):
         num_arms: K.
         further_noise: numbers of noise that `pull` takes beside those that break ties.
         ties: which of several best arms is pulled: "random", or the "first".
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     prior: Tensor

@@ -23,9 +23,6 @@ class CountingPolicy(MemoryPolicy):
         num_actions: K.
         further_noise: numbers of noise beside the K that break ties.
         ties: which of several best actions is taken: a "random" one, or the "first".
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     noise_kind = "uniform"

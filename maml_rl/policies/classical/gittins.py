@@ -26,9 +26,6 @@ def gittins_indices(discount: float, num_pulls: int) -> NDArray[np.float64]:
         (n, n) index after s successes and f failures, at [s, f]; NaN where s + f >= n. Within 1e-3, and within 1e-4
         for discounts up to 0.9.
 
-    Raises:
-        ValueError: If an argument is out of range.
-
     Source: Gittins et al. 2011, Multi-armed bandit allocation indices, chapter 8, https://doi.org/10.1002/9780470980033
     """
     if num_pulls < 1 or not 0.0 < discount < 1.0:

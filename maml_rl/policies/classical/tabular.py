@@ -89,9 +89,6 @@ class TabularPolicy(CountingPolicy):
         reward_prior: mean of a mean reward under its normal prior, and its weight in rewards of variance 1.
         transition_prior: pseudo-count of transitions to every state, a Dirichlet prior.
         further_noise: numbers of noise that `plan` and `follow` take beside those that break ties.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     prior: Tensor

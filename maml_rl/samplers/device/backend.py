@@ -23,11 +23,7 @@ _LOOPS_KEPT = 4
 
 
 class DeviceBackend(RolloutBackend):
-    """Carries out phases on one device; tasks are drawn on the CPU.
-
-    Raises:
-        ConfigError: If the environment cannot be there; the message says why.
-    """
+    """Carries out phases on one device; tasks are drawn on the CPU."""
 
     def __init__(self, placement: Placement, recipe: Recipe, slots_per_task: int) -> None:
         self._device, self._slots_per_task = torch.device(placement.device), slots_per_task

@@ -88,13 +88,7 @@ class DeviceLoop:
         )
 
     def run(self, phase: Phase) -> TaskEpisodes:
-        """Sample a phase, and return its episodes, which stay on the device.
-
-        Raises:
-            NonFiniteError: If an observation, an action or a reward is NaN or infinite.
-            ConfigError: If the physics has too little room for contacts.
-            TaskError: If a task is malformed.
-        """
+        """Sample a phase, and return its episodes, which stay on the device."""
         with torch.inference_mode(False), torch.no_grad():
             if self._stream is None:
                 return self._run(phase)
@@ -241,11 +235,7 @@ class DeviceLoop:
         self._advance = advance
 
     def _compare(self, seeds: Tensor) -> None:
-        """Compare recorded steps with the step itself, taken operation by operation from the same state.
-
-        Raises:
-            ConfigError: If they differ: the family keeps state where a recorded step does not see it.
-        """
+        """Compare recorded steps with the step itself, taken operation by operation from the same state."""
         self._begin(seeds, forget=True)
         self._prepare()
         for number in range(min(_COMPARED, self._horizon)):
@@ -407,11 +397,7 @@ def _where(active: Tensor | None, values: Tensor) -> Tensor:
 
 
 def _refuse_not_finite(arrays: Mapping[str, Tensor], first_task: int) -> None:
-    """Name the first number that is not finite, in the order in which the CPU would have met it.
-
-    Raises:
-        NonFiniteError: Always.
-    """
+    """Name the first number that is not finite, in the order in which the CPU would have met it."""
     lengths = arrays["lengths"].cpu()
     found: list[tuple[int, int, int, int, str]] = []
     for order, (what, name) in enumerate(

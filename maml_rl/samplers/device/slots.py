@@ -85,9 +85,6 @@ class DeviceSlots:
         Args:
             tasks: M, each for N / M adjacent slots.
             seeds: of any shape, int64.
-
-        Raises:
-            TaskError: If a task is malformed; the message names the entry.
         """
         per_task = self.num_envs // len(tasks)
         try:
@@ -164,11 +161,7 @@ class DeviceSlots:
         return result
 
     def _refuse_hidden_state(self, before: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
-        """Refuse a family whose step has changed what a recorded step cannot see.
-
-        Raises:
-            ConfigError: With the name of the attribute.
-        """
+        """Refuse a family whose step has changed what a recorded step cannot see."""
         now = vars(self.family)
         for name in before.keys() & now.keys() - _OF_EVERY_FAMILY:
             old, new = before[name], now[name]

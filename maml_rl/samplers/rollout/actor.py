@@ -140,10 +140,6 @@ class Actor:
             slots: range of slots.
             noise: (len(slots), noise_size).
             running: (len(slots),) whether the slot's episode continues; only there the memory changes. None for all.
-
-        Raises:
-            ValueError: If the policy returns a memory of another shape than it got.
-            NonFiniteError: If a parameter of its distribution is outside of its range.
         """
         per_task, told = self._slots_per_task, self._policy.told_who_acts
         if told and slots.stop - slots.start < self._num_tasks * per_task:

@@ -15,11 +15,7 @@ _TRIED = 3
 
 
 def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> None:
-    """Refuse a memory of other shapes or types than expected.
-
-    Raises:
-        ValueError: If it is; the message names both.
-    """
+    """Refuse a memory of other shapes or types than expected."""
     if len(memory) == len(expected) and all(
         one.shape == other.shape and one.dtype == other.dtype for one, other in zip(memory, expected, strict=True)
     ):
@@ -31,11 +27,7 @@ def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> No
 
 
 def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
-    """Refuse a policy with a memory of the wrong shape, before a phase is sampled.
-
-    Raises:
-        ValueError: If `initial_memory` or `act` returns a wrong shape; the message names it.
-    """
+    """Refuse a policy with a memory of the wrong shape, before a phase is sampled."""
     memory = policy.initial_memory(_TRIED)
     if not isinstance(memory, tuple) or any(
         not isinstance(tensor, Tensor) or tensor.shape[:1] != (_TRIED,) for tensor in memory

@@ -63,10 +63,6 @@ def sample_phase(
         arrays: of all tasks of the phase, (M, T, B, ...); get the episodes in its slots.
         timer: gets the seconds of the stages.
         inference: how the policy acts, where the slots are in several parts.
-
-    Raises:
-        NonFiniteError: If an observation, an action or a reward is NaN or infinite.
-        TaskError: If a task is malformed.
     """
     with timer.stage("physics"):
         vector_env.reset_task(phase.slot_tasks)

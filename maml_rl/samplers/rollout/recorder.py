@@ -98,11 +98,7 @@ class EpisodeRecorder:
         return self._running[slots]
 
     def write_choice(self, slots: SlotIndex, observations: NDArray[np.generic], actions: NDArray[np.generic]) -> None:
-        """Record the observations of `slots` and the actions that the policy chose.
-
-        Raises:
-            NonFiniteError: If an observation or an action of a running episode is NaN or infinite once it is recorded.
-        """
+        """Record the observations of `slots` and the actions that the policy chose."""
         if self.any_restarted:
             running = self._running[slots]
             slots, observations, actions = self._numbers(slots)[running], observations[running], actions[running]
@@ -115,11 +111,7 @@ class EpisodeRecorder:
             self._actions[where] = stored[rows].reshape(*grid, *stored.shape[1:])
 
     def write_outcome(self, slots: SlotIndex, buffers: StepBuffers) -> None:
-        """Record the results of a step. An episode that was restarted is at its first step again.
-
-        Raises:
-            NonFiniteError: If a reward, once it is recorded, or the final observation of an episode is NaN or infinite.
-        """
+        """Record the results of a step. An episode that was restarted is at its first step again."""
         if self.any_restarted:
             slots = self._numbers(slots)[self._running[slots]]
         # The recorded value must be finite: 1e300 is, until it becomes a float32.

@@ -80,12 +80,7 @@ class Body:
         return next(iter(self._made.values()), None) or self.slots(1)
 
     def run(self, phase: Phase, first_slot: int, arrays: EpisodeArrays, timer: StageTimer, generation: int = 0) -> None:
-        """Sample a phase, whose first slot is slot `first_slot` of all, or stop if another generation has begun.
-
-        Raises:
-            PhaseAbandonedError: If it stops.
-            NonFiniteError: If an observation, an action or a reward is NaN or infinite.
-        """
+        """Sample a phase, whose first slot is slot `first_slot` of all, or stop if another generation has begun."""
         from maml_rl.samplers.rollout.loop import sample_phase
 
         self.tasks, self.first_slot = tuple(phase.slot_tasks), first_slot

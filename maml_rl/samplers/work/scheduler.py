@@ -184,12 +184,7 @@ class Scheduler:
         return True
 
     def lose(self, unit: Unit, cause: str, *, hung: bool = False) -> None:
-        """Have a unit done again.
-
-        Raises:
-            ChildEnvError: If that has happened too often.
-            ChildEnvTimeout: If its last worker hung.
-        """
+        """Have a unit done again."""
         unit.losses.append(cause)
         if len(unit.losses) > self._limits.losses:
             work = f"with the tasks {describe_tasks(unit.tasks)}" if unit.tasks else f"in {unit.method}"

@@ -23,11 +23,7 @@ _UNEVEN_SECONDS, _UNEVEN_FRACTION = 0.2, 0.2
 
 
 class ProcessBackend(VectorEnvBackend):
-    """Steps the slots in child processes, in which the policy acts where that is possible and faster.
-
-    Raises:
-        TypeError: If the environment, or a policy that must act in workers, cannot be pickled.
-    """
+    """Steps the slots in child processes, in which the policy acts where that is possible and faster."""
 
     _env: ParallelVectorEnv | None
 

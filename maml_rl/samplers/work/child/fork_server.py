@@ -26,29 +26,17 @@ _FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 def request_fork(requests: socket.socket, ends: ChildEnds) -> None:
-    """Request a child that takes `ends`, whose process id the server replies.
-
-    Raises:
-        OSError: If the server is gone.
-    """
+    """Request a child that takes `ends`, whose process id the server replies."""
     socket.send_fds(requests, [_NUMBER.pack(_FORK)], ends)
 
 
 def request_exit_code(requests: socket.socket, pid: int) -> None:
-    """Request the exit code of a dead child, minus the signal if a signal ended it.
-
-    Raises:
-        OSError: If the server is gone.
-    """
+    """Request the exit code of a dead child, minus the signal if a signal ended it."""
     requests.sendall(_NUMBER.pack(pid))
 
 
 def receive_reply(requests: socket.socket) -> int:
-    """Return the reply to a request.
-
-    Raises:
-        OSError: If the server is gone.
-    """
+    """Return the reply to a request."""
     data = requests.recv(_NUMBER.size, socket.MSG_WAITALL)
     if len(data) < _NUMBER.size:
         raise ConnectionResetError("the fork server has ended")

@@ -201,11 +201,7 @@ class Launcher:
         self._server: ChildProcess | None = None
 
     def launch(self) -> ChildProcess:
-        """Start a child and return it; it waits for commands.
-
-        Raises:
-            ChildEnvError: If no process can be started, or the fork server dies or hangs again and again.
-        """
+        """Start a child and return it; it waits for commands."""
         try:
             for _ in range(self._limits.losses):
                 # The server may be killed or stopped like any process; children that it has forked keep running.
@@ -313,12 +309,7 @@ class Launcher:
             return None
 
     def _answer(self, server: ChildProcess, seconds: float) -> int:
-        """Return the server's reply to a request.
-
-        Raises:
-            OSError: If it is dead.
-            _ServerGoneError: If it stays stopped, or does not reply within `seconds`.
-        """
+        """Return the server's reply to a request."""
         start, poll = monotonic(), select.poll()
         poll.register(server.ends.commands, select.POLLIN)
         while not poll.poll(_LOOK_SECONDS * 1000):

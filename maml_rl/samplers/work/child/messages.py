@@ -238,40 +238,24 @@ class Channel:
         return self._end.fileno()
 
     def send(self, message: bytes) -> None:
-        """Send an encoded message, waiting as long as it takes.
-
-        Raises:
-            OSError: If the other end is gone.
-        """
+        """Send an encoded message, waiting as long as it takes."""
         self._end.sendall(message, _FLAGS)
 
     def send_some(self, message: bytes | memoryview) -> int:
-        """Send the beginning of an encoded message and return its length; 0 if the socket is full.
-
-        Raises:
-            OSError: If the other end is gone.
-        """
+        """Send the beginning of an encoded message and return its length; 0 if the socket is full."""
         try:
             return self._end.send(message, _FLAGS)
         except BlockingIOError:
             return 0
 
     def receive(self) -> Any:
-        """Wait for the next message.
-
-        Raises:
-            EOFError: If the other end is gone.
-        """
+        """Wait for the next message."""
         while not self._messages:
             self._messages.extend(self.receive_some())
         return self._messages.popleft()
 
     def receive_some(self) -> list[Any]:
-        """Read once from the socket, and return the messages that are now complete.
-
-        Raises:
-            EOFError: If the other end is gone.
-        """
+        """Read once from the socket, and return the messages that are now complete."""
         try:
             data = self._end.recv(1 << 16)
         except BlockingIOError:

@@ -58,12 +58,7 @@ class PhaseRunner:
         self._first_phase = 0
 
     def run(self, command: RunPhase) -> None:
-        """Sample the unit into the shared episodes, or stop if the parent has abandoned it.
-
-        Raises:
-            RuntimeError: If the parameters in the shared memory are not those of the phase.
-            NonFiniteError: If an observation, an action or a reward is NaN or infinite.
-        """
+        """Sample the unit into the shared episodes, or stop if the parent has abandoned it."""
         if self._body.generation != command.generation:
             return
         if self._shared.version[0] != command.version:

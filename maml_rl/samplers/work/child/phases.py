@@ -55,13 +55,6 @@ class WorkerPhases:
         Returns:
             The episodes, (M, T, B, ...), in the shared memory or copied; and the units, each with the seconds that its
             environments took.
-
-        Raises:
-            TypeError: If the policy or a task cannot be pickled.
-            NonFiniteError: If an observation, an action or a reward is NaN or infinite.
-            TaskError: If a task is malformed.
-            ChildEnvError: If an environment raised, a worker died too often, or the memory cannot be allocated.
-            ChildEnvTimeout: If a worker hangs.
         """
         env, pool, timed = self.env, self.env.pool, timer is not NULL_TIMER
         env.recover()

@@ -40,9 +40,6 @@ class SharedProgress(Progress):
 
     Attributes:
         size: bytes of all, up to where other arrays may begin.
-
-    Raises:
-        ChildEnvError: If the memory cannot be allocated.
     """
 
     def __init__(self, file: int, num_workers: int) -> None:
@@ -58,10 +55,6 @@ class SharedBuffers:
         actions: (N, *act), written by the parent before a step.
         seeds: (N,) int64, written by the parent before a reset.
         size: bytes of the file up to where other arrays may begin.
-
-    Raises:
-        ChildEnvError: If the memory cannot be allocated.
-        TypeError: If a space is not supported; see `array_layout`.
     """
 
     def __init__(self, file: int, start: int, env: EnvDescription, num_envs: int) -> None:
@@ -113,9 +106,6 @@ class SharedPhase:
         episodes: of each phase, (M, T, B, ...), valid until the next phase of this number begins.
         stage_seconds: (W, stages) seconds of each worker on each of `WORKER_STAGES` in the last phase that was timed;
             the parent sets them to zero, and workers add to them.
-
-    Raises:
-        ChildEnvError: If the memory cannot be allocated.
     """
 
     version: NDArray[np.int64]
@@ -160,9 +150,6 @@ def map_arrays(file: int, start: int, layout: Layout, purpose: str) -> tuple[dic
 
     Returns:
         The arrays, and where others may begin.
-
-    Raises:
-        ChildEnvError: If the memory cannot be allocated.
     """
     offsets, size = [], 0
     for shape, dtype in layout.values():

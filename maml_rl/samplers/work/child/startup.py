@@ -28,10 +28,6 @@ class Startup:
     Attributes:
         buffers: shared with the workers, once the first of them are ready.
         env: description of the slots, likewise.
-
-    Raises:
-        TypeError: If the recipe cannot be pickled.
-        RuntimeError: If this process is itself a worker that is importing its parent's main script.
     """
 
     buffers: SharedBuffers
@@ -56,13 +52,7 @@ class Startup:
         return interpreter_state(True) if self._needs_main and b"__main__" in pickled else None
 
     def complete(self) -> None:
-        """Start the workers that are missing, and those that die while they start.
-
-        Raises:
-            ValueError: If the workers' environments differ.
-            ChildEnvError: If a worker dies too often, or cannot make its environment.
-            ChildEnvTimeout: If making an environment takes too long.
-        """
+        """Start the workers that are missing, and those that die while they start."""
         pool = self._pool
         while missing := [index for index, worker in enumerate(pool.workers) if worker is None or not worker.ready]:
             pool.check_restarts()

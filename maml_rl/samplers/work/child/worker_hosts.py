@@ -45,11 +45,7 @@ class WorkerHosts:
         return self._env.num_workers
 
     def put(self, value: Any) -> int:
-        """Keep something for the workers that will need it.
-
-        Raises:
-            TypeError: If it cannot be pickled.
-        """
+        """Keep something for the workers that will need it."""
         if isinstance(value, HostedBatch):
             self._objects.clear()
             self._sent.clear()
@@ -82,11 +78,7 @@ class WorkerHosts:
                     params = {name: torch.cat([block[name] for block in of_blocks]) for name in of_blocks[0]}
 
     def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
-        """Have workers carry out a request; see `Carrier`.
-
-        Raises:
-            RuntimeError: If another phase has taken the memory of the episodes.
-        """
+        """Have workers carry out a request; see `Carrier`."""
         self._check(batch)
         pool, num_blocks = self._env.pool, len(batch.blocks)
         pool.start_phase()

@@ -142,10 +142,6 @@ class ChildWorker(Worker):
             command: the one to carry out.
             seconds: see the class.
             message: the command, encoded.
-
-        Raises:
-            TimeoutError: If it does not even read the command.
-            OSError: If it is dead.
         """
         self.command, self.reply, self.seconds = command, None, seconds
         self.mark = (-1, -1.0)
@@ -254,11 +250,7 @@ class WorkerPool:
         return [worker for worker in self.workers if worker is not None]
 
     def worker(self, index: int) -> ChildWorker:
-        """Return worker `index`.
-
-        Raises:
-            ChildLost: If there is none.
-        """
+        """Return worker `index`."""
         worker = self.workers[index]
         if worker is None:
             raise ChildLost(f"worker {index} of {self._env_name} is gone; reset the slots to continue with a new one")
@@ -272,10 +264,6 @@ class WorkerPool:
             command: the one to carry out.
             seconds: how long it may take for one slot's part of that, or for all of it if its slots are one batch.
             message: the command, if it is encoded already.
-
-        Raises:
-            ChildLost: If the worker is dead.
-            ChildEnvTimeout: If it does not even read the command.
         """
         worker = self.worker(index)
         try:
@@ -305,10 +293,6 @@ class WorkerPool:
         Args:
             units: their only argument makes, for a worker, a command, the command encoded, and how long it may take.
             prepare: makes all workers ready for units, those that replace lost ones, too.
-
-        Raises:
-            ChildEnvError: If a worker raised, or one has died too often.
-            ChildEnvTimeout: If a worker hangs.
         """
         self._scheduler.begin(units)
         try:
@@ -361,11 +345,6 @@ class WorkerPool:
 
         Returns:
             Those that have replied.
-
-        Raises:
-            ChildLost: If any worker died.
-            ChildEnvError: If any worker raised.
-            ChildEnvTimeout: If any worker hangs.
         """
         busy = {index for index in indices if self.worker(index).command is not None}
         give_up = monotonic() + timeout
@@ -384,11 +363,7 @@ class WorkerPool:
         return [index for index in indices if index not in busy]
 
     def _check_deadlines(self, now: float) -> None:
-        """Restart the deadline of every worker that has moved on to another slot or step.
-
-        Raises:
-            ChildEnvTimeout: If a worker has been at the same slot and step for too long.
-        """
+        """Restart the deadline of every worker that has moved on to another slot or step."""
         overdue = []
         for worker in self.living():
             worker.read_steps()
@@ -430,11 +405,7 @@ class WorkerPool:
         self._losses.forget()
 
     def check_restarts(self) -> None:
-        """Refuse to continue with a worker that keeps dying.
-
-        Raises:
-            ChildEnvError: If a worker has died too often in this phase; with the last causes.
-        """
+        """Refuse to continue with a worker that keeps dying."""
         if (worst := self._losses.worst()) is None:
             return
         index, causes = worst

@@ -191,11 +191,7 @@ class _DifferentCodeError(ConfigError):
 
 
 def _from_store(reference: Any) -> tuple[Any, ...]:
-    """Return the objects that the driver has put into the store.
-
-    Raises:
-        _DifferentCodeError: If their modules differ here. A missing one is left out: the import fails.
-    """
+    """Return the objects that the driver has put into the store."""
     stored: Stored = ray.get(reference)
     here = {f"{CODE_OF}{name}": digest for name, digest in digests_of(stored.digests).items()}
     there = {f"{CODE_OF}{name}": digest for name, digest in stored.digests.items()}
@@ -377,11 +373,7 @@ class RolloutActor:
 
 
 def _part_of_algorithm(reference: Any) -> Any:
-    """Return part of an algorithm.
-
-    Raises:
-        ConfigError: If its modules differ here.
-    """
+    """Return part of an algorithm."""
     try:
         (part,) = _from_store(reference)
     except _DifferentCodeError as error:

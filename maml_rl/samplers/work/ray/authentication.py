@@ -36,21 +36,13 @@ def own_token() -> Iterator[bool]:
 
 
 def check_token() -> None:
-    """Refuse a token with white space in it, for which Ray would abort this process.
-
-    Raises:
-        ConfigError: With the remedy.
-    """
+    """Refuse a token with white space in it, for which Ray would abort this process."""
     if any(character.isspace() for character in os.environ.get(_TOKEN, "")):
         raise ConfigError("RAY_AUTH_TOKEN has a space or a line break in it; give the token alone")
 
 
 def require_token(address: str) -> None:
-    """Refuse the mode "token" without a token, for which Ray would abort this process.
-
-    Raises:
-        ConfigError: With the remedy.
-    """
+    """Refuse the mode "token" without a token, for which Ray would abort this process."""
     if os.environ.get(_MODE, "").lower() != "token" or os.environ.get(_TOKEN):
         return
     file = Path(os.environ.get(_PATH) or "~/.ray/auth_token").expanduser()
@@ -61,11 +53,7 @@ def require_token(address: str) -> None:
 
 
 def require_accepted(address: str, error: BaseException) -> None:
-    """Turn Ray's error about a token that is missing or wrong into one line.
-
-    Raises:
-        ConfigError: If `error`, or one that it comes from, is such an error.
-    """
+    """Turn Ray's error about a token that is missing or wrong into one line."""
     if any(type(each).__name__ == "AuthenticationError" for each in causes(error)):
         has_mode = os.environ.get(_MODE, "").lower() == "token"
         remedy = _SAME_TOKEN if has_mode else f"set RAY_AUTH_MODE=token, and {_SAME_TOKEN}"

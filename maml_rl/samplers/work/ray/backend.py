@@ -35,12 +35,7 @@ _UNIT_SECONDS = 1.0
 
 
 class RayBackend(RolloutBackend):
-    """Samples on the actors of a Ray cluster.
-
-    Raises:
-        ConfigError: If the cluster cannot be reached, or is too small.
-        TypeError: If the environment or the policy cannot be pickled.
-    """
+    """Samples on the actors of a Ray cluster."""
 
     def __init__(self, placement: Placement, recipe: Recipe, policy: Policy, slots_per_task: int) -> None:
         name = describe_env(recipe.env)
@@ -226,11 +221,7 @@ def _work_unit(job: Job, request: Request, blocks: tuple[int, ...], batch: Hoste
 
 
 def _pickled(value: Any, name: str) -> bytes:
-    """Return an object as bytes, with the code that a worker could not import.
-
-    Raises:
-        TypeError: If it cannot be pickled; the message names the part.
-    """
+    """Return an object as bytes, with the code that a worker could not import."""
     try:
         pickled: bytes = cloudpickle.dumps(value)
     # A part's own __reduce__ may raise anything.

@@ -40,9 +40,6 @@ class RayCluster:
 
     Attributes:
         connection: to the cluster.
-
-    Raises:
-        ConfigError: If the cluster cannot be reached, or no node has what an actor requests.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -96,9 +93,6 @@ class RayCluster:
         """Return how many actors there is room for, and warn if a sampler has requested more.
 
         An autoscaling cluster is asked for as many, of which it starts the nodes meanwhile.
-
-        Raises:
-            ConfigError: If it has, with `strict`.
         """
         wanted = placement.num_workers
         if monotonic() >= self._next_count:
@@ -142,11 +136,7 @@ class RayCluster:
                 self.ask(lambda: request_resources(bundles=bundles))
 
     def _reserve(self) -> Reserved | None:
-        """Return the placement group of the pool, having made it; None for one without.
-
-        Raises:
-            ConfigError: If no node has what an actor requests, or the group cannot exist.
-        """
+        """Return the placement group of the pool, having made it; None for one without."""
         layout, number = self._placement.ray_placement_group, self._placement.num_workers
         if layout is None and (around := Reserved.around_this_process(self._asked)) is not None:
             return around
@@ -199,9 +189,6 @@ class RayCluster:
 
         Returns:
             Whether it is left out.
-
-        Raises:
-            ChildEnvError: If no other node is left.
         """
         node, address = self.place_of(actor_id)
         if node and all(alive["NodeID"] != node for alive in self.nodes()):

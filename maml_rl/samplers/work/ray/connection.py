@@ -47,9 +47,6 @@ class Connection:
         runtime_env: its own, which all actors have; None if it was made by the user's code.
         gone: whether the head node does not answer any more, or this machine's node has ended.
         node_ended: whether it is the latter.
-
-    Raises:
-        ConfigError: If the cluster cannot be reached, or this process is connected to another one.
     """
 
     _lock: ClassVar[threading.RLock] = threading.RLock()
@@ -106,11 +103,7 @@ class Connection:
                 _replace_skipped(pattern)
 
     def check_address(self, address: str | None) -> None:
-        """Refuse the address of another cluster.
-
-        Raises:
-            ConfigError: If it is one.
-        """
+        """Refuse the address of another cluster."""
         if address in (None, "auto", "local", self._asked) or _is_same(address, self.address):
             return
         raise ConfigError(f"this process is connected to the Ray cluster at {self.address}, not to {address}")
@@ -121,12 +114,7 @@ class Connection:
         return bool(ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job)
 
     def require_open(self) -> None:
-        """Refuse to work on a connection that the user's code has ended, or that has lost the node of this machine.
-
-        Raises:
-            ConfigError: If the user's code has ended it.
-            ChildEnvError: If the node has ended, for which Ray would end this process in its next call.
-        """
+        """Refuse to work on a connection that the user's code has ended, or that has lost the node of this machine."""
         if self._raylet is not None and select.select([self._raylet], [], [], 0)[0]:
             self._lose_node()
         if not self.is_open:
@@ -136,11 +124,7 @@ class Connection:
             )
 
     def ask(self, function: Callable[[], Result], seconds: float) -> Result:
-        """Return what a function returns that asks the head node, which may be frozen and never answer.
-
-        Raises:
-            ChildEnvError: If it takes longer than `seconds`, or has done so before.
-        """
+        """Return what a function returns that asks the head node, which may be frozen and never answer."""
         replies = [] if self.gone else _in_thread(function, seconds)
         if not replies:
             self._give_up()
@@ -160,11 +144,7 @@ class Connection:
         )
 
     def nodes(self, seconds: float) -> list[dict[str, Any]]:
-        """Return the nodes that are alive.
-
-        Raises:
-            ChildEnvError: If the head node does not answer for `seconds`, or the node of this machine has ended.
-        """
+        """Return the nodes that are alive."""
         until = monotonic() + seconds
         # Refused connections are found here; Ray's own client would end this process after a minute of them.
         while not self.gone and not _answers(self.address, 1.0):
@@ -238,11 +218,7 @@ def last_line(error: BaseException) -> str:
 
 
 def _connect(placement: Placement) -> None:
-    """Connect this process to a cluster; the node of this machine may take `ray_head_timeout` to join it.
-
-    Raises:
-        ConfigError: If that is not possible.
-    """
+    """Connect this process to a cluster; the node of this machine may take `ray_head_timeout` to join it."""
     check_token()
     address, in_environment = placement.ray_address, os.environ.get("RAY_ADDRESS")
     found = in_environment or _last_cluster() if address in (None, "auto") else address
@@ -336,11 +312,7 @@ def _replace_skipped(pattern: re.Pattern[str] | None) -> re.Pattern[str] | None:
 
 
 def _check_runtime_env(env: Mapping[str, Any]) -> None:
-    """Refuse an invalid `runtime_env`, parts of which Ray would ignore.
-
-    Raises:
-        ConfigError: With the part.
-    """
+    """Refuse an invalid `runtime_env`, parts of which Ray would ignore."""
     if unknown := sorted(env.keys() - RuntimeEnv.known_fields):
         known = [name for name in RuntimeEnv.known_fields if not name.startswith("_")]
         raise ConfigError(f"ray_runtime_env has {unknown[0]!r}, which Ray does not know{suggest(unknown[0], known)}")
@@ -360,9 +332,6 @@ def _is_node_of(address: str, seconds: float) -> bool:
     """Return whether a node of the cluster runs on this machine; wait a while for one that is starting.
 
     Ray itself would wait for a minute, or abort this process.
-
-    Raises:
-        ConfigError: If the address is not that of a cluster.
     """
     if not _speaks_grpc(address):
         raise _no_cluster_at(address)

@@ -36,11 +36,7 @@ def options_of(asked: Mapping[str, float]) -> dict[str, Any]:
 
 
 def require_layout(layout: Layout, number: int, places: Sequence[int], asked: Mapping[str, float]) -> None:
-    """Refuse a placement group for which the nodes have no places even when they are otherwise idle.
-
-    Raises:
-        ConfigError: If they do not fit.
-    """
+    """Refuse a placement group for which the nodes have no places even when they are otherwise idle."""
     where = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on a node each"}.get(layout, "")
     most = {"STRICT_PACK": max(places, default=0), "STRICT_SPREAD": sum(each > 0 for each in places)}
     found = most.get(layout, sum(places))
@@ -73,11 +69,7 @@ class Reserved:
 
     @classmethod
     def around_this_process(cls, asked: Mapping[str, float]) -> Reserved | None:
-        """Return the placement group that contains this process and must contain its actors, as in a trial of Ray Tune.
-
-        Raises:
-            ConfigError: If it has no place for an actor.
-        """
+        """Return the placement group that contains this process and so its actors, as in a trial of Ray Tune."""
         group, context = get_current_placement_group(), ray.get_runtime_context()
         # Otherwise actors of a process in a group need not be in it.
         if group is None or not context.should_capture_child_tasks_in_placement_group:

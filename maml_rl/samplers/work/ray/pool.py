@@ -85,9 +85,6 @@ class RayPool:
     Attributes:
         actors: those that start included.
         cluster: where they are.
-
-    Raises:
-        ConfigError: If the cluster cannot be reached, or is too small.
     """
 
     _pools: ClassVar[dict[str, RayPool]] = {}
@@ -263,11 +260,7 @@ class RayPool:
             actor.give(Unit("start", ()))
 
     def _began(self, actor: RayWorker, reply: Any) -> None:
-        """Record the report of an actor about itself.
-
-        Raises:
-            ConfigError: If it has other versions than this process, and so has every node.
-        """
+        """Record the report of an actor about itself."""
         assert isinstance(reply, Introduction)
         if difference := differing_version(reply.versions, self._versions):
             self._differs(actor, reply.node, reply.address, difference)
@@ -281,12 +274,7 @@ class RayPool:
         self._leave_out(actor, node, f"the Ray node {address} has {difference}", remedy, ConfigError)
 
     def _cannot_load(self, actor: RayWorker, reason: str, difference: str = "") -> None:
-        """Leave out the node of an actor that cannot import what environment or policy need; a restart would not help.
-
-        Raises:
-            ChildEnvError: If no other node is left.
-            ConfigError: If with `strict` too few are.
-        """
+        """Leave out the node of an actor that cannot import what is needed; a restart would not help."""
         node, address = self.cluster.place_of(actor.actor_id)
         if difference:
             self._differs(actor, node, address, difference)
@@ -312,13 +300,7 @@ class RayPool:
         self._refill()
 
     def _lose(self, actor: RayWorker, cause: str, *, hung: bool = False) -> None:
-        """Replace an actor that is dead or no longer useful, and let others sample its units.
-
-        Raises:
-            ChildEnvError: If this happens too often to one unit, or to actors that start on the last node.
-            ChildEnvTimeout: If they hung.
-            ConfigError: If with `strict` too few nodes are left.
-        """
+        """Replace an actor that is dead or no longer useful, and let others sample its units."""
         head = actor.take_call().unit
         self._remove(actor)
         self._lost.inc(1.0, self._tags)
@@ -348,11 +330,7 @@ class RayPool:
         return {"environment": self._client.name}
 
     def _look_after_starts(self, waited: float) -> None:
-        """Report that actors have not started yet.
-
-        Raises:
-            ConfigError: If that takes too long.
-        """
+        """Report that actors have not started yet."""
         placement = self._client.placement
         if waited < min(self._stalled + _STALLED_SECONDS, placement.ray_start_timeout):
             self._stalled = min(self._stalled, waited)
@@ -373,15 +351,7 @@ class RayPool:
     def results(
         self, client: Client, units: Sequence[Unit], timer: StageTimer = NULL_TIMER
     ) -> Iterator[tuple[Unit, Any]]:
-        """Yield the result of every unit of a sampler as soon as it is there; other samplers wait for their turn.
-
-        Raises:
-            ChildLost: If another thread has called `kill`.
-            ChildEnvError: If an environment raised, the head node does not answer, or a unit has lost more actors than
-                allowed.
-            ChildEnvTimeout: If it has because they hung.
-            ConfigError: If all actors were lost, and no other starts within `ray_start_timeout`.
-        """
+        """Yield the result of every unit of a sampler as soon as it is there; other samplers wait for their turn."""
         with self._turn:
             self._begin_turn(client)
             self._scheduler.begin(units, client.limits)
@@ -427,12 +397,7 @@ class RayPool:
             )
 
     def _wait(self, seconds: float) -> list[tuple[Unit, Any]]:
-        """Wait some seconds for replies, and return the results of units; handle actors that start, are lost, or hang.
-
-        Raises:
-            ChildLost: If another thread has called `kill`.
-            ChildEnvError: If the cluster is gone, or a unit loses too many actors.
-        """
+        """Wait for replies, and return the results of units; handle actors that start, are lost, or hang."""
         self.cluster.connection.require_open()
         first = {actor.calls[0].reply: actor for actor in self.actors if actor.calls}
         replied: list[Any] = []
