@@ -55,9 +55,11 @@ def _memory_of_groups() -> list[tuple[int, int]]:
             folder, *names = _GROUP_FILES[is_first]
             group = Path(path)
             # A group of the host, whose folders a container does not see, leaves the root.
-            for each in (group, *group.parents):
+            for parent in (group, *group.parents):
                 with suppress(OSError, ValueError):
-                    limit, used = (int((_GROUPS / folder / each.relative_to("/") / name).read_text()) for name in names)
+                    limit, used = (
+                        int((_GROUPS / folder / parent.relative_to("/") / name).read_text()) for name in names
+                    )
                     found.append((limit, used))
     return found
 

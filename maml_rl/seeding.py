@@ -177,14 +177,14 @@ def seeded_torch(seed: int, device: "torch.device | str" = "cpu") -> Iterator[No
         index = torch.cuda.current_device() if device.index is None else device.index
         generators.append(torch.cuda.default_generators[index])
     with global_generators():
-        before = [each.get_state() for each in generators]
+        before = [generator.get_state() for generator in generators]
         try:
-            for each in generators:
-                each.manual_seed(seed)
+            for generator in generators:
+                generator.manual_seed(seed)
             yield
         finally:
-            for each, state in zip(generators, before, strict=True):
-                each.set_state(state)
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
 
 
 def check_seed(seed: int | np.integer) -> int:

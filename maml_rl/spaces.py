@@ -310,8 +310,8 @@ class PackedSpace(spaces.Box):
 
     def write(self, element: Any, row: NDArray[Any]) -> None:
         """Write an element of `own` into `row` (D,)."""
-        for each in self.fields:
-            each.write(element, row)
+        for field in self.fields:
+            field.write(element, row)
 
     def read(self, rows: Any, where: NDArray[np.bool_] | None = None) -> Any:
         """Return what rows hold, as recorded episodes have them.
@@ -327,12 +327,12 @@ class PackedSpace(spaces.Box):
         array = np.asarray(rows)
         flat, lead = array.reshape(-1, array.shape[-1]), array.shape[:-1]
         of_rows = None if where is None else where.reshape(-1)
-        parts = {each.path: each.read(flat, of_rows) for each in self.fields}
+        parts = {field.path: field.read(flat, of_rows) for field in self.fields}
         return _gather(self.own, (), {path: part.reshape(*lead, *part.shape[1:]) for path, part in parts.items()})
 
     def element(self, row: NDArray[np.uint8]) -> Any:
         """Return the element of `own` that a single row (D,) holds."""
-        return _gather(self.own, (), {each.path: each.read(row[None], None)[0] for each in self.fields})
+        return _gather(self.own, (), {field.path: field.read(row[None], None)[0] for field in self.fields})
 
 
 def _gather(space: Space, path: tuple[Any, ...], parts: dict[tuple[Any, ...], Any]) -> Any:

@@ -103,7 +103,7 @@ def _compare(options: argparse.Namespace) -> None:
         missing = [result.group.name for result in results if not result.evaluations]
         if missing:
             raise ConfigError(f"no policy of {' and '.join(missing)} could be measured: {' '.join(complaints)}")
-        notices += [each for each in complaints if "is not used here" not in each]
+        notices += [complaint for complaint in complaints if "is not used here" not in complaint]
     for path in (options.figure, options.table):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -56,28 +56,28 @@ def ending_in_order() -> Iterator[None]:
     ends = [signal.SIGINT, signal.SIGTERM, *([] if hangup is None else [hangup])]
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
-        for each in replaced:
-            signal.signal(each, signal.SIG_IGN if each == number == hangup else signal.SIG_DFL)
+        for caught in replaced:
+            signal.signal(caught, signal.SIG_IGN if caught == number == hangup else signal.SIG_DFL)
         raise KeyboardInterrupt if number == signal.SIGINT else Ended(number)
 
     # An ignored signal, as in a background job, stays ignored; and Python allows this only in the main thread.
     usual = signal.default_int_handler, signal.SIG_DFL
     replaced = {}
     if threading.current_thread() is threading.main_thread():
-        replaced = {each: signal.getsignal(each) for each in ends if signal.getsignal(each) in usual}
+        replaced = {caught: signal.getsignal(caught) for caught in ends if signal.getsignal(caught) in usual}
     try:
-        for each in replaced:
-            signal.signal(each, end)
+        for caught in replaced:
+            signal.signal(caught, end)
         yield
     finally:
-        for each, before in replaced.items():
-            signal.signal(each, before)
+        for caught, before in replaced.items():
+            signal.signal(caught, before)
 
 
 def _hint(option: str, known: Sequence[str]) -> str:
     """Return what an unknown option may mean: a setting of another algorithm, or one that is written alike."""
     key = option.removeprefix("--")
-    owners = [name for name, settings in algorithm_settings().items() if key in [each.key for each in settings]]
+    owners = [name for name, settings in algorithm_settings().items() if key in [setting.key for setting in settings]]
     if owners and "--algorithm" in known:
         return f"; it is a setting of {', '.join(owners)}"
     return suggest(option, known)
@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
             argcomplete.autocomplete(self)
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            names = [each.partition("=")[0] for each in unknown if each.startswith("--")]
+            names = [argument.partition("=")[0] for argument in unknown if argument.startswith("--")]
             hint = _hint(names[0], list(self._option_string_actions)) if names else ""
             if names and (meant := _MEANT.get(names[0])) in self._option_string_actions:
                 hint = f"; did you mean {meant!r}?"
@@ -285,7 +285,7 @@ def _open_closed_streams() -> None:
 
 def _printable(text: str) -> str:
     """Return a text that fits on one line of a terminal; user input may contain any character."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 @contextmanager
@@ -344,7 +344,7 @@ def count_or_file(text: str) -> int | Path:
 
 def utf8(text: str) -> str:
     """Read an option that is written to files; the system passes bytes that are not UTF-8 as surrogates."""
-    if any(each == "\0" or "\ud800" <= each <= "\udfff" for each in text):
+    if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in text):
         raise argparse.ArgumentTypeError(f"expected text in UTF-8, got {text[:_SHOWN]!r}")
     return text
 

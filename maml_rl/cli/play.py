@@ -74,7 +74,7 @@ def _play(options: argparse.Namespace) -> None:
             tasks,
             num_steps=options.num_steps,
             num_workers=0,
-            on_batch=lambda batch: phases.extend(performed(experiment.policy, each) for each in batch.phases),
+            on_batch=lambda batch: phases.extend(performed(experiment.policy, phase) for phase in batch.phases),
         )
         frames, fps = film(SampledEvaluation(experiment.config, phases, evaluation))
         kind = options.output.suffix

@@ -114,8 +114,12 @@ def _add_algorithm_settings(parser: Parser, arguments: Sequence[str]) -> None:
     """Add the settings of the algorithm that the arguments, or their config, name."""
     parser.set_defaults(algorithm_keys=[])
     # An unknown option whose value has spaces would be read as the name of a config, and so would the next word.
-    known = [each for each in arguments if each not in ("-h", "--help") and not parser.is_unknown_with_value(each)]
-    for option in [each for each in parser.parse_known_args(known)[1] if each.startswith("--")]:
+    known = [
+        argument
+        for argument in arguments
+        if argument not in ("-h", "--help") and not parser.is_unknown_with_value(argument)
+    ]
+    for option in [argument for argument in parser.parse_known_args(known)[1] if argument.startswith("--")]:
         place = known.index(option)
         del known[place : place + 2]
     options, _ = parser.parse_known_args(known)

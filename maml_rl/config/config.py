@@ -105,7 +105,7 @@ def _path_to_infinity(value: Any) -> list[str] | None:
     if isinstance(value, float):
         return None if math.isfinite(value) else []
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return next(([str(key), *path] for key, each in entries if (path := _path_to_infinity(each)) is not None), None)
+    return next(([str(key), *path] for key, entry in entries if (path := _path_to_infinity(entry)) is not None), None)
 
 
 class Config(SettingsModel):
@@ -407,7 +407,7 @@ class Config(SettingsModel):
             if isinstance(value, dict) and value:
                 rows.append((f"{key}:", ()))
                 rows += [
-                    (f"  {name}: {json.dumps(each, ensure_ascii=False)}", (key, name)) for name, each in value.items()
+                    (f"  {name}: {json.dumps(entry, ensure_ascii=False)}", (key, name)) for name, entry in value.items()
                 ]
             else:
                 rows.append((f"{key}: {json.dumps(value, ensure_ascii=False)}", (key,)))

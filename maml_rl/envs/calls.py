@@ -239,9 +239,9 @@ def not_awaited(name: str, made: Any) -> TypeError:
 def seeded_reset(env: Any, seed: Any, **options: Any) -> Any:
     """Return the result of `reset` with a seed, or with one for each slot; or what awaits it."""
     seeds = seed if isinstance(seed, list) else [seed]
-    if all(each is None or each <= _INT32 for each in seeds):
+    if all(number is None or number <= _INT32 for number in seeds):
         return env.reset(seed=seed, **options)
-    low = [each & _INT32 for each in seeds] if isinstance(seed, list) else seed & _INT32
+    low = [number & _INT32 for number in seeds] if isinstance(seed, list) else seed & _INT32
     try:
         result = env.reset(seed=seed, **options)
     except Retry:

@@ -372,7 +372,11 @@ def _check_contract(
     tasks = _check_sample_tasks(env, sample_tasks, num_tasks, seed)
     _check_declared_tasks(env, reset_task, tasks, num_tasks)
     # Gymnasium cannot repeat wrappers that do not record their arguments.
-    if make_another is None and spec is not None and all(each.kwargs is not None for each in spec.additional_wrappers):
+    if (
+        make_another is None
+        and spec is not None
+        and all(wrapper.kwargs is not None for wrapper in spec.additional_wrappers)
+    ):
         make_another = partial(gymnasium.make, spec)
     if make_another is not None:
         another, drawn = construct(make_another)

@@ -109,8 +109,8 @@ class ArrayFamily(ABC):
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray) and name != "physics_seconds":
                 setattr(self, name, put(value, device, single=self.single_on_device))
-            elif isinstance(value, dict) and any(isinstance(each, np.ndarray) for each in value.values()):
-                moved = {key: put(each, device, single=self.single_on_device) for key, each in value.items()}
+            elif isinstance(value, dict) and any(isinstance(entry, np.ndarray) for entry in value.values()):
+                moved = {key: put(entry, device, single=self.single_on_device) for key, entry in value.items()}
                 setattr(self, name, moved)
 
     def begin(self, streams: Any, observations: Any) -> None:

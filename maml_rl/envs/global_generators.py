@@ -227,7 +227,7 @@ def _looks_at(*places: Callable[[], Any]) -> Callable[[], tuple[Any, ...]]:
 
 
 def _look_at(generators: Sequence[_Generator]) -> tuple[Any, ...]:
-    return tuple([each.place() for each in generators])
+    return tuple([generator.place() for generator in generators])
 
 
 def _has_drawn_from_new(generators: Sequence[_Generator]) -> bool:
@@ -245,7 +245,7 @@ def _has_drawn_from_new(generators: Sequence[_Generator]) -> bool:
 
 def _places() -> dict[str, Any]:
     """Return a value of each generator that every draw changes, by its name."""
-    return {each.name: each.place() for each in _generators()}
+    return {generator.name: generator.place() for generator in _generators()}
 
 
 def _drawn_since(places: dict[str, Any]) -> list[str]:
@@ -256,7 +256,10 @@ def _drawn_since(places: dict[str, Any]) -> list[str]:
 def _states_of(words: tuple[int, int]) -> list[Any]:
     """Return the states of all generators for a key of two words."""
     # A fixed number of words, of which the last is never zero: no two keys are one stream.
-    return [each.seeded(np.random.SeedSequence((*words, which))) for which, each in enumerate(_generators(), start=1)]
+    return [
+        generator.seeded(np.random.SeedSequence((*words, which)))
+        for which, generator in enumerate(_generators(), start=1)
+    ]
 
 
 def _key_of_task(task: Task) -> tuple[int, int]:
@@ -273,7 +276,7 @@ class KeptGenerators:
 
     def __enter__(self) -> KeptGenerators:
         """Keep the states."""
-        self._before = [each.save() for each in _generators()]
+        self._before = [generator.save() for generator in _generators()]
         self._places = _places()
         return self
 
@@ -291,8 +294,8 @@ class KeptGenerators:
 
     def _seed(self, key: tuple[int, int]) -> None:
         self.drawn()
-        for each, state in zip(_generators(), _states_of(key), strict=True):
-            each.restore(state)
+        for generator, state in zip(_generators(), _states_of(key), strict=True):
+            generator.restore(state)
         self._places = _places()
 
     def drawn(self) -> list[str]:
@@ -303,8 +306,8 @@ class KeptGenerators:
     def __exit__(self, *error: object) -> None:
         """Restore the states."""
         self.drawn()
-        for each, state in zip(_generators(), self._before, strict=False):
-            each.restore(state)
+        for generator, state in zip(_generators(), self._before, strict=False):
+            generator.restore(state)
 
 
 def construct(make: Callable[[], Any]) -> tuple[Any, list[str]]:
@@ -382,18 +385,18 @@ class SlotGenerators:
     def _watch(self, call: Callable[[], Any]) -> Any:
         if not self._watched or (not self._has_torch and "torch" in sys.modules):
             self._watched, self._has_torch = _generators(), "torch" in sys.modules
-            self._places_now = _looks_at(*[each.place for each in self._watched])
+            self._places_now = _looks_at(*[generator.place for generator in self._watched])
         look = self._places_now
         places = look()
         if places != self._places:
-            self._places, self._saved = places, [each.save() for each in self._watched]
+            self._places, self._saved = places, [generator.save() for generator in self._watched]
         try:
             result = call()
         finally:
             if look() != places:
                 self.used = True
-                for each, state in zip(self._watched, self._saved, strict=True):
-                    each.restore(state)
+                for generator, state in zip(self._watched, self._saved, strict=True):
+                    generator.restore(state)
             if not self._has_torch and "torch" in sys.modules and _has_drawn_from_new(self._watched):
                 self.used = True
         if self.used:
@@ -406,18 +409,18 @@ class SlotGenerators:
         if own is None or len(own) < len(generators):
             # A call may have been the first to import torch.
             own = [*(own or []), *_states_of(self._keys[slot]())[len(own or []) :]]
-        before = [each.save() for each in generators]
-        for each, state in zip(generators, own, strict=True):
-            each.restore(state)
+        before = [generator.save() for generator in generators]
+        for generator, state in zip(generators, own, strict=True):
+            generator.restore(state)
         places, is_over = _look_at(generators), False
         try:
             result = call()
             is_over = True
         finally:
             self.used = self.used or _look_at(generators) != places
-            after = [each.save() for each in generators]
-            for each, state in zip(generators, before, strict=True):
-                each.restore(state)
+            after = [generator.save() for generator in generators]
+            for generator, state in zip(generators, before, strict=True):
+                generator.restore(state)
             if is_over and _has_drawn_from_new(generators):
                 # As if it had not been called.
                 self.used, self._states[slot] = True, own

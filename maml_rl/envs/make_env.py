@@ -336,7 +336,9 @@ def _parameters(made: Any) -> Mapping[str, inspect.Parameter]:
 def _takes(made: Any, name: str) -> bool:
     """Return whether a callable takes an argument of this name."""
     parameters = _parameters(made)
-    return name in parameters or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    return name in parameters or any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
 
 
 def _discard(env: Any) -> None:

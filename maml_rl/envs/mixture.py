@@ -78,11 +78,11 @@ class MixtureVectorEnv(BatchedFamily):
             name: _make_family(name, num_envs, (arguments or {}).get(name, {}), limit, physics) for name in weights
         }
         members = list(self.families.values())
-        self._limits = [each._time_limit for each in members]
-        longest = [each.max_episode_steps for each in members]
+        self._limits = [member._time_limit for member in members]
+        longest = [member.max_episode_steps for member in members]
         self._padding = _Padding.of(self.families)
         self.recorded_infos = dict(
-            set.intersection(*(set(each.recorded_infos.items()) for each in members))  # what all of them have
+            set.intersection(*(set(member.recorded_infos.items()) for member in members))  # what all of them have
         )
         self.value_ranges = _common_ranges(members)
         # The family of each slot, as a number.
@@ -98,7 +98,7 @@ class MixtureVectorEnv(BatchedFamily):
             {},
             **options,
         )
-        self.max_episode_steps = None if None in longest else max(each for each in longest if each is not None)
+        self.max_episode_steps = None if None in longest else max(length for length in longest if length is not None)
 
     @property
     def physics_seconds(self) -> NDArray[np.float64]:
@@ -108,8 +108,8 @@ class MixtureVectorEnv(BatchedFamily):
     @physics_seconds.setter
     def physics_seconds(self, seconds: NDArray[np.float64]) -> None:
         self._seconds = seconds
-        for each in self.families.values():
-            each.physics_seconds = seconds
+        for family in self.families.values():
+            family.physics_seconds = seconds
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         return self._draw(random, num_tasks, evaluation=False)
@@ -260,9 +260,12 @@ def _merge(
 
 def _common_ranges(members: Sequence[BatchedFamily]) -> ValueRanges:
     """Return the ranges that hold for all families."""
-    names = set.intersection(*(set(each.value_ranges) for each in members))
+    names = set.intersection(*(set(member.value_ranges) for member in members))
     return {
-        name: (min(each.value_ranges[name][0] for each in members), max(each.value_ranges[name][1] for each in members))
+        name: (
+            min(member.value_ranges[name][0] for member in members),
+            max(member.value_ranges[name][1] for member in members),
+        )
         for name in names
     }
 
@@ -275,9 +278,9 @@ class _Padding:
         for name, family in families.items():
             if is_image(family.single_observation_space):
                 raise TypeError(f"images, as of {name}, cannot be padded; mix families whose observations are vectors")
-        flat = [batch_space(spaces.flatten_space(each.single_observation_space), 1) for each in members]
+        flat = [batch_space(spaces.flatten_space(member.single_observation_space), 1) for member in members]
         self._size = max(space.shape[1] for space in flat if space.shape is not None)
-        actions = [each.single_action_space for each in members]
+        actions = [member.single_action_space for member in members]
         # How many numbers say which entries of an action are real.
         self._entries = 0
         if all(isinstance(space, spaces.Discrete) for space in actions):
@@ -305,9 +308,9 @@ class _Padding:
         """Return the padding; None where all families have the same spaces."""
         first, *others = families.values()
         if all(
-            each.single_observation_space == first.single_observation_space
-            and each.single_action_space == first.single_action_space
-            for each in others
+            other.single_observation_space == first.single_observation_space
+            and other.single_action_space == first.single_action_space
+            for other in others
         ):
             return None
         return cls(families)

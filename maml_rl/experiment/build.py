@@ -402,7 +402,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
     observation_bytes, action_bytes = (math.prod(shape) * dtype.itemsize for shape, dtype in layouts)
     # A replay has the next observation, the reward and two flags, too.
     kept_bytes = 2 * observation_bytes + action_bytes + 4 + 2
-    replays = [each for each in metalearner.experience.values() if isinstance(each, Replay)]
+    replays = [experience for experience in metalearner.experience.values() if isinstance(experience, Replay)]
     try:
         refuse_if_too_large(
             sum(replay.bytes_in_memory(kept_bytes) for replay in replays),
@@ -498,13 +498,13 @@ def _size_of_policy(
         # Tensors there have shapes and no numbers.
         with seeded_torch(config.seed), torch.device("meta"):
             policy = learner.make_policy(env, config, settings)
-            memory = sum(each.nbytes for each in policy.initial_memory(1))
+            memory = sum(part.nbytes for part in policy.initial_memory(1))
     except Exception as error:
         # An algorithm of the user's own may need the numbers; other errors come again where the policy is made.
         is_huge = isinstance(error, RuntimeError | OverflowError) and "overflow" in str(error).lower()
         return (2**63 if is_huge else 0), "a policy of more parameters than torch counts"
     parameters = list(policy.parameters())
-    num_bytes = sum(2 * param.nbytes for param in parameters) + sum(each.nbytes for each in policy.buffers())
+    num_bytes = sum(2 * param.nbytes for param in parameters) + sum(buffer.nbytes for buffer in policy.buffers())
     what = f"a policy of {sum(param.numel() for param in parameters):,} parameters"
     if memory:
         # A cluster spreads the slots over its machines.
@@ -564,7 +564,7 @@ def _check_env_kwargs(config: Config, spec: EnvSpec) -> None:
 def _unpacked(creator: Any, name: str) -> list[str]:
     """Return the names of the keyword arguments that a signature declares by a TypedDict after its `**`, if it does."""
     classes = creator.__mro__ if isinstance(creator, type) else ()
-    function = next((vars(each)["__init__"] for each in classes if "__init__" in vars(each)), creator)
+    function = next((vars(base)["__init__"] for base in classes if "__init__" in vars(base)), creator)
     try:
         hint = get_type_hints(function).get(name)
     # A string that is not a type here.

@@ -203,4 +203,8 @@ def _defaults(env_name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of a family's keyword arguments; those of `kwargs` are enough to make an environment."""
     with closing(make_vector_env(env_name, dict(kwargs))) as env:
         parameters = inspect.signature(type(env).__init__).parameters
-    return {name: each.default for name, each in parameters.items() if each.default is not inspect.Parameter.empty}
+    return {
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }

@@ -166,7 +166,7 @@ class _Measured:
 
         def keep_first(batch: EpisodeStore) -> None:
             if not shown:
-                shown.extend(performed(experiment.policy, each) for each in batch.phases)
+                shown.extend(performed(experiment.policy, phase) for phase in batch.phases)
 
         repetitions = REPETITIONS if isinstance(self._chosen.wanted, Path) else 1
         found = evaluate(experiment, self._tasks, repetitions=repetitions, on_batch=keep_first)

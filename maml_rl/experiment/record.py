@@ -253,7 +253,7 @@ def record_run(
             tasks=tasks,
             learner_seeds=[config.seed] * num_tasks,
             learner=config.algorithm,
-            settings={"checkpoints": [each.name for each in checkpoints], **json.loads(trained.to_json())},
+            settings={"checkpoints": [checkpoint.name for checkpoint in checkpoints], **json.loads(trained.to_json())},
             num_iterations=len(checkpoints),
         )
         recorded = _record(output, about, sample, None, on_iteration, resume=resume)
@@ -344,7 +344,7 @@ def _record(
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder; remove it if nothing was written to it."""
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(folder, "recording")
     try:
@@ -352,12 +352,12 @@ def _locked(folder: Path) -> Iterator[None]:
         remove_unfinished(folder)
         yield
     finally:
-        if [each.name for each in folder.iterdir()] == [LOCK]:
+        if [entry.name for entry in folder.iterdir()] == [LOCK]:
             (folder / LOCK).unlink()
         os.close(lock)
         with suppress(OSError):  # The first folder that is not empty ends this.
-            for each in made:
-                each.rmdir()
+            for parent in made:
+                parent.rmdir()
 
 
 def _split_settings(learner: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

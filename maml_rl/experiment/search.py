@@ -183,7 +183,7 @@ def _try(
     """Train a trial, tell the study, and return a sentence about it."""
     from optuna.trial import TrialState
 
-    drawn = {key: _draw(study, trial, key, each, config.seed) for key, each in space.items()}
+    drawn = {key: _draw(study, trial, key, setting, config.seed) for key, setting in space.items()}
     values = {key: parse_value(x, key) if isinstance(x, str) else x for key, x in drawn.items()}
     began, reported = monotonic(), set(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
 

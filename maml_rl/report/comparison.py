@@ -39,7 +39,7 @@ def verdict(results: Sequence[GroupResult]) -> Markup | None:
     if not found:
         return None
     sentences = [
-        [each if isinstance(each, str) else named(group_css(each), each.name) for each in verdict.words]
+        [word if isinstance(word, str) else named(group_css(word), word.name) for word in verdict.words]
         for verdict in found
     ]
     unequal = unequal_settings([result.group for result in results])
@@ -72,7 +72,7 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
     intervals = [pooled_intervals(line.evaluations) for line in lines]
     sources = _sources(results)
     evaluated = [(result.group.config, evaluation) for result in results for evaluation in result.evaluations]
-    published = next((returns for each in evaluated if (returns := published_returns(*each))), None)
+    published = next((returns for problem in evaluated if (returns := published_returns(*problem))), None)
     steps = max([len(values) for values in intervals] + [len(published or ())])
     counted = _counted(lines)
     # The interval of two seeds is so wide that it would flatten the chart: the table has it.
@@ -140,7 +140,7 @@ def step_table(results: Sequence[GroupResult]) -> Markup | None:
     if not lines:
         return None
     known = [result for result in results if result.evaluations]
-    steps = max(each.returns.shape[1] for line in lines for each in line.evaluations)
+    steps = max(evaluation.returns.shape[1] for line in lines for evaluation in line.evaluations)
     # Of many, some, the last among them.
     shown = sorted({*range(0, steps, -(-steps // _MOST_NAMES)), steps - 1})
     compared = len(known) > 1 and at_common_steps(known)
@@ -186,11 +186,13 @@ def performance_profiles(results: Sequence[GroupResult]) -> Markup | None:
     alone = sum(len(line.evaluations) for line in lines if line.css != "untrained") < 2
     if alone or not _trained_alike(results):
         return None
-    returns = np.concatenate([each.task_returns()[:, -1] for line in lines for each in line.evaluations])
+    returns = np.concatenate([evaluation.task_returns()[:, -1] for line in lines for evaluation in line.evaluations])
     span = Span.of(returns)
     thresholds = np.linspace(span.low, span.high, _THRESHOLDS)
     profiles = [profile_intervals(line.evaluations, thresholds).T for line in lines]
-    middles = [float(np.median([each.task_returns()[:, -1] for each in line.evaluations])) for line in lines]
+    middles = [
+        float(np.median([evaluation.task_returns()[:, -1] for evaluation in line.evaluations])) for line in lines
+    ]
     plot = Plot(
         Axis(span, "return on a new task after adaptation"),
         Axis(Span(0.0, 1.04), "share of trainings and tasks above it"),

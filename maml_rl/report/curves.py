@@ -232,20 +232,20 @@ def _over_training(
     plots = {}
     for name in X_AXES:
         # Steps and times may be unknown; a learner of recorded histories takes no steps.
-        known = all(np.isfinite(each[name]).all() and each[name].any() for each in places)
+        known = all(np.isfinite(place[name]).all() and place[name].any() for place in places)
         axis = name if known else "iterations"
-        across = Span.of([0.0], *(each[axis] for each in places), margin=0.0)
+        across = Span.of([0.0], *(place[axis] for place in places), margin=0.0)
         x = Axis(across, X_AXES[axis], counts=axis != "minutes")
         plot = Plot(x, Axis(span, label), f"{title}: {ends}.")
         for index, width in enumerate(SMOOTHINGS[: len(lines[0].curves)]):
             if len(lines[0].curves) > 1:
                 plot.layer(f"smoothed width{width}")
-            for line, each in zip(lines, places, strict=True):
-                _draw(plot, line.curves[index], line.css, each[axis])
+            for line, place in zip(lines, places, strict=True):
+                _draw(plot, line.curves[index], line.css, place[axis])
         plots[name] = plot
     series = [
-        Series(line.css, line.name, each, curve.mean, curve.low, curve.high)
-        for line, curve, each in zip(lines, first, places, strict=True)
+        Series(line.css, line.name, place, curve.mean, curve.low, curve.high)
+        for line, curve, place in zip(lines, first, places, strict=True)
     ]
     return figure(
         title, note, legend(entries) if entries else None, switched(plots), data=numbers(label, series, plots)

@@ -73,17 +73,17 @@ def numbers(label: str, series: Sequence[Series], plots: Mapping[str, Plot] | No
         "axes": {name: plot.frame for name, plot in (plots or {}).items()},
         "series": [
             {
-                "css": each.css,
-                "name": each.name,
-                "places": {name: _rounded(values) for name, values in each.places.items()},
-                "values": _rounded(each.values),
+                "css": curve.css,
+                "name": curve.name,
+                "places": {name: _rounded(values) for name, values in curve.places.items()},
+                "values": _rounded(curve.values),
                 **(
                     {}
-                    if each.low is None or each.high is None
-                    else {"low": _rounded(each.low), "high": _rounded(each.high)}
+                    if curve.low is None or curve.high is None
+                    else {"low": _rounded(curve.low), "high": _rounded(curve.high)}
                 ),
             }
-            for each in series
+            for curve in series
         ],
     }
     text = json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -151,9 +151,11 @@ def _family(
 
 def _parts(members: Sequence[GroupResult]) -> Iterable[Markup | None]:
     """Return sections about each family of a mixture, the normalized returns of all first."""
-    for name in dict.fromkeys(name for result in members for each in result.evaluations for name in each.parts()):
+    for name in dict.fromkeys(
+        name for result in members for evaluation in result.evaluations for name in evaluation.parts()
+    ):
         results = [result.part(name) for result in members]
-        titles = {each.parts()[name].env_name for result in members for each in result.evaluations}
+        titles = {evaluation.parts()[name].env_name for result in members for evaluation in result.evaluations}
         yield _section(titles.pop(), step_returns(results), step_table(results))
 
 

@@ -40,7 +40,7 @@ def parts(results: Sequence[GroupResult]) -> list[Sequence[GroupResult]]:
 
 def table(results: Sequence[GroupResult], *, latex: bool = False) -> str:
     """Return the numbers of a comparison in Markdown, or in LaTeX with booktabs."""
-    lines = [Line(each.group.name, each.evaluations) for each in results]
+    lines = [Line(result.group.name, result.evaluations) for result in results]
     found = returns_table(lines, base=lines[base_of(results)], last=True)
     return found.latex(caption(results)) if latex else found.markdown(caption(results))
 
@@ -48,7 +48,7 @@ def table(results: Sequence[GroupResult], *, latex: bool = False) -> str:
 def caption(results: Sequence[GroupResult]) -> str:
     """Return what the numbers of a comparison are."""
     first = results[0].evaluations[0]
-    everyone = [each for result in results for each in result.evaluations]
+    everyone = [evaluation for result in results for evaluation in result.evaluations]
     kind = "test" if first.fixed_tasks else "new"
     tasks = f"the same {len(first.tasks)} {kind} tasks" if share_tasks(everyone) else f"{kind} tasks of each run"
     steps = min(each for result in results for each in result.env_steps)
@@ -72,7 +72,7 @@ def write_figure(measured: Sequence[GroupResult], path: Path) -> None:
         path,
         [("label", title, plot) for title, plot in charts],
         columns=2,
-        key=[(_css(each), f"{each.group.name} (n = {len(each.evaluations)})") for each in measured],
+        key=[(_css(result), f"{result.group.name} (n = {len(result.evaluations)})") for result in measured],
         caption=f"{measured[0].evaluations[0].env_name}: returns {after(measured)}.",
     )
 
@@ -87,17 +87,17 @@ def _chart(x: Axis, y: Axis, summary: str) -> Plot:
 
 
 def _curves(measured: Sequence[GroupResult]) -> tuple[str, Plot]:
-    limit = common_steps([each.group for each in measured])
+    limit = common_steps([result.group for result in measured])
     by_steps = bool(np.isfinite(limit) and limit > 0.0)
-    recorded = all(each.group.keys("evaluation/return/") for each in measured)
+    recorded = all(result.group.keys("evaluation/return/") for result in measured)
     key = "evaluation/return/" if recorded else "return/"
     shown = []
-    for each in measured:
-        curve = each.group.curve(each.group.keys(key)[-1], 1 if recorded else _SMOOTHING)
+    for result in measured:
+        curve = result.group.curve(result.group.keys(key)[-1], 1 if recorded else _SMOOTHING)
         x = curve.steps if by_steps else curve.iterations.astype(np.float64)
         known = np.isfinite(curve.mean) & (x <= limit * 1.001 if by_steps else True)
         # The interval of two seeds would fill the chart.
-        bounds = [curve.low[known], curve.high[known]] if len(each.group.runs) > 2 else []
+        bounds = [curve.low[known], curve.high[known]] if len(result.group.runs) > 2 else []
         shown.append((x[known], curve.mean[known], bounds))
     plot = _chart(
         Axis(
@@ -106,28 +106,28 @@ def _curves(measured: Sequence[GroupResult]) -> tuple[str, Plot]:
             None,
             True,
         ),
-        Axis(Span.of(*(each for _, mean, bounds in shown for each in (mean, *bounds))), "return after adaptation"),
+        Axis(Span.of(*(line for _, mean, bounds in shown for line in (mean, *bounds))), "return after adaptation"),
         "returns while training",
     )
-    for each, (x, mean, bounds) in zip(measured, shown, strict=True):
+    for result, (x, mean, bounds) in zip(measured, shown, strict=True):
         if bounds:
-            plot.band(x, bounds[0], bounds[1], group_css(each.group))
-        plot.line(x, mean, _css(each))
+            plot.band(x, bounds[0], bounds[1], group_css(result.group))
+        plot.line(x, mean, _css(result))
     return "(a) evaluations during training" if recorded else "(a) training", plot
 
 
 def _named_rows(measured: Sequence[GroupResult]) -> Axis:
     """Return the axis with the names of experiments, the first on top."""
-    names = [(-float(place), each.group.name) for place, each in enumerate(measured)]
+    names = [(-float(place), result.group.name) for place, result in enumerate(measured)]
     return Axis(Span(0.5 - len(measured), 0.5), names=names)
 
 
 def _means(measured: Sequence[GroupResult]) -> Plot:
-    found = [pooled_intervals(each.evaluations, interquartile_mean) for each in measured]
-    x = Axis(Span.of(*(each[[0, -1]] for each in found)), "interquartile mean")
+    found = [pooled_intervals(result.evaluations, interquartile_mean) for result in measured]
+    x = Axis(Span.of(*(values[[0, -1]] for values in found)), "interquartile mean")
     plot = _chart(x, _named_rows(measured), "interquartile means of the returns on new tasks")
-    for place, (each, intervals) in enumerate(zip(measured, found, strict=True)):
-        css = group_css(each.group)
+    for place, (result, intervals) in enumerate(zip(measured, found, strict=True)):
+        css = group_css(result.group)
         for (value, low, high), y, kind in ((intervals[0], 0.12, " open"), (intervals[-1], -0.12, "")):
             plot.across(low, high, y - place, css)
             plot.dots([value], [y - place], css + kind)
@@ -135,21 +135,23 @@ def _means(measured: Sequence[GroupResult]) -> Plot:
 
 
 def _profiles(measured: Sequence[GroupResult]) -> Plot:
-    span = Span.of(*(each.task_returns()[:, -1] for side in measured for each in side.evaluations), margin=0.02)
+    span = Span.of(
+        *(evaluation.task_returns()[:, -1] for side in measured for evaluation in side.evaluations), margin=0.02
+    )
     thresholds = np.linspace(span.low, span.high, _THRESHOLDS)
     y = Axis(Span(0.0, 1.02), "share of runs and tasks above it")
     plot = _chart(Axis(span, "return after adaptation"), y, "performance profiles")
-    for each in measured:
-        shares, low, high = profile_intervals(each.evaluations, thresholds).T
-        if len(each.evaluations) > 2:
-            plot.band(thresholds, low, high, group_css(each.group))
-        plot.line(thresholds, shares, _css(each))
+    for result in measured:
+        shares, low, high = profile_intervals(result.evaluations, thresholds).T
+        if len(result.evaluations) > 2:
+            plot.band(thresholds, low, high, group_css(result.group))
+        plot.line(thresholds, shares, _css(result))
     return plot
 
 
 def _differences(measured: Sequence[GroupResult]) -> Plot:
     base = measured[base_of(measured)]
-    others = [each for each in measured if each is not base]
+    others = [result for result in measured if result is not base]
     found = [difference_interval(other.evaluations, base.evaluations) for other in others]
     rows = _named_rows(others)
     plot = _chart(Axis(Span.of([0.0], *found), "difference of the mean returns"), rows, "differences")

@@ -180,7 +180,7 @@ def navigation_paths(sampled: SampledEvaluation) -> Markup | None:
     paths = [{css: _paths(sampled, phase, task) for css, phase in (("before", 0), ("after", last))} for task in chosen]
     # Equal axes, so that the maps compare.
     across, up = _square(
-        np.concatenate([[[0.0, 0.0]], goals, *(path for each in paths for of in each.values() for path in of)])
+        np.concatenate([[[0.0, 0.0]], goals, *(path for of_task in paths for of in of_task.values() for path in of)])
     )
     maps, series = [], []
     for task, goal, phases in zip(chosen, goals, paths, strict=True):

@@ -97,7 +97,7 @@ class Run:
         numbers = [int(path.name.rpartition("-")[2]) for path in list_checkpoints(self.path / CHECKPOINTS)]
         if not np.isfinite(limit) or not limit or self.env_steps <= limit / _ALIKE:
             return max(numbers, default=None)
-        return max((each for each in numbers if _ALIKE * limit <= self.steps_at(each) <= limit), default=None)
+        return max((number for number in numbers if _ALIKE * limit <= self.steps_at(number) <= limit), default=None)
 
     def column(self, key: str) -> NDArray[np.float64]:
         """Return a metric of every iteration, (n,), NaN where it is not known."""
@@ -133,7 +133,7 @@ class Curve:
 
     def at(self, places: NDArray[np.bool_]) -> "Curve":
         """Return the curve at some of its iterations."""
-        mean_of, low, high, steps = (each[places] for each in (self.mean, self.low, self.high, self.steps))
+        mean_of, low, high, steps = (array[places] for array in (self.mean, self.low, self.high, self.steps))
         return Curve(self.iterations[places], mean_of, low, high, self.seeds[:, places], steps)
 
     def known(self) -> "Curve":
@@ -281,7 +281,7 @@ def _at_steps(group: RunGroup, prefix: str, limit: float) -> list[float] | None:
     for run in group.runs if keys else ():
         steps, values = run.column("env_steps"), run.column(keys[-1])
         known = np.isfinite(steps) & np.isfinite(values)
-        if any(are_alike(each, limit) for each in steps[known]):
+        if any(are_alike(of_run, limit) for of_run in steps[known]):
             found.append(float(np.interp(limit, steps[known], values[known])))
     return found if keys and len(found) == len(group.runs) else None
 
@@ -465,7 +465,7 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
     first = [key for key in ("algorithm", "method") if len({values[key] for values in flat}) > 1]
     unequal = _unequal(configs)
     short = [
-        key for key, values in unequal.items() if max(len(readable_value(each)) for each in values) <= _LONGEST_VALUE
+        key for key, values in unequal.items() if max(len(readable_value(value)) for value in values) <= _LONGEST_VALUE
     ]
     others = [key for key in short if key == "env-name" or len(unequal) <= _MOST_NAMED]
     for count in range(len(others) + 1):

@@ -49,7 +49,7 @@ MEAN, MIDDLE = "mean return", "interquartile mean"
 _FEW_RUNS = 5
 _INTERVAL = "95 % interval"
 _LATEX = str.maketrans(
-    {each: f"\\{each}" for each in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+    {character: f"\\{character}" for character in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 )
 # At this skewness of the returns, intervals cover the truth in about nine of ten cases.
 _SKEWED = 3.0
@@ -128,7 +128,7 @@ class Evaluation:
             title = f"{self.env_name}, normalized from random actions (0) to the oracle of each family (1)"
             found[NORMALIZED] = replace(self, env_name=title, returns=returns, infos={}, ranges={})
         for name in sorted(set(names)):
-            rows = [index for index, each in enumerate(names) if each == name]
+            rows = [index for index, other in enumerate(names) if other == name]
             found[name] = replace(
                 self,
                 env_name=name,
@@ -331,7 +331,9 @@ def pooled_intervals(
         reach = jackknife_reach(runs)
     else:
         repeated = evaluations[0].repetition_returns(info)
-        strata = [_without_each_repetition(scores[0], task, each, statistic) for task, each in enumerate(repeated)]
+        strata = [
+            _without_each_repetition(scores[0], task, repetition, statistic) for task, repetition in enumerate(repeated)
+        ]
         reach = mean_reach(strata) if statistic is mean else jackknife_reach(strata)
     found = _unless_unknown(estimate, reach, evaluations)
     low, high = _range(evaluations, info)
@@ -354,18 +356,18 @@ def difference_interval(
         others: of the policies that they are compared with.
         info: of this recorded info instead of the returns; see `pooled_intervals`.
     """
-    scores = [[each.task_returns(info)[:, -1:] for each in group] for group in (evaluations, others)]
+    scores = [[evaluation.task_returns(info)[:, -1:] for evaluation in group] for group in (evaluations, others)]
     estimate = pooled(scores[0], mean) - pooled(scores[1], mean)
     everyone = [*evaluations, *others]
     if min(len(evaluations), len(others)) < 2:
         return np.array([estimate[0], np.nan, np.nan])
-    runs = [without_each(each, mean) for each in scores]
+    runs = [without_each(of_run, mean) for of_run in scores]
     if _fixed(everyone) or not share_tasks(everyone):
         reach = jackknife_reach(runs)
     else:
-        one, other = (np.mean(each, axis=0) for each in scores)
+        one, other = (np.mean(of_run, axis=0) for of_run in scores)
         tasks = [without_each_row([one - other], mean)]
-        reach = crossed_reach(runs, tasks, mean_reach(tasks), added([_interaction(each) for each in scores]))
+        reach = crossed_reach(runs, tasks, mean_reach(tasks), added([_interaction(of_run) for of_run in scores]))
     found = _unless_unknown(estimate, reach, everyone)[0]
     (low, high), (other_low, other_high) = (_range(group, info) for group in (evaluations, others))
     return np.asarray(np.clip(found, low - other_high, high - other_low))
@@ -383,7 +385,9 @@ def probability_of_improvement(evaluations: Sequence[Evaluation], others: Sequen
 
     Source: Agarwal et al. 2021, section 4.3, https://arxiv.org/abs/2108.13264
     """
-    ours, theirs = (np.stack([each.task_returns()[:, -1] for each in group]) for group in (evaluations, others))
+    ours, theirs = (
+        np.stack([evaluation.task_returns()[:, -1] for evaluation in group]) for group in (evaluations, others)
+    )
     return float((np.sign(ours[:, None] - theirs[None]) + 1.0).mean() / 2.0)
 
 
@@ -405,7 +409,9 @@ def profile_intervals(evaluations: Sequence[Evaluation], thresholds: NDArray[np.
 
 def _range(evaluations: Sequence[Evaluation], info: str | None) -> tuple[float, float]:
     """Return the least and greatest possible return, or mean of this info."""
-    ranges = [each.ranges.get("return" if info is None else info, (-math.inf, math.inf)) for each in evaluations]
+    ranges = [
+        evaluation.ranges.get("return" if info is None else info, (-math.inf, math.inf)) for evaluation in evaluations
+    ]
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
@@ -426,7 +432,7 @@ def _two_values(evaluations: Sequence[Evaluation], info: str | None) -> tuple[fl
 
 def share_tasks(evaluations: Sequence[Evaluation]) -> bool:
     """Return whether all evaluations are of the same tasks."""
-    return all(same_tasks(each.tasks, evaluations[0].tasks) for each in evaluations[1:])
+    return all(same_tasks(evaluation.tasks, evaluations[0].tasks) for evaluation in evaluations[1:])
 
 
 def _interaction(scores: Sequence[NDArray[np.float64]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -446,7 +452,7 @@ def _without_each_repetition(
         return np.full_like(repeated, np.nan)
     left = np.repeat(scores[None], len(repeated), axis=0)
     left[:, task] = (repeated.sum(axis=0) - repeated) / (len(repeated) - 1)
-    return np.stack([pooled([each], statistic) for each in left])
+    return np.stack([pooled([evaluation], statistic) for evaluation in left])
 
 
 def _unless_unknown(
@@ -644,18 +650,18 @@ def returns_table(
         last: whether to show only what counts: after the last step, or in the last episode of a trial.
         shown: places to show, from 0; None for all.
     """
-    nouns = {each.columns for line in lines for each in line.evaluations}
+    nouns = {evaluation.columns for line in lines for evaluation in line.evaluations}
     noun = nouns.pop() if len(nouns) == 1 else ""
     rows = []
     for line in lines:
-        infos = sorted(set.intersection(*(set(each.infos) for each in line.evaluations)))
+        infos = sorted(set.intersection(*(set(evaluation.infos) for evaluation in line.evaluations)))
         found = {
             MEAN: pooled_intervals(line.evaluations),
             MIDDLE: pooled_intervals(line.evaluations, interquartile_mean),
         }
         found |= {f"mean {name}": pooled_intervals(line.evaluations, info=name) for name in infos}
         end = len(found[MEAN]) - 1
-        alone = [each.task_returns().mean(axis=0) for each in line.evaluations]
+        alone = [evaluation.task_returns().mean(axis=0) for evaluation in line.evaluations]
         for place in [end] if last else range(end + 1):
             if shown is not None and place not in shown:
                 continue
@@ -674,6 +680,6 @@ def _compared(line: Line, base: Line, infos: Sequence[str]) -> dict[str, NDArray
         share = 100.0 * probability_of_improvement(line.evaluations, base.evaluations)
         found[f"P(better than {base.name}), %"] = np.array([share, np.nan, np.nan])
     for name in infos:
-        if all(name in each.infos for each in base.evaluations):
+        if all(name in evaluation.infos for evaluation in base.evaluations):
             found[f"{name}, difference"] = difference_interval(line.evaluations, base.evaluations, name)
     return found

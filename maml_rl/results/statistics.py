@@ -103,7 +103,7 @@ def performance_profile(scores: Sequence[Values], thresholds: Values, *, drawn_t
 
     Source: Agarwal et al. 2021, section 4.2, https://arxiv.org/abs/2108.13264
     """
-    above = [(each[:, None] > thresholds).astype(np.float64) for each in scores]
+    above = [(of_run[:, None] > thresholds).astype(np.float64) for of_run in scores]
     sources = [[without_each(above, mean)]] if len(above) > 1 else []
     if drawn_tasks:
         sources.append([without_each_row(above, mean)])
@@ -178,7 +178,7 @@ def added(parts: Sequence[tuple[Values, Values]]) -> tuple[Values, Values]:
     """Return the sum of variances (K,), and its degrees of freedom by Satterthwaite; see `jackknife_variance`."""
     total = np.sum([variance for variance, _ in parts], axis=0)
     whole = np.where(total > 0.0, total, 1.0)
-    together = 1.0 / np.maximum(sum((each / whole) ** 2 / degrees for each, degrees in parts), 1.0 / _MOST_DEGREES)
+    together = 1.0 / np.maximum(sum((part / whole) ** 2 / degrees for part, degrees in parts), 1.0 / _MOST_DEGREES)
     return total, together
 
 
@@ -211,7 +211,7 @@ def crossed_reach(
         twice = interaction[0]
     total = np.maximum(of_run + of_task - twice, np.maximum(of_run, of_task))
     whole = np.where(total > 0.0, total, 1.0)
-    together = 1.0 / np.maximum(sum((each / whole) ** 2 / degrees for each, degrees in parts), 1.0 / _MOST_DEGREES)
+    together = 1.0 / np.maximum(sum((part / whole) ** 2 / degrees for part, degrees in parts), 1.0 / _MOST_DEGREES)
     symmetric = student_quantile(np.clip(together, 1.0, _RUNS_TIMES * run_degrees)) ** 2 * total
     skewed = np.maximum(np.square(of_tasks) - np.square(jackknife_reach(tasks)), 0.0)
     return np.asarray(np.sqrt(symmetric + skewed))

@@ -44,7 +44,7 @@ class GroupResult:
 
     def part(self, name: str) -> "GroupResult":
         """Return the results of a family of a mixture, or the normalized ones, as far as they are known."""
-        found = [parts[name] for each in self.evaluations if name in (parts := each.parts())]
+        found = [parts[name] for evaluation in self.evaluations if name in (parts := evaluation.parts())]
         untrained = None if self.untrained is None else self.untrained.parts().get(name)
         return replace(self, evaluations=found, untrained=untrained, sampled=None)
 
@@ -53,8 +53,10 @@ class GroupResult:
         """Environment steps after which each policy was evaluated."""
         runs = {run.config.seed: run for run in self.group.runs}
         return [
-            runs[each.seed].steps_at(each.checkpoint) if each.seed in runs else self.group.runs[0].env_steps
-            for each in self.evaluations
+            runs[evaluation.seed].steps_at(evaluation.checkpoint)
+            if evaluation.seed in runs
+            else self.group.runs[0].env_steps
+            for evaluation in self.evaluations
         ]
 
 
@@ -74,7 +76,7 @@ class Verdict:
     words: tuple[str | RunGroup, ...]
 
     def __str__(self) -> str:
-        return "".join(each if isinstance(each, str) else each.name for each in self.words)
+        return "".join(word if isinstance(word, str) else word.name for word in self.words)
 
 
 def normalized(results: Sequence[GroupResult]) -> Sequence[GroupResult]:
@@ -93,7 +95,7 @@ def at_common_steps(results: Sequence[GroupResult]) -> bool:
 
 def base_of(results: Sequence[GroupResult]) -> int:
     """Return the place of the experiment that others are compared with in tables: pretraining, or else the first."""
-    return next((place for place, each in enumerate(results) if each.group.config.method == "pretrain"), 0)
+    return next((place for place, result in enumerate(results) if result.group.config.method == "pretrain"), 0)
 
 
 def after(results: Sequence[GroupResult]) -> str:
@@ -122,7 +124,8 @@ def verdicts(results: Sequence[GroupResult]) -> list[Verdict]:
     tried = all(result.evaluations for result in results) and at_common_steps(results)
     if tried:
         levels = [
-            float(np.mean([each.task_returns()[:, -1].mean() for each in result.evaluations])) for result in results
+            float(np.mean([evaluation.task_returns()[:, -1].mean() for evaluation in result.evaluations]))
+            for result in results
         ]
     else:
         levels = [_recorded_difference(result, results[0]) for result in results]
@@ -153,8 +156,8 @@ def cautions(results: Sequence[GroupResult]) -> list[str]:
 def _tried(best: GroupResult, other: GroupResult) -> Verdict:
     """Compare two experiments by policies that were tried on new tasks."""
     pair = best, other
-    everyone = [each for result in pair for each in result.evaluations]
-    sizes = listed(sorted({str(len(each.tasks)) for each in everyone}, key=int), "or")
+    everyone = [evaluation for result in pair for evaluation in result.evaluations]
+    sizes = listed(sorted({str(len(evaluation.tasks)) for evaluation in everyone}, key=int), "or")
     kind = "fixed" if everyone[0].fixed_tasks else "new"
     tasks = (
         f"the same {sizes} {kind} tasks"

@@ -439,8 +439,8 @@ def _clear(path: Path) -> None:
     ):
         if folder.is_symlink():
             # Others may have files there, too.
-            for each in own:
-                discard(each)
+            for file in own:
+                discard(file)
             remove_unfinished(folder)
         elif folder.exists():
             discard(folder)

@@ -51,7 +51,11 @@ def named_segments(experience: Any, name: str) -> list[str]:
     """Return the files of one kind of experience that a checkpoint names; none for a state that is damaged."""
     state = experience.get(name) if isinstance(experience, dict) else None
     segments = state.get("segments") if isinstance(state, dict) else None
-    return [str(each.get("file")) for each in segments if isinstance(each, dict)] if isinstance(segments, list) else []
+    return (
+        [str(segment.get("file")) for segment in segments if isinstance(segment, dict)]
+        if isinstance(segments, list)
+        else []
+    )
 
 
 def check_order(segments: Sequence[Segment], end: int) -> None:

@@ -62,12 +62,12 @@ class TaskList(TaskDistribution):
         members: dict[str, list[Task]] = {}
         for task in self.tasks:
             members.setdefault(family_of(task), []).append(task)
-        sizes = np.array([len(each) for each in members.values()])
+        sizes = np.array([len(member) for member in members.values()])
         counts = apportion(sizes * num_tasks / len(self.tasks), rng).tolist()
         drawn: list[Task] = []
-        for each, count in zip(members.values(), counts, strict=True):
-            orders = [rng.permutation(len(each)) for _ in range(-(-count // len(each)))]
-            drawn += [each[index] for order in orders for index in order][:count]
+        for member, count in zip(members.values(), counts, strict=True):
+            orders = [rng.permutation(len(member)) for _ in range(-(-count // len(member)))]
+            drawn += [member[index] for order in orders for index in order][:count]
         return drawn if len(members) == 1 else [drawn[index] for index in rng.permutation(num_tasks)]
 
     def check(self, family: FamilyTasks) -> list[Task]:
