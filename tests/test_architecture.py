@@ -190,6 +190,45 @@ def test_rooms_inside_of_a_room_do_not_import_each_other_in_a_circle(floor: str)
     assert circle(inside) == []
 
 
+# Documented, whatever their names.
+DOCUMENTED = {"_exit", "_getframe", "_current_frames", "_C", "_disabled_torch_function_impl"}
+
+
+def private_uses() -> Iterator[tuple[str, str]]:
+    """Yield the library, and the file, of everything that a library of others keeps private and the package uses."""
+    for path, found in nodes().items():
+        file = path.relative_to(PACKAGE).as_posix()
+        libraries = {
+            alias.asname or alias.name.split(".")[0]
+            for node in found
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+        for node in found:
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module
+                and not node.level
+                and re.search(r"\._[a-z]", node.module)
+            ):
+                yield node.module.split(".")[0], file
+            elif isinstance(node, ast.Attribute) and re.match("_[a-zA-Z]", node.attr) and node.attr not in DOCUMENTED:
+                root = node.value
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                if isinstance(root, ast.Name) and root.id in libraries - {"self", "cls"}:
+                    yield root.id, file
+
+
+def test_private_names_of_a_library_are_used_in_one_file() -> None:
+    uses: dict[str, set[str]] = {}
+    for library, file in private_uses():
+        uses.setdefault(library, set()).add(file)
+
+    assert {library: files for library, files in uses.items() if len(files) > 1} == {}
+    assert sorted(uses) == ["mujoco_warp", "np", "ray", "subprocess", "torch"]
+
+
 def test_contract_of_a_policy_stays_small() -> None:
     methods = [name for name, value in vars(Policy).items() if callable(value) and not name.startswith("_")]
     assert len(methods) <= 12, methods

@@ -27,8 +27,8 @@ from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.metalearners.memory_settings import CellKind, MemorySettings
 from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
 from maml_rl.metalearners.replay_learner import NumTrials, TrialReplayLearner, TrialReplaySettings
-from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean, move_targets
-from maml_rl.metalearners.stepper import Input, Stepper, records_steps
+from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean
+from maml_rl.metalearners.stepper import Input, Stepper, move_targets, records_steps
 from maml_rl.policies import Policy, SequencePolicy
 from maml_rl.policies.heads import DistributionParams, LatentGaussianHead, SquashedGaussianHead
 from maml_rl.policies.two_hot import OF_BINS, TwoHot

@@ -21,6 +21,7 @@ from maml_rl.config.settings import Fraction, Positive, StepSize
 from maml_rl.metalearners.learner_state import SINGLE
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.replay_learner import ReplaySettings
+from maml_rl.metalearners.stepper import move_targets
 from maml_rl.policies.heads import DistributionParams
 from maml_rl.policies.soft_actors import LAST_LAYER
 
@@ -166,13 +167,6 @@ class SoftCritics(nn.Module, Generic[Critics]):
     def update_targets(self) -> None:
         """Move the targets toward the critics by a fraction of the way, `tau`."""
         move_targets(self.target, self.critic, self._tau)
-
-
-def move_targets(targets: nn.Module, critics: nn.Module, tau: float) -> None:
-    """Move the parameters of targets toward those of critics by a fraction of the way, `tau`."""
-    with torch.no_grad():
-        sources = [param.detach() for param in critics.parameters()]
-        torch._foreach_lerp_(list(targets.parameters()), sources, tau)
 
 
 class SoftActorCritic(MetaLearner):

@@ -324,3 +324,10 @@ def _tensors(inputs: Iterable[Input]) -> list[Tensor]:
 
 def _mapped(function: Callable[[Tensor], Tensor], inputs: Iterable[Input]) -> tuple[Input, ...]:
     return tuple(function(each) if isinstance(each, Tensor) else each.map(function) for each in inputs)
+
+
+def move_targets(targets: nn.Module, critics: nn.Module, tau: float) -> None:
+    """Move the parameters of targets toward those of critics by a fraction of the way, `tau`."""
+    with torch.no_grad():
+        sources = [param.detach() for param in critics.parameters()]
+        torch._foreach_lerp_(list(targets.parameters()), sources, tau)

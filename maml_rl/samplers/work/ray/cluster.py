@@ -14,7 +14,7 @@ from ray.autoscaler.sdk import request_resources
 from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, ConfigError
 from maml_rl.samplers.describing import shorten
-from maml_rl.samplers.work.ray.connection import Connection
+from maml_rl.samplers.work.ray.connection import Connection, place_of
 from maml_rl.samplers.work.ray.places import Reserved, describe_asked, options_of, places_on, require_layout
 from maml_rl.samplers.work.scheduler import Limits, Losses
 
@@ -175,9 +175,7 @@ class RayCluster:
 
     def place_of(self, actor_id: str) -> tuple[str, str]:
         """Return id and address of the node that an actor is or was on; "" for both if it never was on any."""
-        # Ray's public functions do not report this for an actor that died before it could.
-        place = self.ask(lambda: ray._private.state.actors(actor_id)).get("Address", {})
-        return place.get("NodeID", ""), place.get("IPAddress", "")
+        return self.ask(lambda: place_of(actor_id))
 
     def note_start(self, node: str) -> None:
         """Note that an actor has started on a node."""

@@ -311,6 +311,13 @@ def _replace_skipped(pattern: re.Pattern[str] | None) -> re.Pattern[str] | None:
     return before
 
 
+def place_of(actor_id: str) -> tuple[str, str]:
+    """Return id and address of the node that an actor is or was on; "" for both if it never was on any."""
+    # Ray's public functions do not report this for an actor that died before it could.
+    place = ray._private.state.actors(actor_id).get("Address", {})
+    return place.get("NodeID", ""), place.get("IPAddress", "")
+
+
 def _check_runtime_env(env: Mapping[str, Any]) -> None:
     """Refuse an invalid `runtime_env`, parts of which Ray would ignore."""
     if unknown := sorted(env.keys() - RuntimeEnv.known_fields):
