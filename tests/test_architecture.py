@@ -226,7 +226,7 @@ def test_private_names_of_a_library_are_used_in_one_file() -> None:
         uses.setdefault(library, set()).add(file)
 
     assert {library: files for library, files in uses.items() if len(files) > 1} == {}
-    assert sorted(uses) == ["mujoco_warp", "np", "ray", "subprocess", "torch"]
+    assert sorted(uses) == ["mujoco_warp", "np", "random", "ray", "subprocess", "torch"]
 
 
 def test_contract_of_a_policy_stays_small() -> None:
