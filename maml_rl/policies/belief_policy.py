@@ -7,7 +7,7 @@ Source: Zintgraf et al. 2020, https://arxiv.org/abs/1910.08348
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -19,11 +19,12 @@ from maml_rl.arguments import check_count
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, within
+from maml_rl.policies.memory_body import MemoryStep
+from maml_rl.policies.memory_policy import Enter, Leave
 from maml_rl.policies.mlp import Nonlinearity, Perceptron
 from maml_rl.policies.policy import Memory, Policy, Unrolled
-from maml_rl.policies.recurrent import Recurrent
 from maml_rl.policies.sequence_policy import SequencePolicy
-from maml_rl.policies.slot_rows import SlotRows, row_product
+from maml_rl.policies.slot_rows import SlotRows, row_layers, row_product
 from maml_rl.policies.trial_encoder import EncoderSizes, make_body
 from maml_rl.spaces import require_vectors
 
@@ -97,9 +98,7 @@ class BeliefPolicy(SequencePolicy):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
         # In the order of all checkpoints.
-        self.core = make_body(sizes.cell, sum(sizes.embeddings), sizes.hidden_size, generator)
-        if isinstance(self.core, Recurrent):
-            self.core.joined = False
+        self.core = make_body(sizes.cell, sum(sizes.embeddings), sizes.hidden_size, generator, "separate")
         self.latent = latent
         inputs = self.own_size + 2 * latent_size
         self._actor, self._critic = (
@@ -130,52 +129,36 @@ class BeliefPolicy(SequencePolicy):
         of_encoder = {id(param) for param in self.encoder_parameters()}
         return [param for param in self.parameters() if param.requires_grad and id(param) not in of_encoder]
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        params = {name: value.detach() for name, value in params.items()}
-        own, of_core = self.own_size, within(params, "core.")
-        names = ("latent.weight", "latent.bias"), *self._actor.layer_names
+    def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:
+        own, names = self.own_size, (("latent.weight", "latent.bias"), *self._actor.layer_names)
         # In the order in which they are multiplied with.
         layers = [self._embedding(params), *((params[weight], params[bias]) for weight, bias in names)]
-        layers = [(weight.mT.contiguous(), bias) for weight, bias in layers]
-        is_stacked = layers[0][0].dim() == 3
+        embedding, latent, *layers = [(weight.mT.contiguous(), bias) for weight, bias in layers]
         mean, std = (params[f"observation_{name}"].unsqueeze(-2) for name in ("mean", "std"))
         choose = self.distributions.actor(params)
 
-        # Created once: the arrays that the steps of a grid fill at every call.
-        @cache
-        def make_step(grid: torch.Size) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-            rows = SlotRows(grid, None if is_stacked else first_task)
-            step = self.core.step(of_core, rows)
-            make = partial(step.units.new_zeros, *step.units.shape[:-1])
-            seen, known = make(self.input_size), make(own + 2 * self.latent_size)
-            embedded, belief, *units = outputs = [step.inputs, *(make(weight.shape[-1]) for weight, _ in layers[1:])]
-            inputs = [seen, step.units, known, *units[:-1]]
-            embed, infer, *act_on = (
-                row_product(entered, weight, bias, out)
-                for entered, (weight, bias), out in zip(inputs, layers, outputs, strict=True)
-            )
-            entered, chosen_from = seen[..., rows.own, :], units[-1][..., rows.own, :].reshape(*grid, -1)
+        def make(rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
+            new = partial(step.units.new_zeros, *step.units.shape[:-1])
+            seen, belief, known = new(self.input_size), new(2 * self.latent_size), new(own + 2 * self.latent_size)
+            embed, infer = row_product(seen, *embedding, step.inputs), row_product(step.units, *latent, belief)
+            compute, outputs = row_layers(known, layers, self._actor.nonlinearity)
+            entered, chosen_from = seen[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
-            def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            def enter(observations: Tensor) -> None:
                 entered.copy_(self._encode(observations).reshape(entered.shape))
                 embed()
-                embedded.relu_()
-                after = step(memory)
+                step.inputs.relu_()
+
+            def leave(observations: Tensor, noise: Tensor) -> Tensor:
                 infer()
                 torch.sub(seen[..., :own], mean, out=known[..., :own]).div_(std)
                 known[..., own:].copy_(belief)
-                for index, act_on_layer in enumerate(act_on):
-                    if index:
-                        units[index - 1].copy_(self._actor.nonlinearity(units[index - 1]))
-                    act_on_layer()
-                return choose(chosen_from, noise, observations), after
+                compute()
+                return choose(chosen_from, noise, observations)
 
-            return act
+            return enter, leave
 
-        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            return make_step(noise.shape[:2])(observations, noise, memory)
-
-        return act
+        return make
 
     def encode(
         self, observations: Tensor, memory: Memory | None = None, params: Params | None = None

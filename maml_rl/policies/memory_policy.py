@@ -2,14 +2,21 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from functools import cache
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import within
+from maml_rl.policies.memory_body import MemoryBody, MemoryStep
 from maml_rl.policies.policy import Memory, Policy, Unrolled, perform
+from maml_rl.policies.slot_rows import SlotRows
+
+Enter: TypeAlias = Callable[[Tensor], object]
+Leave: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 @runtime_checkable
@@ -46,17 +53,70 @@ class MemoryPolicy(Policy):
     ) -> tuple[Tensor, Memory]:
         """Return actions, and the memory after them."""
 
-    def _act_by_actor(
-        self, observations: Tensor, noise: Tensor, memory: Memory, params: Params | None, *, writes: bool = False
-    ) -> tuple[Tensor, Memory]:
-        """Run `actor` for one call: the `act` of a subclass whose `actor` does not call `act`.
 
-        With `writes` the actor writes into the first tensor of the memory.
-        """
+class BodyPolicy(MemoryPolicy):
+    """A policy whose memory is that of a body: what it sees enters the body, and it acts on the units.
+
+    It acts step by step, and `unroll` goes through whole sequences; the two agree to rounding. A subclass registers its
+    body by the name `body_name`, and implements `acting` and `unroll`.
+    """
+
+    body_name: ClassVar[str]
+    head: nn.Linear
+
+    @property
+    def _body(self) -> MemoryBody:
+        body = self.get_submodule(self.body_name)
+        assert isinstance(body, MemoryBody)
+        return body
+
+    @property
+    def has_static_steps(self) -> bool:
+        return True
+
+    def initial_memory(self, num: int) -> Memory:
+        """Return the body's memory where trials begin."""
+        return self._body.initial_memory(num, self.head.weight)
+
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
         params = dict(self.named_parameters()) if params is None else params
-        memory = (memory[0].clone(), *memory[1:]) if writes else memory
+        memory = (memory[0].clone(), *memory[1:]) if self._body.writes_memory else memory
         actions, after = self.actor(params)(observations, noise, memory)
         return perform(self, actions), after
+
+    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+        """Return `act` under fixed parameters, without gradients; see `Policy.actor`.
+
+        With a transformer it writes into the ring it is given, only to the place that the next token of a slot takes.
+        """
+        params = {name: value.detach() for name, value in params.items()}
+        is_stacked, of_body = params["head.weight"].dim() == 3, within(params, f"{self.body_name}.")
+        acting = self.acting(params)
+
+        # Created once: the arrays that the steps of a grid fill at every call.
+        @cache
+        def begin(grid: torch.Size) -> tuple[MemoryStep, Enter, Leave]:
+            rows = SlotRows(grid, None if is_stacked else first_task)
+            step = self._body.step(of_body, rows)
+            return step, *acting(rows, step)
+
+        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+            step, enter, leave = begin(noise.shape[:2])
+            enter(observations)
+            after = step(memory)
+            return leave(observations, noise), after
+
+        return act
+
+    @abstractmethod
+    def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:
+        """Return what makes two functions around the steps of a body, under fixed parameters.
+
+        The first fills the inputs of a step from observations (M, S, ...); the second turns its units, the observations
+        and noise (M, S, ...) into actions.
+        """
 
 
 class PolicyWithMemory(MemoryPolicy):

@@ -18,6 +18,7 @@ from maml_rl.policies.policy import Memory
 from maml_rl.policies.slot_rows import SlotRows, affine, row_product
 
 Cell = Literal["gru", "lstm"]
+Products = Literal["joined", "separate", "plain"]
 
 
 class Recurrent(MemoryBody, nn.RNNBase):
@@ -25,13 +26,13 @@ class Recurrent(MemoryBody, nn.RNNBase):
 
     Attributes:
         num_states: tensors of a memory.
-        joined: whether a step of a GRU multiplies inputs and memory side by side, else in two products, which round
-            differently.
+        products: how a step of slots multiplies; the three round differently. "joined" multiplies inputs and memory
+            side by side, "separate" a GRU's in two products, and "plain" creates its arrays at every call.
     """
 
     num_states: ClassVar[int]
     runs_tasks = True
-    joined = True
+    products: Products = "joined"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -99,15 +100,6 @@ class Recurrent(MemoryBody, nn.RNNBase):
         )
         return units, tuple(last.squeeze(0) for last in lasts)
 
-    def advance(self, inputs: Tensor, memory: Memory, params: Params) -> Memory:
-        """Return the memory after one more step of slots (R, ...), or (M, S, ...) under stacked parameters.
-
-        Unlike `step`, it creates its arrays at every call, and rounds differently.
-        """
-        from_input, from_memory, input_bias, memory_bias = weights_of(params)
-        of_memory = affine(memory[0], from_memory, memory_bias)
-        return self.next_memory(affine(inputs, from_input, input_bias), of_memory, memory)
-
     @abstractmethod
     def next_memory(self, of_input: Tensor, of_memory: Tensor, memory: Memory) -> Memory:
         """Return the memory (..., H) after one step, by operations that torch differentiates twice.
@@ -118,8 +110,8 @@ class Recurrent(MemoryBody, nn.RNNBase):
             memory: (..., H) before the step.
         """
 
-    def step(self, params: Params, rows: SlotRows) -> "RecurrentStep":
-        return RecurrentStep(self, params, rows)
+    def step(self, params: Params, rows: SlotRows) -> "RecurrentStep | PlainStep":
+        return (PlainStep if self.products == "plain" else RecurrentStep)(self, params, rows)
 
     def joined_gates(self, params: Params) -> tuple[Tensor, Tensor]:
         """Return one matrix (..., I + H, gates) and one bias (..., gates) for inputs and memory side by side.
@@ -172,12 +164,12 @@ class RecurrentStep:
     """The next step of M x S slots under fixed parameters, shared or stacked (M, ...); see `MemoryStep`.
 
     Attributes:
-        seen: (rows, I + H) inputs and units side by side, if `layer.joined`.
+        seen: (rows, I + H) inputs and units side by side, if `layer.products` are "joined".
     """
 
     def __init__(self, layer: Recurrent, params: Params, rows: SlotRows) -> None:
         self._grid, size, inputs, self._is_gru = rows.grid, layer.hidden_size, layer.input_size, isinstance(layer, GRU)
-        self._joined = layer.joined or not self._is_gru
+        self._joined = layer.products == "joined" or not self._is_gru
         of_inputs, of_memory, *biases = weights_of(params)
         # Rows of padding stay zero.
         self.seen = of_inputs.new_zeros(*rows.shape, inputs + size)
@@ -218,6 +210,27 @@ class RecurrentStep:
         # The memory has been read: its buffer now takes the units.
         old.copy_(after[0])
         return tuple(tensor.reshape(*self._grid, -1) for tensor in after)
+
+
+class PlainStep:
+    """The same by the operations of a sequence, which create their arrays at every call."""
+
+    def __init__(self, layer: Recurrent, params: Params, rows: SlotRows) -> None:
+        self._layer, self._weights, self._rows = layer, weights_of(params), rows
+        self.inputs, self.units = (
+            self._weights[0].new_zeros(*rows.shape, size) for size in (layer.input_size, layer.hidden_size)
+        )
+
+    def __call__(self, memory: Memory) -> Memory:
+        from_input, from_memory, input_bias, memory_bias = self._weights
+        rows, after = self._rows, []
+        for inputs, *before in zip(rows.blocks(self.inputs), *map(rows.split, memory), strict=True):
+            of_input = affine(inputs, from_input, input_bias)
+            of_memory = affine(before[0], from_memory, memory_bias)
+            after.append(self._layer.next_memory(of_input, of_memory, tuple(before)))
+        for units, (new, *_) in zip(rows.blocks(self.units), after, strict=True):
+            units.copy_(new)
+        return tuple(rows.join(kept) for kept in zip(*after, strict=True))
 
 
 def weights_of(params: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:

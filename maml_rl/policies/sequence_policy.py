@@ -5,11 +5,10 @@ of actions, into values, and into predicted rewards. Trials are sampled step by 
 through whole sequences. The two agree to rounding.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from typing import Any, ClassVar, Literal, TypedDict, Unpack, get_args
+from functools import partial
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import gymnasium
 import numpy as np
@@ -21,13 +20,13 @@ from torch.nn.functional import linear
 from maml_rl.policies.cnn import ConvLayer, InputEncoder, refuse_image_options
 from maml_rl.policies.heads import Head, Params, head_for
 from maml_rl.policies.layers import empty_layer, orthogonal, within
-from maml_rl.policies.memory_body import MemoryBody
-from maml_rl.policies.memory_policy import MemoryPolicy
+from maml_rl.policies.memory_body import MemoryBody, MemoryStep
+from maml_rl.policies.memory_policy import BodyPolicy, Enter, Leave
 from maml_rl.policies.mlp import Perceptron, register_parameters
 from maml_rl.policies.policy import Memory, Unrolled, perform
-from maml_rl.policies.recurrent import Cell, RecurrentStep, make_recurrent
-from maml_rl.policies.slot_rows import SlotRows, row_product, through
-from maml_rl.policies.transformer import Attention, Transformer
+from maml_rl.policies.recurrent import Cell, Recurrent, RecurrentStep, make_recurrent
+from maml_rl.policies.slot_rows import SlotRows, row_layers, through
+from maml_rl.policies.transformer import Attention, Transformer, make_transformer
 from maml_rl.policies.two_hot import OF_BINS, TwoHot, symlog
 from maml_rl.spaces import PackedSpace, category_counts, is_image, parts_of, stored_actions
 
@@ -37,45 +36,10 @@ ValueKind = Literal["head", "network", "two-hot", "none"]
 _LEAST_STD = 1e-2
 
 
-class InputOptions(TypedDict, total=False):
-    """How a policy takes its observations.
+class SequenceOptions(TypedDict, total=False):
+    """Further arguments of policies that are trained on sequences.
 
     Attributes:
-        normalize_observations: normalize the unbounded numbers of an observation, such as positions, velocities and the
-            last reward, by the statistics from `normalize_by`; leave others, such as actions and one-hot vectors.
-        compress_rewards: show the body the last reward r, the last number of an observation but one, as
-            sign(r) log(1 + |r|), so that large rewards do not drown small ones.
-        conv_layers: see `InputEncoder`.
-        image_scale: see `InputEncoder`.
-    """
-
-    normalize_observations: bool
-    compress_rewards: bool
-    conv_layers: Sequence[ConvLayer] | None
-    image_scale: float | None
-
-
-class SequenceOptions(InputOptions, total=False):
-    """Further arguments of policies that are trained on sequences; see `SequencePolicy`."""
-
-    value: ValueKind
-    squash: bool
-    init_std: float
-    min_std: float
-    predict_rewards: bool
-
-
-class SequencePolicy(MemoryPolicy):
-    """A body with a memory, under a head for actions, and optionally under heads for values and rewards.
-
-    Observations are flattened, Discrete ones become one-hot vectors, and images, also among other parts, go through
-    convolutions; see `InputEncoder`. A subclass registers its body by the name `body_name`, with `value_` before it one
-    for the values if they have one, and takes the heads from `_make_heads`.
-
-    Args:
-        observation_space: of one environment; with `observe_last` it shows the last action and reward.
-        action_space: of one environment; see `get_policy_for_env`.
-        hidden_size: H, units of the body.
         value: the estimator of values: "head", a linear function of the policy's own units; "two-hot", one that gives
             a distribution over the bins of `TwoHot`; "network", a linear function of a body of its own; or "none".
         squash: squash Gaussians, whose deviation then sees the state, into the bounds of a Box, where it has some;
@@ -84,24 +48,44 @@ class SequencePolicy(MemoryPolicy):
         min_std: it never falls below this.
         predict_rewards: add a head for the reward of an action, with one output for each Discrete action, else one that
             takes the action; rl2 trains it by `reward-prediction-coefficient`, and acting does not use it.
-        of_inputs: how observations are taken.
+        normalize_observations: normalize the unbounded numbers of an observation, such as positions, velocities and the
+            last reward, by the statistics from `normalize_by`; leave others, such as actions and one-hot vectors.
+        compress_rewards: show the body the last reward r, the last number of an observation but one, as
+            sign(r) log(1 + |r|), so that large rewards do not drown small ones.
+        conv_layers: see `InputEncoder`.
+        image_scale: see `InputEncoder`.
+    """
+
+    value: ValueKind
+    squash: bool
+    init_std: float
+    min_std: float
+    predict_rewards: bool
+    normalize_observations: bool
+    compress_rewards: bool
+    conv_layers: Sequence[ConvLayer] | None
+    image_scale: float | None
+
+
+class SequencePolicy(BodyPolicy):
+    """A body with a memory, under a head for actions, and optionally under heads for values and rewards.
+
+    Observations are flattened, Discrete ones become one-hot vectors, and images, also among other parts, go through
+    convolutions; see `InputEncoder`. A subclass makes its body and the heads by `_make`, or in its own way.
+
+    Args:
+        observation_space: of one environment; with `observe_last` it shows the last action and reward.
+        action_space: of one environment; see `get_policy_for_env`.
+        hidden_size: H, units of the body.
+        options: `SequenceOptions` describes them.
 
     Attributes:
         input_size: numbers of an encoded observation.
         observation_mean: (size,) subtracted from the first numbers of an observation; None for zero.
         observation_std: (size,) by which they are then divided; None for one.
-        token_shift: whether the body sees the previous observation, too, which is then the last tensor of the memory.
-
-    Raises:
-        TypeError: If a space is not supported.
-        ValueError: If `hidden_size` is not positive, the kind of value is unknown, observations that are to be
-            normalized are not vectors, or options for images come without any.
     """
 
-    body_name: ClassVar[str]
-    token_shift = False
     distributions: Head
-    head: nn.Linear
     value_head: nn.Linear | None
     reward_head: nn.Linear | None
     observation_mean: nn.Parameter | None
@@ -113,60 +97,44 @@ class SequencePolicy(MemoryPolicy):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         hidden_size: int,
-        *,
-        value: ValueKind = "head",
-        squash: bool = False,
-        init_std: float = 1.0,
-        min_std: float = 1e-6,
-        predict_rewards: bool = False,
-        **of_inputs: Unpack[InputOptions],
+        **options: Unpack[SequenceOptions],
     ) -> None:
         super().__init__()
-        if value not in get_args(ValueKind):
-            raise ValueError(f"value must be one of {', '.join(get_args(ValueKind))}, got {value!r}")
+        self.value = options.get("value", "head")
+        if self.value not in get_args(ValueKind):
+            raise ValueError(f"value must be one of {', '.join(get_args(ValueKind))}, got {self.value!r}")
         if hidden_size < 1:
             raise ValueError(f"hidden_size must be positive, got {hidden_size}")
-        self.hidden_size, self.value, self.predicts_rewards = hidden_size, value, predict_rewards
-        self.action_space, self._has_one_choice = (
-            stored_actions(action_space),
-            isinstance(action_space, spaces.Discrete),
-        )
-        self._is_two_hot = value == "two-hot"
-        self._take(observation_space, **of_inputs)
-        self.distributions = head_for(action_space, init_std, min_std, squash=squash)
-        register_parameters(self, self.distributions)
-        self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
-        # Layers before a head, by its name; they take inputs and units.
-        self._layers: dict[str, Perceptron] = {}
-
-    def _take(
-        self,
-        space: gymnasium.Space[Any],
-        *,
-        normalize_observations: bool = False,
-        compress_rewards: bool = False,
-        conv_layers: Sequence[ConvLayer] | None = None,
-        image_scale: float | None = None,
-    ) -> None:
-        """Take the observations of a space."""
+        space, self.hidden_size = observation_space, hidden_size
+        self.predicts_rewards = options.get("predict_rewards", False)
+        self.action_space = stored_actions(action_space)
+        self._has_one_choice = isinstance(action_space, spaces.Discrete)
+        self._is_two_hot, self._compresses = self.value == "two-hot", options.get("compress_rewards", False)
         if not isinstance(space, spaces.Box | spaces.Discrete):
             raise TypeError(f"no policy for the observation space {space}: expected Box or Discrete")
-        self.observation_space, self._compresses = space, compress_rewards
+        self.observation_space = space
+        of_images = options.get("conv_layers"), options.get("image_scale")
         self._inputs: InputEncoder | None = None
         if is_image(space) or isinstance(space, PackedSpace):
-            self._inputs = InputEncoder(space, conv_layers, image_scale=image_scale)
+            self._inputs = InputEncoder(space, of_images[0], image_scale=of_images[1])
             self.input_size = self._inputs.size
         else:
-            refuse_image_options(space, conv_layers, image_scale)
+            refuse_image_options(space, *of_images)
             self.input_size = spaces.flatdim(space)
         for name in ("observation_mean", "observation_std"):
             self.register_parameter(name, None)
-        if normalize_observations:
+        if options.get("normalize_observations"):
             if self._inputs or not isinstance(space, spaces.Box) or len(space.shape) != 1:
                 raise ValueError(
                     f"only vectors are normalized, and the observations are {space}; leave normalize_observations out"
                 )
             self._normalize(torch.from_numpy(~(np.isfinite(space.low) & np.isfinite(space.high))))
+        stds = options.get("init_std", 1.0), options.get("min_std", 1e-6)
+        self.distributions = head_for(action_space, *stds, squash=options.get("squash", False))
+        register_parameters(self, self.distributions)
+        self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
+        # Layers before a head, by its name; they take inputs and units.
+        self._layers: dict[str, Perceptron] = {}
 
     def _normalize(self, which: Tensor) -> None:
         """Normalize those of the first numbers of an observation for which `which` (size,) is true."""
@@ -184,17 +152,22 @@ class SequencePolicy(MemoryPolicy):
             self.observation_mean.copy_(torch.where(which, mean, 0.0))
             self.observation_std.copy_(torch.where(which, std, 1.0))
 
-    def _make_heads(self) -> tuple[nn.Linear, nn.Linear | None, nn.Linear | None]:
-        """Return heads for actions, values and rewards, without initial weights."""
+    def _make(self, make_body: Callable[[], MemoryBody], *, values_first: bool) -> None:
+        """Make bodies and heads; the latter without initial weights. The order is that of all checkpoints."""
         make = partial(empty_layer, nn.Linear)
         outputs, entries = self.distributions.num_units, self.distributions.noise_size
         # One row for each Discrete action; others are an input.
         of_rewards = (self.hidden_size, outputs) if self._has_one_choice else (self.hidden_size + entries, 1)
-        return (
-            make(self.hidden_size, outputs),
-            None if self.value == "none" else make(self.hidden_size, TwoHot().num_bins if self._is_two_hot else 1),
-            make(*of_rewards) if self.predicts_rewards else None,
-        )
+        self.add_module(self.body_name, make_body())
+        self.head = make(self.hidden_size, outputs)
+        for_values = f"value_{self.body_name}", make_body() if self.value == "network" else None
+        if values_first:
+            setattr(self, *for_values)
+        values = TwoHot().num_bins if self._is_two_hot else 1
+        self.value_head = None if self.value == "none" else make(self.hidden_size, values)
+        self.reward_head = make(*of_rewards) if self.predicts_rewards else None
+        if not values_first:
+            setattr(self, *for_values)
 
     def _initialize_heads(self, generator: torch.Generator, *, of_values: float = 1.0) -> None:
         of_values = OF_BINS if self._is_two_hot else of_values
@@ -205,69 +178,25 @@ class SequencePolicy(MemoryPolicy):
         if self._inputs is not None:
             self._inputs.register(self, generator)
 
-    @property
-    def _body(self) -> MemoryBody:
-        body = self.get_submodule(self.body_name)
-        assert isinstance(body, MemoryBody)
-        return body
-
-    def initial_memory(self, num: int) -> Memory:
-        """Return the body's memory where trials begin, and with `token_shift` zeros (num, size)."""
-        like = self.head.weight
-        last = (like.new_zeros(num, self.input_size),) if self.token_shift else ()
-        return *self._body.initial_memory(num, like), *last
-
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
-        return self._act_by_actor(observations, noise, memory, params, writes=self._body.writes_memory)
-
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        """Return `act` under fixed parameters, without gradients; see `Policy.actor`.
-
-        With a transformer it writes into the ring it is given, only to the place that the next token of a slot takes.
-        """
-        params = {name: value.detach() for name, value in params.items()}
-        params |= {} if self._inputs is None else self._inputs.prepared(params)
-        is_stacked, of_body = params["head.weight"].dim() == 3, within(params, f"{self.body_name}.")
+    def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:
+        prepared = params if self._inputs is None else {**params, **self._inputs.prepared(params)}
         names = self._layers["head"].layer_names if self._layers else (("head.weight", "head.bias"),)
         layers = [(params[weight].mT.contiguous(), params[bias]) for weight, bias in names]
-        choose = self.distributions.actor(params)
+        choose = self.distributions.actor(prepared)
 
-        # Created once: the arrays that the steps of a grid fill at every call.
-        @cache
-        def make_step(grid: torch.Size) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-            rows = SlotRows(grid, None if is_stacked else first_task)
-            step = self._body.step(of_body, rows)
-            outputs = [step.units.new_empty(*step.units.shape[:-1], weight.shape[-1]) for weight, _ in layers]
+        def make(rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
             # Layers see the observation, too.
             first = step.seen if self._layers and isinstance(step, RecurrentStep) else step.units
-            enters = zip((first, *outputs[:-1]), *zip(*layers, strict=True), outputs, strict=True)
-            products = [row_product(*each) for each in enters]
-            own, chosen_from = step.inputs[..., rows.own, :], outputs[-1][..., rows.own, :].reshape(*grid, -1)
+            compute, outputs = row_layers(first, layers, torch.tanh_)
+            own, chosen_from = step.inputs[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
-            def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-                numbers = self._encode_rows(observations, params, rows)
-                if self.token_shift:
-                    memory, before = memory[:-1], memory[-1]
-                    own.copy_(torch.cat((numbers, before), -1).reshape(own.shape))
-                else:
-                    own.copy_(numbers.reshape(own.shape))
-                after = step(memory)
-                for index, product in enumerate(products):
-                    if index:
-                        outputs[index - 1].tanh_()
-                    product()
-                # The sampler will write to the observations again.
-                last = (numbers.clone(),) if self.token_shift else ()
-                return choose(chosen_from, noise, observations), (*after, *last)
+            def leave(observations: Tensor, noise: Tensor) -> Tensor:
+                compute()
+                return choose(chosen_from, noise, observations)
 
-            return act
+            return lambda seen: own.copy_(self._encode_rows(seen, prepared, rows).reshape(own.shape)), leave
 
-        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            return make_step(noise.shape[:2])(observations, noise, memory)
-
-        return act
+        return make
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
         """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`.
@@ -280,24 +209,15 @@ class SequencePolicy(MemoryPolicy):
             return super().unroll_tasks(observations, params, memory)
         shape = *observations.shape[: 3 if is_stacked else 2], self.input_size
         inputs = self._encode(observations, params).reshape(shape)
-        of_body = memory if memory is None or not self.token_shift else memory[:-1]
-        units, after = body.run(self._tokens(inputs, memory), of_body, within(params, f"{self.body_name}."))
+        units, after = body.run(inputs, memory, within(params, f"{self.body_name}."))
         of_values = None if self.value_head is None else units
         if self.value == "network":
-            of_values, _ = body.run(self._tokens(inputs, None), None, within(params, f"value_{self.body_name}."))
-        last = (inputs[-1],) if self.token_shift else ()
-        unrolled = self._through_heads(inputs, units, of_values, params, (*after, *last))
+            of_values, _ = body.run(inputs, None, within(params, f"value_{self.body_name}."))
+        unrolled = self._through_heads(inputs, units, of_values, params, after)
         return replace(unrolled, distribution=self.distributions.masked(unrolled.distribution, observations))
 
     def unroll_tasks(self, observations: Tensor, params: Params, memory: Memory | None = None) -> Unrolled:
         return self.unroll(observations, memory, params)
-
-    def _tokens(self, inputs: Tensor, memory: Memory | None) -> Tensor:
-        """Return the inputs of the body for encoded observations (L, N, size) and the memory before them."""
-        if not self.token_shift:
-            return inputs
-        before = torch.zeros_like(inputs[:1]) if memory is None else memory[-1].unsqueeze(0)
-        return torch.cat((inputs, torch.cat((before, inputs[:-1]))), -1)
 
     @property
     def has_static_steps(self) -> bool:
@@ -399,10 +319,13 @@ class GRUPolicy(SequencePolicy):
         options: `value`, `init_std`, ... These and the spaces are those of `SequencePolicy`.
 
     Raises:
-        ValueError: If a number is not positive, or the cell or the kind of value is unknown.
+        TypeError: If a space is not supported.
+        ValueError: If a number is not positive, the cell or the kind of value is unknown, observations that are to be
+            normalized are not vectors, or options for images come without any.
     """
 
     body_name = "core"
+    core: Recurrent
 
     def __init__(
         self,
@@ -421,14 +344,10 @@ class GRUPolicy(SequencePolicy):
         if memory_span is not None and memory_span < 1:
             raise ValueError(f"memory_span must be positive, got {memory_span}")
         super().__init__(observation_space, action_space, hidden_size, **options)
-        self.cell = cell
-        generator = torch.Generator().manual_seed(seed)
-        make = partial(make_recurrent, cell, self.input_size, hidden_size, generator, memory_span)
-        # In the order of all checkpoints.
-        self.core = make()
-        self.head, value_head, reward_head = self._make_heads()
-        self.value_core = make() if self.value == "network" else None
-        self.value_head, self.reward_head = value_head, reward_head
+        self.cell, generator = cell, torch.Generator().manual_seed(seed)
+        self._make(
+            partial(make_recurrent, cell, self.input_size, hidden_size, generator, memory_span), values_first=True
+        )
         for name, last, outputs in (("acting", "head", self.head), ("estimating", "value_head", self.value_head)):
             if layers and outputs is not None:
                 sizes = (self.input_size + hidden_size, *layers, outputs.out_features)
@@ -443,23 +362,22 @@ class TransformerPolicy(SequencePolicy):
 
     One step of a trial is one token: the observation, which with `observe_last` includes the last action and reward.
     Every layer attends to the last tokens, as many as `sizes` say, so that a trial may be longer than the context. The
-    memory is that of `Transformer`, and with `token_shift` the last observation, (num, size).
+    memory is that of `Transformer`.
 
     Args:
         hidden_size: H, width of a token.
         sizes: of the layers.
-        token_shift: add the previous observation to each token (zeros at the start of a trial). State, action and their
-            result are then in one token, and a single layer can look them up.
+        token_shift: see `Transformer`.
         seed: of the initial weights; the global random state does not change.
         options: `value`, `init_std`, ... These and the spaces are those of `SequencePolicy`.
 
     Raises:
-        ValueError: If a number is not positive, or the sizes do not divide each other.
-
-    Source: Peng et al. 2023, https://arxiv.org/abs/2305.13048 (token shift)
+        TypeError: If a space is not supported.
+        ValueError: As of a `GRUPolicy`; or if the sizes do not divide each other.
     """
 
     body_name = "body"
+    body: Transformer
 
     def __init__(
         self,
@@ -473,13 +391,7 @@ class TransformerPolicy(SequencePolicy):
         **options: Unpack[SequenceOptions],
     ) -> None:
         super().__init__(observation_space, action_space, hidden_size, **options)
-        self.token_shift = token_shift
-        inputs = self.input_size * (1 + token_shift)
-        self.body = Transformer(inputs, hidden_size, sizes)
-        self.head, self.value_head, self.reward_head = self._make_heads()
-        self.value_body = copy.deepcopy(self.body) if self.value == "network" else None
         generator = torch.Generator().manual_seed(seed)
-        for body in (self.body, self.value_body):
-            if body is not None:
-                body.initialize(generator)
+        make = partial(make_transformer, self.input_size, hidden_size, sizes, generator, token_shift=token_shift)
+        self._make(make, values_first=False)
         self._initialize_heads(generator)

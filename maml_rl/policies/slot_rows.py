@@ -40,7 +40,11 @@ class SlotRows:
             return (values,)
         padded = values.new_zeros(*self.shape, *values.shape[2:])
         padded[self.own] = values.flatten(0, 1)
-        blocks: Sequence[Tensor] = padded.split(ROWS)
+        return self.blocks(padded)
+
+    def blocks(self, padded: Tensor) -> Sequence[Tensor]:
+        """Return the blocks of values of all rows, those beside the slots' too."""
+        blocks: Sequence[Tensor] = (padded,) if self._is_stacked else padded.split(ROWS)
         return blocks
 
     def join(self, blocks: Sequence[Tensor]) -> Tensor:
@@ -79,3 +83,23 @@ def row_product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Ca
             torch.addmm(bias, block, weights, out=into)
 
     return multiply
+
+
+def row_layers(
+    units: Tensor, layers: Sequence[tuple[Tensor, Tensor]], nonlinearity: Callable[[Tensor], Tensor]
+) -> tuple[Callable[[], None], Tensor]:
+    """Return a function that puts units through layers, (weights, bias) of each, and the output of the last.
+
+    The nonlinearity is between layers.
+    """
+    outputs = [units.new_empty(*units.shape[:-1], weights.shape[-1]) for weights, _ in layers]
+    entered = units, *outputs[:-1]
+    products = [row_product(each, *layer, out) for each, layer, out in zip(entered, layers, outputs, strict=True)]
+
+    def compute() -> None:
+        for index, product in enumerate(products):
+            if index:
+                outputs[index - 1].copy_(nonlinearity(outputs[index - 1]))
+            product()
+
+    return compute, outputs[-1]

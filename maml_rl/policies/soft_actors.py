@@ -1,7 +1,6 @@
 """The actors of soft actor-critics: one with a memory, and one on a latent context, which is one of its parameters."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 from maml_rl.policies.heads import CategoricalHead, DistributionParams, Head, Params, SquashedGaussianHead
 from maml_rl.policies.layers import within
 from maml_rl.policies.memory_body import MemoryStep
-from maml_rl.policies.memory_policy import MemoryPolicy
+from maml_rl.policies.memory_policy import BodyPolicy, Enter, Leave
 from maml_rl.policies.policy import Memory, Policy, Unrolled
-from maml_rl.policies.recurrent import Recurrent
 from maml_rl.policies.slot_rows import SlotRows, through
 from maml_rl.policies.trial_encoder import EncoderSizes, TrialEncoder, make_linear
 from maml_rl.spaces import require_vectors, stored_actions
@@ -64,7 +62,7 @@ class SoftActor(Policy):
         self.distributions.check_actions(action_space)
 
 
-class RecurrentActor(SoftActor, MemoryPolicy):
+class RecurrentActor(SoftActor, BodyPolicy):
     """A trial encoder, beside it an embedding of the current observation, and hidden layers of ReLU under a head.
 
     Actions of a bounded Box are squashed Gaussians, Discrete ones categorical.
@@ -79,6 +77,7 @@ class RecurrentActor(SoftActor, MemoryPolicy):
     Source: Ni et al. 2022, https://arxiv.org/abs/2110.05038
     """
 
+    body_name = "encoder.core"
     _remedy = "with observe_last=True the last action and reward are among them"
 
     def __init__(
@@ -98,50 +97,32 @@ class RecurrentActor(SoftActor, MemoryPolicy):
         self.present = make_linear(own.stop - own.start + 1, sizes.embeddings[0], generator)
         self._add_layers(sizes.hidden_size + sizes.embeddings[0], hidden_sizes, generator)
 
-    def initial_memory(self, num: int) -> Memory:
-        return self.encoder.core.initial_memory(num, self.head.weight)
+    def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:
+        of_encoder, dtype = within(params, "encoder."), self.head.weight.dtype
 
-    @property
-    def has_static_steps(self) -> bool:
-        return True
+        def make(rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
+            own = step.inputs[..., rows.own, :]
 
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
-        return self._act_by_actor(observations, noise, memory, params, writes=self.encoder.core.writes_memory)
-
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
-        params = {name: value.detach() for name, value in params.items()}
-        of_encoder, core = within(params, "encoder."), self.encoder.core
-        of_core, is_stacked = within(of_encoder, "core."), params["head.weight"].dim() == 3
-
-        @cache
-        def begin(grid: torch.Size) -> tuple[SlotRows, MemoryStep | None]:
-            rows = SlotRows(grid, None if is_stacked else first_task)
-            return rows, None if isinstance(core, Recurrent) else core.step(of_core, rows)
-
-        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            rows, step = begin(noise.shape[:2])
-            blocks = rows.split(observations.to(self.head.weight.dtype))
-            inputs = [self.encoder.embed(seen, of_encoder) for seen in blocks]
-            if step is None:
-                assert isinstance(core, Recurrent)
-                states = zip(*map(rows.split, memory), strict=True)
-                each = [core.advance(entered, old, of_core) for entered, old in zip(inputs, states, strict=True)]
-                units: Sequence[Tensor] = [state[0] for state in each]
-                after = tuple(rows.join(kept) for kept in zip(*each, strict=True))
-            else:
-                own = step.inputs[..., rows.own, :]
+            def enter(observations: Tensor) -> None:
+                inputs = [self.encoder.embed(seen, of_encoder) for seen in rows.split(observations.to(dtype))]
                 own.copy_(rows.join(inputs).reshape(own.shape))
-                after = step(memory)
-                units = rows.split(step.units[..., rows.own, :].reshape(*rows.grid, -1))
-            chosen = [
-                self.distributions.act(self.parameters_of(known, seen, params), drawn)
-                for known, seen, drawn in zip(units, blocks, rows.split(noise), strict=True)
-            ]
-            return rows.join(chosen), after
 
-        return act
+            def leave(observations: Tensor, noise: Tensor) -> Tensor:
+                blocks = (
+                    rows.blocks(step.units[..., : rows.shape[-1], :]),
+                    rows.split(observations.to(dtype)),
+                    rows.split(noise),
+                )
+                return rows.join(
+                    [
+                        self.distributions.act(self.parameters_of(known, seen, params), drawn)
+                        for known, seen, drawn in zip(*blocks, strict=True)
+                    ]
+                )
+
+            return enter, leave
+
+        return make
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
         params = dict(self.named_parameters()) if params is None else params

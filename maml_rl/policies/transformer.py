@@ -58,36 +58,39 @@ class Transformer(MemoryBody):
     """A decoder of pre-normalized blocks, whose positions are relative to each other (rotary embeddings).
 
     Every layer attends to the last `context` tokens, so that a trial may be longer than the context. The memory is a
-    ring of keys and values, (num, layers, 2, key-value heads, context, H / heads), and the number of tokens so far,
-    (num,).
+    ring of keys and values, (num, layers, 2, key-value heads, context, H / heads), the number of tokens so far, (num,),
+    and with `token_shift` the last input, (num, I).
 
     Args:
         inputs: I, size of the input of a token.
         hidden_size: H, width of a token.
         sizes: of the layers.
+        token_shift: add the previous input to each token (zeros at the start of a trial). State, action and their
+            result are then in one token, and a single layer can look them up.
 
     Attributes:
         checkpoint_above: sequences longer than this are computed again for their gradient, block by block, which takes
             less memory and a third more time; None for never.
 
     Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762; Su et al. 2021, https://arxiv.org/abs/2104.09864
-    (rotary positions); Ainslie et al. 2023, https://arxiv.org/abs/2305.13245 (shared keys and values)
+    (rotary positions); Ainslie et al. 2023, https://arxiv.org/abs/2305.13245 (shared keys and values); Peng et al.
+    2023, https://arxiv.org/abs/2305.13048 (token shift)
     """
 
     checkpoint_above: int | None = 1024
 
-    def __init__(self, inputs: int, hidden_size: int, sizes: Attention) -> None:
+    def __init__(self, inputs: int, hidden_size: int, sizes: Attention, *, token_shift: bool = False) -> None:
         super().__init__()
         if hidden_size % (2 * sizes.num_heads):
             raise ValueError(
                 f"hidden_size must be a multiple of twice num_heads, {2 * sizes.num_heads}, got {hidden_size}; "
                 "positions turn pairs of numbers of a head"
             )
-        self.hidden_size, self.sizes = hidden_size, sizes
+        self.input_size, self.hidden_size, self.sizes, self.token_shift = inputs, hidden_size, sizes, token_shift
         width = hidden_size
         self.head_size = width // sizes.num_heads
         shared = self.head_size * sizes.num_key_value_heads
-        self.embed = empty_layer(nn.Linear, inputs, width)
+        self.embed = empty_layer(nn.Linear, inputs * (1 + token_shift), width)
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
                 {
@@ -119,19 +122,24 @@ class Transformer(MemoryBody):
                 nn.init.zeros_(module.bias)
 
     def initial_memory(self, num: int, like: Tensor) -> Memory:
-        """Return an empty ring (num, layers, 2, key-value heads, N, H / heads), and zeros (num,) int64.
+        """Return an empty ring (num, layers, 2, key-value heads, N, H / heads), and zeros (num,) int64; see the class.
 
-        The ring has the type of `like`, and both are on its device.
+        The ring has the type of `like`, and all are on its device.
         """
         sizes = self.sizes
         shape = num, sizes.num_layers, 2, sizes.num_key_value_heads, sizes.context, self.head_size
-        return like.new_zeros(shape), torch.zeros(num, dtype=torch.int64, device=like.device)
+        last = (like.new_zeros(num, self.input_size),) if self.token_shift else ()
+        return like.new_zeros(shape), torch.zeros(num, dtype=torch.int64, device=like.device), *last
 
     def run(self, inputs: Tensor, memory: Memory | None, params: Params) -> tuple[Tensor, Memory]:
         length, num, _ = inputs.shape
         context = self.sizes.context
         # Trials that begin here have the same positions.
-        ring, count = memory or (None, torch.zeros(1, dtype=torch.int64, device=inputs.device))
+        ring, count, *last_inputs = memory or (None, torch.zeros(1, dtype=torch.int64, device=inputs.device))
+        if self.token_shift:
+            before = last_inputs[0].unsqueeze(0) if last_inputs else torch.zeros_like(inputs[:1])
+            last_inputs = [inputs[-1]]
+            inputs = torch.cat((inputs, torch.cat((before, inputs[:-1]))), -1)
         positions = count.unsqueeze(1) + torch.arange(length, device=inputs.device)
         turn = _turn(positions, self.head_size, inputs.dtype)
         mask = None
@@ -148,13 +156,13 @@ class Transformer(MemoryBody):
         kept = []
         again = self.checkpoint_above is not None and length > self.checkpoint_above and torch.is_grad_enabled()
         for layer, block in enumerate(_blocks(params, self.sizes.num_layers)):
-            before = None if ring is None else ring[:, layer]
+            known = None if ring is None else ring[:, layer]
             if again:
                 tokens, new = checkpoint(
-                    self._block, tokens, block, before, turn, mask, use_reentrant=False, preserve_rng_state=False
+                    self._block, tokens, block, known, turn, mask, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                tokens, new = self._block(tokens, block, before, turn, mask)
+                tokens, new = self._block(tokens, block, known, turn, mask)
             kept.append(new)
         units = _normalize(tokens, params["norm.weight"], params["norm.bias"])
         # Of more tokens than there are places the last ones stay.
@@ -166,7 +174,7 @@ class Transformer(MemoryBody):
         else:
             places = positions[:, -context:] % context
             after = ring.scatter(-2, places[:, None, None, None, :, None].expand(fresh.shape), fresh)
-        return units.transpose(0, 1), (after, (count + length).expand(num))
+        return units.transpose(0, 1), (after, (count + length).expand(num), *last_inputs)
 
     def _block(
         self, tokens: Tensor, block: dict[str, Tensor], before: Tensor | None, turn: Tensor, mask: Tensor | None
@@ -216,10 +224,11 @@ class TokenStep:
         self._blocks = list(_blocks(params, transformer.sizes.num_layers))
         self._params = params
         weight, width = params["embed.weight"], transformer.hidden_size
-        self.inputs, self.units, self._joined, self._hidden = (
+        self._seen, self.units, self._joined, self._hidden = (
             weight.new_zeros(*self._shape, size) for size in (weight.shape[-1], width, width, 4 * width)
         )
-        self._embed = self._layer(self.inputs, params, "embed")
+        self.inputs, self._before = self._seen.tensor_split([transformer.input_size], -1)
+        self._embed = self._layer(self._seen, params, "embed")
         self._layers = [
             (
                 self._layer(self.units, block, "queries_keys_values"),
@@ -233,7 +242,12 @@ class TokenStep:
     def __call__(self, memory: Memory) -> Memory:
         """Compute the units of the next tokens; write their keys and values into the ring (M, S, ...) of the memory."""
         transformer, params = self._transformer, self._params
-        ring, count = (kept.flatten(0, 1) for kept in memory)
+        ring, count, *last = (kept.flatten(0, 1) for kept in memory)
+        if last:
+            before = self._before[..., self._own, :]
+            before.copy_(last[0].reshape(before.shape))
+            # The next step fills the inputs again.
+            last = [self.inputs[..., self._own, :].clone().reshape(memory[2].shape)]
         turn = _turn(count.unsqueeze(1), transformer.head_size, self.inputs.dtype)
         places = count % transformer.sizes.context
         buckets = _buckets(count, transformer.sizes.context)
@@ -252,7 +266,7 @@ class TokenStep:
             self._hidden.copy_(F.gelu(expand()))
             tokens += contract()
         self.units.copy_(self._normalized(tokens, params, "norm"))
-        return memory[0], memory[1] + 1
+        return memory[0], memory[1] + 1, *last
 
     def _layer(self, units: Tensor, params: Params, name: str) -> Callable[[], Tensor]:
         """Return what multiplies `units` by a layer's weights."""
@@ -330,3 +344,12 @@ def _rotate(vectors: Tensor, turn: Tensor) -> Tensor:
     first, second = vectors.chunk(2, -1)
     cosine, sine = turn
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), -1)
+
+
+def make_transformer(
+    inputs: int, hidden_size: int, sizes: Attention, generator: torch.Generator, *, token_shift: bool = False
+) -> Transformer:
+    """Return a transformer whose weights come from the generator alone."""
+    body = Transformer(inputs, hidden_size, sizes, token_shift=token_shift)
+    body.initialize(generator)
+    return body

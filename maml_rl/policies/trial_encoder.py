@@ -20,9 +20,9 @@ from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, within
 from maml_rl.policies.memory_body import MemoryBody
 from maml_rl.policies.policy import Memory
-from maml_rl.policies.recurrent import GRU, Cell, make_recurrent, weights_of
+from maml_rl.policies.recurrent import GRU, Cell, Products, make_recurrent, weights_of
 from maml_rl.policies.slot_rows import through
-from maml_rl.policies.transformer import Attention, Transformer
+from maml_rl.policies.transformer import Attention, make_transformer
 
 # The layers that embed the parts of an observation; in checkpoints they have the names behind them.
 _EMBEDDINGS = {"observation": "seen", "action": "did", "reward": "got"}
@@ -37,13 +37,15 @@ def make_linear(inputs: int, outputs: int, generator: torch.Generator, bound: fl
     return layer
 
 
-def make_body(kind: Cell | Attention, inputs: int, hidden_size: int, generator: torch.Generator) -> MemoryBody:
+def make_body(
+    kind: Cell | Attention, inputs: int, hidden_size: int, generator: torch.Generator, products: Products
+) -> MemoryBody:
     """Return a recurrent layer, or a transformer of these sizes; its weights come from the generator alone."""
     if not isinstance(kind, Attention):
-        return make_recurrent(kind, inputs, hidden_size, generator)
-    body = Transformer(inputs, hidden_size, kind)
-    body.initialize(generator)
-    return body
+        layer = make_recurrent(kind, inputs, hidden_size, generator)
+        layer.products = products
+        return layer
+    return make_transformer(inputs, hidden_size, kind, generator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class TrialEncoder(nn.Module):
         for name, inputs, units in zip(_EMBEDDINGS.values(), entries, embeddings, strict=True):
             if units:
                 self.add_module(name, make_linear(inputs, units, generator))
-        self.core = make_body(sizes.cell, sum(embeddings), sizes.hidden_size, generator)
+        self.core = make_body(sizes.cell, sum(embeddings), sizes.hidden_size, generator, "plain")
 
     def see(self, observations: Tensor) -> Tensor:
         """Return the environment's own part of observations (..., size), and whether an episode has just ended."""

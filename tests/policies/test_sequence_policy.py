@@ -1,4 +1,4 @@
-"""Recurrent policies: the same step by step and through whole sequences, and in every placement."""
+"""Policies of an encoder, a body and heads: values, layers, normalization, rewards; and in every placement."""
 
 from typing import Any
 
@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import Tensor
 
 from maml_rl import MultiTaskSampler
 from maml_rl.envs import ObservedLastStep, make_vector_env
-from maml_rl.policies import GRUPolicy
+from maml_rl.policies import GRUPolicy, TransformerPolicy
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
@@ -30,103 +29,11 @@ def make_policy(cell: Any, actions: str, **options: Any) -> GRUPolicy:
     return policy
 
 
-def step_by_step(policy: GRUPolicy, observations: Tensor, noise: Tensor, params: Any = None) -> tuple[Tensor, Any]:
-    """Return the actions (L, M, S, ...) of sequences (L, M, S, ...), and the last memory."""
-    grid = noise.shape[1:3]
-    memory = tuple(tensor.unflatten(0, grid) for tensor in policy.initial_memory(grid[0] * grid[1]))
-    actions = []
-    for seen, drawn in zip(observations, noise, strict=True):
-        acted, memory = policy.act(seen, drawn, memory, params)
-        actions.append(acted)
-    return torch.stack(actions), memory
-
-
-@pytest.mark.parametrize(
-    ("cell", "actions", "options"),
-    [*((*kind, {}) for kind in KINDS), *((cell, "box", NORMALIZED) for cell in ("gru", "lstm"))],
-)
-def test_cells_in_the_loop_agree_with_fused_kernels_in_the_update(cell: str, actions: str, options: Any) -> None:
-    policy = make_policy(cell, actions, **options)
-    generator = torch.Generator().manual_seed(0)
-    observations = torch.randn((30, 5, 7, 3), generator=generator)
-    with torch.no_grad():
-        unrolled = policy.unroll(observations.flatten(1, 2))
-        if actions == "box":
-            noise = torch.randn((30, 5, 7, 2), generator=generator)
-            acted, memory = step_by_step(policy, observations, noise)
-            mean, log_std = unrolled.distribution
-            expected = mean + noise.flatten(1, 2) * log_std.exp()
-            torch.testing.assert_close(acted.flatten(1, 2), expected, rtol=0.0, atol=1e-5)
-        else:
-            noise = torch.rand((30, 5, 7, 1), generator=generator)
-            acted, memory = step_by_step(policy, observations, noise)
-            cumulative = torch.softmax(unrolled.distribution[0], -1).cumsum(-1)
-            expected = (cumulative[..., :-1] <= noise.flatten(1, 2)).sum(-1)
-            # At the boundary between categories the two may differ.
-            sure = (cumulative - noise.flatten(1, 2)).abs().amin(-1) > 1e-5
-            assert sure.float().mean() > 0.99
-            assert torch.equal(acted.flatten(1, 2)[sure], expected[sure])
-        for mine, fused in zip(memory, unrolled.memory, strict=True):
-            torch.testing.assert_close(mine.flatten(0, 1), fused, rtol=0.0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("cell", "actions"), KINDS)
-def test_sequence_can_be_continued_from_its_middle(cell: str, actions: str) -> None:
-    policy = make_policy(cell, actions)
-    observations = torch.randn((9, 4, 3), generator=torch.Generator().manual_seed(0))
-    whole, begun = policy.unroll(observations), policy.unroll(observations[:5])
-    rest = policy.unroll(observations[5:], begun.memory)
-    torch.testing.assert_close(rest.distribution[0], whole.distribution[0][5:], rtol=0.0, atol=1e-6)
-    assert whole.values is not None
-    assert rest.values is not None
-    torch.testing.assert_close(rest.values, whole.values[5:], rtol=0.0, atol=1e-6)
-
-
-@pytest.mark.parametrize(("cell", "actions"), KINDS)
-def test_actions_do_not_depend_on_other_rows(cell: str, actions: str) -> None:
-    policy = make_policy(cell, actions)
-    generator = torch.Generator().manual_seed(0)
-    observations, noise = torch.randn((150, 2, 3), generator=generator), torch.rand((150, 2, 2), generator=generator)
-    noise = noise[..., : policy.noise_size]
-    memory = tuple(
-        torch.randn(tensor.shape, generator=generator).unflatten(0, (150, 2)) for tensor in policy.initial_memory(300)
-    )
-    params = dict(policy.named_parameters())
-    actions_of_all, after_all = policy.actor(params)(observations, noise, memory)
-    for start, stop in ((0, 1), (31, 32), (33, 100), (149, 150), (1, 150)):
-        part = slice(start, stop)
-        acted, after = policy.actor(params, start)(
-            observations[part], noise[part], tuple(tensor[part] for tensor in memory)
-        )
-        assert torch.equal(acted, actions_of_all[part])
-        assert all(torch.equal(mine, whole[part]) for mine, whole in zip(after, after_all, strict=True))
-
-
-@pytest.mark.parametrize(("cell", "actions", "options"), [*((*kind, {}) for kind in KINDS), ("gru", "box", NORMALIZED)])
-def test_stacked_parameters_are_those_of_each_task(cell: str, actions: str, options: Any) -> None:
-    policies = [make_policy(cell, actions, seed=seed, **options) for seed in range(3)]
-    stacked = {
-        name: torch.stack([dict(policy.named_parameters())[name].detach() for policy in policies])
-        for name, _ in policies[0].named_parameters()
-    }
-    generator = torch.Generator().manual_seed(0)
-    observations, noise = torch.randn((6, 3, 2, 3), generator=generator), torch.rand((6, 3, 2, 2), generator=generator)
-    noise = noise[..., : policies[0].noise_size]
-    with torch.no_grad():
-        acted, _ = step_by_step(policies[0], observations, noise, stacked)
-        for task, policy in enumerate(policies):
-            own, _ = step_by_step(policy, observations[:, task : task + 1], noise[:, task : task + 1])
-            torch.testing.assert_close(acted[:, task : task + 1], own, rtol=0.0, atol=1e-5)
-        unrolled = policies[0].unroll(observations.transpose(0, 1), params=stacked)
-        for task, policy in enumerate(policies):
-            own = policy.unroll(observations[:, task])
-            torch.testing.assert_close(unrolled.distribution[0][task], own.distribution[0], rtol=0.0, atol=1e-5)
-
-
-def test_values_come_from_a_head_or_a_network_or_are_omitted() -> None:
+@pytest.mark.parametrize(("make", "body"), [(GRUPolicy, "core"), (TransformerPolicy, "body")])
+def test_values_come_from_a_head_or_a_network_or_are_omitted(make: Any, body: str) -> None:
     observations = torch.randn((4, 2, 3), generator=torch.Generator().manual_seed(0))
-    for value, learned in (("head", ("core.", "value_head.")), ("network", ("value_core.", "value_head."))):
-        policy = make_policy("gru", "box", value=value)
+    for value, learned in (("head", (f"{body}.", "value_head.")), ("network", (f"value_{body}.", "value_head."))):
+        policy = make(SEEN, ACTIONS["box"], 16, value=value)
         values = policy.unroll(observations).values
         assert values is not None
         assert values.shape == (4, 2)
@@ -134,7 +41,7 @@ def test_values_come_from_a_head_or_a_network_or_are_omitted() -> None:
         gradients = torch.autograd.grad(values.sum(), list(params.values()), allow_unused=True)
         used = {name for name, gradient in zip(params, gradients, strict=True) if gradient is not None}
         assert used == {name for name in params if name.startswith(learned)}
-    assert make_policy("gru", "box", value="none").unroll(observations).values is None
+    assert make(SEEN, ACTIONS["box"], 16, value="none").unroll(observations).values is None
 
 
 def test_layers_act_on_observation_and_memory_and_are_separate_for_values() -> None:
@@ -167,14 +74,6 @@ def test_only_unbounded_numbers_are_normalized() -> None:
     assert not set(STATISTICS) & set(plain.state_dict())
     with pytest.raises(ValueError, match=r"only vectors are normalized, and the observations are Discrete\(3\)"):
         GRUPolicy(spaces.Discrete(3), ACTIONS["box"], 4, normalize_observations=True)
-
-
-def test_initial_weights_depend_only_on_the_seed() -> None:
-    state = torch.get_rng_state()
-    first, again, other = (GRUPolicy(SEEN, ACTIONS["box"], 8, seed=seed).state_dict() for seed in (0, 0, 1))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["core.weight_hh_l0"], other["core.weight_hh_l0"])
 
 
 def test_a_discrete_observation_is_a_one_hot_vector() -> None:
@@ -308,17 +207,3 @@ def test_a_head_for_rewards_changes_no_action_and_no_other_weight() -> None:
     assert torch.equal(with_head.act(observations, noise, memory)[0], without.act(observations, noise, memory)[0])
     with pytest.raises(TypeError, match="GRUPolicy predicts no rewards"):
         without.predict_rewards(without.unroll(observations), noise)
-
-
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_initial_weights_are_the_same_for_any_number_of_threads(cell: Any) -> None:
-    before, found = torch.get_num_threads(), []
-    try:
-        for number in (1, 2, 4):
-            torch.set_num_threads(number)
-            policy = GRUPolicy(SEEN, ACTIONS["discrete"], 128, cell=cell, value="network", predict_rewards=True)
-            found.append(policy.state_dict())
-    finally:
-        torch.set_num_threads(before)
-    for name, weights in found[0].items():
-        assert all(torch.equal(other[name], weights) for other in found[1:]), name
