@@ -149,9 +149,10 @@ test-ray: $(RAY_READY) ## run the tests that start a Ray cluster, and add Ray to
 	$(RUN) -c 'import ray'
 	$(RUN) -m pytest $(call FILES_WITH,ray) -m 'ray and not nightly' $(ARGS)
 
-test-nightly: $(RAY_READY) $(METAWORLD_READY) $(JAX_READY) ## run the tests that repeat others at a larger scale
-	$(RUN) -m pytest $(call FILES_WITH,nightly) -m 'nightly and not metaworld and not jax' $(ARGS)
+test-nightly: $(RAY_READY) $(METAWORLD_READY) $(OTHERS_READY) $(JAX_READY) ## run the tests that repeat others at a larger scale
+	$(RUN) -m pytest $(call FILES_WITH,nightly) -m 'nightly and not metaworld and not others and not jax' $(ARGS)
 	$(METAWORLD_RUN) -m pytest $(call FILES_WITH,metaworld) -m 'nightly and metaworld' $(ARGS)
+	$(OTHERS_RUN) -m pytest $(call FILES_WITH,others) -m 'nightly and others' $(ARGS)
 	$(JAX_RUN) -m pytest $(call FILES_WITH,jax,|\bmarks\b) -m 'nightly and jax' $(ARGS)
 
 lint: $(READY) ## check the style

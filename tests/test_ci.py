@@ -114,7 +114,7 @@ def test_parts_run_in_the_given_order_and_refuse_skips(tmp_path: Path) -> None:
         "1 test-others ARGS=--durations=15",
         "1 test-jax ARGS=--durations=15",
         "1 test ARGS=--durations=15",
-        *("1 install", "1 test-nightly", "1 test-fast"),
+        *("1 install", "1 test-nightly"),
     ]
 
 
@@ -129,13 +129,9 @@ def test_commands_run_in_the_environment_of_a_new_machine(tmp_path: Path) -> Non
     assert seen == {"HOME": "home", "CI": "yes", "MAML_RL_NO_SKIPS": "1", **of_pip}
 
 
-def test_fast_tests_of_rooms_of_text_run_once_more_in_another_locale_and_width(tmp_path: Path) -> None:
-    code, asked, _ = run_parts(tmp_path, "pythons", LANG="C.UTF-8")
-    (line,) = asked
-    marker, target, _, rooms = re.split(" |=", line, maxsplit=3)
-    assert (code, marker, target) == (0, "1", "test-fast")
-    assert {"tests/cli", "tests/config", "tests/report", "tests/runs"} <= set(rooms.split())
-    assert [room for room in rooms.split() if not (ROOT / room).exists()] == []
+def test_suite_runs_in_a_locale_without_utf_8_and_in_lines_of_80_columns(tmp_path: Path) -> None:
+    code, asked, _ = run_parts(tmp_path, "test", LANG="C.UTF-8", COLUMNS="200")
+    assert (code, asked) == (0, ["1 test ARGS=--durations=15"])
     assert {"LANG=C", "COLUMNS=80"} <= set((tmp_path / "log.env").read_text().splitlines())
 
 
@@ -148,7 +144,6 @@ def test_without_a_part_all_that_are_not_nightly_run_once(tmp_path: Path) -> Non
         "install-metaworld",
         "lint",
         "test",
-        "test-fast",
         "test-jax",
         "test-metaworld",
         "test-oldest",

@@ -40,11 +40,13 @@ class Family:
         package: that the family is of, by the name of its import.
         settings: of the training, besides those of all.
         renders: whether it can be drawn.
+        nightly: whether it is trained at night only: another family has its kind of learner or of observations.
     """
 
     package: str
     settings: dict[str, Any] = field(default_factory=dict)
     renders: bool = True
+    nightly: bool = False
 
 
 # None: a setting that the learner does not use.
@@ -72,15 +74,15 @@ PEARL = {
     },
 }
 FAMILIES = {
-    "ale_modes:Modes-v0": Family("ale_py", {"conv-layers": [[4, 4, 4]]}),
-    "carl_context:Context-v0": Family("carl", {"algorithm": "promp"}),
-    "crafter_wishes:Wishes-v0": Family("crafter", {"conv-layers": [[4, 4, 4]]}),
-    "dm_control_gravity:Gravity-v0": Family("dm_control", PEARL),
+    "ale_modes:Modes-v0": Family("ale_py", {"conv-layers": [[4, 4, 4]]}, nightly=True),
+    "carl_context:Context-v0": Family("carl", {"algorithm": "promp"}, nightly=True),
+    "crafter_wishes:Wishes-v0": Family("crafter", {"conv-layers": [[4, 4, 4]]}, nightly=True),
+    "dm_control_gravity:Gravity-v0": Family("dm_control", PEARL, nightly=True),
     "flappy_gaps:Gaps-v0": Family("flappy_bird_gymnasium", {"algorithm": "reptile"}),
-    "highway_traffic:Traffic-v0": Family("highway_env", {"algorithm": "promp"}),
+    "highway_traffic:Traffic-v0": Family("highway_env", {"algorithm": "promp"}, nightly=True),
     "lander_landing:Landing-v0": Family("Box2D", {"algorithm": "maml-ppo"}),
     "minigrid_levels:Levels-v0": Family("minigrid", {"conv-layers": [[4, 3, 1]]}),
-    "mo_weights:Weights-v0": Family("mo_gymnasium"),
+    "mo_weights:Weights-v0": Family("mo_gymnasium", {"algorithm": "promp"}),
     "popgym_repeat:Repeat-v0": Family("popgym", RL2, renders=False),
     "robotics_reach:Reach-v0": Family("gymnasium_robotics", PEARL),
 }
@@ -94,11 +96,10 @@ pytestmark = [
     pytest.mark.timeout(300),
     # Their packages warn of much that is not about this one.
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.parametrize("env_id", FAMILIES),
 ]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def family(env_id: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
     """The family, whose module can be imported, here and in other processes."""
     found = FAMILIES[env_id]
@@ -115,6 +116,8 @@ def family(env_id: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
         yield found
 
 
+@pytest.mark.parametrize("env_id", FAMILIES)
+@pytest.mark.usefixtures("family")
 def test_sampled_episodes_are_those_of_a_plain_loop(env_id: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", env_id, "--against-loop"]) == 0
     shown = capsys.readouterr().out
@@ -122,6 +125,10 @@ def test_sampled_episodes_are_those_of_a_plain_loop(env_id: str, capsys: pytest.
     assert f"{env_id} is a task family; MultiTaskSampler('{env_id}', ...) samples it" in shown
 
 
+@pytest.mark.parametrize(
+    "env_id",
+    [pytest.param(env_id, marks=[pytest.mark.nightly] * family.nightly) for env_id, family in FAMILIES.items()],
+)
 def test_training_is_killed_resumed_tested_and_reported(env_id: str, family: Family, tmp_path: Path) -> None:
     settings = {
         "env-name": env_id,
