@@ -13,10 +13,10 @@ from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.experience import Replay, Steps
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import EpisodeStore, MetaLearner, SettingsModel, Stepper
+from maml_rl.metalearners import EpisodeStore, SettingsModel, Stepper, TrialLearner
 
 
-class RewardWeighted(MetaLearner):
+class RewardWeighted(TrialLearner):
     """Reward-weighted regression on whole trials.
 
     Source: Peters and Schaal 2007, https://doi.org/10.1145/1273496.1273590
@@ -31,9 +31,6 @@ class RewardWeighted(MetaLearner):
         num_updates: Annotated[int, Field(ge=1, description="steps of Adam for each batch of new trials")] = 20
         temperature: Annotated[float, Field(gt=0, description="the lower, the more the best trials count")] = 0.5
 
-    # The episodes of a task are one trial, whose memory is the adaptation; the returns are by episode.
-    columns = "episode"
-    whole_trials = True
     settings: Settings
 
     def __init__(self, *args: Any, **options: Any) -> None:

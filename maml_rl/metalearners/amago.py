@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
@@ -25,7 +26,7 @@ from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 from maml_rl.metalearners.learner_state import SINGLE
 from maml_rl.metalearners.losses import filtered_imitation
 from maml_rl.metalearners.memory_settings import CellKind, MemorySettings
-from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
+from maml_rl.metalearners.metalearner import MetaLearner, State
 from maml_rl.metalearners.replay_learner import NumTrials, TrialReplayLearner, TrialReplaySettings
 from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean
 from maml_rl.metalearners.stepper import Input, Stepper, move_targets, records_steps
@@ -311,7 +312,7 @@ class AMAGO(FilteredActorCritic, TrialReplayLearner):
         ] = 0.0
 
     uses = frozenset({"gamma", "meta-batch-size", "conv-layers", "image-scale"})
-    instead = EPISODES_OF_TRIALS | {"memory": "cell", "hidden-sizes": "critic-layers"}
+    instead = MappingProxyType({"memory": "cell", "hidden-sizes": "critic-layers"})
     settings: Settings
     hindsight: Hindsight | None = None
     # Whether the replay may have actions that an earlier version has recorded after squashing.
@@ -391,7 +392,7 @@ class OfflineAMAGO(FilteredActorCritic, HistoryLearner):  # type: ignore[misc]
         keep: Annotated[Count, Field(description="use only every keep-th episode of a history; 1: all")] = 1
 
     uses = frozenset({"gamma"})
-    instead = HistoryLearner.instead | {"hidden-sizes": "critic-layers"}
+    instead = MappingProxyType({"hidden-sizes": "critic-layers"})
     settings: Settings
 
     def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -22,7 +23,7 @@ from maml_rl.experience.histories import EnvKind, Histories, Sequences
 from maml_rl.experience.minari_data_set import read_data_set
 from maml_rl.experience.recording import load_histories
 from maml_rl.metalearners.memory_settings import CellKind, MemorySettings
-from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS, MetaLearner, State
+from maml_rl.metalearners.metalearner import RecordedLearner, State
 from maml_rl.metalearners.refusals import refuse_hidden_rewards
 from maml_rl.metalearners.stepper import Input, Stepper, set_step_size
 from maml_rl.policies import GRUPolicy, Policy, SequencePolicy, TransformerPolicy
@@ -91,7 +92,7 @@ class HistorySettings(SettingsModel, MemorySettings):
         return replace(body, num_key_value_heads=self.num_heads) if isinstance(body, Attention) else body
 
 
-class HistoryLearner(MetaLearner):
+class HistoryLearner(RecordedLearner):
     """Base of the learners that never sample: supervised learning on sequences of histories, tested in context.
 
     In training a policy with a memory, usually a transformer, predicts an action at every step of a sequence, from what
@@ -104,10 +105,7 @@ class HistoryLearner(MetaLearner):
 
     Settings: ClassVar[type[HistorySettings]] = HistorySettings
     uses = frozenset()
-    instead = EPISODES_OF_TRIALS | {"hidden-sizes": "hidden-size", "meta-batch-size": "batch-size"}
-    columns = "episode"
-    whole_trials = True
-    samples = False
+    instead = MappingProxyType({"hidden-sizes": "hidden-size", "meta-batch-size": "batch-size"})
     settings: HistorySettings
     policy: SequencePolicy
     learned_tasks: "LearnedTasks"

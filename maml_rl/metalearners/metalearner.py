@@ -37,8 +37,6 @@ from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded
 
 # State of a metalearner: tensors and JSON values, under flat names.
 State: TypeAlias = dict[str, Any]
-# What says for a learner of whole trials how much it samples of a task; see `MetaLearner.instead`.
-EPISODES_OF_TRIALS = {"num-steps": "fast-batch-size", "evaluation-steps": "fast-batch-size"}
 
 
 class LearnerOptions(TypedDict, total=False):
@@ -52,8 +50,9 @@ class LearnerOptions(TypedDict, total=False):
 class MetaLearner(ABC):
     """One algorithm: its collection, its update of the meta-policy, its adaptation at test time, and its state.
 
-    A subclass implements `update`. The defaults are those of a learner whose inner loop takes gradient steps; one that
-    adapts in another way also implements `adapt`.
+    A subclass implements `update`. There are three kinds: this class is the base of learners whose inner loop takes
+    gradient steps, `TrialLearner` of those whose policy adapts by its memory, in a trial, and `RecordedLearner` of
+    those that never sample. One that adapts in another way also implements `adapt`.
 
     A learner draws from `generator` and `torch_generator`: its own streams, keyed by its seed and the number of the
     update, so that a resumed run needs only the checkpoint's iteration. torch's global state is neither read nor
@@ -72,19 +71,16 @@ class MetaLearner(ABC):
         Settings: the algorithm's settings; in a config they are the section `algorithm-settings`.
         uses: the general settings of `OF_LEARNERS` that it uses, by their keys; a config that gives another one is
             refused. The default is all of them; with a policy of the user's own, its settings are not used either.
-        instead: for settings that it does not use, the key that does their job, where there is one.
+        instead: for settings that it does not use, the key that does their job, where there is one; besides those of
+            its base classes.
         columns: a noun for what the columns of `returns` count, in metrics, tables and reports: "step" for gradient
             steps, where the first column is before any; or another unit of a test, such as "episode" of a trial.
-        whole_trials: whether the episodes of a task are one trial, sampled in one slot. Only the policy's memory then
-            adapts: there is no inner loop, and a test is one trial of every task.
+        whole_trials: whether the episodes of a task are one trial; see `TrialLearner`.
         tasks_per_chunk: how many tasks the update computes at once, at most; see `Plan`.
         tests_without_noise: whether the policy acts without noise after training, as soft actor-critics do, whose noise
             is there to explore.
-        samples: whether training samples episodes. A learner of recorded data does not: it opens them in `open_data`,
-            `update` gets a batch without phases, and returns are known from evaluations alone.
+        samples: whether training samples episodes; see `RecordedLearner`.
         record_log_probs: whether the sampler records the log-probability of every action.
-        source_returns: (episodes,) mean return, in each episode, of the learners in the recorded data, for comparison;
-            None where there are none.
         rule: the inner loop. `update` may replace it (by one with newly learned step sizes, say), but never changes it
             in place: with `prefetch` another thread is using it; see `acting_state`.
         experience: replays of trials by name, if the learner has any; the run folder keeps them. `update` appends to
@@ -93,7 +89,6 @@ class MetaLearner(ABC):
             episodes are; otherwise they move to it. The episodes of a test always stay there.
         optimizer: an optimizer from `torch.optim`, if the learner has one; its state is kept in checkpoints.
         optimizers: those of a learner with several, by name; their state is kept, too.
-        learned_tasks: the tasks of the recorded data, which a test must not have.
         networks: the learner's networks besides the policy, if any; they are saved under the names of their parameters.
         training_state: prefixes of those names in `state_dict` that only further training needs. The zoo omits them,
             and `load_state_dict` then keeps the current values.
@@ -203,11 +198,7 @@ class MetaLearner(ABC):
         )
 
     def open_data(self, config: Config, env: MetaVectorEnv) -> None:
-        """Open the recorded data for environments like `env`; called before a training if `samples` is False.
-
-        Raises:
-            ConfigError: If the data cannot be read, or are not of this family.
-        """
+        """Open recorded data for environments like `env`, before a training; a ConfigError if they do not fit."""
         return
 
     def begin_schedules(self) -> None:
@@ -352,6 +343,32 @@ class MetaLearner(ABC):
             load_optimizer_state(optimizer, state, name)
         if self.networks is not None:
             load_networks(self.networks, state, self.training_state)
+
+
+class TrialLearner(MetaLearner):
+    """Base of the learners of whole trials: all episodes of a task follow each other in one slot.
+
+    Only the policy's memory adapts: there is no inner loop, a test is one trial of every task, and its returns are
+    those of the trial's episodes.
+    """
+
+    instead = MappingProxyType({"num-steps": "fast-batch-size", "evaluation-steps": "fast-batch-size"})
+    columns = "episode"
+    whole_trials = True
+
+
+class RecordedLearner(TrialLearner):
+    """Base of the learners of recorded data, which never sample in training: `update` gets a batch without phases.
+
+    Returns are known from evaluations alone, in which the policy adapts by its memory.
+
+    Attributes:
+        learned_tasks: the tasks of the data, which a test must not have.
+        source_returns: (episodes,) mean return, in each episode, of the learners in the data, for comparison; None
+            where there are none.
+    """
+
+    samples = False
 
 
 def _returns_of(phases: Sequence[TaskEpisodes], cache: Cache) -> Tensor:

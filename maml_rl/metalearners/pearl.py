@@ -145,7 +145,9 @@ class PEARL(SoftActorCritic):
         ] = None
 
     uses = frozenset({"gamma", "hidden-sizes", "num-steps", "meta-batch-size", "evaluation-steps"})
+    # A step of adaptation is a round of episodes.
     columns = "round"
+    takes_steps = True
     settings: Settings
     policy: ContextActor
     networks: SoftCritics[EnsembleMLP]
@@ -228,11 +230,6 @@ class PEARL(SoftActorCritic):
     @classmethod
     def make_rule(cls, policy: Policy, config: Config, settings: Any) -> None:
         return
-
-    @property
-    def takes_steps(self) -> bool:
-        """True: a step of adaptation is a round of episodes."""
-        return True
 
     def acting_state(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.encoder.state_dict().items()}

@@ -1,5 +1,7 @@
 """The names of the algorithms, and the settings in a config for the one that it names."""
 
+from collections import ChainMap
+from collections.abc import Mapping
 from typing import Any
 
 from maml_rl.arguments import suggest
@@ -76,11 +78,17 @@ def algorithm_of(config: Config) -> tuple[type[MetaLearner], SettingsModel, Conf
     return learner, settings, config.with_section(SECTION, settings).without(_unused(learner, config))
 
 
+def replacements(learner: type[MetaLearner]) -> Mapping[str, str]:
+    """Return the keys that do the job of general settings which a learner does not use, by these."""
+    return ChainMap(*(dict(vars(base).get("instead", {})) for base in learner.__mro__))
+
+
 def _unused(learner: type[MetaLearner], config: Config) -> dict[str, str]:
     """Return the settings that a config's learner or policy does not use, and why."""
     unused = {}
+    instead = replacements(learner)
     for key in (key for key in OF_LEARNERS if key not in learner.uses):
-        remedy = f"use {learner.instead[key]!r} instead" if key in learner.instead else "leave it out"
+        remedy = f"use {instead[key]!r} instead" if key in instead else "leave it out"
         unused[key] = f"{config.algorithm} does not use it; {remedy}"
     if config.policy is not None:
         return unused | dict.fromkeys(OF_POLICIES, "'policy' makes a policy of its own; leave it out")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from maml_rl.config import Config
 from maml_rl.config.settings import Count
 from maml_rl.derivatives import EpisodeStore
-from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.metalearners.metalearner import TrialLearner
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
 from maml_rl.metalearners.stepper import Input, Stepper
 
@@ -44,7 +44,7 @@ class TrialReplaySettings(ReplaySettings):
         refuse_small_replay(config, env, "buffer-steps", self.buffer_steps, config.fast_batch_size)
 
 
-class TrialReplayLearner(MetaLearner):
+class TrialReplayLearner(TrialLearner):
     """Base of the learners that take steps on trials from the replay `trials`, which keeps all that are sampled.
 
     Attributes:
@@ -52,8 +52,6 @@ class TrialReplayLearner(MetaLearner):
         stepper: takes the steps.
     """
 
-    columns = "episode"
-    whole_trials = True
     measured: tuple[str, ...]
     stepper: Stepper
     settings: Any

@@ -1,5 +1,6 @@
 """RL2: a recurrent policy that learns to learn, trained by PPO on whole trials."""
 
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -7,7 +8,6 @@ from pydantic import Field
 from maml_rl.config import Config
 from maml_rl.config.settings import Count
 from maml_rl.metalearners.memory_settings import MemorySettings
-from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
 from maml_rl.metalearners.refusals import refuse_hidden_rewards
 from maml_rl.metalearners.trial_ppo import TrialPPOLearner, TrialPPOSettings
 from maml_rl.policies import Policy
@@ -57,12 +57,14 @@ class RL2(TrialPPOLearner):
         ] = 0.0
 
     uses = frozenset({"gamma", "gae-lambda", "meta-batch-size", "conv-layers", "image-scale"})
-    instead = EPISODES_OF_TRIALS | {
-        "hidden-sizes": "hidden-size",
-        "memory": "cell",
-        "baseline": "value",
-        "bootstrap": "bootstrap-trials",
-    }
+    instead = MappingProxyType(
+        {
+            "hidden-sizes": "hidden-size",
+            "memory": "cell",
+            "baseline": "value",
+            "bootstrap": "bootstrap-trials",
+        }
+    )
     settings: Settings
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import torch
@@ -13,7 +14,6 @@ from maml_rl.config import Config
 from maml_rl.config.settings import Count, Fraction
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.memory_settings import MemorySettings
-from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
 from maml_rl.metalearners.refusals import refuse_sizes
 from maml_rl.metalearners.replay_learner import TrialReplayLearner, TrialReplaySettings
 from maml_rl.metalearners.soft_actor_critic import (
@@ -132,7 +132,7 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
         ] = None
 
     uses = frozenset({"gamma", "hidden-sizes", "meta-batch-size"})
-    instead = EPISODES_OF_TRIALS | {"memory": "cell"}
+    instead = MappingProxyType({"memory": "cell"})
     measured = ("loss/critics", "loss/actor", "temperature", "value", "entropy")
     settings: Settings
     policy: RecurrentActor

@@ -21,7 +21,7 @@ from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import Cache, ChunkResult, EpisodeStore, remembered
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
-from maml_rl.metalearners.metalearner import MetaLearner, State
+from maml_rl.metalearners.metalearner import State, TrialLearner
 from maml_rl.metalearners.stepper import Stepper, records_steps, set_step_size
 from maml_rl.plan import Plan
 from maml_rl.policies.memory_policy import PredictsRewards
@@ -407,7 +407,7 @@ def _sums(trials: Trials, *values: Tensor) -> Tensor:
     return torch.stack([torch.where(real, each, 0.0).double().sum() for each in values])
 
 
-class TrialPPOLearner(MetaLearner):
+class TrialPPOLearner(TrialLearner):
     """A learner whose policy takes steps of Adam on PPO's clipped objective of whole trials, in any placement.
 
     Returns are discounted through a trial, across the ends of its episodes. Values are learned in units of the running
@@ -425,8 +425,6 @@ class TrialPPOLearner(MetaLearner):
     https://arxiv.org/abs/1910.08348
     """
 
-    columns = "episode"
-    whole_trials = True
     maps_over_tasks = True
     settings: TrialPPOSettings
     optimizer: torch.optim.Optimizer

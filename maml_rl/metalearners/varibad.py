@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -18,7 +19,6 @@ from maml_rl.derivatives import EpisodeStore
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.memory_settings import MemorySettings
-from maml_rl.metalearners.metalearner import EPISODES_OF_TRIALS
 from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
 from maml_rl.metalearners.stepper import Input, Stepper
 from maml_rl.metalearners.trial_ppo import TrialPPOLearner, TrialPPOSettings
@@ -85,7 +85,7 @@ class VariBAD(TrialPPOLearner):
         replay_steps: Annotated[Count, Field(description="capacity of the replay buffer, in steps")] = 1_000_000
 
     uses = frozenset({"gamma", "gae-lambda", "hidden-sizes", "nonlinearity", "meta-batch-size"})
-    instead = EPISODES_OF_TRIALS | {"bootstrap": "bootstrap-trials"}
+    instead = MappingProxyType({"bootstrap": "bootstrap-trials"})
     # As in the tests of the published code.
     tests_without_noise = True
     settings: Settings

@@ -17,6 +17,7 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import algorithms, find_metalearner
+from maml_rl.metalearners.registry import replacements
 from tests.metalearners.small_algorithms import OF_HISTORIES, OF_TRIALS, small
 from tests.small_runs import SMALL, config_of, untimed
 
@@ -91,15 +92,16 @@ def test_every_setting_is_one_that_all_use_or_one_that_learners_declare() -> Non
 def test_every_general_setting_that_a_learner_does_not_use_is_refused_with_a_remedy() -> None:
     for algorithm in algorithms():
         learner = find_metalearner(algorithm)
+        instead = replacements(learner)
         assert set(learner.uses) <= set(OF_LEARNERS)
         for key in OTHERS.keys() - learner.uses:
             with pytest.raises(ConfigError) as caught:
                 make_experiment(config_for(algorithm, key).override({key: OTHERS[key]}))
-            remedy = f"use {learner.instead[key]!r} instead" if key in learner.instead else "leave it out"
+            remedy = f"use {instead[key]!r} instead" if key in instead else "leave it out"
             assert str(caught.value) == f"{key!r} in the command line: {algorithm} does not use it; {remedy}"
             # A remedy is a setting that there is.
             known = [key for model in (Config, learner.Settings) for key in model.fields_by_key()]
-            assert learner.instead.get(key, known[0]) in known
+            assert instead.get(key, known[0]) in known
 
 
 # What they do with a general setting is code of `maml-trpo` and `promp`.

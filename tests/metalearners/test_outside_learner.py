@@ -16,8 +16,9 @@ def test_loss_from_outside_learns_the_same_bytes_in_two_workers() -> None:
     here = learned(make_learner(), 0)
     begun = make_learner().metalearner.policy.state_dict()
     assert not any(torch.equal(here[name], value) for name, value in begun.items() if name.endswith("weight"))
-    for name, value in learned(make_learner(), 2).items():
-        assert torch.equal(value, here[name]), name
+    for others in (learned(make_learner(), 2), learned(make_learner("AsBefore"), 0)):
+        for name, value in others.items():
+            assert torch.equal(value, here[name]), name
 
 
 def test_loss_from_outside_is_recorded_on_a_device_with_its_episodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,21 @@ from pkgutil import iter_modules
 import pytest
 
 from maml_rl import metalearners
-from maml_rl.metalearners import MetaLearner, SettingsModel, algorithms, find_metalearner
+from maml_rl.metalearners import (
+    MetaLearner,
+    RecordedLearner,
+    SettingsModel,
+    TrialLearner,
+    algorithms,
+    find_metalearner,
+)
 
 
 def depth_below(base: type, kind: type) -> int:
-    """Return the length of the longest path from `kind` up to `base`; 0 for `base` itself."""
-    return 0 if kind is base else 1 + max(depth_below(base, each) for each in kind.__bases__ if issubclass(each, base))
+    """Return the length of the longest path from `kind` up to `base`; 0 for `base` itself, and for its three kinds."""
+    if kind in (base, TrialLearner, RecordedLearner):
+        return 0
+    return 1 + max(depth_below(base, each) for each in kind.__bases__ if issubclass(each, base))
 
 
 def classes_below(base: type) -> list[type]:
