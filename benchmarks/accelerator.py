@@ -40,6 +40,7 @@ from maml_rl.envs.mujoco.warp_physics import WarpLimits
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.in_processes import in_processes
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.policies import Policy, get_policy_for_env
 from maml_rl.profiling import NULL_TIMER
 from maml_rl.samplers.device.backend import DeviceBackend
@@ -345,7 +346,7 @@ def _iterate(
         returns: gets the mean return after adaptation of each iteration.
     """
     learner, collecting, updating = experiment.metalearner, list[float](), list[float]()
-    with experiment.make_sampler() as sampler:
+    with make_sampler(experiment) as sampler:
         while len(collecting) < count or sum(collecting[1:] + updating[1:]) < seconds:
             started = session.wait()
             batch = learner.collect(sampler, sampler.sample_tasks(experiment.config.meta_batch_size))
@@ -414,7 +415,7 @@ def _iterate_together(session: Session, config: Config, barrier: Any, alone: Any
     with alone:
         experiment = make_experiment(config, session.device)
         learner, tasks = experiment.metalearner, config.meta_batch_size
-    with experiment.make_sampler() as sampler:
+    with make_sampler(experiment) as sampler:
         with alone:
             for _ in range(_UNTIMED):
                 learner.learn(learner.collect(sampler, sampler.sample_tasks(tasks)), 0)

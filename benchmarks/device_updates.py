@@ -21,6 +21,7 @@ from maml_rl.config.catalog import find_config
 from maml_rl.config.config import load_config
 from maml_rl.experience.recording import About, Recording, load_histories, space_as_json
 from maml_rl.experiment.build import Experiment, make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.metalearners import EpisodeStore
 from maml_rl.metalearners.history_learner import HistoryLearner
 from maml_rl.policies.classical import RandomPolicy
@@ -146,7 +147,7 @@ def _batch_of(experiment: Experiment, small: bool) -> EpisodeStore:
     learner = experiment.metalearner
     if isinstance(learner, HistoryLearner):
         return learner.store_of([])
-    with experiment.make_sampler(num_workers=0 if small else None) as sampler:
+    with make_sampler(experiment, num_workers=0 if small else None) as sampler:
         return learner.collect(sampler, sampler.sample_tasks(experiment.config.meta_batch_size))
 
 

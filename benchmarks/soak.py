@@ -36,6 +36,7 @@ from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import ChildEnvTimeout
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.metalearners import MetaLearner
 
 FAMILIES = ("2DNavigation-v0", "TabularMDP-v0", "HalfCheetahDir-v5")
@@ -196,7 +197,7 @@ class Soak:
     def _digests(self, config: Config) -> Generator[str]:
         """Train from the beginning, and yield a digest of everything after each iteration."""
         experiment = make_experiment(config)
-        sampler = experiment.make_sampler(timer=self.clock)
+        sampler = make_sampler(experiment, timer=self.clock)
         self._sampler = sampler if config.placement.num_workers != 0 else None
         try:
             for iteration in range(self._options.iterations):

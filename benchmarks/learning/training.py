@@ -22,6 +22,7 @@ from maml_rl.errors import ConfigError, MamlRLError, explain
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.in_processes import in_processes
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.runs.metrics import Metrics, read_metrics
 from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, METRICS, read_failure
@@ -207,7 +208,7 @@ def held_out_tasks(path: Path, experiment: Experiment) -> list[Task]:
     """Return the tasks in a file; a missing file is written first."""
     if not path.is_file():
         drawn = make_experiment(experiment.config.override({"seed": _TASK_SEED, "method": "maml"}))
-        with drawn.make_sampler(num_workers=0, evaluation=True) as sampler:
+        with make_sampler(drawn, num_workers=0, evaluation=True) as sampler:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_tasks(path, experiment.config.env_name, sampler.sample_tasks(NUM_TASKS))
     return experiment.load_tasks(path)

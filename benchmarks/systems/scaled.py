@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.measuring import Measurements
 from benchmarks.systems.layouts import Workload
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.machine import usable_cores
 
 # Rows of one turn.
@@ -57,7 +58,7 @@ class Scaled:
         places = [(IN_THREADS, "driver")] if threads or cores == 1 else []
         for names, update in (*places, *([(IN_WORKERS, "workers")] if cores > 1 else [])):
             config = experiment.config.override({"num-workers": cores, "update": update})
-            self._samplers[names] = replace(experiment, config=config).make_sampler(timer=self._timer)
+            self._samplers[names] = make_sampler(replace(experiment, config=config), timer=self._timer)
         self._tasks = next(iter(self._samplers.values())).sample_tasks(workload.num_tasks)
         self._initial = {name: value.clone() for name, value in self._learner.policy.state_dict().items()}
 
@@ -92,7 +93,7 @@ class Scaled:
     def main_process(self, workers: int) -> dict[str, tuple[float, str]]:
         """Return what an iteration costs the main process with so many workers that compute the update: value, unit."""
         config = self._experiment.config.override({"num-workers": workers, "update": "workers"})
-        with replace(self._experiment, config=config).make_sampler() as sampler:
+        with make_sampler(replace(self._experiment, config=config)) as sampler:
             for _ in range(2):  # The first time workers get the policy, and import what they need.
                 self._learner.policy.load_state_dict(self._initial)
                 sampler.seek(0)

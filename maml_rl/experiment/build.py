@@ -1,11 +1,9 @@
 """From a config to an experiment: the environment is checked before training begins; policy and sampler are made."""
 
-import copy
 import inspect
 import logging
 import math
 import os
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,7 +18,6 @@ from maml_rl.arguments import suggest
 from maml_rl.baseline import make_baseline
 from maml_rl.config.catalog import find_run
 from maml_rl.config.config import SECTION, TASKS, Config
-from maml_rl.config.placement import WAYS_OF_COLLECTING, Placement, Update
 from maml_rl.config.settings import SettingsModel
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
@@ -30,19 +27,15 @@ from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import AlgorithmError, ConfigError, MamlRLError, TaskError, UsersCode, explain
 from maml_rl.experience import Replay
 from maml_rl.foreign_files import check_sum
-from maml_rl.machine import available_memory, refuse_if_too_large, usual_torch
+from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.named_modules import import_named
 from maml_rl.policies import Policy, as_policy
 from maml_rl.policies.cnn import InputEncoder
-from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS
 from maml_rl.runs.trust import check_code
-from maml_rl.samplers import MultiTaskSampler
-from maml_rl.samplers.hosting import HOST_ROOM
-from maml_rl.samplers.importing import find_unimportable
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
 from maml_rl.spaces import PackedSpace, array_layout, is_image, require_numbers
@@ -50,17 +43,10 @@ from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_
 from maml_rl.task_distributions.task_distribution import TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks, try_tasks
 
-# Settings that may cause an error when a sampler is made.
-_CAUSES = (
-    *(*WAYS_OF_COLLECTING, "stepping", "stepping_threads"),
-    *("engine", "ray_num_cpus", "ray_resources", "ray_placement_group", "backend"),
-)
 # Arguments that the sampler passes, and those of Gymnasium: valid, but not meant for a config.
 _NOT_SUGGESTED = {"self", "num_envs", "render_mode", "max_episode_steps", "autoreset_mode"}
 # Commands have an option for it, and say so before.
-_REMEDY = "call trusted() of the config"
-# With this many worker processes, and chunks for them, a run leaves its updates to them.
-_UPDATING_WORKERS = 4
+TRUST_REMEDY = "call trusted() of the config"
 
 logger = logging.getLogger(__name__)
 
@@ -87,77 +73,10 @@ class Experiment:
     in_child: bool = False
     task_distribution: TaskDistribution | None = None
 
-    def refuse_too_large_batches(self, num_tasks: int, num_steps: int, num_batches: int = 1) -> None:
-        """Refuse batches that certainly do not fit into the memory of this machine.
-
-        Args:
-            num_tasks: in a batch.
-            num_steps: inner steps, each of which has episodes of its own before it.
-            num_batches: that are kept at once.
-        """
-        config = self.config
-        # Elsewhere than on the CPU, the memory of the device holds the parameters.
-        on_cpu = num_steps > 0 and self.device.type == "cpu"
-        adapted = num_tasks * sum(param.nbytes for param in self.policy.parameters()) if on_cpu else 0
-        refuse_if_too_large(
-            num_batches * self._batch_bytes(num_tasks, num_steps) + adapted,
-            f"a batch of {num_tasks:,} tasks with {config.fast_batch_size:,} episodes before and after each of "
-            f"{num_steps:,} inner steps",
-            "lower one of these, the length of episodes, or hidden-sizes",
-        )
-
-    def _batch_bytes(self, num_tasks: int, num_steps: int) -> int:
-        return num_tasks * (num_steps + 1) * self.config.fast_batch_size * self.episode_bytes
-
-    def refuse_too_large_evaluations(self, num_tasks: int, num_steps: int) -> None:
-        """Refuse batches of an evaluation that do not fit, unless they stay in workers."""
-        if self.evaluation_update == "driver":
-            self.refuse_too_large_batches(num_tasks, num_steps)
-
     @property
     def policy(self) -> Policy:
         """The metalearner's policy."""
         return self.metalearner.policy
-
-    @property
-    def update(self) -> Update:
-        """Where the update of a training is: "auto" only where it can be in the workers."""
-        against = _against_workers(self.config, self.metalearner, self.device)
-        if not against and self.config.prefetch:
-            against = "prefetch collects a batch while the workers would compute the update; leave one of both out"
-        placement = self.config.placement
-        if placement.update == "workers" and against:
-            raise self.config.error(against, "update")
-        possible = placement.backend == "ray" and not against
-        return placement.update if possible or placement.update != "auto" else "driver"
-
-    def _is_faster_in_workers(self, placement: Placement) -> bool:
-        """Return whether `update: auto` leaves updates to worker processes, which do not share Python's lock."""
-        config, learner = self.config, self.metalearner
-        possible = (
-            placement.update == "auto"
-            and placement.backend != "ray"
-            and placement.workers_act
-            and placement.workers >= _UPDATING_WORKERS
-            and not config.prefetch
-            and config.meta_batch_size > (_UPDATING_WORKERS - 1) * (learner.tasks_per_chunk or 0)
-            and not _against_workers(config, learner, self.device)
-            and _is_importable(learner)
-        )
-        left = available_memory() if possible else None
-        num_steps = config.training_steps if learner.takes_steps else 0
-        needed = self._batch_bytes(config.meta_batch_size, num_steps) + placement.workers * HOST_ROOM
-        return possible and (left is None or needed <= left)
-
-    @property
-    def evaluation_update(self) -> Update:
-        """Where an evaluation adapts: "driver" if the workers cannot keep its episodes."""
-        learner = self.metalearner
-        # Trials adapt by a memory, while they are sampled.
-        memory_alone = learner.whole_trials and self.device.type == "cpu"
-        possible = memory_alone or not _against_workers(self.config, learner, self.device)
-        placement = self.config.placement
-        return placement.update if placement.backend == "ray" and possible else "driver"
 
     @property
     def test_rule(self) -> AdaptationRule | None:
@@ -253,86 +172,6 @@ class Experiment:
         # Errors of files name these.
         return UsersCode(lambda error: AlgorithmError(f"{name}: {explain(error)}"), (MamlRLError, OSError))
 
-    def make_sampler(
-        self,
-        *,
-        num_workers: int | None = None,
-        evaluation: bool = False,
-        task_split: TaskSplit | None = None,
-        timer: StageTimer = NULL_TIMER,
-        in_run: bool = False,
-    ) -> MultiTaskSampler:
-        """Make the sampler of this experiment; see `MultiTaskSampler` for the arguments, of which the config has more.
-
-        An evaluation is always sampled in the default mode. With `prefetch` the sampler has its own
-        policy, because the experiment's policy changes meanwhile. An evaluation has its own baseline, because a
-        baseline is fitted to every batch. In a run (`in_run`), which is done with a batch before it samples the next,
-        `update: auto` may keep the episodes in worker processes.
-        """
-        config, placed = self.config, self.config.placement
-        check_code(config, _REMEDY, samples=True)
-        # The update may still run elsewhere; where else the policy acts is the sampler's choice.
-        acts_elsewhere = placed.backend == "ray" or (placed.inference == "worker" and not evaluation)
-        changes: dict[str, Any] = {"device": "cpu" if acts_elsewhere else self.device}
-        changes |= {} if num_workers is None else {"num_workers": num_workers}
-        prefetched = config.prefetch > 0 and not evaluation
-        update = self.evaluation_update if evaluation else self.update
-        try:
-            change = placed.for_evaluation if evaluation else placed.replace
-            if in_run and self._is_faster_in_workers(placed.replace(**changes)):
-                update = "workers"
-            placement = change(update=update, **changes)
-            sampler = MultiTaskSampler(
-                _env_maker(config),
-                config.env_kwargs,
-                batch_size=config.fast_batch_size,
-                policy=copy.deepcopy(self.policy) if prefetched else self.policy,
-                baseline=copy.deepcopy(self.baseline) if evaluation else self.baseline,
-                seed=config.seed,
-                slots_per_task=1 if self.metalearner.whole_trials else config.slots_per_task,
-                max_episode_steps=config.max_episode_steps,
-                # Gradient steps use every episode separately.
-                reset_memory_each_episode=not self.metalearner.whole_trials and self.policy.has_memory,
-                evaluation=evaluation,
-                task_split=task_split,
-                task_distribution=self.task_distribution,
-                record_log_probs=not evaluation and (prefetched or self.metalearner.record_log_probs),
-                timer=timer,
-                placement=placement,
-            )
-            sampler.check_threads(config.meta_batch_size)
-            return sampler
-        except ConfigError:
-            raise
-        except (TypeError, ValueError) as error:
-            causes = [name for name in _CAUSES if not (evaluation and name in WAYS_OF_COLLECTING)]
-            chosen = [name for name in causes if getattr(placed, name) != Placement.model_fields[name].default]
-            if not chosen:
-                raise
-            named = [name for name in chosen if name in str(error)] or chosen
-            raise config.error(str(error), named[0].replace("_", "-")) from error
-
-
-def _against_workers(config: Config, learner: MetaLearner, device: torch.device) -> str:
-    """Return the reason why the update cannot be in the workers; "" if it can."""
-    if not learner.maps_over_tasks:
-        return f"{config.algorithm} needs whole episodes in the main process; use `update: driver`"
-    if learner.policy.has_memory and not learner.whole_trials:
-        return f"the memory of {type(learner.policy).__name__} needs whole episodes; use `update: driver`"
-    if device.type != "cpu":
-        return f"the workers compute on CPUs, and the device is {str(device)!r}; use `update: driver`"
-    return ""
-
-
-def _is_importable(learner: MetaLearner) -> bool:
-    """Return whether other processes can load a learner, with its policy."""
-    try:
-        pickle.dumps(learner)
-    # Pickling a user's object may raise anything.
-    except Exception:
-        return False
-    return not find_unimportable(learner)
-
 
 @usual_torch()
 def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_workers: int | None = 0) -> Experiment:
@@ -345,7 +184,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
             because it may hold what must not be in the parent. The families of this package hold no such thing, and
             are always tried here.
     """
-    check_code(config, _REMEDY)
+    check_code(config, TRUST_REMEDY)
     device = torch.device(device)
     learner, settings, config = algorithm_of(config)
     if config.fast_batch_size % (config.slots_per_task or 1):
@@ -532,11 +371,12 @@ def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:
 def _make_env(config: Config, *, in_child: bool) -> MetaVectorEnv:
     arguments: dict[str, Any] = {"env_kwargs": config.env_kwargs, "max_episode_steps": config.max_episode_steps}
     if in_child:
-        return ParallelVectorEnv(_env_maker(config), max_restarts=0, **arguments)
-    return make_vector_env(_env_maker(config), **arguments)
+        return ParallelVectorEnv(env_maker(config), max_restarts=0, **arguments)
+    return make_vector_env(env_maker(config), **arguments)
 
 
-def _env_maker(config: Config) -> EnvMaker:
+def env_maker(config: Config) -> EnvMaker:
+    """Return the id of the environment, or what makes it so that it shows what the config says."""
     env: EnvMaker = ObservedTask(config.env_name) if config.method == "oracle" else config.env_name
     return ObservedLastStep(env) if config.observe_last else env
 

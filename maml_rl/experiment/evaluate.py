@@ -16,6 +16,7 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.references import references
+from maml_rl.experiment.sampling import make_sampler, refuse_too_large_evaluations
 from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
@@ -95,13 +96,13 @@ def evaluate(
     num_tasks = wanted if given is None else len(given)
     if given is not None and split == "test":
         experiment.refuse_learned_tasks(given)
-    experiment.refuse_too_large_evaluations(min(at_once, num_tasks), num_steps)
+    refuse_too_large_evaluations(experiment, min(at_once, num_tasks), num_steps)
     results = 4 * num_tasks * repetitions * (num_steps + 1) * config.fast_batch_size
     refuse_if_too_large(results, f"the returns on {num_tasks:,} tasks", "lower num-batches or meta-batch-size")
     returns: list[list[NDArray[np.float32]]] = []
     infos: list[list[dict[str, NDArray[np.float32]]]] = []
     opened: AbstractContextManager[MultiTaskSampler] = (
-        experiment.make_sampler(num_workers=num_workers, evaluation=True, task_split=split)
+        make_sampler(experiment, num_workers=num_workers, evaluation=True, task_split=split)
         if sampler is None
         else nullcontext(sampler)
     )

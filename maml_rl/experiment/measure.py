@@ -17,6 +17,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError, MamlRLError
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.policies import performed
 from maml_rl.results.comparable import Run, RunGroup, common_steps
 from maml_rl.results.evaluation import (
@@ -55,7 +56,7 @@ class _Tasks:
         if own is not None:
             return own, True
         if self.drawn is None:
-            with experiment.make_sampler(num_workers=0, evaluation=True, task_split="test") as sampler:
+            with make_sampler(experiment, num_workers=0, evaluation=True, task_split="test") as sampler:
                 self.drawn = list(sampler.sample_tasks(self.wanted))
         return self.drawn, False
 

@@ -26,6 +26,7 @@ from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, UsersCode,
 from maml_rl.experience.minari_data_set import dataset_id, require_describable, require_minari, write_data_set
 from maml_rl.experience.recording import FOLDER, About, Recording, space_as_json
 from maml_rl.experiment.build import Experiment, make_experiment
+from maml_rl.experiment.sampling import make_sampler, refuse_too_large_batches
 from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.metalearners.single_task import (
     QLearning,
@@ -236,8 +237,8 @@ def record_run(
     ) as env:
         described = EnvDescription.of(env)
     experiment.take_fixed_tasks(path)
-    experiment.refuse_too_large_batches(num_tasks, 0)
-    with experiment.make_sampler() as sampler:
+    refuse_too_large_batches(experiment, num_tasks, 0)
+    with make_sampler(experiment) as sampler:
         tasks = _draw_tasks(experiment, sampler, num_tasks)
 
         def sample(iteration: int) -> TaskEpisodes:
@@ -290,7 +291,7 @@ def _failed(learner: str, iteration: int, error: BaseException) -> MamlRLError:
 
 def _refuse_too_large(experiment: Experiment, learner: str, env: EnvDescription, num_tasks: int) -> None:
     """Refuse episodes, and learners, that do not fit into the memory of this machine."""
-    experiment.refuse_too_large_batches(num_tasks, 0)
+    refuse_too_large_batches(experiment, num_tasks, 0)
     # PPO keeps a gradient and two averages of each parameter.
     each = 4 * sum(param.nbytes for param in experiment.policy.parameters())
     if learner == "q-learning" and isinstance(env.action_space, spaces.Discrete):

@@ -23,6 +23,12 @@ from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spre
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.prefetch import Prefetcher
+from maml_rl.experiment.sampling import (
+    make_sampler,
+    refuse_too_large_batches,
+    refuse_too_large_evaluations,
+    training_update,
+)
 from maml_rl.machine import chunk_threads, single_threaded, usual_torch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
@@ -109,16 +115,16 @@ def train(
         raise ConfigError("init_learner takes the learner's state from a run; name it with init")
     remember_code(config)
     num_steps = config.training_steps if experiment.metalearner.takes_steps else 0
-    if samples and experiment.update == "driver":
+    if samples and training_update(experiment) == "driver":
         batches = 1 + min(config.prefetch, config.num_batches)
-        experiment.refuse_too_large_batches(config.meta_batch_size, num_steps, batches)
+        refuse_too_large_batches(experiment, config.meta_batch_size, num_steps, batches)
     held_out = _held_out_tasks(experiment, Path(folder), resume=resume)
     timer = StageTimer() if profile else NULL_TIMER
     guard = experiment.guard
     with ExitStack() as stack:
         sampler = None
         if samples:
-            sampler = stack.enter_context(experiment.make_sampler(num_workers=num_workers, timer=timer, in_run=True))
+            sampler = stack.enter_context(make_sampler(experiment, num_workers=num_workers, timer=timer, in_run=True))
             stack.enter_context(_watching(sampler, on_slots))
         evaluate_if_due = stack.enter_context(_evaluating(experiment, held_out, num_workers))
         with guard:
@@ -170,11 +176,11 @@ def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> in
         return None
     try:
         if isinstance(config.evaluation_tasks, int):
-            experiment.refuse_too_large_evaluations(config.evaluation_tasks, num_steps)
+            refuse_too_large_evaluations(experiment, config.evaluation_tasks, num_steps)
             return config.evaluation_tasks
         # A resumed run keeps its tasks, even if the file has changed.
         tasks = experiment.load_tasks(kept if resume and kept.is_file() else config.evaluation_tasks)
-        experiment.refuse_too_large_evaluations(len(tasks), num_steps)
+        refuse_too_large_evaluations(experiment, len(tasks), num_steps)
     except ConfigError as error:
         raise config.error(str(error), "evaluation-tasks") from error
     return tasks
@@ -192,7 +198,7 @@ def _evaluating(
     if tasks is None or every is None:
         yield lambda finished: {}
         return
-    with experiment.make_sampler(num_workers=num_workers, evaluation=True, task_split="validation") as sampler:
+    with make_sampler(experiment, num_workers=num_workers, evaluation=True, task_split="validation") as sampler:
 
         def evaluate_if_due(finished: int) -> Metrics:
             if finished % every:

@@ -15,6 +15,7 @@ from maml_rl.envs import Task
 from maml_rl.errors import CheckpointError, ConfigError, TaskError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.results.evaluation import Evaluation
 from maml_rl.runs.checkpoint import latest_intact
@@ -103,7 +104,7 @@ def test_training_is_bit_identical_after_an_interruption(tmp_path: Path, tasks: 
 def test_distribution_of_a_family_draws_the_tasks_of_the_family() -> None:
     drawn = []
     for tasks in (None, {"distribution": f"{__name__}:Notebook"}):
-        with make_experiment(config_of(tasks=tasks)).make_sampler(num_workers=0) as sampler:
+        with make_sampler(make_experiment(config_of(tasks=tasks)), num_workers=0) as sampler:
             drawn.append([goals(sampler.sample_tasks(3)) for _ in range(2)])
     assert drawn[0] == drawn[1]
 
@@ -125,7 +126,7 @@ def test_curriculum_receives_the_returns_and_draws_by_them(tmp_path: Path) -> No
         assert experiment.task_distribution is not None
         if state is not None:
             experiment.task_distribution.load_state_dict(state)
-        with experiment.make_sampler(num_workers=0) as sampler:
+        with make_sampler(experiment, num_workers=0) as sampler:
             drawn.append(goals(sampler.sample_tasks(30)))
     assert min(x for x, _ in drawn[0]) < -0.2
     assert min(x for x, _ in drawn[1]) >= 0.5 - 1.0 / 3.0 - 1e-9
@@ -209,7 +210,7 @@ def test_sampler_takes_a_distribution() -> None:
             "2DNavigation-v0",
             {},
             2,
-            get_policy_for_env(make_experiment(config_of()).make_sampler(num_workers=0)),
+            get_policy_for_env(make_sampler(make_experiment(config_of()), num_workers=0)),
             seed=0,
             task_distribution=split,
             **{"num_workers": 0, **options},
@@ -223,7 +224,9 @@ def test_sampler_takes_a_distribution() -> None:
 
 def test_distribution_that_draws_too_few_is_named() -> None:
     with (
-        make_experiment(config_of(tasks={"distribution": f"{__name__}:Stingy"})).make_sampler(num_workers=0) as sampler,
+        make_sampler(
+            make_experiment(config_of(tasks={"distribution": f"{__name__}:Stingy"})), num_workers=0
+        ) as sampler,
         pytest.raises(TaskError, match="Stingy was asked for 3 tasks and drew 1"),
     ):
         sampler.sample_tasks(3)
@@ -275,7 +278,7 @@ def test_task_that_a_family_does_not_allow_is_refused(env_name: str, tasks: Any,
 def test_tasks_outside_of_the_familys_range_are_drawn_where_it_allows_them() -> None:
     settings = {"distribution": "split", "test": {"velocity": [2, 3]}}
     config = config_of(env_name="HalfCheetahVel-v5", tasks=settings)
-    with make_experiment(config).make_sampler(num_workers=0, evaluation=True) as sampler:
+    with make_sampler(make_experiment(config), num_workers=0, evaluation=True) as sampler:
         assert all(2.0 <= task["velocity"] < 3.0 for task in sampler.sample_tasks(10))
 
 

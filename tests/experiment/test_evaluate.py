@@ -13,6 +13,7 @@ from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.results import statistics as intervals
 from maml_rl.results.evaluation import Evaluation, interval_scope, pooled_intervals
 from maml_rl.results.statistics import interquartile_mean, mean
@@ -67,11 +68,11 @@ def test_evaluation_leaves_the_policy_as_it_was() -> None:
 
 def test_tasks_and_episodes_are_never_those_of_training_with_the_same_seed() -> None:
     experiment = make_experiment(config_of())
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         trained = [sampler.sample_tasks(20) for _ in range(20)]
         sampler.seek(0)
         episodes = sampler.rollout(trained[0])
-    with experiment.make_sampler(num_workers=0, evaluation=True) as sampler:
+    with make_sampler(experiment, num_workers=0, evaluation=True) as sampler:
         tested = [sampler.sample_tasks(20) for _ in range(20)]
         sampler.seek(0)
         tested_episodes = sampler.rollout(trained[0])

@@ -16,6 +16,7 @@ from maml_rl.derivatives import EpisodeStore
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.results.evaluation import Evaluation
 from maml_rl.runs.checkpoint import find_checkpoint, latest_intact, list_checkpoints
@@ -91,7 +92,7 @@ def test_evaluation_is_of_the_parameters_of_its_checkpoint_on_all_tasks_and_step
 
 def test_tasks_are_neither_those_of_training_nor_those_of_a_later_test(evaluated: Path) -> None:
     experiment = make_experiment(config_of())
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         drawn = [sampler.sample_tasks(4) for _ in range(6)]
     drawn.append(evaluate(experiment, 40, meta_batch_size=4, num_workers=0).tasks)
     others = {task["goal"].tobytes() for tasks in drawn for task in tasks}
@@ -177,7 +178,7 @@ def test_evaluations_and_prefetched_batches_do_not_affect_each_other(tmp_path: P
 
 def test_evaluation_has_a_baseline_of_its_own() -> None:
     experiment = make_experiment(config_of(prefetch=1))
-    with experiment.make_sampler(num_workers=0, evaluation=True) as sampler:
+    with make_sampler(experiment, num_workers=0, evaluation=True) as sampler:
         assert sampler.baseline is not experiment.baseline
 
 

@@ -19,6 +19,7 @@ from maml_rl.envs.task_space import task_key
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.task_distributions import FixedTasks
 from maml_rl.task_distributions.task_files import read_tasks, save_tasks
@@ -52,7 +53,7 @@ def test_batches_are_distinct_tasks_of_the_set_and_tests_use_their_whole_set(run
     training, test = (read_tasks(run / f"{side}-tasks.json", NAVIGATION) for side in ("training", "test"))
     experiment = make_experiment(load_config(run / "config.json").override({"seed": 8}))
     experiment.restore("last", run)
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         for _ in range(3):
             batch = texts(sampler.sample_tasks(3))
             assert len(batch) == 3

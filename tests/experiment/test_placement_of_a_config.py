@@ -10,8 +10,9 @@ from maml_rl.config.config import Config
 from maml_rl.config.placement import PLACEMENT_KEYS, WAYS_OF_COLLECTING, Placement, PlacementOptions
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
-from maml_rl.experiment import build
+from maml_rl.experiment import sampling
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers import MultiTaskSampler, ParallelVectorEnv
 
@@ -40,15 +41,15 @@ OTHERS: dict[str, Any] = {
 }
 
 
-def make_sampler(**options: Any) -> MultiTaskSampler:
+def sampler_with(**options: Any) -> MultiTaskSampler:
     return MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2, (4,)), num_workers=0, **options)
 
 
 def test_sampler_takes_a_placement_as_a_whole_and_its_fields_one_by_one() -> None:
     whole = Placement(num_workers=3, step_timeout=7.0, max_retries=7)
-    sampler = make_sampler(placement=whole, max_retries=9)
+    sampler = sampler_with(placement=whole, max_retries=9)
     assert sampler.placement == Placement(num_workers=0, step_timeout=7.0, max_retries=9)
-    assert make_sampler(step_timeout=7.0).placement == Placement(num_workers=0, step_timeout=7.0)
+    assert sampler_with(step_timeout=7.0).placement == Placement(num_workers=0, step_timeout=7.0)
 
 
 def test_keyword_arguments_for_a_placement_are_its_fields() -> None:
@@ -74,7 +75,7 @@ def test_value_out_of_range_is_refused_by_name(options: dict[str, Any], message:
     with pytest.raises(ValueError, match=message):
         Placement(**options)
     with pytest.raises(ValueError, match=message):
-        make_sampler(**options)
+        sampler_with(**options)
 
 
 def test_keys_of_a_placement_are_beside_the_others_in_a_config_and_what_it_writes() -> None:
@@ -101,12 +102,12 @@ def test_every_setting_of_a_placement_reaches_the_sampler(monkeypatch: pytest.Mo
         def check_threads(self, num_tasks: int) -> None:
             assert num_tasks == 20
 
-    monkeypatch.setattr(build, "MultiTaskSampler", Sampler)
+    monkeypatch.setattr(sampling, "MultiTaskSampler", Sampler)
     for name in [key.replace("-", "_") for key in PLACEMENT_KEYS]:
         config = {"env-name": "2DNavigation-v0", name.replace("_", "-"): OTHERS[name]}
         experiment = make_experiment(Config.model_validate(config))
-        experiment.make_sampler()
+        make_sampler(experiment)
         assert getattr(given["placement"], name) == OTHERS[name]
-        experiment.make_sampler(evaluation=True)
+        make_sampler(experiment, evaluation=True)
         in_evaluation = Placement.model_fields[name].default if name in WAYS_OF_COLLECTING else OTHERS[name]
         assert getattr(given["placement"], name) == ("driver" if name == "update" else in_evaluation)

@@ -17,6 +17,7 @@ from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.envs.families.navigation import Navigation2DVectorEnv
 from maml_rl.errors import CheckpointError, ChildEnvError, ConfigError
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.runs.checkpoint import latest_intact, list_checkpoints
 from maml_rl.runs.metrics import Metrics, read_metrics
@@ -70,7 +71,7 @@ def test_baselines_are_trained_without_adaptation_on_any_number_of_workers(tmp_p
 def test_methods_train_on_the_same_tasks_and_only_the_oracle_sees_them() -> None:
     tasks, observations = [], []
     for method in ("maml", "pretrain", "oracle"):
-        with make_experiment(config_of(method=method)).make_sampler(num_workers=0) as sampler:
+        with make_sampler(make_experiment(config_of(method=method)), num_workers=0) as sampler:
             drawn = sampler.sample_tasks(3)
             observations.append(sampler.rollout(drawn).observations[:, 0, 0])
             tasks.append([task["goal"].tolist() for task in drawn])
@@ -135,7 +136,7 @@ def test_folder_of_a_run_has_config_metrics_events_and_checkpoints(undisturbed: 
 
 def test_first_iteration_agrees_with_the_sampler(undisturbed: Path) -> None:
     experiment = make_experiment(config_of())
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         tasks = sampler.sample_tasks(3)
         train_episodes, valid_episodes = sampler.sample(tasks, num_steps=1, fast_lr=0.1, gamma=0.99, gae_lambda=1.0)
     row = read_metrics(undisturbed / "metrics.jsonl")[0]

@@ -14,6 +14,7 @@ from maml_rl.config import Config
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ConfigError
 from maml_rl.experiment.batch_metrics import digest_of
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.metrics import Metrics
@@ -44,12 +45,12 @@ def test_mode_that_must_agree_trains_bit_identically(mode: dict[str, Any], tmp_p
 
 @pytest.mark.usefixtures("forked_workers")
 def test_settings_of_faults_reach_the_workers() -> None:
-    with make_experiment(config_of(step_timeout=0.5)).make_sampler(num_workers=1) as sampler:
+    with make_sampler(make_experiment(config_of(step_timeout=0.5)), num_workers=1) as sampler:
         sampler.prepare(2)
         os.kill(sampler.pids[0], signal.SIGSTOP)
         with pytest.raises(ChildEnvTimeout, match=r"for more than 0\.5 s"):
             sampler.rollout(sampler.sample_tasks(2))
-    with make_experiment(config_of(max_restarts=0)).make_sampler(num_workers=1) as sampler:
+    with make_sampler(make_experiment(config_of(max_restarts=0)), num_workers=1) as sampler:
         sampler.prepare(2)
         os.kill(sampler.pids[0], signal.SIGKILL)
         with pytest.raises(ChildEnvError, match="max_restarts=0"):
@@ -129,7 +130,7 @@ def lagging(config: Config, lag: int) -> list[str]:
     """Train without a thread, each batch with parameters that are `lag` updates old; return digests of the batches."""
     experiment = make_experiment(config)
     learner, versions, digests = experiment.metalearner, [], []
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         for number in range(config.num_batches):
             versions.append({name: value.clone() for name, value in learner.policy.state_dict().items()})
             sampler.policy.load_state_dict(versions[max(number - lag, 0)])
@@ -206,7 +207,7 @@ def test_failure_of_an_environment_ends_the_run_and_the_thread(tmp_path: Path, m
 
 def test_collector_acts_with_its_own_policy() -> None:
     experiment = make_experiment(config_of(prefetch=1))
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         assert sampler.policy is not experiment.policy
         for mine, theirs in zip(sampler.policy.parameters(), experiment.policy.parameters(), strict=True):
             assert torch.equal(mine, theirs)

@@ -21,6 +21,7 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment import zoo as zoo_module
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.experiment.zoo import EVALUATION, MOST_BYTES, add_to_zoo, folder_size, returns_digest
 from maml_rl.results.statistics import ENOUGH_TASKS, student_quantile
@@ -106,7 +107,7 @@ def test_evaluation_of_a_fast_policy_is_reproducible(name: str) -> None:
 def test_policy_of_the_zoo_refuses_a_test_on_the_tasks_of_its_histories(name: str, count: int) -> None:
     folder = zoo()[name]
     experiment = make_experiment(load_config(folder / "config.json"), num_workers=0)
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         # `maml-rl record` draws the first tasks of the config's seed; of a fixed set, those of training.
         learned = experiment.fixed_tasks("training") or sampler.sample_tasks(count)
     experiment.restore("last", folder)

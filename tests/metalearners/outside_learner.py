@@ -8,6 +8,7 @@ from torch import Tensor
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.metalearners import MetaLearner as MetaLearner
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-an-algorithm.md"
@@ -37,7 +38,7 @@ def make_learner(name: str = "ReturnsToGo", **placement: Any) -> Any:
 def learned(experiment: Any, num_workers: int) -> dict[str, Tensor]:
     """Return the parameters after two updates."""
     learner = experiment.metalearner
-    with experiment.make_sampler(num_workers=num_workers) as sampler:
+    with make_sampler(experiment, num_workers=num_workers) as sampler:
         for number in range(2):
             learner.learn(learner.collect(sampler, sampler.sample_tasks(6)), number)
     found: dict[str, Tensor] = learner.policy.state_dict()

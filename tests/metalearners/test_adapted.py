@@ -19,6 +19,7 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.adapted import Adapted
 from maml_rl.metalearners.cavia import CAVIA, CONTEXT
@@ -79,7 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_parameters_adapted_by_the_hook_are_those_of_the_inner_loop() -> None:
     experiment = make_experiment(small("maml-trpo"))
-    with experiment.make_sampler(num_workers=0, evaluation=True) as sampler:
+    with make_sampler(experiment, num_workers=0, evaluation=True) as sampler:
         tasks = sampler.sample_tasks(3)
         adapted = experiment.metalearner.adapt(sampler, tasks, 2)
         sampler.seek(sampler.iteration)
@@ -97,7 +98,7 @@ def test_parameters_adapted_by_the_hook_are_those_of_the_inner_loop() -> None:
 
 def test_memory_adapted_by_the_hook_is_that_after_the_trial() -> None:
     experiment = make_experiment(small("rl2"))
-    with experiment.make_sampler(num_workers=0, evaluation=True) as sampler:
+    with make_sampler(experiment, num_workers=0, evaluation=True) as sampler:
         tasks = sampler.sample_tasks(3)
         adapted = experiment.metalearner.adapt(sampler, tasks)
     (trials,) = adapted.phases

@@ -27,6 +27,7 @@ from maml_rl.experience.hindsight import Hindsight
 from maml_rl.experience.replay import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import Plan
 from maml_rl.metalearners.amago import AMAGO, OfflineAMAGO
@@ -361,7 +362,7 @@ def test_replay_of_an_earlier_version_with_squashed_actions_is_refused() -> None
     del state["actions_before_squashing"]
     # Without its replay the learner continues.
     experiment.metalearner.load_state_dict(state)
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         for number in range(2):
             experiment.metalearner.learn(experiment.metalearner.collect(sampler, sampler.sample_tasks(4)), number)
         experiment.metalearner.load_state_dict(state)

@@ -15,6 +15,7 @@ from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import algorithms, find_metalearner
 from maml_rl.metalearners.registry import replacements
@@ -69,7 +70,7 @@ def digest_of(config: Config) -> str:
     learner = experiment.metalearner
     experiment.open_data()
     if learner.samples:
-        with experiment.make_sampler(num_workers=0) as sampler:
+        with make_sampler(experiment, num_workers=0) as sampler:
             for number in range(2):
                 learner.learn(learner.collect(sampler, sampler.sample_tasks(config.meta_batch_size)), number)
     else:

@@ -14,6 +14,7 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import find_metalearner
 from maml_rl.metalearners.autograd_objective import AutogradObjective
@@ -34,7 +35,7 @@ def recurrent(algorithm: str = "maml-trpo", cell: str = "gru", **values: Any) ->
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_meta_gradient_has_the_slope_of_finite_differences(cell: str) -> None:
     experiment = make_experiment(recurrent(cell=cell))
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(3))
     policy = experiment.policy.double()
     rule = AdaptationRule(0.5)

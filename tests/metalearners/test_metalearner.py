@@ -18,6 +18,7 @@ from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import MAMLTRPO, EpisodeStore, MetaLearner, find_metalearner, register
 from maml_rl.metalearners.losses import dice_and_divisor, likelihood_ratio, likelihood_ratio_and_divisor
@@ -196,7 +197,7 @@ def exponential(outcome: PhaseOutcome) -> torch.Tensor:
 
 def test_inner_loss_of_the_metalearner_is_that_of_the_sampler() -> None:
     experiment = make_experiment(small_config())
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         tasks = sampler.sample_tasks(3)
         learner = MAMLTRPO(experiment.policy, 0.1, inner_loss=exponential)
         batch = learner.collect(sampler, tasks)
@@ -225,7 +226,7 @@ def _first_name(policy: Policy) -> str:
 
 def test_sampler_gives_the_adapted_parameters_that_it_would_sample_with() -> None:
     experiment = make_experiment(small_config())
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         tasks = sampler.sample_tasks(3)
         train, params = sampler.adapt(tasks, 2, AdaptationRule([0.2, 0.1]))
         valid = sampler.rollout(tasks, params)
@@ -239,7 +240,7 @@ def test_sampler_gives_the_adapted_parameters_that_it_would_sample_with() -> Non
 def test_learner_without_inner_steps_has_one_phase_and_recorded_log_probabilities(tmp_path: Path) -> None:
     config = small_config(algorithm="tests.metalearners.test_metalearner:Rememberer")
     experiment = make_experiment(config)
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(3))
     assert len(batch.phases) == 1
     assert batch.phases[0].log_probs is not None

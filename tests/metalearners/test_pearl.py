@@ -15,6 +15,7 @@ from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.pearl import PEARL, Posterior, product_of_gaussians
 from maml_rl.policies import GRUPolicy, Policy
@@ -131,7 +132,7 @@ def test_context_sees_the_sparse_reward_and_the_critics_the_dense_one() -> None:
     experiment = make_experiment(config)
     learner = experiment.metalearner
     assert isinstance(learner, PEARL)
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         (first, *_) = learner.collect(sampler, sampler.sample_tasks(2)).phases
     first.infos["sparse_reward"][0, 3] = 0.75
     learner.experience["all"].append(first)
@@ -160,7 +161,7 @@ def test_actor_acts_under_the_context_of_each_task() -> None:
 def test_rounds_draw_contexts_from_the_prior_and_then_from_the_posterior() -> None:
     experiment = make_experiment(pearl())
     learner = experiment.metalearner
-    with experiment.make_sampler(num_workers=0, evaluation=True) as sampler:
+    with make_sampler(experiment, num_workers=0, evaluation=True) as sampler:
         tasks = sampler.sample_tasks(3)
         adapted = learner.adapt(sampler, tasks, 2)
         sampler.seek(0)
@@ -190,7 +191,7 @@ def test_every_round_of_the_prior_draws_its_own_context_and_adds_to_the_posterio
         return infer(transitions, mask)
 
     monkeypatch.setattr(learner.encoder, "forward", watched)
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         tasks = sampler.sample_tasks(2)
         batch = learner.collect(sampler, tasks)
         # The posteriors of rounds 2 and 3 use the 10 steps of each round before them.
@@ -299,7 +300,7 @@ def test_encoder_sees_next_observations_by_default_where_tasks_differ_in_dynamic
         assert isinstance(learner, PEARL)
         assert experiment.config.algorithm_settings["next-observations"] is sees
         (size,) = learner.policy.observation_shape
-        with experiment.make_sampler(num_workers=0) as sampler:
+        with make_sampler(experiment, num_workers=0) as sampler:
             episodes = sampler.rollout(sampler.sample_tasks(2))
         seen = learner._transitions(episodes)
         assert seen.shape[-1] == size + 2 + 1 + (size if sees else 0)

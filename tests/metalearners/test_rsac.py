@@ -16,6 +16,7 @@ from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners.rsac import RSAC
 from maml_rl.metalearners.stepper import Stepper
@@ -366,7 +367,7 @@ def test_wrong_config_is_one_line(values: dict[str, Any], message: str) -> None:
 def test_tests_act_without_the_noise_of_training() -> None:
     experiment = make_experiment(config_for())
     learner = experiment.metalearner
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         same = sampler.sample_tasks(1) * 2
         # Points start at the origin, so that only noise can make the two trials of one task differ.
         first, second = learner.test(sampler, same, 0).phases[0].observations

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from maml_rl.errors import NonFiniteError
 from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.metalearners import EpisodeStore, MetaLearner, stepper
 from maml_rl.metalearners.stepper import Stepper, set_step_size
 from maml_rl.policies.heads import SquashedGaussianHead
@@ -80,7 +81,7 @@ def make(name: str, device: str = "cpu") -> tuple[MetaLearner, EpisodeStore]:
     sizes = {"hidden-sizes": [6]} if algorithm not in ("rl2", "amago") else {}
     config = config_of().override({**values, **sizes, **family, "algorithm-settings": settings})
     experiment = make_experiment(config, device)
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         return experiment.metalearner, experiment.metalearner.collect(sampler, sampler.sample_tasks(5))
 
 

@@ -14,6 +14,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.metalearners.trial_ppo import RunningMoments
 from maml_rl.metalearners.varibad import VariBAD
 from maml_rl.policies import BeliefPolicy, GRUPolicy
@@ -39,7 +40,7 @@ def learner_and_episodes(settings: dict[str, Any] | None = None, **values: Any) 
     experiment = make_experiment(config(settings, **values))
     learner = experiment.metalearner
     assert isinstance(learner, VariBAD)
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         batch = learner.collect(sampler, sampler.sample_tasks(8))
     return learner, batch.phases[0]
 
@@ -187,7 +188,7 @@ def test_belief_learns_the_position_of_the_goal_and_the_policy_goes_to_it() -> N
     wanted = {"reward-decoder": "cells", "learning-rate": 0.01, "num-epochs": 4, "belief-learning-rate": 0.01}
     experiment = make_experiment(config({**wanted, "clip": 0.2, "kl-coefficient": 0.01}))
     learner, rows = experiment.metalearner, []
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         for number in range(60):
             batch = learner.collect(sampler, sampler.sample_tasks(32))
             rows.append(learner.learn(batch, number) | {"returns": learner.returns(batch).mean((0, 2))})

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.metalearners.soft_actor_critic import SACSettings, SoftCritics
 from maml_rl.policies.heads import GaussianHead, SquashedGaussianHead, head_for
 from maml_rl.spaces import PaddedBox
@@ -99,7 +100,7 @@ def test_policies_of_all_learners_act_and_are_scored_on_real_entries(name: str) 
     algorithm = {"gru": "maml-trpo", "transformer": "rl2"}.get(name, name)
     values = {"env-name": MIXTURE["families"], "max-episode-steps": 4, **POLICIES[name]}
     experiment = make_experiment(small(algorithm).override(values))
-    with experiment.make_sampler(num_workers=0) as sampler:
+    with make_sampler(experiment, num_workers=0) as sampler:
         (task,) = [task for task in sampler.sample_tasks(2) if task["family"] == "PointGoal-v0"]
         batch = experiment.metalearner.collect(sampler, [task])
     policy, head = experiment.policy, experiment.policy.distributions

@@ -10,6 +10,7 @@ from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread
 from maml_rl.experiment.build import Experiment, make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.samplers.hosting import RemoteStore
 
 NUM_TASKS = 9
@@ -81,7 +82,7 @@ def learn(experiment: Experiment, sampler: MultiTaskSampler, iterations: int, *,
 def learned_here(algorithm: str, iterations: int = 2, **settings: Any) -> Learned:
     """Return the results in this process."""
     experiment = make_experiment(config_of(algorithm, **settings))
-    with experiment.make_sampler() as sampler:
+    with make_sampler(experiment) as sampler:
         return learn(experiment, sampler, iterations, on_hosts=False)
 
 

@@ -15,6 +15,12 @@ from maml_rl.derivatives import ROOM, EpisodeStore, LocalStore, samples, store
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.sampling import (
+    evaluation_update,
+    make_sampler,
+    refuse_too_large_evaluations,
+    training_update,
+)
 from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.samplers.hosting import RemoteStore
@@ -36,7 +42,7 @@ def on_hosts(
     algorithm: str, num_hosts: int, losses: float = 0.0, iterations: int = 2, **settings: Any
 ) -> tuple[Learned, MemoryCarrier]:
     experiment = make_experiment(config_of(algorithm, **settings))
-    with experiment.make_sampler() as sampler:
+    with make_sampler(experiment) as sampler:
         carrier = put_on_hosts(sampler, num_hosts, losses)
         return learn(experiment, sampler, iterations, on_hosts=True), carrier
 
@@ -123,7 +129,7 @@ def test_evaluation_gets_returns_and_infos_from_hosts_and_episodes_only_on_reque
         digests.append([episodes.digest() for episodes in batch.phases])
 
     def evaluated(num_hosts: int, **options: Any) -> tuple[Any, int]:
-        with experiment.make_sampler(evaluation=True) as sampler:
+        with make_sampler(experiment, evaluation=True) as sampler:
             carrier = put_on_hosts(sampler, num_hosts)
             if not num_hosts:
                 sampler.placement = sampler.placement.replace(update="driver")
@@ -149,7 +155,7 @@ def test_evaluation_of_trials_gets_returns_from_hosts_alone(algorithm: str) -> N
     experiment = make_experiment(config_of(algorithm, **{"observe-last": True, "max-episode-steps": 12}))
     found, received = [], []
     for num_hosts in (0, 3):
-        with experiment.make_sampler(evaluation=True) as sampler:
+        with make_sampler(experiment, evaluation=True) as sampler:
             carrier = put_on_hosts(sampler, num_hosts) if num_hosts else None
             found.append(evaluate(experiment, tasks=NUM_TASKS, sampler=sampler))
             received += [] if carrier is None else [sum(carrier.received)]
@@ -176,9 +182,9 @@ def test_evaluation_of_trials_gets_returns_from_hosts_alone(algorithm: str) -> N
 )
 def test_evaluation_is_on_the_workers_of_a_cluster_where_it_can_be(settings: dict[str, Any], update: str) -> None:
     experiment = make_experiment(config_of(**{"algorithm": "maml-trpo", **settings}))
-    assert experiment.evaluation_update == update
+    assert evaluation_update(experiment) == update
     with pytest.raises(ConfigError, match="lower one of these") if update == "driver" else nullcontext():
-        experiment.refuse_too_large_evaluations(10**9, 1)
+        refuse_too_large_evaluations(experiment, 10**9, 1)
 
 
 class Whole(MetaLearner):
@@ -191,7 +197,7 @@ class Whole(MetaLearner):
 @pytest.fixture
 def hosted() -> Iterator[tuple[MetaLearner, Any]]:
     experiment = make_experiment(config_of("maml-trpo"))
-    with experiment.make_sampler() as sampler:
+    with make_sampler(experiment) as sampler:
         yield experiment.metalearner, sampler
 
 
@@ -227,14 +233,14 @@ def test_update_in_the_workers_is_refused_where_it_is_impossible() -> None:
         config = config_of(**{"algorithm": "maml-trpo", "backend": "ray", "update": "workers", **settings})
         experiment = make_experiment(config)
         with pytest.raises(ConfigError, match=message):
-            experiment.make_sampler()
+            make_sampler(experiment)
     with pytest.raises(ValueError, match="update='workers' needs workers in which the policy acts"):
         Placement(update="workers", num_workers=0)
     experiment = make_experiment(config_of("maml-trpo", update="workers"))
     with pytest.raises(ConfigError, match="update='workers' needs workers in which the policy acts"):
-        experiment.make_sampler()
+        make_sampler(experiment)
     # A run trained this way can be evaluated in any placement.
-    experiment.make_sampler(evaluation=True).close()
+    make_sampler(experiment, evaluation=True).close()
 
 
 @pytest.mark.parametrize(
@@ -249,7 +255,7 @@ def test_update_in_the_workers_is_refused_where_it_is_impossible() -> None:
     ],
 )
 def test_update_is_in_the_workers_of_a_cluster_where_it_can_be(settings: dict[str, Any], update: str) -> None:
-    assert make_experiment(config_of(**{"algorithm": "maml-trpo", **settings})).update == update
+    assert training_update(make_experiment(config_of(**{"algorithm": "maml-trpo", **settings}))) == update
 
 
 def test_auto_uses_hosts_only_if_each_gets_a_share(hosted: tuple[MetaLearner, Any]) -> None:

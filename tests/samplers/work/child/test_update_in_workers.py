@@ -16,8 +16,9 @@ from hosted_learning import NUM_TASKS, config_of, learn, learned_here
 
 from maml_rl.derivatives import Cache, samples, store
 from maml_rl.errors import AlgorithmError, ChildEnvTimeout, ConfigError, RemoteError
-from maml_rl.experiment import build
+from maml_rl.experiment import sampling
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import MAMLTRPO, trial_ppo
 from maml_rl.policies import NormalMLPPolicy
@@ -42,7 +43,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_workers(algorithm: str, iterations: int = 2, num_workers: int = 2, **settings: Any) -> Any:
     experiment = make_experiment(config_of(algorithm, **{"num-workers": num_workers, "update": "workers", **settings}))
-    with experiment.make_sampler(num_workers=num_workers) as sampler:
+    with make_sampler(experiment, num_workers=num_workers) as sampler:
         return learn(experiment, sampler, iterations, on_hosts=True)
 
 
@@ -56,7 +57,7 @@ def test_parameters_and_metrics_are_those_of_an_update_in_this_process(algorithm
 def test_policy_of_another_experiment_acts_in_the_workers() -> None:
     settings = {"num-workers": 2, "update": "workers"}
     experiment = make_experiment(config_of("maml-trpo"))
-    with make_experiment(config_of("maml-trpo", **settings)).make_sampler(num_workers=2) as sampler:
+    with make_sampler(make_experiment(config_of("maml-trpo", **settings)), num_workers=2) as sampler:
         assert learn(experiment, sampler, 2, on_hosts=True) == learned_here("maml-trpo")
 
 
@@ -111,7 +112,7 @@ def number_of(phases: Any, cache: Cache, function: Any) -> torch.Tensor:
 
 def test_argument_that_cannot_be_pickled_is_a_clear_error() -> None:
     experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
-    with experiment.make_sampler(num_workers=2) as sampler:
+    with make_sampler(experiment, num_workers=2) as sampler:
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
         assert not batch.in_this_process
         with pytest.raises(TypeError, match=r"cannot be pickled for the workers .*`update: driver`"):
@@ -121,7 +122,7 @@ def test_argument_that_cannot_be_pickled_is_a_clear_error() -> None:
 
 def test_questions_about_episodes_whose_memory_is_used_again_are_refused() -> None:
     experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
-    with experiment.make_sampler(num_workers=2) as sampler:
+    with make_sampler(experiment, num_workers=2) as sampler:
         tasks = sampler.sample_tasks(NUM_TASKS)
         batch = experiment.metalearner.collect(sampler, tasks)
         sampler.rollout(tasks)
@@ -147,7 +148,7 @@ def test_error_of_a_learner_in_workers_is_that_of_an_update_in_this_process(brok
     messages = []
     for settings in ({"num-workers": 0}, {"num-workers": 2, "update": "workers"}):
         experiment = make_experiment(config_of("maml-trpo", **settings))
-        with experiment.make_sampler(num_workers=settings["num-workers"]) as sampler:
+        with make_sampler(experiment, num_workers=settings["num-workers"]) as sampler:
             tasks = sampler.sample_tasks(NUM_TASKS)
             work: Any = partial(sampler.rollout, tasks)
             if broken == "update":
@@ -182,7 +183,7 @@ def test_update_in_workers_may_take_longer_than_step_timeout(tmp_path: Path, mon
         usual(self, now)
 
     experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
-    with experiment.make_sampler(num_workers=2) as sampler:
+    with make_sampler(experiment, num_workers=2) as sampler:
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
         monkeypatch.setattr(WorkerPool, "_check_deadlines", look)
         sampler._workers.backend._env.pool.limits.call = 0.1
@@ -192,7 +193,7 @@ def test_update_in_workers_may_take_longer_than_step_timeout(tmp_path: Path, mon
 
 def test_worker_that_is_stopped_in_an_update_hangs_after_step_timeout(tmp_path: Path) -> None:
     experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
-    with experiment.make_sampler(num_workers=2) as sampler:
+    with make_sampler(experiment, num_workers=2) as sampler:
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
         sampler._workers.backend._env.pool.limits.call = 0.5
         os.kill(sampler.pids[0], signal.SIGSTOP)
@@ -204,7 +205,7 @@ def test_whole_trials_are_read_from_shared_memory(monkeypatch: pytest.MonkeyPatc
     found = []
     for update in ("workers", "driver"):
         experiment = make_experiment(config_of("varibad", update=update, **{"num-workers": 2}))
-        with experiment.make_sampler(num_workers=2) as sampler:
+        with make_sampler(experiment, num_workers=2) as sampler:
             batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
             with monkeypatch.context() as patch:
                 # No worker is asked.
@@ -224,7 +225,7 @@ def test_update_in_workers_needs_workers_in_which_the_policy_acts() -> None:
         {"num-workers": 2, "num-groups": 2},
     ):
         with pytest.raises(ConfigError, match="update='workers' needs workers in which the policy acts"):
-            make_experiment(config_of("maml-trpo", update="workers", **settings)).make_sampler()
+            make_sampler(make_experiment(config_of("maml-trpo", update="workers", **settings)))
 
 
 @pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "rl2", "varibad"])
@@ -278,16 +279,16 @@ class Unpicklable(MAMLTRPO):
 def test_automatic_place_of_a_runs_updates(settings: dict[str, Any], place: str) -> None:
     values = {"num-workers": 4, "algorithm": "maml-trpo", **settings}
     experiment = make_experiment(config_of(values.pop("algorithm"), **values))
-    with experiment.make_sampler(in_run=True) as sampler:
+    with make_sampler(experiment, in_run=True) as sampler:
         assert sampler.placement.update == place
     # Batches of other samplers may be used after the next is sampled.
-    with experiment.make_sampler() as sampler:
+    with make_sampler(experiment) as sampler:
         assert sampler.placement.update == "driver"
 
 
 def test_updates_stay_in_the_driver_where_workers_would_lack_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = make_experiment(config_of("maml-trpo", **{"num-workers": 4}))
     for left, place in ((None, "workers"), (2**31, "workers"), (2**30, "driver")):
-        monkeypatch.setattr(build, "available_memory", lambda left=left: left)
-        with experiment.make_sampler(in_run=True) as sampler:
+        monkeypatch.setattr(sampling, "available_memory", lambda left=left: left)
+        with make_sampler(experiment, in_run=True) as sampler:
             assert sampler.placement.update == place

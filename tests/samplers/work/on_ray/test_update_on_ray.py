@@ -19,6 +19,7 @@ from hosted_learning import config_of, learn, learned_here
 from maml_rl import MultiTaskSampler
 from maml_rl.derivatives import samples
 from maml_rl.experiment.build import make_experiment
+from maml_rl.experiment.sampling import make_sampler
 from maml_rl.metalearners import trial_ppo
 from tests.metalearners.outside_learner import learned, make_learner
 
@@ -48,7 +49,7 @@ def small_chunks(connected: Any) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def sampler(small_chunks: None) -> Iterator[MultiTaskSampler]:
     """A sampler of perceptrons, on three actors."""
-    with make_experiment(config_of("maml-trpo", **IN_WORKERS)).make_sampler(num_workers=3) as made:
+    with make_sampler(make_experiment(config_of("maml-trpo", **IN_WORKERS)), num_workers=3) as made:
         yield made
 
 
@@ -70,7 +71,7 @@ def test_loss_from_outside_of_the_package_learns_the_same_bytes_on_actors() -> N
 @pytest.mark.parametrize("algorithm", [pytest.param("cavia", marks=pytest.mark.nightly), "rl2"])
 def test_learners_whose_policies_are_not_perceptrons_have_the_same_bytes(algorithm: str) -> None:
     experiment = make_experiment(config_of(algorithm, **IN_WORKERS))
-    with experiment.make_sampler(num_workers=2) as made:
+    with make_sampler(experiment, num_workers=2) as made:
         assert learn(experiment, made, 3, on_hosts=True) == learned_here(algorithm, 3)
 
 
