@@ -13,7 +13,11 @@ from maml_rl.runs.metrics import read_metrics
 from tests.small_runs import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+pytestmark = [
+    *(pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)),
+    # The report at the end of a run is measured by workers.
+    pytest.mark.usefixtures("forked_workers"),
+]
 
 
 @pytest.fixture

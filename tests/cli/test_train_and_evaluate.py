@@ -450,6 +450,7 @@ def test_resume_needs_only_the_folder(tmp_path: Path, config: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_profile_is_printed_at_the_end(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_train(["--config", str(config), "--output-folder", str(tmp_path / "run"), "--profile"]) == 0
     output = capsys.readouterr().out

@@ -20,7 +20,7 @@ from maml_rl.experiment.train import train
 from maml_rl.metalearners import algorithms
 from maml_rl.runs.checkpoint import latest_intact
 from tests.metalearners.histories import bandit_config
-from tests.metalearners.small_algorithms import OF_HISTORIES
+from tests.metalearners.small_algorithms import OF_HISTORIES, once_a_kind
 from tests.small_runs import config_of, untimed
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("histories")]
@@ -79,7 +79,7 @@ def content(folder: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", algorithms())
+@pytest.mark.parametrize("algorithm", once_a_kind(algorithms()))
 def test_run_has_the_same_bytes_for_any_number_of_threads(
     algorithm: str, tmp_path: Path, threads: Callable[[int], None], chunks: list[tuple[str, int, int]]
 ) -> None:

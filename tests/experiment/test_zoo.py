@@ -34,9 +34,14 @@ FAMILY_OF = {name: load_config(folder / "config.json").env_name for name, folder
 FAST = [
     name for name, env_id in FAMILY_OF.items() if "mujoco" not in FAMILIES[env_id].module and not FAMILIES[env_id].extra
 ]
-# A policy can be loaded where its family can be made.
+# A policy can be loaded where its family can be made. Random actions in Meta-World take long; another of its policies
+# is loaded by day, and other policies with a memory are compared with random actions.
 LOADABLE = [
-    pytest.param(name, marks=marks(env_id) if FAMILIES[env_id].extra else []) for name, env_id in FAMILY_OF.items()
+    pytest.param(
+        name,
+        marks=[*(marks(env_id) if FAMILIES[env_id].extra else []), *[pytest.mark.nightly] * (name == "rl2/ml1-push")],
+    )
+    for name, env_id in FAMILY_OF.items()
 ]
 
 

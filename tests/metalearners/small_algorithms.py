@@ -3,6 +3,11 @@
 The learners of histories read the folder "histories" in the current folder, which `histories.record` writes.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
 from maml_rl.config import Config
 from tests.metalearners.histories import bandit_config
 from tests.small_runs import config_of
@@ -53,6 +58,14 @@ OF_CONTEXTS: dict[str, dict[str, object]] = {
 
 # Settings of those that learn from recorded histories, and sample only in tests.
 OF_HISTORIES = ("ad", "dpt", "amago-offline")
+
+# One of each kind of update, whose code the others share.
+KINDS = ("maml-trpo", "promp", "reptile", "cavia", "rl2", "varibad", "rsac", "pearl", "amago", "amago-offline", "ad")
+
+
+def once_a_kind(algorithms: Iterable[str]) -> list[Any]:
+    """Return parameters of a test that tries one algorithm of each kind by day, and the others at night."""
+    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.nightly) for name in algorithms]
 
 
 def small(algorithm: str, **values: object) -> Config:

@@ -17,7 +17,7 @@ from maml_rl.metalearners import algorithms
 from maml_rl.report import write_report
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.metrics import Metrics
-from tests.metalearners.small_algorithms import OF_CONTEXTS, OF_HISTORIES, OF_TRIALS, small
+from tests.metalearners.small_algorithms import OF_CONTEXTS, OF_HISTORIES, OF_TRIALS, once_a_kind, small
 from tests.small_runs import untimed
 
 pytestmark = pytest.mark.usefixtures("forked_workers", "histories")
@@ -115,6 +115,7 @@ def test_runs_of_one_seed_are_equal_and_do_not_use_torchs_global_generator(
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("run", once_a_kind(algorithms()), indirect=True, scope="module")
 def test_workers_do_not_change_a_run(run: tuple[str, Path], tmp_path: Path) -> None:
     algorithm, folder = run
     train(small(algorithm), tmp_path / "run", num_workers=2)
@@ -123,7 +124,7 @@ def test_workers_do_not_change_a_run(run: tuple[str, Path], tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("algorithm", [name for name in algorithms() if name not in OF_HISTORIES])
+@pytest.mark.parametrize("algorithm", once_a_kind(name for name in algorithms() if name not in OF_HISTORIES))
 def test_batches_collected_ahead_are_the_same_for_any_workers_and_after_resuming(
     algorithm: str, tmp_path: Path
 ) -> None:
@@ -189,7 +190,9 @@ def test_checkpoint_of_another_algorithm_is_refused(run: tuple[str, Path], tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [name for name in algorithms() if name not in (*OF_HISTORIES, *OF_CONTEXTS)])
+@pytest.mark.parametrize(
+    "algorithm", once_a_kind(name for name in algorithms() if name not in (*OF_HISTORIES, *OF_CONTEXTS))
+)
 def test_actions_that_start_at_one_are_learned_as_those_that_start_at_zero(algorithm: str, tmp_path: Path) -> None:
     family = {"env-name": "tests.numbered_env:Numbered-v0", "num-batches": 1, "hidden-sizes": [8]}
     if algorithm in OF_TRIALS:

@@ -24,6 +24,7 @@ from maml_rl.experiment.sampling import (
 from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.samplers.hosting import RemoteStore
+from tests.metalearners.small_algorithms import once_a_kind
 
 ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
 # Probability that a host is lost at a sign of life, higher for learners with few requests.
@@ -47,7 +48,7 @@ def on_hosts(
         return learn(experiment, sampler, iterations, on_hosts=True), carrier
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", once_a_kind(ALGORITHMS))
 def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(algorithm: str) -> None:
     expected = learned_here(algorithm)
     assert len({each["digest"] for each in expected.metrics}) == 2
@@ -55,7 +56,7 @@ def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(algo
         assert on_hosts(algorithm, num_hosts)[0] == expected, num_hosts
 
 
-@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "meta-sgd", "rl2", "varibad"])
+@pytest.mark.parametrize("algorithm", once_a_kind(["maml-trpo", "promp", "meta-sgd", "rl2", "varibad"]))
 def test_answers_are_the_same_with_empty_memos(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, usual, emptied = learned_here(algorithm), LocalStore._map_blocks, []
 
