@@ -122,20 +122,6 @@ def test_vector_wrapper_that_keeps_running_statistics_is_refused() -> None:
         make_vector_env(lambda num_envs: NormalizeObservation(Batch(num_envs)), {}, 2)
 
 
-def test_finished_slots_stay_as_they_are() -> None:
-    env = make_vector_env(lambda num_envs: Batch(num_envs, AutoresetMode.SAME_STEP), {}, 2)
-    env.reset_task([{"slope": 1.0}, {"slope": 1.0}])
-    env.reset_buffers(np.arange(2))
-    for _ in range(3):
-        observations, rewards, terminated, *_ = env.step(np.array([[0.5], [0.0]], np.float32))
-    last = observations[0].copy()
-    assert terminated.tolist() == [True, False]
-    observations, rewards, *_ = env.step(np.array([[np.nan], [0.0]], np.float32))
-    assert rewards[0] == 0.0
-    np.testing.assert_array_equal(observations[0], last)
-    env.close()
-
-
 class Vague(Batch):
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)

@@ -72,31 +72,11 @@ def test_finished_slot_is_not_stepped_and_keeps_its_final_observation() -> None:
     assert infos["_place"].tolist() == [False, True]
 
 
-def test_value_ranges_are_those_of_the_environment_and_must_be_ranges() -> None:
-    class Known(WalkEnv):
-        value_ranges = {"reward": (0, 1)}  # noqa: RUF012
-
-    assert walks(1).value_ranges == {}
-    assert walks(1, make_env=lambda: TimeLimit(Known(), 3)).value_ranges == {"reward": (0.0, 1.0)}
-    Known.value_ranges = {"reward": (1, 0)}
-    with pytest.raises(TypeError, match=r"value_ranges must be a dict of 'reward' and keys of info"):
-        walks(1, make_env=Known)
-
-
 def test_actions_are_clipped_to_the_bounds_and_have_their_dtype() -> None:
     vector_env = walks(1)
     start = vector_env.reset(seed=0)[0][0, 0]
     observations = vector_env.step(np.array([[7.0]]))[0]
     assert observations[0, 0] == pytest.approx(start + 0.5)
-
-
-def test_truncated_and_terminated_stay_apart() -> None:
-    vector_env = walks(2, make_env=lambda: TimeLimit(WalkEnv(), 3))
-    vector_env.reset(seed=0)
-    for _ in range(3):
-        _, _, terminated, truncated, _ = vector_env.step(np.array([[0.5], [0.0]], np.float32))
-    assert terminated.tolist() == [True, False]
-    assert truncated[1]
 
 
 @pytest.mark.parametrize(
@@ -112,19 +92,13 @@ def test_time_limit_is_found_under_wrappers(make_env: Any, limit: int | None) ->
     assert SerialVectorEnv(make_env).max_episode_steps == limit
 
 
-def test_methods_are_found_under_wrappers() -> None:
-    vector_env = walks(make_env=lambda: RecordEpisodeStatistics(TimeLimit(WalkEnv(), 5)))
+def test_methods_and_declarations_are_found_under_wrappers() -> None:
+    known = type("Known", (WalkEnv,), {"value_ranges": {"reward": (0, 1)}})
+    vector_env = walks(make_env=lambda: RecordEpisodeStatistics(TimeLimit(known(), 5)))
+    assert vector_env.value_ranges == {"reward": (0.0, 1.0)}
     vector_env.reset(seed=0)
     assert len(vector_env.sample_tasks(2)) == 2
     assert [env.unwrapped.slope for env in vector_env.envs] == [0.5, -2.0, 3.0]
-
-
-def test_tasks_go_to_their_slots_and_survive_reset() -> None:
-    vector_env = walks()
-    for seed in range(3):
-        observations, _ = vector_env.reset(seed=[seed] * 3)
-        rewards = vector_env.step(np.zeros((3, 1), np.float32))[1]
-        np.testing.assert_allclose(rewards, observations[0, 0] * np.array([0.5, -2.0, 3.0]))
 
 
 def test_long_seeds_are_masked_to_32_bits() -> None:
@@ -276,25 +250,6 @@ def test_bad_number_of_slots_is_refused(num_envs: Any) -> None:
 def test_wrong_number_of_tasks_is_refused() -> None:
     with pytest.raises(TaskError, match="one task for each of the 3 slots, got 2"):
         walks().reset_task(SLOPES[:2])
-
-
-def test_wrong_number_of_sampled_tasks_is_refused() -> None:
-    class Stingy(WalkEnv):
-        def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-            return super().sample_tasks(1)
-
-    with pytest.raises(TaskError, match=r"sample_tasks\(3\) of .*Stingy.* returned 1 tasks"):
-        SerialVectorEnv(Stingy).sample_tasks(3)
-
-
-@pytest.mark.parametrize("task", [0.5, ("slope", 0.5), None, "steep"])
-def test_task_that_is_not_a_dict_is_refused_where_it_is_drawn(task: Any) -> None:
-    class DrawsNoDicts(WalkEnv):
-        def sample_tasks(self, num_tasks: int) -> Any:
-            return [task] * num_tasks
-
-    with pytest.raises(TaskError, match=r"sample_tasks of .*DrawsNoDicts.* drew .*; a task is a dict of numbers"):
-        SerialVectorEnv(DrawsNoDicts).sample_tasks(3)
 
 
 @pytest.mark.parametrize("make_env", [SplitEnv, lambda: TimeLimit(SplitEnv(), 5)])

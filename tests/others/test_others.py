@@ -40,13 +40,14 @@ class Family:
         package: that the family is of, by the name of its import.
         settings: of the training, besides those of all.
         renders: whether it can be drawn.
-        nightly: whether it is trained at night only: another family has its kind of learner or of observations.
+        heavy: whether its import takes long. By day such a family is not trained, since another has its kind of learner
+            or of observations, and its workers are forked.
     """
 
     package: str
     settings: dict[str, Any] = field(default_factory=dict)
     renders: bool = True
-    nightly: bool = False
+    heavy: bool = False
 
 
 # None: a setting that the learner does not use.
@@ -74,12 +75,12 @@ PEARL = {
     },
 }
 FAMILIES = {
-    "ale_modes:Modes-v0": Family("ale_py", {"conv-layers": [[4, 4, 4]]}, nightly=True),
-    "carl_context:Context-v0": Family("carl", {"algorithm": "promp"}, nightly=True),
-    "crafter_wishes:Wishes-v0": Family("crafter", {"conv-layers": [[4, 4, 4]]}, nightly=True),
-    "dm_control_gravity:Gravity-v0": Family("dm_control", PEARL, nightly=True),
+    "ale_modes:Modes-v0": Family("ale_py", {"conv-layers": [[4, 4, 4]]}, heavy=True),
+    "carl_context:Context-v0": Family("carl", {"algorithm": "promp"}, heavy=True),
+    "crafter_wishes:Wishes-v0": Family("crafter", {"conv-layers": [[4, 4, 4]]}, heavy=True),
+    "dm_control_gravity:Gravity-v0": Family("dm_control", PEARL, heavy=True),
     "flappy_gaps:Gaps-v0": Family("flappy_bird_gymnasium", {"algorithm": "reptile"}),
-    "highway_traffic:Traffic-v0": Family("highway_env", {"algorithm": "promp"}, nightly=True),
+    "highway_traffic:Traffic-v0": Family("highway_env", {"algorithm": "promp"}, heavy=True),
     "lander_landing:Landing-v0": Family("Box2D", {"algorithm": "maml-ppo"}),
     "minigrid_levels:Levels-v0": Family("minigrid", {"conv-layers": [[4, 3, 1]]}),
     "mo_weights:Weights-v0": Family("mo_gymnasium", {"algorithm": "promp"}),
@@ -118,7 +119,11 @@ def family(env_id: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
 
 @pytest.mark.parametrize("env_id", FAMILIES)
 @pytest.mark.usefixtures("family")
-def test_sampled_episodes_are_those_of_a_plain_loop(env_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sampled_episodes_are_those_of_a_plain_loop(
+    env_id: str, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    if FAMILIES[env_id].heavy:
+        request.getfixturevalue("forked_workers")
     assert cli.main(["check-env", env_id, "--against-loop"]) == 0
     shown = capsys.readouterr().out
     assert EVERYWHERE in shown
@@ -127,7 +132,7 @@ def test_sampled_episodes_are_those_of_a_plain_loop(env_id: str, capsys: pytest.
 
 @pytest.mark.parametrize(
     "env_id",
-    [pytest.param(env_id, marks=[pytest.mark.nightly] * family.nightly) for env_id, family in FAMILIES.items()],
+    [pytest.param(env_id, marks=[pytest.mark.nightly] * family.heavy) for env_id, family in FAMILIES.items()],
 )
 def test_training_is_killed_resumed_tested_and_reported(env_id: str, family: Family, tmp_path: Path) -> None:
     settings = {

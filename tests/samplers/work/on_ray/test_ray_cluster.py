@@ -144,7 +144,8 @@ GONE = "the head node of the Ray cluster at {} is gone: it does not answer for r
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("head is killed", GONE),
+        # It does not answer either, which is sooner noticed than of one that is frozen.
+        pytest.param("head is killed", GONE, marks=pytest.mark.nightly),
         ("head is frozen", GONE),
         # On busy cores Ray may end the process first. `test_connection.py` ends a node's process for every change.
         pytest.param(
