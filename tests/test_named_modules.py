@@ -53,7 +53,11 @@ def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("command", READING)
+@pytest.mark.parametrize(
+    "command",
+    # Lists start as `maml-rl envs --verbose` does, which imports the most.
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name in ("zoo", "configs", "benchmarks"))) for name in READING],
+)
 def test_command_in_a_run_folder_executes_nothing_of_it(command: str, downloaded: Path, tmp_path: Path) -> None:
     run = tmp_path / "theirs"
     shutil.copytree(downloaded, run)

@@ -19,7 +19,7 @@ from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import algorithms, find_metalearner
 from maml_rl.metalearners.registry import replacements
-from tests.metalearners.small_algorithms import OF_HISTORIES, OF_TRIALS, small
+from tests.metalearners.small_algorithms import OF_HISTORIES, OF_TRIALS, once_a_kind, small
 from tests.small_runs import SMALL, config_of, untimed
 
 pytestmark = pytest.mark.usefixtures("histories")
@@ -105,15 +105,8 @@ def test_every_general_setting_that_a_learner_does_not_use_is_refused_with_a_rem
             assert instead.get(key, known[0]) in known
 
 
-# What they do with a general setting is code of `maml-trpo` and `promp`.
-LIKE_OTHERS = ("maml-vpg", "maml-ppo", "dice-maml", "e-maml", "anil", "meta-sgd")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "algorithm",
-    [pytest.param(name, marks=pytest.mark.nightly if name in LIKE_OTHERS else []) for name in algorithms()],
-)
+@pytest.mark.parametrize("algorithm", once_a_kind(algorithms()))
 def test_every_general_setting_that_a_learner_uses_changes_what_is_computed(algorithm: str) -> None:
     before: dict[str, str] = {}
     for key in [key for key in OTHERS if key in find_metalearner(algorithm).uses]:

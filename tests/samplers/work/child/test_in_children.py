@@ -1,6 +1,7 @@
 """Worker inference: episodes bit-identical to those of central inference, one message per phase, and faults."""
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -227,8 +228,9 @@ def test_hung_child_is_shown_with_task_step_and_stack_and_killed(fault: str, pla
         sample_faulty(2, {"step_timeout": 2.0}, fault=fault, place=place, slot_task=1.0)
     assert time.monotonic() - start < 30.0
     doing = f"in step {place}" if isinstance(place, int) else f"in {place}"
-    for part in (f"hangs {doing} of slot 2 with the task {{'goal': 1.0}}", f"in _{fault}"):
-        assert part in str(caught.value)
+    # Each worker has one slot of this task; a busy machine decides whose hang is noticed first.
+    assert re.search(rf"hangs {doing} of slot [23] with the task {{'goal': 1.0}}", str(caught.value))
+    assert f"in _{fault}" in str(caught.value)
 
 
 class SlowEnv(FaultyEnv):

@@ -26,6 +26,7 @@ from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.run_folder import CHECKPOINTS
 from maml_rl.samplers.work.child.worker_hosts import WorkerHosts
 from maml_rl.samplers.work.child.worker_pool import WorkerPool
+from tests.metalearners.small_algorithms import once_a_kind
 from tests.small_runs import untimed
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.timeout(240)]
@@ -48,7 +49,7 @@ def in_workers(algorithm: str, iterations: int = 2, num_workers: int = 2, **sett
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["maml-trpo", "promp", "meta-sgd", "reptile", "e-maml", "cavia", "rl2", "varibad"]
+    "algorithm", once_a_kind(["maml-trpo", "promp", "meta-sgd", "reptile", "e-maml", "cavia", "rl2", "varibad"])
 )
 def test_parameters_and_metrics_are_those_of_an_update_in_this_process(algorithm: str) -> None:
     assert in_workers(algorithm) == learned_here(algorithm)
@@ -228,7 +229,10 @@ def test_update_in_workers_needs_workers_in_which_the_policy_acts() -> None:
             make_sampler(make_experiment(config_of("maml-trpo", update="workers", **settings)))
 
 
-@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "rl2", "varibad"])
+# A test above shows the same bytes for two workers.
+@pytest.mark.parametrize(
+    "algorithm", ["maml-trpo", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("promp", "rl2", "varibad"))]
+)
 def test_run_leaves_its_updates_to_four_workers_and_has_the_same_bytes(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
