@@ -1,7 +1,5 @@
 """The settings of a memory, which are the same for all learners whose policies have one."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -32,24 +30,13 @@ class MemorySettings(BaseModel):
         """The cell of a recurrent layer, or the sizes of a transformer."""
         return Attention(self.context, self.num_layers, self.num_heads) if self.cell == "transformer" else self.cell
 
-    def make_policy(
-        self,
-        env: Any,
-        config: Config,
-        *,
-        of_recurrent: Mapping[str, Any] = MappingProxyType({}),
-        of_transformer: Mapping[str, Any] = MappingProxyType({}),
-        **options: Any,
-    ) -> SequencePolicy:
-        """Make a policy of this memory for the spaces of `env`; the settings must have a `hidden_size`.
-
-        The options are those of both kinds of policies, `of_recurrent` and `of_transformer` further ones of each.
-        """
+    def make_policy(self, env: Any, config: Config, **options: Any) -> SequencePolicy:
+        """Make a policy of this memory for the spaces of `env`; the settings must have a `hidden_size`."""
         observations, actions = env.single_observation_space, env.single_action_space
         hidden_size: int = vars(self)["hidden_size"]
         options |= {"conv_layers": config.conv_layers, "image_scale": config.image_scale, "seed": config.seed}
         body = self.body
         if not isinstance(body, Attention):
-            return GRUPolicy(observations, actions, hidden_size, cell=body, **of_recurrent, **options)
+            return GRUPolicy(observations, actions, hidden_size, cell=body, **options)
         with refuse_sizes(config):
-            return TransformerPolicy(observations, actions, hidden_size, body, **of_transformer, **options)
+            return TransformerPolicy(observations, actions, hidden_size, body, **options)

@@ -93,15 +93,20 @@ class RL2(TrialPPOLearner):
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
         refuse_hidden_rewards(config)
-        if settings.cell == "transformer" and settings.layers:
-            raise config.error("a transformer has layers of its own; leave it out, or take a gru", "layers")
-        if settings.cell == "transformer" and settings.memory_span is not None:
-            raise config.error("a transformer has no gates to set; leave it out, or take a gru", "memory-span")
+        if settings.cell == "transformer":
+            if settings.layers:
+                raise config.error("a transformer has layers of its own; leave it out, or take a gru", "layers")
+            if settings.memory_span is not None:
+                raise config.error("a transformer has no gates to set; leave it out, or take a gru", "memory-span")
+            own = {"token_shift": settings.token_shift}
+        else:
+            if settings.token_shift and not config.is_recorded:
+                raise config.error("a recurrent layer has no tokens; leave it out", "token-shift")
+            own = {"memory_span": settings.memory_span, "layers": settings.layers}
         policy: Policy = settings.make_policy(
             env,
             config,
-            of_recurrent={"memory_span": settings.memory_span, "layers": settings.layers},
-            of_transformer={"token_shift": settings.token_shift},
+            **own,
             value=settings.value,
             predict_rewards=settings.reward_prediction_coefficient > 0.0,
             normalize_observations=settings.normalize_observations,

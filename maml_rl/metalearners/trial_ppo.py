@@ -6,7 +6,7 @@ The chunks of a batch are where they were sampled. An update takes three sums ov
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -102,38 +102,24 @@ class RunningSquare:
         return self.total / self.weight if self.total > 0.0 else 1.0
 
 
-class RunningMoments:
-    """Mean and variance, (D,), of all numbers so far."""
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Number of values, their mean (D,), and the sum of their squared distances from it (D,), both float64."""
 
-    def __init__(self, size: int) -> None:
-        self._count = 0
-        self._mean: Tensor = torch.zeros(size, dtype=torch.float64)
-        self._squares = torch.zeros_like(self._mean)
+    count: int
+    mean: Tensor
+    squares: Tensor
 
-    def add(self, number: int, mean: Tensor, squares: Tensor) -> None:
-        """Include further values, of this number, mean (D,) and sum of squared distances from it (D,), both float64."""
-        count = self._count + number
-        difference = mean - self._mean
-        self._squares = self._squares + squares + difference.square() * (self._count * number / count)
-        self._mean, self._count = self._mean + difference * (number / count), count
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean (D,) float64."""
-        return self._mean
+    def merged(self, other: "Moments") -> "Moments":
+        """Return the moments of the values of both, of which there are some."""
+        count, difference = self.count + other.count, other.mean - self.mean
+        squares = self.squares + other.squares + difference.square() * (self.count * other.count / count)
+        return Moments(count, self.mean + difference * (other.count / count), squares)
 
     @property
     def variance(self) -> Tensor:
         """(D,) float64; 1 before there is anything."""
-        return self._squares / self._count if self._count else torch.ones_like(self._mean)
-
-    def state_dict(self) -> State:
-        """Return what `load_state_dict` takes."""
-        return {"count": self._count, "mean": self._mean, "squares": self._squares}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
+        return self.squares / self.count if self.count else torch.ones_like(self.mean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -447,11 +433,12 @@ class TrialPPOLearner(TrialLearner):
         """
         settings, policy = self.settings, self.policy
         self.return_square, self.reward_variance, self.num_updates = RunningSquare(), RunningSquare(), 0
-        # Of a policy that normalizes its observations. Its statistics are constant while a batch is sampled and learned
-        # from; for the next batch they cover all steps so far.
-        is_normalized = settings.normalize_observations and isinstance(policy, SequencePolicy)
-        mean = policy.observation_mean if is_normalized and isinstance(policy, SequencePolicy) else None
-        self._observed = None if mean is None else RunningMoments(mean.numel())
+        # Statistics of observations are constant while a batch is sampled and learned from; for the next batch they
+        # cover all steps so far.
+        normalizes = settings.normalize_observations and isinstance(policy, SequencePolicy)
+        mean = policy.observation_mean if normalizes and isinstance(policy, SequencePolicy) else None
+        zeros = torch.zeros(0 if mean is None else mean.numel(), dtype=torch.float64)
+        self._observed = None if mean is None else Moments(0, zeros, zeros.clone())
         trained, is_recorded = list(params), records_steps(self.device)
         self.optimizer = torch.optim.Adam(trained, lr=settings.learning_rate)
         self._loss = TrialLoss(
@@ -462,7 +449,7 @@ class TrialPPOLearner(TrialLearner):
             settings=settings,
             plan=self.plan,
             reward_prediction=reward_prediction,
-            num_observed=0 if mean is None else mean.numel(),
+            num_observed=len(zeros),
             num_minibatches=settings.num_minibatches,
             at_once=_ALL if is_recorded else _CHUNK,
             device=self.device,
@@ -543,7 +530,7 @@ class TrialPPOLearner(TrialLearner):
         means = of_returns / count, of_rewards / count, of_observations / count
         found, of_observations = batch.total(_spread, old, units, *means).sums
         if self._observed is not None:
-            self._observed.add(int(count), means[2], of_observations)
+            self._observed = self._observed.merged(Moments(int(count), means[2], of_observations))
         of_advantages, left, spread, of_distances, *num_steps = found.tolist()
         # If all returns are equal there is nothing to explain.
         explained = 1.0 - left / spread if spread > 0.0 else 0.0
@@ -568,7 +555,7 @@ class TrialPPOLearner(TrialLearner):
     def state_dict(self) -> State:
         """Return the units of values and predicted rewards, the number of updates, and the moments, too."""
         squares = ((_RETURN_SQUARE, self.return_square), (_REWARD_VARIANCE, self.reward_variance))
-        observed = {} if self._observed is None else self._observed.state_dict()
+        observed = {} if self._observed is None else vars(self._observed)
         return {
             **super().state_dict(),
             **{name: [square.total, square.weight] for name, square in squares},
@@ -584,8 +571,7 @@ class TrialPPOLearner(TrialLearner):
         # Checkpoints of versions without annealing have no count.
         self.num_updates = state.get(_NUM_UPDATES, 0)
         if self._observed is not None:
-            observed = {name: state[f"{_OBSERVED}.{name}"] for name in self._observed.state_dict()}
-            self._observed.load_state_dict(observed)
+            self._observed = Moments(**{name: state[f"{_OBSERVED}.{name}"] for name in vars(self._observed)})
 
     def begin_schedules(self) -> None:
         self.num_updates = 0

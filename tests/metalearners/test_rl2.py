@@ -382,6 +382,10 @@ def test_policies_that_the_learner_cannot_train_are_refused() -> None:
             "'layers' in .*: a transformer has layers of its own; leave it out, or take a gru",
         ),
         (
+            {"algorithm-settings": {"token-shift": True}},
+            "'token-shift' in .*: a recurrent layer has no tokens; leave it out",
+        ),
+        (
             {"algorithm-settings": {"cell": "transformer", "hidden-size": 12, "num-heads": 4}},
             "no transformer of these sizes: hidden_size must be a multiple of twice num_heads, 8, got 12",
         ),
