@@ -252,7 +252,6 @@ def expect_loop(seen: list[Any], env: type[Walk], tasks: Tasks, actions: NDArray
                 assert recorded == pytest.approx({name: infos.get(name, np.nan) for name in recorded}, nan_ok=True)
 
 
-A_TASK = {"slope": np.array([0.9])}
 TASKS: Tasks = [{"slope": np.array([slope])} for slope in (0.5, 1.0, 0.9)]
 
 

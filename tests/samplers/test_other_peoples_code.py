@@ -162,28 +162,6 @@ def test_environment_that_changes_its_task_changes_only_its_own(make_env: Any, p
     np.testing.assert_array_equal(episodes.rewards, rewards_of_a_plain_loop(make_env, episodes))
 
 
-class Reuses(KeepsTask):
-    """Draws every task into the same array."""
-
-    drawn = np.zeros(1)
-
-    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        tasks = []
-        for _ in range(num_tasks):
-            self.drawn[:] = self.np_random.normal()
-            tasks.append({"goal": self.drawn})
-        return tasks
-
-
-def test_family_that_draws_into_one_array_does_not_change_the_tasks_drawn_before() -> None:
-    policy = get_policy_for_env(Reuses(), (4,))
-    with MultiTaskSampler(Reuses, policy=policy, seed=0, num_workers=0, max_episode_steps=2) as sampler:
-        before = sampler.sample_tasks(2)
-        kept = copy.deepcopy(before)
-        sampler.sample_tasks(2)
-    assert [task["goal"].tolist() for task in before] == [task["goal"].tolist() for task in kept]
-
-
 class Observes(WalkEnv):
     """Observes something of its space, and at the third step `wrong`."""
 
@@ -290,6 +268,7 @@ def drawn(make_env: Any, iterations: int = 3, num_tasks: int = 3, **options: Any
         return [sampler.sample_tasks(num_tasks) for _ in range(iterations)]
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("make_env", [Levels, AsyncLevels])
 def test_family_that_redirects_the_seed_draws_new_tasks_in_every_iteration(make_env: Any) -> None:
     batches = [*drawn(make_env, seed=0), *drawn(make_env, seed=1), *drawn(make_env, seed=0, evaluation=True)]
@@ -342,6 +321,7 @@ class HasThreeAtMost(KeepsActions):
         return [{"price": [1.0, 2.0, 3.0][index]} for index in range(num_tasks)]
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_family_that_draws_the_same_tasks_for_every_seed_is_refused(num_workers: int) -> None:
     with pytest.raises(TaskError, match=r"draws the same 50 tasks for two seeds, .*levels"):
