@@ -40,15 +40,15 @@ def family(name: str) -> Any:
     import jax.numpy as jnp
 
     from maml_rl.envs.jax import JaxFamily
-    from maml_rl.envs.jax.gymnax_control import gymnax_control
-    from maml_rl.envs.jax.jumanji_maze import jumanji_maze
-    from maml_rl.envs.jax.xland import xland
+    from maml_rl.envs.jax.gymnax_control import GymnaxVectorEnv
+    from maml_rl.envs.jax.jumanji_maze import MazeVectorEnv
+    from maml_rl.envs.jax.xland import XLandVectorEnv
 
     if name == "pendulum":
-        return gymnax_control("Pendulum-v1")
+        return GymnaxVectorEnv.family_of("Pendulum-v1")
     if name == "maze":
-        return jumanji_maze(10)
-    tiles = xland(9, 5, "R1", 11, 8, 4, "", 10_000)
+        return MazeVectorEnv.family_of(10)
+    tiles = XLandVectorEnv.make(colors=11, tiles=8, rules=4, steps=10_000)
 
     def numbers(result: Any) -> Any:
         state, observation, *more = result

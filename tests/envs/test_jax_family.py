@@ -238,12 +238,12 @@ def test_process_that_has_used_jax_is_not_forked() -> None:
         MultiTaskSampler("GymnaxPendulum-v0", {}, 1, policy, num_workers=1, start_method="fork").sample_tasks(1)
 
 
-def test_rulesets_of_xland_are_distinct_for_training_and_tests() -> None:
-    from maml_rl.envs.jax.xland import draw_rulesets
+def test_objects_of_test_rulesets_are_in_no_training_task_and_never_tell_the_goal() -> None:
+    from maml_rl.envs.jax.rulesets import generated
 
     found: dict[bool, set[Any]] = {}
     for test in (False, True):
-        drawn = draw_rulesets(np.random.default_rng(0), 400, colors=1, tiles=3, rules=1, test=test)
+        drawn = generated(1, 3, 2, 1, np.random.default_rng(0), 400, test=test)
         goals, tiles, rules = drawn["goal"].tolist(), drawn["init_tiles"].tolist(), drawn["rules"].tolist()
         for goal, first, (rule,) in zip(goals, tiles, rules, strict=True):
             # Hold what one rule makes of two objects that are there, of six kinds in one color.
@@ -251,13 +251,19 @@ def test_rulesets_of_xland_are_distinct_for_training_and_tests() -> None:
             assert rule[0] == 3
             assert rule[1:3] in first
             assert rule[3:5] in first
+            assert first[:3] == first[3:]
             different = {tuple(tile) for tile in [*first, rule[5:]]}
             assert len(different) == 4
             assert different <= {(kind, 1) for kind in (3, 4, 5, 7, 11, 12)}
-        found[test] = {(goal[1], *sorted(kind for kind, _ in first)) for goal, first in zip(goals, tiles, strict=True)}
-    # A goal has 10 sets of three others: 4 without the object that is in all of its test tasks.
-    assert (len(found[False]), len(found[True])) == (6 * 4, 6 * 6)
-    assert not found[False] & found[True]
+        found[test] = {
+            (frozenset([goal[1], *(kind for kind, _ in first)]), goal[1])
+            for goal, first in zip(goals, tiles, strict=True)
+        }
+    objects = {test: {these for these, _ in pairs} for test, pairs in found.items()}
+    assert not objects[False] & objects[True]
+    # Of the 15 sets of four objects; in each, all four are goals.
+    assert len(objects[False] | objects[True]) == 15
+    assert found[False] | found[True] == {(these, goal) for these in objects[False] | objects[True] for goal in these}
 
 
 def test_tasks_of_a_file_of_rulesets_are_its_rows_the_last_fifth_for_tests(tmp_path: Any) -> None:

@@ -23,9 +23,9 @@ def of_the_extra() -> Iterator[None]:
 with of_the_extra():
     import jax as _  # noqa: F401
 
-from maml_rl.envs.jax.jax_family import Arrays, JaxFamily, JaxVectorEnv, drawn_evenly  # noqa: E402
+from maml_rl.envs.jax.jax_family import Arrays, JaxFamily, JaxVectorEnv, ReadyMade, drawn_evenly  # noqa: E402
 
-__all__ = ["Arrays", "JaxFamily", "JaxVectorEnv", "drawn_evenly"]
+__all__ = ["Arrays", "JaxFamily", "JaxVectorEnv", "ReadyMade", "drawn_evenly"]
 
 
 def __dir__() -> list[str]:

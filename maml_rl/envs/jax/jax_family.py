@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -242,6 +243,35 @@ class JaxVectorEnv(BatchedFamily):
     def _out_of(self, array: Any) -> Any:
         """Return an array of JAX as a view, that only reads, or as a tensor."""
         return np.asarray(array) if self.xp is np else self.xp.from_dlpack(array)
+
+
+class ReadyMade(JaxVectorEnv):
+    """N slots of a family that `make` returns for its arguments, each of which has a default.
+
+    Equal arguments are one family, which is compiled once, and is pickled by them.
+    """
+
+    make: ClassVar[Callable[..., JaxFamily]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _, *options = inspect.signature(ReadyMade.__init__).parameters.values()
+        own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in cls._parameters()]
+        cls.__signature__ = inspect.Signature([options[0], *own, options[-1]])  # type: ignore[attr-defined]
+
+    def __init__(self, num_envs: int = 1, **options: Any) -> None:
+        values = [options.pop(each.name, each.default) for each in self._parameters()]
+        super().__init__(num_envs, self.family_of(*values), **options)
+
+    @classmethod
+    def _parameters(cls) -> list[inspect.Parameter]:
+        return list(inspect.signature(cls.make).parameters.values())
+
+    @classmethod
+    @cache
+    def family_of(cls, *values: Any) -> JaxFamily:
+        """Return the family for the values of all arguments."""
+        return replace(cls.make(*values), made_by=(cls.family_of, values))
 
 
 def drawn_evenly(ranges: Mapping[str, tuple[float, float]]) -> tuple[Draw, TaskSpace]:
