@@ -34,8 +34,8 @@ class XLandVectorEnv(ReadyMade):
     ) -> JaxFamily:
         """Return the family with `layout` R1, R2, R4, R6 or R9; `size` and `view` count cells along each side.
 
-        A generated task has `tiles` objects of six kinds and 1 to 11 `colors`, each `copies` times, and `rules`, each of
-        which needs two of them; `rulesets` is the path of an .npz file with the arrays goals, rules and init_tiles
+        A generated task has `tiles` objects of six kinds and 1 to 11 `colors`, each `copies` times, and `rules`, that
+        need two of them each; `rulesets` is the path of an .npz file with the arrays goals, rules and init_tiles
         instead. The reward falls with time, until the limit `steps`.
         """
         env, params = xminigrid.make(f"XLand-MiniGrid-{layout}-9x9", height=size, width=size, view_size=view)
