@@ -165,8 +165,8 @@ class KilledError(BaseException):
 def test_killed_and_continued_search_has_the_trials_of_an_undisturbed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = untimed(search(tmp_path / "undisturbed", 14))
-    kills = iter(np.random.default_rng(0).integers(0, 4, 30).tolist())
+    expected = untimed(search(tmp_path / "undisturbed", 8))
+    kills = iter(np.random.default_rng(0).integers(0, 4, 15).tolist())
 
     def killed(config: Config, folder: Path, env_steps: float, ends: tune.Ends) -> tuple[float | None, int]:
         left = next(kills, None)
@@ -183,14 +183,14 @@ def test_killed_and_continued_search_has_the_trials_of_an_undisturbed_one(
     monkeypatch.setattr(tune, "train_trial", killed)
     count, found = 0, []
     # One trial more at a time, too.
-    for trials in range(1, 15):
+    for trials in range(1, 9):
         while True:
             try:
                 found = search(tmp_path / "killed", trials)
                 break
             except KilledError:
                 count += 1
-    assert count >= 20
+    assert count >= 10
     assert untimed(found) == expected
 
 

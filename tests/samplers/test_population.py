@@ -150,7 +150,8 @@ def test_placement_is_taken_as_a_whole() -> None:
     assert generations(evaluator, weights) == generations(plain, weights)
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_returns_do_not_depend_on_the_start_method(start_method: str) -> None:
     weights = members(navigator(), 2)
     assert generations(make_evaluator(2, start_method=start_method), weights) == generations(make_evaluator(), weights)

@@ -64,15 +64,6 @@ def test_waves_are_bit_identical_to_those_of_central_inference() -> None:
     assert digests("TabularMDP-v0", **options, **IN_CHILDREN) == digests("TabularMDP-v0", **options)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("start_method", [pytest.param("forkserver", marks=pytest.mark.nightly), "spawn"])
-def test_episodes_are_bit_identical_for_any_start_method(start_method: str) -> None:
-    options = {"inference": "worker", "start_method": start_method}
-    expected = digests("2DNavigation-v0", num_workers=0)
-    assert digests("2DNavigation-v0", num_workers=2, **options) == expected
-
-
 # The policy acts in the children.
 
 
