@@ -12,7 +12,7 @@ from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays, KeptMemory
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.loop import CentralInference, sample_phase
+from maml_rl.samplers.rollout.loop import sample_phase
 
 
 class VectorEnvBackend(RolloutBackend):
@@ -20,7 +20,7 @@ class VectorEnvBackend(RolloutBackend):
 
     def __init__(self, placement: Placement, recipe: Recipe, slots_per_task: int) -> None:
         self._recipe, self._slots_per_task = recipe, slots_per_task
-        self._inference = CentralInference(placement.device, placement.recv_timeout, placement.num_groups)
+        self._inference = placement.device, placement.recv_timeout, placement.num_groups
         self._env: MetaVectorEnv | None = None
         self._memory = KeptMemory()
         # Retries and seconds of waiting in environments that are closed.
@@ -59,7 +59,7 @@ class VectorEnvBackend(RolloutBackend):
         """Sample a phase; the policy acts in this process."""
         env = self._slots_for(len(phase.tasks))
         arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(env), *phase.sizes), self._memory)
-        sample_phase(self._slots_of(env, phase), phase, arrays, timer, self._inference)
+        sample_phase(self._slots_of(env, phase), phase, arrays, timer, *self._inference)
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
     def close(self) -> None:

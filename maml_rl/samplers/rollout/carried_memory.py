@@ -26,6 +26,11 @@ def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> No
     )
 
 
+def chosen(where: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Return the rows of `new` where `where` (M, S) is true, and those of `old` elsewhere, (M, S, ...)."""
+    return torch.where(where.reshape(*where.shape, *(1,) * (old.dim() - where.dim())), new, old)
+
+
 def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
     """Refuse a policy with a memory of the wrong shape, before a phase is sampled."""
     memory = policy.initial_memory(_TRIED)

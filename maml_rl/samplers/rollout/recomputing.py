@@ -11,10 +11,8 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.episode.trials import Trials
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Memory, Policy, as_policy
-from maml_rl.policies.policy import greedy
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.actor import Actor, phase_parameters
-from maml_rl.samplers.rollout.noise import EpisodeNoise
 
 # Trials whose log-probabilities are computed at once.
 _TRIALS_PER_PASS = 128
@@ -69,19 +67,19 @@ def memory_after(
     num_tasks, per_task, episodes = len(phase.tasks), phase.per_task, episodes.to("cpu")
     rows = np.zeros((num_tasks * per_task, *episodes.observations.shape[3:]), episodes.observations.numpy().dtype)
     slots, running = slice(0, len(rows)), np.ones(len(rows), np.bool_)
-    policy = greedy(phase.policy) if phase.deterministic else phase.policy
     with torch.inference_mode(False), torch.no_grad(), intra_op_threads(1):
-        actor = Actor(policy, phase.params, rows, num_tasks, device, phase.streams.first_task)
+        actor = Actor(phase, device)
+        actor.observe(rows)
         for number, first in enumerate(range(0, phase.episodes_per_task, per_task)):
             if first == 0 or phase.reset_memory:
                 actor.begin_trial()
-            wave, noise = slice(first, first + per_task), EpisodeNoise(phase, number)
+            wave = slice(first, first + per_task)
             for step in range(int(episodes.lengths[:, wave].max())):
                 if before_step is not None:
                     before_step(actor, step, wave)
                 rows[...] = episodes.observations[:, step, wave].flatten(0, 1).numpy()
                 np.copyto(running, (episodes.lengths[:, wave] > step).flatten().numpy())
-                actor.act(slots, noise.rows(slots, np.full(len(rows), step)), running)
+                actor.act(slots, number, step, running)
     return actor.memory
 
 

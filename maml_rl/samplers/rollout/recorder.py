@@ -1,8 +1,9 @@
-"""The episodes of one phase while they are being sampled: every entry of their arrays is written once."""
+"""The slots of a phase while it is sampled, and their episodes: every entry of the arrays is written once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,179 +18,173 @@ from maml_rl.samplers.phase import Phase, task_ranges
 SlotIndex = slice | NDArray[np.intp]
 
 
+class SlotTable:
+    """Which episode every slot of a phase is in, at which step, and whether it continues or waits for a reset.
+
+    Args:
+        phase: its slots, N of them.
+
+    Attributes:
+        phase: as given.
+        tasks: (N,) the task of each slot.
+        waves: (N,) how many episodes were before that of the slot; -1 before the first.
+        running: (N,) whether the episode continues.
+        resetting: (N,) whether the slot waits for a reset, by itself.
+        common_step: steps that every slot has done; None where they step in several parts, or at any time.
+        apart: whether an episode of the wave has begun anew, so that those that are over have not as many steps.
+    """
+
+    def __init__(self, phase: Phase) -> None:
+        own = phase.own_slots
+        self.phase = phase
+        self.tasks, self._places = np.divmod(np.arange(own.start, own.stop), phase.per_task)
+        self.waves, self._steps = np.full(len(self.tasks), -1), np.zeros(len(self.tasks), np.int64)
+        self.running, self.resetting = np.zeros((2, len(self.tasks)), np.bool_)
+        self.common_step: int | None = None
+        self.apart = False
+        self._ranges = cache(partial(_ranges, phase))
+
+    def begin_all(self) -> None:
+        """Begin the next episode of all slots, which step together."""
+        self.waves += 1
+        self.running[:] = True
+        self.common_step, self.apart = 0, False
+
+    def begin(self, slots: Sequence[int]) -> None:
+        """Begin the next episode of slots that have to be reset first."""
+        self.waves[slots] += 1
+        self._steps[slots], self.running[slots], self.resetting[slots] = 0, True, True
+
+    def wave(self, slots: SlotIndex) -> int | NDArray[np.int64]:
+        """Return the wave of all `slots`, or that of each where they may differ."""
+        return int(self.waves[slots.start]) if isinstance(slots, slice) else self.waves[slots]
+
+    def step(self, slots: SlotIndex) -> int | NDArray[np.int64]:
+        """Return how many steps `slots` have done, or each of them where they differ."""
+        if self.common_step is not None:
+            return self.common_step
+        steps = self._steps[slots]
+        return int(steps[0]) if len(steps) and not np.count_nonzero(steps != steps[0]) else steps
+
+    def advance(self, slots: SlotIndex, done: NDArray[np.bool_], restarted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Count a step of `slots`, except of those that have begun anew, and return whose episodes it has ended.
+
+        At the horizon an episode is truncated, even if the environment has no such limit.
+        """
+        again = np.count_nonzero(restarted)
+        if self.common_step is not None and len(done) == len(self._steps) and not again:
+            self.common_step += 1
+            if self.common_step == self.phase.horizon:
+                return self.running.copy()
+            return done & self.running if np.count_nonzero(done) else done
+        if self.common_step is not None:
+            self._steps[:], self.common_step = self.common_step, None
+        self._steps[slots] += 1
+        if again:
+            self.apart = True
+            self._steps[numbers_of(slots)[restarted]] = 0
+        at_end: NDArray[np.bool_] = self._steps[slots] == self.phase.horizon
+        return self.running[slots] & (done | at_end)
+
+    def episodes(self, slots: SlotIndex) -> NDArray[np.int64]:
+        """Return the numbers of the episodes of `slots` among those of their tasks."""
+        return self.waves[slots] * self.phase.per_task + self._places[slots]
+
+    def entries(self, slots: SlotIndex) -> list[tuple[tuple[Any, ...], slice, tuple[int, ...]]]:
+        """Return the index of the entries of `slots` at their steps, each with its rows and their leading shape."""
+        step = self.step(slots)
+        if not (isinstance(slots, slice) and isinstance(step, int)):
+            episodes = self.episodes(slots)
+            return [((self.tasks[slots], step, episodes), slice(None), episodes.shape)]
+        # At one step those of a task, and those of whole tasks, are one range, which is several times as fast.
+        ranges = self._ranges(slots.start, slots.stop, int(self.waves[slots.start]))
+        return [((tasks, step, episodes), rows, grid) for tasks, episodes, rows, grid in ranges]
+
+
+def _ranges(phase: Phase, start: int, stop: int, wave: int) -> list[tuple[slice, slice, slice, tuple[int, int]]]:
+    """Return the ranges of tasks and of their episodes in the slots of a wave, with the rows of each and their grid."""
+    ranges, row, own, first = [], 0, phase.own_slots.start, wave * phase.per_task
+    for tasks, places in task_ranges(slice(start + own, stop + own), phase.per_task):
+        grid = tasks.stop - tasks.start, places.stop - places.start
+        episodes = slice(first + places.start, first + places.stop)
+        ranges.append((tasks, episodes, slice(row, row := row + grid[0] * grid[1]), grid))
+    return ranges
+
+
+def numbers_of(slots: SlotIndex) -> NDArray[np.intp]:
+    """Return the numbers of slots."""
+    return np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
+
+
 class EpisodeRecorder:
-    """Collects the episodes of some slots from the buffers of a vector environment.
+    """Writes what slots show into the arrays of a phase, at the places that their table says.
 
     Args:
         arrays: the destination, of all tasks of the phase; every entry of its slots is written.
-        phase: which slots and episodes.
-
-    Attributes:
-        any_restarted: whether an episode of the wave has begun anew.
+        table: of the slots; knows which episodes are over from what is recorded here.
+        in_place: whether slots write their observations into the arrays themselves; see `observations_at`.
     """
 
-    def __init__(self, arrays: EpisodeArrays, phase: Phase) -> None:
-        self.horizon = arrays.rewards.shape[1]
-        self._phase, self._per_task, self._first_slot = phase, phase.per_task, phase.own_slots.start
-        self._first_task = phase.streams.first_task
-        numbers = np.arange(self._first_slot, phase.own_slots.stop)
-        self._task_of, self._place_of = numbers // self._per_task, numbers % self._per_task
-        # By range of slots, which are whole tasks or not: where their entries are.
-        self._ranges: dict[tuple[int, int], list[tuple[slice, slice, slice, tuple[int, int]]]] = {}
-        self._observations, self._actions, self._rewards = arrays.observations, arrays.actions, arrays.rewards
-        self._lengths, self._terminated, self._truncated = arrays.lengths, arrays.terminated, arrays.truncated
-        self._final_observations = arrays.final_observations
-        self._observed_in_place = False
-        # That of all slots, as long as it is one; then `_steps` need not be written.
-        self._step: int | None = None
-        self._step_infos = {name: array for name, array in arrays.infos.items() if array.ndim == 3}
-        self._episode_infos = {name: array for name, array in arrays.infos.items() if array.ndim == 2}
-        self._can_be_infinite = {
-            "observation": np.issubdtype(arrays.observations.dtype, np.inexact),
-            "action": np.issubdtype(arrays.actions.dtype, np.inexact),
-            "reward": True,
-        }
-
-    def observe_in_place(self) -> bool:
-        """From here on slots write their observations where they are recorded; return whether they can.
-
-        All episodes must run at once, and the observations of a step must be adjacent.
-        """
-        self._observed_in_place = self._observations[:, 0].flags.c_contiguous
-        return self._observed_in_place
+    def __init__(self, arrays: EpisodeArrays, table: SlotTable, *, in_place: bool) -> None:
+        self._arrays, self._table, self.in_place = arrays, table, in_place
 
     def observations_at(self, step: int) -> NDArray[Any] | None:
         """Return the array of observations before a step, one row for each slot of these tasks; None after the last."""
-        if step == self.horizon:
+        if step == self._table.phase.horizon:
             return None
-        of_step: NDArray[Any] = self._observations[:, step]
+        of_step: NDArray[Any] = self._arrays.observations[:, step]
         return of_step.reshape(-1, *of_step.shape[2:])
 
-    def start_wave(self, wave: int = 0) -> None:
-        """From here on every slot is at the first step of its episode number `wave`."""
-        self._first_episode = wave * self._per_task
-        self._episode_of = self._first_episode + self._place_of
-        self._step, self._steps = 0, np.zeros(len(self._task_of), np.int64)
-        self._running = np.ones(len(self._task_of), np.bool_)
-        self.any_restarted = False
-
-    def begin_episode(self, slot: int, wave: int) -> None:
-        """From here on a slot is at the first step of its episode number `wave`."""
-        self._leave_common_step()
-        self._episode_of[slot] = wave * self._per_task + self._place_of[slot]
-        self._steps[slot], self._running[slot] = 0, True
-
-    @property
-    def common_step(self) -> int | None:
-        """The number of steps that every slot has done; None where they step in several parts, or at any time."""
-        return self._step
-
-    def _leave_common_step(self) -> None:
-        if self._step is not None:
-            self._steps[:], self._step = self._step, None
-
-    def steps(self, slots: SlotIndex) -> NDArray[np.int64]:
-        """Return the number of steps that each of `slots` has done."""
-        steps = self._steps[slots]
-        return steps if self._step is None else np.full_like(steps, self._step)
-
-    def running(self, slots: SlotIndex) -> NDArray[np.bool_]:
-        """Return which of the episodes of `slots` continue."""
-        return self._running[slots]
-
     def write_choice(self, slots: SlotIndex, observations: NDArray[np.generic], actions: NDArray[np.generic]) -> None:
-        """Record the observations of `slots` and the actions that the policy chose."""
-        if self.any_restarted:
-            running = self._running[slots]
-            slots, observations, actions = self._numbers(slots)[running], observations[running], actions[running]
+        """Record the observations of `slots` and the actions that the policy chose, which must be finite."""
+        if self._table.apart:
+            running = self._table.running[slots]
+            slots, observations, actions = numbers_of(slots)[running], observations[running], actions[running]
         self._check_finite("observation", observations, slots)
-        stored = actions.astype(self._actions.dtype, copy=False)
+        stored = actions.astype(self._arrays.actions.dtype, copy=False)
         self._check_finite("action", stored, slots, actions)
-        for where, rows, grid in self._places(slots):
-            if not self._observed_in_place:
-                self._observations[where] = observations[rows].reshape(*grid, *observations.shape[1:])
-            self._actions[where] = stored[rows].reshape(*grid, *stored.shape[1:])
+        for where, rows, grid in self._table.entries(slots):
+            if not self.in_place:
+                self._arrays.observations[where] = observations[rows].reshape(*grid, *observations.shape[1:])
+            self._arrays.actions[where] = stored[rows].reshape(*grid, *stored.shape[1:])
 
     def write_outcome(self, slots: SlotIndex, buffers: StepBuffers) -> None:
-        """Record the results of a step. An episode that was restarted is at its first step again."""
-        if self.any_restarted:
-            slots = self._numbers(slots)[self._running[slots]]
+        """Record the results of a step, which must be finite, and let the table count it."""
+        arrays, table = self._arrays, self._table
+        if table.apart:
+            slots = numbers_of(slots)[table.running[slots]]
         # The recorded value must be finite: 1e300 is, until it becomes a float32.
-        rewards = buffers.rewards[slots].astype(self._rewards.dtype, copy=False)
+        rewards = buffers.rewards[slots].astype(arrays.rewards.dtype, copy=False)
         self._check_finite("reward", rewards, slots, buffers.rewards[slots])
-        infos = {name: buffers.infos[name][slots] for name in self._step_infos}
-        for where, rows, grid in self._places(slots):
-            self._rewards[where] = rewards[rows].reshape(grid)
-            for name, array in self._step_infos.items():
-                array[where] = infos[name][rows].reshape(grid)
-        restarted, terminated = buffers.restarted[slots], buffers.terminated[slots]
-        done = terminated | buffers.truncated[slots]
-        num_restarted = np.count_nonzero(restarted)
-        if self._step is not None and len(rewards) == len(self._steps) and not num_restarted:
-            self._step += 1
-            if self._step < self.horizon and not np.count_nonzero(done):
-                return
-            self._steps[:] = self._step
-            steps = self._steps
-        else:
-            self._leave_common_step()
-            steps = self._steps[slots] + 1
-            if num_restarted:
-                # From here on slots are at different steps, and only those whose episodes continue are written and
-                # counted: the others would run past the horizon.
-                self.any_restarted = True
-                steps[restarted] = 0
-            self._steps[slots] = steps
-        # At the horizon an episode is truncated, even if the environment has no such limit.
-        running = self._running[slots]
-        ended = running & (done | (steps == self.horizon))
+        infos = [(array, buffers.infos[name][slots]) for name, array in arrays.infos.items()]
+        for where, rows, grid in table.entries(slots):
+            arrays.rewards[where] = rewards[rows].reshape(grid)
+            for array, values in infos:
+                if array.ndim == 3:
+                    array[where] = values[rows].reshape(grid)
+        terminated = buffers.terminated[slots]
+        ended = table.advance(slots, terminated | buffers.truncated[slots], buffers.restarted[slots])
         if np.count_nonzero(ended):
             self._check_finite("observation", buffers.observations[slots], slots)
-            over = (self._task_of[slots][ended], self._episode_of[slots][ended])
-            self._lengths[over] = steps[ended]
-            self._terminated[over] = terminated[ended]
-            self._truncated[over] = ~terminated[ended]
-            self._final_observations[over] = buffers.observations[slots][ended]
-            for name, array in self._episode_infos.items():
-                array[over] = buffers.infos[name][slots][ended]
-            self._running[slots] = running & ~ended
-
-    @staticmethod
-    def _numbers(slots: SlotIndex) -> NDArray[np.intp]:
-        return np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
+            over = table.tasks[slots][ended], table.episodes(slots)[ended]
+            arrays.lengths[over] = np.broadcast_to(table.step(slots), ended.shape)[ended]
+            arrays.terminated[over] = terminated[ended]
+            arrays.truncated[over] = ~terminated[ended]
+            arrays.final_observations[over] = buffers.observations[slots][ended]
+            for array, values in infos:
+                if array.ndim == 2:
+                    array[over] = values[ended]
+            table.running[slots] &= ~ended
 
     def finish(self) -> None:
         """Fill the padding with zeros."""
-        for tasks, episodes in self._phase.ranges():
-            padding = np.arange(self.horizon)[None, :, None] >= self._lengths[tasks, None, episodes]
+        arrays, phase = self._arrays, self._table.phase
+        stepwise = [array for array in arrays.infos.values() if array.ndim == 3]
+        for tasks, episodes in phase.ranges():
+            padding = np.arange(phase.horizon)[None, :, None] >= arrays.lengths[tasks, None, episodes]
             if padding.any():
-                for array in (self._observations, self._actions, self._rewards, *self._step_infos.values()):
+                for array in (arrays.observations, arrays.actions, arrays.rewards, *stepwise):
                     array[tasks, :, episodes][padding] = 0
-
-    def _places(self, slots: SlotIndex) -> list[tuple[tuple[Any, ...], slice, tuple[int, ...]]]:
-        """Return the index of the entries of `slots` at their steps, each with its rows and their leading shape."""
-        step = self._step
-        if step is None or not isinstance(slots, slice):
-            steps = self.steps(slots)
-            step = int(steps[0])
-            if not isinstance(slots, slice) or np.count_nonzero(steps != step):
-                return [((self._task_of[slots], steps, self._episode_of[slots]), slice(None), (len(steps),))]
-        # At one step those of a task, and those of whole tasks, are one range, which is several times as fast.
-        key, first = (slots.start, slots.stop), self._first_episode
-        if key not in self._ranges:
-            self._ranges[key] = self._ranges_of(slots)
-        return [
-            ((tasks, step, slice(first + places.start, first + places.stop)), rows, grid)
-            for tasks, places, rows, grid in self._ranges[key]
-        ]
-
-    def _ranges_of(self, slots: slice) -> list[tuple[slice, slice, slice, tuple[int, int]]]:
-        found, start = [], 0
-        numbers = slice(slots.start + self._first_slot, slots.stop + self._first_slot)
-        for tasks, places in task_ranges(numbers, self._per_task):
-            grid = tasks.stop - tasks.start, places.stop - places.start
-            found.append((tasks, places, slice(start, start := start + grid[0] * grid[1]), grid))
-        return found
 
     def _check_finite(
         self, what: str, values: NDArray[np.generic], slots: SlotIndex, given: NDArray[np.generic] | None = None
@@ -203,19 +198,20 @@ class EpisodeRecorder:
             given: as the environment or the policy returned them; None for `values`.
         """
         # It takes a third of the time of `all` on few slots, as elsewhere in every step.
-        if not self._can_be_infinite[what] or np.count_nonzero(np.isfinite(values)) == values.size:
+        if values.dtype.kind not in "fc" or np.count_nonzero(np.isfinite(values)) == values.size:
             return
-        finite = np.isfinite(values).reshape(len(values), -1).all(axis=1) | ~self._running[slots]
+        table, first_task = self._table, self._table.phase.streams.first_task
+        finite = np.isfinite(values).reshape(len(values), -1).all(axis=1) | ~table.running[slots]
         if finite.all():
             return
         row = int(np.argmin(finite))
-        slot = slots.start + row if isinstance(slots, slice) else int(slots[row])
+        slot = numbers_of(slots)[row : row + 1]
         shown = values[row] if given is None else given[row]
         as_type = f" as {values.dtype}" if np.isfinite(shown).all() else ""
         raise not_finite(
-            f"the {what} of task {self._first_task + self._task_of[slot]}, episode {self._episode_of[slot]}, "
-            f"step {self._steps[slot] if self._step is None else self._step} is not finite{as_type}: {shown}",
-            (self._first_task + np.unique(self._task_of[slots][~finite])).tolist(),
+            f"the {what} of task {first_task + table.tasks[slot].item()}, episode {table.episodes(slot).item()}, "
+            f"step {table.step(slot)} is not finite{as_type}: {shown}",
+            (first_task + np.unique(table.tasks[slots][~finite])).tolist(),
         )
 
 

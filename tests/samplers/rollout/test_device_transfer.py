@@ -60,9 +60,9 @@ class CountingLink(DeviceLink):
 class LinkedActor(acting.Actor):
     """Transfers as to an accelerator, whatever the device."""
 
-    def __init__(self, policy: Any, params: Any, observations: Any, *options: Any) -> None:
-        super().__init__(policy, params, observations, *options)
-        self._link = CountingLink(observations, policy.noise_size, CPU)
+    def observe(self, observations: Any) -> None:
+        self._link = self._link or CountingLink(observations, self._policy.noise_size, CPU)
+        super().observe(observations)
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """The rollout, tested on an environment whose every number can be predicted."""
 
+import inspect
+import textwrap
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -17,6 +20,7 @@ from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy, performed
 from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.rollout.loop import _Loop
 from maml_rl.seeding import PhaseStreams
 
 HORIZON = 6
@@ -219,3 +223,9 @@ def test_actions_recorded_before_squashing_reach_the_environment_squashed(
     # Outside of a sampler a policy says what the environment gets.
     chosen, _ = policy.choose(seen[0, 0, 0].numpy(), rng=np.random.default_rng(0))
     assert env.single_action_space.contains(chosen)
+
+
+def test_schedules_that_the_documentation_shows_are_those_of_the_loop() -> None:
+    shown = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text()
+    for schedule in (_Loop.run_in_lockstep, _Loop.run_by_slot):
+        assert textwrap.dedent(inspect.getsource(schedule)) in shown
