@@ -19,8 +19,7 @@ from maml_rl.arguments import check_count
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, within
-from maml_rl.policies.memory_body import MemoryStep
-from maml_rl.policies.memory_policy import Enter, Leave
+from maml_rl.policies.memory_policy import Enter, Leave, MemoryStep
 from maml_rl.policies.mlp import Nonlinearity, Perceptron
 from maml_rl.policies.policy import Memory, Policy, Unrolled
 from maml_rl.policies.sequence_policy import SequencePolicy
@@ -144,10 +143,11 @@ class BeliefPolicy(SequencePolicy):
             compute, outputs = row_layers(known, layers, self._actor.nonlinearity)
             entered, chosen_from = seen[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
-            def enter(observations: Tensor) -> None:
+            def enter(observations: Tensor) -> Tensor:
                 entered.copy_(self._encode(observations).reshape(entered.shape))
                 embed()
                 step.inputs.relu_()
+                return observations
 
             def leave(observations: Tensor, noise: Tensor) -> Tensor:
                 infer()

@@ -1,4 +1,4 @@
-"""Policies with a memory: their base, and a policy that has one already when its trials begin."""
+"""Policies with a memory, and the bodies that have one: what all of them have in common."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import within
-from maml_rl.policies.memory_body import MemoryBody, MemoryStep
 from maml_rl.policies.policy import Memory, Policy, Unrolled, perform
 from maml_rl.policies.slot_rows import SlotRows
 
-Enter: TypeAlias = Callable[[Tensor], object]
-Leave: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Enter: TypeAlias = Callable[[Tensor], Any]
+Leave: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
 @runtime_checkable
@@ -52,6 +51,59 @@ class MemoryPolicy(Policy):
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
         """Return actions, and the memory after them."""
+
+
+class MemoryStep(Protocol):
+    """The next step of M x S slots under fixed parameters, without gradients; its arrays are created once.
+
+    The bits of a row do not depend on the rows beside it. Rows are those of `SlotRows`, and perhaps more.
+
+    Attributes:
+        inputs: (rows, I), or (M, rows, I) under stacked parameters, for the caller to fill.
+        units: (rows, H), likewise; each call overwrites them.
+    """
+
+    inputs: Tensor
+    units: Tensor
+
+    def __call__(self, memory: Memory) -> Memory:
+        """Take the step, and return the memory after it; tensors are (M, S, ...)."""
+
+
+class MemoryBody(nn.Module):
+    """A layer with a memory, or several of them, whose units heads interpret.
+
+    Attributes:
+        hidden_size: H, its units.
+        runs_tasks: whether `run` takes the sequences of all tasks at once.
+        writes_memory: whether a step writes into the first tensor of the memory that it gets, in a place that nothing
+            before it reads; see `Policy.actor`.
+    """
+
+    hidden_size: int
+    runs_tasks: ClassVar[bool] = False
+    writes_memory: ClassVar[bool] = False
+
+    @abstractmethod
+    def initial_memory(self, num: int, like: Tensor) -> Memory:
+        """Return the memory (num, ...) where trials begin, of the type and on the device of `like`."""
+
+    @abstractmethod
+    def run(self, inputs: Tensor, memory: Memory | None, params: Params) -> tuple[Tensor, Memory]:
+        """Go through sequences, differentiably.
+
+        Args:
+            inputs: (L, N, I); or (M, L, N, I) under stacked parameters, if `runs_tasks`.
+            memory: (N, ...) before the first step, or (M, N, ...); None where trials begin.
+            params: by the body's own names.
+
+        Returns:
+            Units (L, N, H) or (M, L, N, H), and the memory after the last step.
+        """
+
+    @abstractmethod
+    def step(self, params: Params, rows: SlotRows) -> MemoryStep:
+        """Return the next step of slots under fixed parameters, shared or stacked (M, ...)."""
 
 
 class BodyPolicy(MemoryPolicy):
@@ -104,9 +156,9 @@ class BodyPolicy(MemoryPolicy):
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
             step, enter, leave = begin(noise.shape[:2])
-            enter(observations)
+            seen = enter(observations)
             after = step(memory)
-            return leave(observations, noise), after
+            return leave(seen, noise), after
 
         return act
 
@@ -114,8 +166,8 @@ class BodyPolicy(MemoryPolicy):
     def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:
         """Return what makes two functions around the steps of a body, under fixed parameters.
 
-        The first fills the inputs of a step from observations (M, S, ...); the second turns its units, the observations
-        and noise (M, S, ...) into actions.
+        The first fills the inputs of a step from observations (M, S, ...); the second turns what it returned, noise
+        (M, S, ...) and the units of the step into actions.
         """
 
 

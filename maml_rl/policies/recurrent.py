@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, orthogonal
-from maml_rl.policies.memory_body import MemoryBody
+from maml_rl.policies.memory_policy import MemoryBody
 from maml_rl.policies.policy import Memory
 from maml_rl.policies.slot_rows import SlotRows, affine, row_product
 
@@ -220,15 +220,16 @@ class PlainStep:
         self.inputs, self.units = (
             self._weights[0].new_zeros(*rows.shape, size) for size in (layer.input_size, layer.hidden_size)
         )
+        self._inputs, self._units = rows.blocks(self.inputs), rows.blocks(self.units)
 
     def __call__(self, memory: Memory) -> Memory:
         from_input, from_memory, input_bias, memory_bias = self._weights
         rows, after = self._rows, []
-        for inputs, *before in zip(rows.blocks(self.inputs), *map(rows.split, memory), strict=True):
+        for inputs, *before in zip(self._inputs, *map(rows.split, memory), strict=True):
             of_input = affine(inputs, from_input, input_bias)
             of_memory = affine(before[0], from_memory, memory_bias)
             after.append(self._layer.next_memory(of_input, of_memory, tuple(before)))
-        for units, (new, *_) in zip(rows.blocks(self.units), after, strict=True):
+        for units, (new, *_) in zip(self._units, after, strict=True):
             units.copy_(new)
         return tuple(rows.join(kept) for kept in zip(*after, strict=True))
 

@@ -20,8 +20,7 @@ from torch.nn.functional import linear
 from maml_rl.policies.cnn import ConvLayer, InputEncoder, refuse_image_options
 from maml_rl.policies.heads import Head, Params, head_for
 from maml_rl.policies.layers import empty_layer, orthogonal, within
-from maml_rl.policies.memory_body import MemoryBody, MemoryStep
-from maml_rl.policies.memory_policy import BodyPolicy, Enter, Leave
+from maml_rl.policies.memory_policy import BodyPolicy, Enter, Leave, MemoryBody, MemoryStep
 from maml_rl.policies.mlp import Perceptron, register_parameters
 from maml_rl.policies.policy import Memory, Unrolled, perform
 from maml_rl.policies.recurrent import Cell, Recurrent, RecurrentStep, make_recurrent
@@ -190,11 +189,15 @@ class SequencePolicy(BodyPolicy):
             compute, outputs = row_layers(first, layers, torch.tanh_)
             own, chosen_from = step.inputs[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
+            def enter(observations: Tensor) -> Tensor:
+                own.copy_(self._encode_rows(observations, prepared, rows).reshape(own.shape))
+                return observations
+
             def leave(observations: Tensor, noise: Tensor) -> Tensor:
                 compute()
                 return choose(chosen_from, noise, observations)
 
-            return lambda seen: own.copy_(self._encode_rows(seen, prepared, rows).reshape(own.shape)), leave
+            return enter, leave
 
         return make
 

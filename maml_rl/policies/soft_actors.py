@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from maml_rl.policies.heads import CategoricalHead, DistributionParams, Head, Params, SquashedGaussianHead
 from maml_rl.policies.layers import within
-from maml_rl.policies.memory_body import MemoryStep
-from maml_rl.policies.memory_policy import BodyPolicy, Enter, Leave
+from maml_rl.policies.memory_policy import BodyPolicy, Enter, Leave, MemoryStep
 from maml_rl.policies.policy import Memory, Policy, Unrolled
 from maml_rl.policies.slot_rows import SlotRows, through
 from maml_rl.policies.trial_encoder import EncoderSizes, TrialEncoder, make_linear
@@ -101,24 +100,20 @@ class RecurrentActor(SoftActor, BodyPolicy):
         of_encoder, dtype = within(params, "encoder."), self.head.weight.dtype
 
         def make(rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
-            own = step.inputs[..., rows.own, :]
+            inputs, units = (rows.blocks(each[..., : rows.shape[-1], :]) for each in (step.inputs, step.units))
 
-            def enter(observations: Tensor) -> None:
-                inputs = [self.encoder.embed(seen, of_encoder) for seen in rows.split(observations.to(dtype))]
-                own.copy_(rows.join(inputs).reshape(own.shape))
+            def enter(observations: Tensor) -> Sequence[Tensor]:
+                blocks = rows.split(observations.to(dtype))
+                for into, seen in zip(inputs, blocks, strict=True):
+                    into.copy_(self.encoder.embed(seen, of_encoder))
+                return blocks
 
-            def leave(observations: Tensor, noise: Tensor) -> Tensor:
-                blocks = (
-                    rows.blocks(step.units[..., : rows.shape[-1], :]),
-                    rows.split(observations.to(dtype)),
-                    rows.split(noise),
-                )
-                return rows.join(
-                    [
-                        self.distributions.act(self.parameters_of(known, seen, params), drawn)
-                        for known, seen, drawn in zip(*blocks, strict=True)
-                    ]
-                )
+            def leave(blocks: Sequence[Tensor], noise: Tensor) -> Tensor:
+                chosen = [
+                    self.distributions.act(self.parameters_of(known, seen, params), drawn)
+                    for known, seen, drawn in zip(units, blocks, rows.split(noise), strict=True)
+                ]
+                return rows.join(chosen)
 
             return enter, leave
 

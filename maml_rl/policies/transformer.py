@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, within
-from maml_rl.policies.memory_body import MemoryBody
+from maml_rl.policies.memory_policy import MemoryBody
 from maml_rl.policies.policy import Memory
 from maml_rl.policies.slot_rows import ROWS, SlotRows, row_product
 

@@ -18,7 +18,7 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, within
-from maml_rl.policies.memory_body import MemoryBody
+from maml_rl.policies.memory_policy import MemoryBody
 from maml_rl.policies.policy import Memory
 from maml_rl.policies.recurrent import GRU, Cell, Products, make_recurrent, weights_of
 from maml_rl.policies.slot_rows import through

@@ -44,6 +44,7 @@ MAKERS = {
     "lstm": of_layer("lstm"),
     "gru, whole": of_layer("gru", **WHOLE),
     "lstm, whole": of_layer("lstm", **WHOLE),
+    "gru, squashed": of_layer("gru", squash=True),
     "transformer": of_tokens(Attention(7, num_heads=2)),
     "transformer, heads apart": of_tokens(Attention(70, num_heads=2, num_key_value_heads=2)),
     "transformer, one layer": of_tokens(Attention(64, num_heads=2, num_layers=1)),
@@ -100,7 +101,7 @@ def test_steps_in_the_loop_agree_with_sequences_in_the_update(name: str, actions
     with torch.no_grad():
         unrolled = policy.unroll(observations.flatten(1, 2))
     acted, noise = acted.flatten(1, 2), noise.flatten(1, 2)
-    expected = policy.distributions.act(unrolled.distribution, noise)
+    expected = policy.distributions.record(unrolled.distribution, noise)
     if actions == "discrete":
         cumulative = torch.softmax(unrolled.distribution[0], -1).cumsum(-1)
         # At the boundary between categories the two may differ.
