@@ -69,6 +69,16 @@ class Plan:
         return replace(self, **changes)
 
     @property
+    def num_inner_steps(self) -> int:
+        """Gradient steps: none in trials, or without a rule."""
+        return 0 if self.whole_trials or self.rule is None else self.num_steps
+
+    @property
+    def num_phases(self) -> int:
+        """Phases: one before each gradient step, and one after the last; or one of trials."""
+        return 1 if self.whole_trials else self.num_inner_steps + (not self.adapt_only)
+
+    @property
     def estimation(self) -> dict[str, Any]:
         """How advantages are estimated, as arguments of `TaskEpisodes.compute_advantages`."""
         return {"gamma": self.gamma, "gae_lambda": self.gae_lambda, "bootstrap": self.bootstrap}

@@ -15,8 +15,8 @@ from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.trust import check_code
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.samplers.hosting import HOST_ROOM
 from maml_rl.samplers.importing import find_unimportable
+from maml_rl.samplers.remote_store import WORKER_ROOM
 from maml_rl.task_distributions.task_distribution import TaskSplit
 
 # Settings that may cause an error when a sampler is made.
@@ -86,7 +86,7 @@ def _is_faster_in_workers(experiment: Experiment, placement: Placement) -> bool:
     )
     left = available_memory() if possible else None
     num_steps = config.training_steps if learner.takes_steps else 0
-    needed = _batch_bytes(experiment, config.meta_batch_size, num_steps) + placement.workers * HOST_ROOM
+    needed = _batch_bytes(experiment, config.meta_batch_size, num_steps) + placement.workers * WORKER_ROOM
     return possible and (left is None or needed <= left)
 
 

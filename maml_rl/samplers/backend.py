@@ -15,7 +15,7 @@ from maml_rl.profiling import StageTimer
 from maml_rl.samplers.phase import Phase
 
 if TYPE_CHECKING:
-    from maml_rl.samplers.hosting import Carrier
+    from maml_rl.samplers.remote_store import RemoteBatch, RemoteStore
 
 
 class RolloutBackend(ABC):
@@ -45,9 +45,9 @@ class RolloutBackend(ABC):
         return None
 
     @property
-    def carrier(self) -> Carrier | None:
-        """The carrier of requests to workers that keep episodes; None if they cannot keep any."""
-        return None
+    def num_stores(self) -> int:
+        """Number of workers that keep the episodes of a batch and compute on them; 0 if they cannot."""
+        return 0
 
     @abstractmethod
     def prepare(self, num_tasks: int) -> None:
@@ -88,6 +88,16 @@ class RolloutBackend(ABC):
             NonFiniteError: If an observation, an action or a reward is NaN or infinite.
             TaskError: If a task is malformed.
         """
+
+    def collect(self, batch: RemoteBatch, phase: Phase, timer: StageTimer) -> RemoteStore:
+        """Have workers sample all phases of a batch, and keep the episodes until the next phase or batch.
+
+        Args:
+            batch: what to sample.
+            phase: its first phase, with the policy.
+            timer: gets the seconds of the stages.
+        """
+        raise NotImplementedError
 
     def start_phase(self) -> None:
         """Count lost workers from zero."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +18,9 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.plan import Plan
 from maml_rl.policies import Memory
 from maml_rl.samplers.backend import RolloutBackend
-from maml_rl.samplers.hosting import Carrier, HostedBatch, RemoteStore
-from maml_rl.samplers.inner_loop import InnerPhases, InnerSteps, Params
+from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.phase_sampler import PhaseSampler, check_tasks
+from maml_rl.samplers.remote_store import RemoteBatch
 from maml_rl.samplers.rollout.recomputing import memory_after
 from maml_rl.seeding import PhaseStreams
 
@@ -98,15 +99,9 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
         """
         if fast_lr is not None and rule is not None:
             raise TypeError("sample expects either a fast_lr or a rule, got both")
-        plan = Plan(
-            num_steps=num_steps,
-            rule=rule or as_rule(0.5 if fast_lr is None else fast_lr),
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            bootstrap=bootstrap,
-            in_this_process=True,
-            device=device,
-        )
+        own = rule or as_rule(0.5 if fast_lr is None else fast_lr)
+        estimation: dict[str, Any] = {"gamma": gamma, "gae_lambda": gae_lambda, "bootstrap": bootstrap}
+        plan = Plan(num_steps=num_steps, rule=own, device=device, in_this_process=True, **estimation)
         *train_episodes, valid_episodes = self.collect(tasks, plan).phases
         return train_episodes, valid_episodes
 
@@ -131,16 +126,8 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
             TypeError: If the sampler has no baseline.
             ValueError: If there are not as many step sizes as steps.
         """
-        plan = Plan(
-            num_steps=num_steps,
-            rule=rule,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            bootstrap=bootstrap,
-            adapt_only=True,
-            device=device,
-        )
-        store = self.collect(tasks, plan)
+        estimation: dict[str, Any] = {"gamma": gamma, "gae_lambda": gae_lambda, "bootstrap": bootstrap}
+        store = self.collect(tasks, Plan(num_steps=num_steps, rule=rule, device=device, adapt_only=True, **estimation))
         return [*store.phases], store.params
 
     def collect(self, tasks: Sequence[Task], plan: Plan) -> EpisodeStore:
@@ -163,85 +150,55 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
         num_tasks = check_count("the number of tasks", len(check_tasks(tasks)))
         if plan.whole_trials:
             self._check_trials()
-        inner = None if plan.whole_trials else self._inner_phases(plan)
-        if carrier := self._carrier(num_tasks, inner, plan):
-            store = self._collect_on_workers(carrier, tasks, inner, plan)
-            if store is not None:
-                return store
-        return self._collect_here(tasks, inner, plan)
+        inner = InnerPhases(plan, self.policy, self.baseline, self.timer)
+        store = self._collect_on_workers(tasks, plan) if self._may_stay_in_workers(num_tasks, plan) else None
+        return store or self._collect_here(tasks, inner, plan)
 
-    def _inner_phases(self, plan: Plan) -> InnerPhases:
-        if self.baseline is None:
-            raise TypeError("sample needs a baseline; pass LinearFeatureBaseline.for_space(space) to MultiTaskSampler")
-        rule, num_steps = plan.rule or AdaptationRule(0.0), 0 if plan.rule is None else plan.num_steps
-        rule.step_sizes(num_steps)
-        return InnerPhases(
-            policy=self.policy, baseline=self.baseline, rule=rule, num_steps=num_steps, **plan.estimation
-        )
-
-    def _carrier(self, num_tasks: int, inner: InnerPhases | None, plan: Plan) -> Carrier | None:
-        """Return what brings requests to workers that keep the episodes of tasks; None if there are none."""
+    def _may_stay_in_workers(self, num_tasks: int, plan: Plan) -> bool:
+        """Return whether the episodes may stay in workers, and prepare these."""
         if plan.in_this_process or plan.adapt_only or self.placement.update == "driver":
-            return None
-        if inner is not None and not (isinstance(inner.baseline, TaskwiseBaseline) and not plan.deterministic):
-            return None
-        if (inner is not None and self.policy.has_memory) or next(self.policy.parameters()).device.type != "cpu":
-            return None
+            return False
+        is_simple = isinstance(self.baseline, TaskwiseBaseline) and not plan.deterministic
+        if not plan.whole_trials and (self.policy.has_memory or not is_simple):
+            return False
+        if next(self.policy.parameters()).device.type != "cpu":
+            return False
         self.prepare(num_tasks)
-        return self._workers.backend.carrier
+        return self._workers.backend.num_stores > 0
 
-    def _collect_on_workers(
-        self, carrier: Carrier, tasks: Sequence[Task], inner: InnerPhases | None, plan: Plan
-    ) -> EpisodeStore | None:
-        keyed, num_tasks, per_chunk = self._next_streams(), len(tasks), plan.tasks_per_chunk
-        if inner is None and not plan.for_update:
-            # Nothing is computed on the trials: chunks may have any size.
-            per_chunk = max(1, -(-num_tasks // carrier.num_hosts))
+    def _collect_on_workers(self, tasks: Sequence[Task], plan: Plan) -> EpisodeStore | None:
+        """Return the store of episodes in workers; None if too few would have tasks."""
+        keyed, num_tasks = self._next_streams(), len(tasks)
+        baseline = None if plan.whole_trials else self.baseline
+        assert baseline is None or isinstance(baseline, TaskwiseBaseline)
 
-        def all_phases(_: RolloutBackend) -> RemoteStore | None:
+        def all_phases(backend: RolloutBackend) -> EpisodeStore | None:
+            of_workers = plan
+            if plan.whole_trials and not plan.for_update:
+                # Nothing is computed on the trials: chunks may have any size.
+                of_workers = plan.replace(tasks_per_chunk=max(1, -(-num_tasks // backend.num_stores)))
             phase = self._describe_phase(tasks, None, keyed, self.batch_size, plan.deterministic)
-            batch = HostedBatch.of(
-                phase, inner, per_chunk, for_update=plan.for_update, record_log_probs=self.record_log_probs
-            )
-            too_few = len(batch.blocks) < min(num_tasks, carrier.num_hosts)
-            if too_few and (inner is not None or plan.for_update) and self.placement.update == "auto":
+            batch = RemoteBatch.of(phase, of_workers, baseline, record_log_probs=self.record_log_probs)
+            too_few = len(batch.blocks) < min(num_tasks, backend.num_stores)
+            if too_few and of_workers is plan and self.placement.update == "auto":
                 return None
-            return RemoteStore(carrier, batch, phase, self.timer)
+            return backend.collect(batch, phase, self.timer)
 
         store = self._workers.do(all_phases)
         self.phase += 0 if store is None else store.num_phases
         return store
 
-    def _collect_here(self, tasks: Sequence[Task], inner: InnerPhases | None, plan: Plan) -> LocalStore:
-        streams, params = self._next_streams(), None
-        memory: Memory = ()
-        if inner is None:
-            phases = [self.rollout(tasks, deterministic=plan.deterministic)]
-            if plan.adapt_only:
-                memory = self._memory_after(tasks, phases[0], streams, deterministic=plan.deterministic)
-        else:
-            steps = inner.steps(for_update=plan.for_update, adapt_only=plan.adapt_only, timer=self.timer)
-            phases, params = self._take(steps, tasks, plan)
+    def _collect_here(self, tasks: Sequence[Task], inner: InnerPhases, plan: Plan) -> LocalStore:
+        streams = self._next_streams()
+        while not inner.is_over:
+            inner.take(self.rollout(tasks, inner.params, deterministic=plan.deterministic and inner.is_last))
         # What is only measured is measured at once.
         per_chunk = plan.tasks_per_chunk if plan.for_update else len(tasks)
-        store = LocalStore(phases, self.policy, plan.device, tasks_per_chunk=per_chunk)
-        store.params, store.memory = params, memory
+        store = LocalStore(inner.phases, self.policy, plan.device, tasks_per_chunk=per_chunk)
+        store.params = inner.params
+        if plan.whole_trials and plan.adapt_only:
+            store.memory = self._memory_after(tasks, inner.phases[0], streams, deterministic=plan.deterministic)
         return store
-
-    def _take(self, steps: InnerSteps, tasks: Sequence[Task], plan: Plan) -> tuple[list[TaskEpisodes], Params]:
-        """Sample a phase under the parameters of each step."""
-        episodes, number = None, 0
-        while True:
-            try:
-                params = steps.send(episodes)  # type: ignore[arg-type]
-            except StopIteration as done:
-                result: tuple[list[TaskEpisodes], Params] = done.value
-                return result
-            is_last = plan.rule is None or number == plan.num_steps
-            episodes = self.rollout(tasks, params, deterministic=plan.deterministic and is_last)
-            if plan.for_update or not is_last:
-                episodes = episodes.to(plan.device)
-            number += 1
 
     def _memory_after(
         self, tasks: Sequence[Task], trials: TaskEpisodes, streams: PhaseStreams, *, deterministic: bool

@@ -11,7 +11,7 @@ from maml_rl.config.yaml_source import Mapping
 from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.sampling import make_sampler
-from maml_rl.samplers.hosting import RemoteStore
+from maml_rl.samplers.remote_store import RemoteStore
 
 NUM_TASKS = 9
 # Settings that algorithms with trials need.

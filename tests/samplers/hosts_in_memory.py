@@ -14,55 +14,64 @@ import torch
 from maml_rl import MultiTaskSampler
 from maml_rl.machine import intra_op_threads
 from maml_rl.profiling import NULL_TIMER
-from maml_rl.samplers.hosting import EpisodeHost, HostedBatch, Request
 from maml_rl.samplers.in_process import InProcessBackend
+from maml_rl.samplers.remote_store import KeptBlocks, Reference, RemoteBatch, RemoteStore, Request
 
 
 class LostError(Exception):
     """A host is lost during its work."""
 
 
-class MemoryCarrier:
-    """Carries requests to hosts in this process.
+class Hosts:
+    """Hosts in this process.
 
     Args:
         make: makes a host, with the function that it calls as a sign of life.
-        num_hosts: their number.
+        num: their number.
         losses: probability that a host is lost at a sign of life.
     """
 
     def __init__(
-        self, make: Callable[[Callable[[Any], Any], Callable[[], None]], EpisodeHost], num_hosts: int, losses: float
+        self, make: Callable[[Callable[[Any], Any], Callable[[], None]], KeptBlocks], num: int, losses: float
     ) -> None:
         self._make, self._losses = make, losses
-        self._hosts = [make(self.get, self._beat) for _ in range(num_hosts)]
-        self._owners: dict[int, int] = {}
-        self._store: list[bytes] = []
-        self._random = random.Random(0)
+        self.objects: list[bytes] = []
+        self.hosts = [make(self.get, self._beat) for _ in range(num)]
+        self.random = random.Random(0)
         self.lost = 0
         self.received: list[int] = []
-        self.methods: list[str] = []
 
-    @property
-    def num_hosts(self) -> int:
-        return len(self._hosts)
+    def get(self, reference: Reference) -> Any:
+        return pickle.loads(self.objects[reference.held])
 
-    def put(self, value: Any) -> int:
-        self._store.append(cloudpickle.dumps(value))
-        return len(self._store) - 1
+    def replace(self, number: int) -> None:
+        self.lost += 1
+        self.hosts[number] = self._make(self.get, self._beat)
 
-    def get(self, held: int) -> Any:
-        return pickle.loads(self._store[held])
+    def _beat(self) -> None:
+        if self.random.random() < self._losses:
+            raise LostError
 
-    def sample(self, request: Request, batch: HostedBatch, phase: Any, timer: Any) -> None:
-        list(self.carry_out(request, batch))
 
-    def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
+class MemoryStore(RemoteStore):
+    """A batch on hosts in this process."""
+
+    def __init__(self, of: Hosts, batch: RemoteBatch) -> None:
+        self._of = of
+        super().__init__(batch)
+        list(self._carry_out(Request(self._reference, self._blocks)))
+
+    def _put(self, value: Any) -> Reference:
+        self._of.objects.append(cloudpickle.dumps(value))
+        return Reference(next(self._numbers), len(self._of.objects) - 1)
+
+    def _carry_out(self, request: Request) -> Iterator[tuple[int, Any]]:
+        of = self._of
         if request.call is None:
             # Any host may get any block, in any order.
-            self._owners = {block: self._random.randrange(len(self._hosts)) for block in request.blocks}
+            self._owners = {block: of.random.randrange(len(of.hosts)) for block in request.blocks}
         waiting = list(request.blocks)
-        self._random.shuffle(waiting)
+        of.random.shuffle(waiting)
         while waiting:
             owner = self._owners[waiting[0]]
             own = tuple(block for block in waiting if self._owners[block] == owner)
@@ -70,50 +79,46 @@ class MemoryCarrier:
             try:
                 # An actor computes on one thread, too.
                 with intra_op_threads(1):
-                    reply = pickle.dumps(self._hosts[owner].carry_out(sent))
+                    reply = pickle.dumps(of.hosts[owner].carry_out(sent))
             except LostError:
-                self.lost += 1
-                self._hosts[owner] = self._make(self.get, self._beat)
-                self._owners.update({block: self._random.randrange(len(self._hosts)) for block in own})
+                of.replace(owner)
+                self._owners.update({block: of.random.randrange(len(of.hosts)) for block in own})
                 continue
-            self.received.append(len(reply))
+            of.received.append(len(reply))
             yield from pickle.loads(reply).items()
             waiting = [block for block in waiting if block not in own]
-
-    def read(self, batch: Any) -> None:
-        """Return None: hosts have the episodes."""
-
-    def _beat(self) -> None:
-        if self._random.random() < self._losses:
-            raise LostError
 
 
 class HostedBackend(InProcessBackend):
     """Samples in this process, and has hosts in it."""
 
-    _carrier: MemoryCarrier | None = None
+    hosts: Hosts | None = None
 
     @property
-    def carrier(self) -> Any:
-        return self._carrier
+    def num_stores(self) -> int:
+        return 0 if self.hosts is None else len(self.hosts.hosts)
+
+    def collect(self, batch: RemoteBatch, phase: Any, timer: Any) -> RemoteStore:
+        assert self.hosts is not None
+        return MemoryStore(self.hosts, batch)
 
 
-def put_on_hosts(sampler: MultiTaskSampler, num_hosts: int, losses: float = 0.0) -> MemoryCarrier:
+def put_on_hosts(sampler: MultiTaskSampler, num_hosts: int, losses: float = 0.0) -> Hosts:
     """Make a sampler whose environments are in this process sample on hosts."""
     here = sampler.placement.replace(backend="in-process", num_workers=0, update="auto")
     arguments = here, sampler._recipe, sampler.slots_per_task
 
-    def make(get: Callable[[Any], Any], beat: Callable[[], None]) -> EpisodeHost:
+    def make(get: Callable[[Any], Any], beat: Callable[[], None]) -> KeptBlocks:
         backend, policy = InProcessBackend(*arguments), copy.deepcopy(sampler.policy)
         with torch.no_grad():
             # A host computes with the parameters that it receives, not with those that it starts with.
             for param in policy.parameters():
                 param.fill_(0.123)
-        return EpisodeHost(policy, lambda phase: backend.run(phase, NULL_TIMER), get, beat)
+        return KeptBlocks(policy, lambda phase: backend.run(phase, NULL_TIMER), get, beat)
 
     backend = HostedBackend(*arguments)
-    backend._carrier = MemoryCarrier(make, num_hosts, losses)
+    backend.hosts = Hosts(make, num_hosts, losses)
     sampler._workers.backend.close()
     sampler._workers.backend = backend
     sampler.placement = sampler.placement.replace(backend="ray", num_workers=1, update="workers")
-    return backend._carrier
+    return backend.hosts

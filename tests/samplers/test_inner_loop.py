@@ -11,6 +11,7 @@ from maml_rl.baseline import ZeroBaseline
 from maml_rl.derivatives import ChunkWorkers, chunks_of
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
+from maml_rl.plan import Plan
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers.inner_loop import InnerPhases
 from tests.synthetic import OBSERVATION_SIZE
@@ -40,22 +41,13 @@ def sampled(num_tasks: int = 11, *, horizon: int = HORIZON) -> TaskEpisodes:
 
 
 def advantages(baseline: Any, episodes: TaskEpisodes, threads: int = 1) -> torch.Tensor:
-    phases = InnerPhases(
-        policy=POLICY,
-        baseline=baseline,
-        rule=AdaptationRule(0.1),
-        num_steps=0,
-        gamma=0.9,
-        gae_lambda=0.95,
-        bootstrap=True,
-    )
+    plan = Plan(rule=AdaptationRule(0.1), num_steps=0, gamma=0.9, gae_lambda=0.95)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        steps = phases.steps()
-        next(steps)
-        with pytest.raises(StopIteration):
-            steps.send(episodes)
+        inner = InnerPhases(plan, POLICY, baseline)
+        inner.take(episodes)
+        assert inner.is_over
         return episodes.advantages
     finally:
         torch.set_num_threads(before)

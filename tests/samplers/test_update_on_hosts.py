@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from hosted_learning import NUM_TASKS, Learned, config_of, learn, learned_here
-from hosts_in_memory import MemoryCarrier, put_on_hosts
+from hosts_in_memory import Hosts, put_on_hosts
 
 from maml_rl.config.placement import Placement
 from maml_rl.derivatives import ROOM, EpisodeStore, LocalStore, samples, store
@@ -23,7 +23,7 @@ from maml_rl.experiment.sampling import (
 )
 from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.metalearner import MetaLearner
-from maml_rl.samplers.hosting import RemoteStore
+from maml_rl.samplers.remote_store import RemoteStore
 from tests.metalearners.small_algorithms import once_a_kind
 
 ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
@@ -41,11 +41,11 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on_hosts(
     algorithm: str, num_hosts: int, losses: float = 0.0, iterations: int = 2, **settings: Any
-) -> tuple[Learned, MemoryCarrier]:
+) -> tuple[Learned, Hosts]:
     experiment = make_experiment(config_of(algorithm, **settings))
     with make_sampler(experiment) as sampler:
-        carrier = put_on_hosts(sampler, num_hosts, losses)
-        return learn(experiment, sampler, iterations, on_hosts=True), carrier
+        hosts = put_on_hosts(sampler, num_hosts, losses)
+        return learn(experiment, sampler, iterations, on_hosts=True), hosts
 
 
 @pytest.mark.parametrize("algorithm", once_a_kind(ALGORITHMS))
@@ -82,8 +82,8 @@ def test_episodes_that_end_early_have_the_same_bytes(algorithm: str) -> None:
 
 @pytest.mark.parametrize(("algorithm", "losses"), [("maml-trpo", 0.08), ("promp", 0.1), ("rl2", 0.08)])
 def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str, losses: float) -> None:
-    found, carrier = on_hosts(algorithm, 3, losses)
-    assert carrier.lost > 5
+    found, hosts = on_hosts(algorithm, 3, losses)
+    assert hosts.lost > 5
     assert found == learned_here(algorithm)
 
 
@@ -93,9 +93,9 @@ def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str, losses
 def test_a_hundred_losses_in_all_stages_change_no_byte(algorithm: str) -> None:
     expected, lost = learned_here(algorithm, 6), 0
     for num_hosts in (1, 2, 3, 5):
-        found, carrier = on_hosts(algorithm, num_hosts, losses=SHARES_LOST.get(algorithm, 0.06), iterations=6)
+        found, hosts = on_hosts(algorithm, num_hosts, losses=SHARES_LOST.get(algorithm, 0.06), iterations=6)
         assert found == expected, num_hosts
-        lost += carrier.lost
+        lost += hosts.lost
     assert lost >= 100
 
 
@@ -131,11 +131,11 @@ def test_evaluation_gets_returns_and_infos_from_hosts_and_episodes_only_on_reque
 
     def evaluated(num_hosts: int, **options: Any) -> tuple[Any, int]:
         with make_sampler(experiment, evaluation=True) as sampler:
-            carrier = put_on_hosts(sampler, num_hosts)
+            hosts = put_on_hosts(sampler, num_hosts)
             if not num_hosts:
                 sampler.placement = sampler.placement.replace(update="driver")
             found = evaluate(experiment, tasks=NUM_TASKS, repetitions=2, sampler=sampler, **options)
-            return found, sum(carrier.received)
+            return found, sum(hosts.received)
 
     expected, _ = evaluated(0, on_batch=fetch)
     found, received = evaluated(2)
@@ -157,9 +157,9 @@ def test_evaluation_of_trials_gets_returns_from_hosts_alone(algorithm: str) -> N
     found, received = [], []
     for num_hosts in (0, 3):
         with make_sampler(experiment, evaluation=True) as sampler:
-            carrier = put_on_hosts(sampler, num_hosts) if num_hosts else None
+            hosts = put_on_hosts(sampler, num_hosts) if num_hosts else None
             found.append(evaluate(experiment, tasks=NUM_TASKS, sampler=sampler))
-            received += [] if carrier is None else [sum(carrier.received)]
+            received += [] if hosts is None else [sum(hosts.received)]
     assert found[0].columns == "episode"
     assert found[1].returns.tobytes() == found[0].returns.tobytes()
     # One number per episode.

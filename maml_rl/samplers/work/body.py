@@ -20,7 +20,7 @@ from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, EnvCalls, Prog
 
 if TYPE_CHECKING:
     from maml_rl.policies import Policy
-    from maml_rl.samplers.hosting import EpisodeHost, Request, SampleTasks
+    from maml_rl.samplers.remote_store import KeptBlocks, Reference, Request, SampleTasks
 
 # Slots that cannot be divided are kept in this many different numbers: all units of a phase except the last have one.
 _SIZES_KEPT = 2
@@ -47,7 +47,7 @@ class Body:
         self._made: dict[int, MetaVectorEnv] = {}
         self._first: dict[int, MetaVectorEnv] = {}
         self._counted: tuple[int, float] = (0, 0.0)
-        self._host: EpisodeHost | None = None
+        self._kept: KeptBlocks | None = None
         self.tasks: tuple[Task, ...] = ()
         self.first_slot = 0
         self.has_made_env, self._num_asked = False, 0
@@ -90,29 +90,29 @@ class Body:
         sample_phase(slots, phase, arrays, timer)
 
     def compute(
-        self, request: Request, policy: Callable[[], Policy], sample: SampleTasks, get: Callable[[Any], Any]
+        self, request: Request, policy: Callable[[], Policy], sample: SampleTasks, get: Callable[[Reference], Any]
     ) -> dict[int, Any]:
-        """Carry out a request on the episodes that this worker keeps, see `EpisodeHost`, in as long as it takes.
+        """Carry out a request on the episodes that this worker keeps, see `KeptBlocks`, in as long as it takes.
 
         Args:
-            request: see `EpisodeHost.carry_out`.
+            request: see `KeptBlocks.carry_out`.
             policy: makes the copy that computes, the first time.
             sample: samples a phase, or reads it.
-            get: takes an object out of the store.
+            get: returns the object of a reference.
         """
         from maml_rl.machine import intra_op_threads
-        from maml_rl.samplers.hosting import EpisodeHost
+        from maml_rl.samplers.remote_store import KeptBlocks
 
         self._calls.raised = False
-        if self._host is None:
-            self._host = EpisodeHost(policy(), sample, get, self.beat)
+        if self._kept is None:
+            self._kept = KeptBlocks(policy(), sample, get, self.beat)
         self.beat()
         with intra_op_threads(1):
-            return self._host.carry_out(request)
+            return self._kept.carry_out(request)
 
     def forget_policy(self) -> None:
         """Begin with another policy."""
-        self._host = None
+        self._kept = None
 
     @property
     def generation(self) -> int:
@@ -151,8 +151,8 @@ class Body:
 
     def forget(self) -> None:
         """Close the environments, and forget episodes: a request restores both."""
-        if self._host is not None:
-            self._host.forget()
+        if self._kept is not None:
+            self._kept.forget()
         with suppress(Exception):
             self.close()
 

@@ -10,13 +10,13 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.env_recipe import Recipe
-from maml_rl.samplers.hosting import Carrier
 from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, slots_together, units_of
 from maml_rl.samplers.policy_copies import is_loadable, require_loadable
+from maml_rl.samplers.remote_store import RemoteBatch
 from maml_rl.samplers.vector_env_backend import VectorEnvBackend
+from maml_rl.samplers.work.child.child_store import ChildStore
 from maml_rl.samplers.work.child.phases import WorkerPhases
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
-from maml_rl.samplers.work.child.worker_hosts import WorkerHosts
 
 # Units are faster where the busiest worker's environments take this much longer than the mean.
 _UNEVEN_SECONDS, _UNEVEN_FRACTION = 0.2, 0.2
@@ -45,12 +45,17 @@ class ProcessBackend(VectorEnvBackend):
             placement.inference == "auto" and waits_for_all and is_loadable(policy, start_method)
         )
         self._phases: WorkerPhases | None = None
-        self._hosts: WorkerHosts | None = None
 
     @property
-    def carrier(self) -> Carrier | None:
+    def num_stores(self) -> int:
         """The workers of the last `prepare`, if the policy acts in them, and they are to compute updates."""
-        return self._hosts
+        computes = self._placement.update == "workers" and self._phases is not None
+        return self._env.num_workers if computes and self._env is not None else 0
+
+    def collect(self, batch: RemoteBatch, phase: Phase, timer: StageTimer) -> ChildStore:
+        """Have the workers sample a batch into the memory that they share."""
+        assert self._phases is not None
+        return ChildStore(self._phases, batch, phase, timer)
 
     @property
     def pids(self) -> list[int]:
@@ -86,8 +91,6 @@ class ProcessBackend(VectorEnvBackend):
             placement=self._placement,
         )
         self._phases = WorkerPhases(env) if workers_act else None
-        computes = self._placement.update == "workers"
-        self._hosts = WorkerHosts(self._phases) if computes and self._phases is not None else None
         return env
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
@@ -97,8 +100,7 @@ class ProcessBackend(VectorEnvBackend):
         env, phases = self._env, self._phases
         if env is None or phases is None:
             return super().run(phase, timer)
-        if self._hosts is not None:
-            self._hosts.forget()
+        phases.newest = None
         units = None
         if self._uneven and env.num_envs > env.num_workers:
             num_units = UNITS_PER_WORKER * env.num_workers

@@ -21,7 +21,7 @@ from maml_rl.samplers.worker_progress import describe_steps
 
 if TYPE_CHECKING:
     # It imports torch, which workers that do not act do not need.
-    from maml_rl.samplers.hosting import Request
+    from maml_rl.samplers.remote_store import Request
 
 _HEADER = struct.Struct("!Q")
 # Linux only; elsewhere Python's default of ignoring SIGPIPE does the same.
@@ -138,7 +138,7 @@ class Work:
     """Compute on the episodes in the shared memory; the reply is that about each block of the request, pickled.
 
     Attributes:
-        request: see `hosting.Request`.
+        request: see `remote_store.Request`.
         blocks: of its blocks, those of each worker.
         objects: that it refers to, and that the worker does not have yet, pickled, by their numbers.
         first_phase: number of the first phase of the batch.

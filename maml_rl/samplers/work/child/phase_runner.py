@@ -13,8 +13,8 @@ from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.hosting import pickle_for_hosts
 from maml_rl.samplers.phase import WORKER_STAGES, Phase
+from maml_rl.samplers.remote_store import pickle_tensors
 
 # The loop is imported with this module, which the fork server loads ahead.
 from maml_rl.samplers.rollout import loop as _loop  # noqa: F401
@@ -93,12 +93,12 @@ class PhaseRunner:
         if command.interpreter is not None:
             restore_interpreter(command.interpreter)
         own = replace(command.request, blocks=command.blocks[self._index])
-        return pickle_for_hosts(
+        return pickle_tensors(
             self._body.compute(
                 own,
                 lambda: copy.deepcopy(self._policy),
                 self._read,
-                lambda number: pickle.loads(self._objects.pop(number)),
+                lambda reference: pickle.loads(self._objects.pop(reference.number)),
             )
         )
 

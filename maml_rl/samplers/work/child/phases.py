@@ -27,6 +27,8 @@ class WorkerPhases:
 
     def __init__(self, env: ParallelVectorEnv) -> None:
         self.env, self._memory = env, KeptMemory()
+        # The batch whose phases are in the shared memory, if a store computes on them.
+        self.newest: object = None
         self._loaded: tuple[Policy, PhasePlan, SharedPhase, dict[str, Any]] | None = None
 
     def sample(

@@ -27,9 +27,9 @@ from maml_rl.runs.system import package_versions
 from maml_rl.samplers.describing import describe_task
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import Failed, failed
-from maml_rl.samplers.hosting import Request
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import take_state
+from maml_rl.samplers.remote_store import Reference, Request
 from maml_rl.samplers.work.body import Body
 from maml_rl.samplers.work.ray.source_digests import digests_of, modules_of_user
 from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, PhaseAbandonedError, Progress
@@ -82,7 +82,7 @@ class Sampled:
 
     Attributes:
         result: the episodes of each block of a unit, without the steps past the longest, see `Phase.blocks`; of an
-            actor that keeps them, what each block replies, see `EpisodeHost.carry_out`.
+            actor that keeps them, what each block replies, see `KeptBlocks.carry_out`.
         seconds: of each stage, if they were measured.
         retries: how often episodes were restarted.
         waiting_seconds: for which no slot was ready, where they wait concurrently.
@@ -372,10 +372,10 @@ class RolloutActor:
         raise SystemExit
 
 
-def _part_of_algorithm(reference: Any) -> Any:
+def _part_of_algorithm(reference: Reference) -> Any:
     """Return part of an algorithm."""
     try:
-        (part,) = _from_store(reference)
+        (part,) = _from_store(reference.held)
     except _DifferentCodeError as error:
         text = str(error).replace("this process has", "the driver has")
         raise ConfigError(f"the Ray node {ray.util.get_node_ip_address()} has {text}; {SAME_CODE}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -22,9 +22,9 @@ from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
-from maml_rl.samplers.hosting import Carrier, HostedBatch, Request
 from maml_rl.samplers.phase import UNITS_PER_WORKER, WORKER_STAGES, Phase, slots_together, units_of
 from maml_rl.samplers.policy_copies import state_of
+from maml_rl.samplers.remote_store import Reference, RemoteBatch, RemoteStore, Request
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 from maml_rl.samplers.work.ray.actor import Job, PhaseData, Sampled, Stored
 from maml_rl.samplers.work.ray.pool import RayPool
@@ -45,8 +45,6 @@ class RayBackend(RolloutBackend):
         self._slot: EnvDescription | None = None
         self._units_per_actor = 1
         self._retries, self._waiting_seconds = 0, 0.0
-        # Which actor has a block of the newest batch.
-        self._owners: dict[int, Worker] = {}
         self._pool, self._client = RayPool.join(name, placement, code)
 
     @property
@@ -83,7 +81,7 @@ class RayBackend(RolloutBackend):
         """Sample a phase in units, each by whichever actor is free."""
         num_tasks, per_task = len(phase.tasks), phase.per_task
         slot = self.describe()
-        if not self.num_hosts:
+        if not self.num_stores:
             self.prepare(num_tasks)
         self._take_policy(phase)
         self._pool.warn_of_unused_places(self._client, num_tasks)
@@ -92,7 +90,7 @@ class RayBackend(RolloutBackend):
             state = state_of(phase.policy)
             data = self._pool.put(PhaseData(next(self._versions), phase.without_policy(), state, timed))
             arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *phase.sizes))
-            num_units = self.num_hosts * self._units_per_actor
+            num_units = self.num_stores * self._units_per_actor
             together = slots_together(num_tasks, per_task, num_units)
             job = self._client.job
             units = [
@@ -108,7 +106,7 @@ class RayBackend(RolloutBackend):
                 for block, sampled in zip(phase.ranges(unit.part), reply.result, strict=True):
                     arrays.view(*block).fill(sampled)
         # Actors wait in parallel.
-        self._waiting_seconds += waiting / max(1, self.num_hosts)
+        self._waiting_seconds += waiting / max(1, self.num_stores)
         self._choose_units(monotonic() - started)
         if timed:
             # Actors run in parallel: the driver has waited for the busiest.
@@ -118,52 +116,34 @@ class RayBackend(RolloutBackend):
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
     @property
-    def carrier(self) -> Carrier:
-        """This backend: its actors keep episodes."""
-        return self
-
-    @property
-    def num_hosts(self) -> int:
+    def num_stores(self) -> int:
         """Number of actors, those that start included."""
         return self._pool.size(self._client)
 
-    def put(self, value: Any) -> Any:
-        """Put something into Ray's object store."""
-        # As bytes, so that the actor, and not Ray, reports a failed import on a node.
-        pickled = _pickled(value, "the algorithm")
-        # A batch depends on the policy and the environment, whose code actors have compared already.
-        return self._pool.put(Stored.of(pickled, needs_modules=not isinstance(value, HostedBatch)))
-
-    def sample(self, request: Request, batch: HostedBatch, phase: Phase, timer: StageTimer) -> None:
+    def collect(self, batch: RemoteBatch, phase: Phase, timer: StageTimer) -> RemoteStore:
         """Let actors sample the blocks of a batch."""
         self._take_policy(phase)
-        for _ in self.carry_out(request, batch):
-            pass
+        self._pool.warn_of_unused_places(self._client, len(batch.blocks), "block")
+        return _RayStore(self, batch)
 
-    def carry_out(self, request: Request, batch: HostedBatch) -> Iterator[tuple[int, Any]]:
-        """Let actors carry out a request."""
-        if request.call is None:
-            self._pool.warn_of_unused_places(self._client, len(batch.blocks), "block")
-            shares: list[tuple[Worker | None, list[int]]] = [(None, [block]) for block in request.blocks]
-            self._owners = {}
-        else:
-            of_owner: dict[Worker | None, list[int]] = {}
-            for block in request.blocks:
-                of_owner.setdefault(self._owners.get(block), []).append(block)
-            shares = list(of_owner.items())
+    def put(self, value: Any, *, needs_modules: bool) -> Any:
+        """Put something into Ray's object store, and return its reference."""
+        # As bytes, so that the actor, and not Ray, reports a failed import on a node.
+        return self._pool.put(Stored.of(_pickled(value, "the algorithm"), needs_modules=needs_modules))
+
+    def work(
+        self, request: Request, batch: RemoteBatch, shares: Sequence[tuple[Worker | None, list[int]]]
+    ) -> Iterator[tuple[int, Any, Worker]]:
+        """Let actors carry out a request, each on its share of the blocks; yield blocks, replies and actors."""
         job = self._client.job
         units = [_work_unit(job, request, tuple(blocks), batch, worker) for worker, blocks in shares]
         for unit, reply in self._pool.results(self._client, units):
             assert isinstance(reply, Sampled)
             self._retries += reply.retries
-            self._waiting_seconds += reply.waiting_seconds / max(1, self.num_hosts)
+            self._waiting_seconds += reply.waiting_seconds / max(1, self.num_stores)
             assert unit.worker is not None
             for block, of_block in reply.result.items():
-                self._owners[block] = unit.worker
-                yield block, of_block
-
-    def read(self, batch: HostedBatch) -> None:
-        """Return None: actors have the episodes."""
+                yield block, of_block, unit.worker
 
     def kill(self) -> None:
         """Make work end with `ChildLost`; actors stop it at their next step."""
@@ -195,6 +175,31 @@ class RayBackend(RolloutBackend):
             self._units_per_actor = max(1, 2 ** (most.bit_length() - 1)) if most else 1
 
 
+class _RayStore(RemoteStore):
+    """Episodes in the actors of a cluster."""
+
+    def __init__(self, backend: RayBackend, batch: RemoteBatch) -> None:
+        # The actor that has a block.
+        self._backend, self._owners = backend, dict[int, Worker]()
+        super().__init__(batch)
+        for _ in self._carry_out(Request(self._reference, self._blocks)):
+            pass
+
+    def _put(self, value: Any) -> Reference:
+        # A batch depends on the policy and the environment, whose code actors have compared already.
+        held = self._backend.put(value, needs_modules=not isinstance(value, RemoteBatch))
+        return Reference(next(self._numbers), held)
+
+    def _carry_out(self, request: Request) -> Iterator[tuple[int, Any]]:
+        of_owner: dict[Worker | None, list[int]] = {}
+        for block in request.blocks:
+            of_owner.setdefault(self._owners.get(block), []).append(block)
+        shares = [*of_owner.items()] if request.call is not None else [(None, [block]) for block in request.blocks]
+        for block, of_block, owner in self._backend.work(request, self._batch, shares):
+            self._owners[block] = owner
+            yield block, of_block
+
+
 def _run_unit(job: Job, data: Any, slots: slice, phase: Phase) -> Unit:
     """Return the unit that samples in a range of the slots of a phase; parameters of their tasks go to its actor."""
     part = phase.unit(slots)
@@ -209,7 +214,7 @@ def _run_unit(job: Job, data: Any, slots: slice, phase: Phase) -> Unit:
     return unit
 
 
-def _work_unit(job: Job, request: Request, blocks: tuple[int, ...], batch: HostedBatch, worker: Worker | None) -> Unit:
+def _work_unit(job: Job, request: Request, blocks: tuple[int, ...], batch: RemoteBatch, worker: Worker | None) -> Unit:
     """Return the unit that carries out a request on some of the blocks, for the actor that has them."""
     tasks = tuple(task for block in blocks for task in batch.phase.tasks[batch.tasks_of(block)])
     unit = Unit("work", (job, replace(request, blocks=blocks)), batch.tasks_of(blocks[0]), tasks, worker=worker)

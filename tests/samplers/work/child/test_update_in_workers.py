@@ -24,7 +24,7 @@ from maml_rl.metalearners import MAMLTRPO, trial_ppo
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.run_folder import CHECKPOINTS
-from maml_rl.samplers.work.child.worker_hosts import WorkerHosts
+from maml_rl.samplers.work.child.child_store import ChildStore
 from maml_rl.samplers.work.child.worker_pool import WorkerPool
 from tests.metalearners.small_algorithms import once_a_kind
 from tests.small_runs import untimed
@@ -81,7 +81,7 @@ def test_update_in_workers_has_the_same_bytes_for_other_settings(settings: dict[
 def test_workers_that_are_killed_while_they_compute_change_no_byte(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choice, usual, killed, timers = random.Random(0), WorkerHosts.carry_out, [], []
+    choice, usual, killed, timers = random.Random(0), ChildStore._carry_out, [], []
 
     def kill(env: Any) -> None:
         """Kill a worker that lives; another may have been killed, and not been replaced yet."""
@@ -92,14 +92,14 @@ def test_workers_that_are_killed_while_they_compute_change_no_byte(
                 return
             time.sleep(0.001)
 
-    def ask_of_the_dying(self: WorkerHosts, request: Any, batch: Any) -> Any:
+    def ask_of_the_dying(self: ChildStore, request: Any) -> Any:
         if len(timers) < KILLS and request.call is not None:
             timers.append(threading.Timer(choice.choice([0.0, 0.002, 0.01]), kill, [self._env]))
             timers[-1].start()
-        return usual(self, request, batch)
+        return usual(self, request)
 
     expected = learned_here(algorithm)
-    monkeypatch.setattr(WorkerHosts, "carry_out", ask_of_the_dying)
+    monkeypatch.setattr(ChildStore, "_carry_out", ask_of_the_dying)
     found = in_workers(algorithm, **{"max-restarts": 10})
     for timer in timers:
         timer.join()
@@ -236,13 +236,13 @@ def test_update_in_workers_needs_workers_in_which_the_policy_acts() -> None:
 def test_run_leaves_its_updates_to_four_workers_and_has_the_same_bytes(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, usual = [], WorkerHosts.carry_out
+    asked, usual = [], ChildStore._carry_out
 
-    def counted(self: WorkerHosts, request: Any, batch: Any) -> Any:
+    def counted(self: ChildStore, request: Any) -> Any:
         asked.append(request.call is not None)
-        return usual(self, request, batch)
+        return usual(self, request)
 
-    monkeypatch.setattr(WorkerHosts, "carry_out", counted)
+    monkeypatch.setattr(ChildStore, "_carry_out", counted)
     found = []
     for num_workers in (0, 3, 4):
         asked.clear()
