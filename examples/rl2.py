@@ -16,7 +16,7 @@ import argparse
 
 from maml_rl import MultiTaskSampler
 from maml_rl.envs import ObservedLastStep, make_vector_env
-from maml_rl.episode import Trials
+from maml_rl.episode import Steps
 from maml_rl.metalearners import Plan
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.policies import GRUPolicy
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
         for iteration in range(options.iterations):
             batch = learner.collect(sampler, sampler.sample_tasks(options.tasks))
             learner.update(batch)
-            rewards = Trials.of(batch.phases[0]).rewards
+            rewards = Steps.of_trials(batch.phases[0]).rewards
             fifth = -(-len(rewards) // 5)
             early, late = rewards[:fifth].mean(), rewards[-fifth:].mean()
             print(f"iteration {iteration:3}: mean reward {early:5.2f} early and {late:5.2f} late in a trial")

@@ -29,10 +29,10 @@ from maml_rl.derivatives import (
     ParameterLayout,
     PhaseOutcome,
     PolicyOnSamples,
-    Samples,
     chunks_of,
     scratch,
 )
+from maml_rl.episode.steps import Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Params, Policy, as_policy
 from maml_rl.policies.policy import check_observations, check_parameters
@@ -246,7 +246,7 @@ def adapt(
         if not any(isinstance(x, Tensor) and x.requires_grad for x in (*stacked.values(), *learned)):
             return _adapt_in_chunks(policy, episodes, stacked, size, loss)
         dtype = next(iter(stacked.values())).dtype
-        samples = Samples.of(episodes, slice(None), dtype=dtype, device=episodes.device)
+        samples = Steps.of_tasks(episodes, slice(None), dtype=dtype, device=episodes.device)
         # Parameters without gradients of their own are adapted, too, by learned step sizes.
         stacked = {name: x if x.requires_grad else x.detach().requires_grad_() for name, x in stacked.items()}
         return inner_step(PhaseOutcome.of(policy, samples, stacked), loss, size, first_order=first_order)
@@ -545,7 +545,7 @@ def _adapt_in_chunks(
     size = flat_step_size(step_size, layout, start)
 
     def adapt_chunk(tasks: slice) -> Tensor:
-        samples = Samples.of(episodes, tasks, dtype=start.dtype, device=start.device)
+        samples = Steps.of_tasks(episodes, tasks, dtype=start.dtype, device=start.device)
         step = PolicyOnSamples(policy, layout, samples, automatic=not is_of_log_probs(inner_loss))
         return InnerLoop([step], [size], inner_loss).run(start[tasks])
 

@@ -194,7 +194,7 @@ OTHERWISE = {
     "atomic files": "runs/atomic_files.py",
     "locks of trials": "experiment/search.py",
     "nothing": "samplers/work/child/process_setup.py",
-    "arrays of a replay of our own": "experience/steps.py",
+    "arrays of a replay of our own": "experience/step_arrays.py",
     "cluster": "samplers/work/ray/connection.py",
     "cluster's key": "samplers/work/ray/authentication.py",
     "the package's catalog": "config/reference.py",

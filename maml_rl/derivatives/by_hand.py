@@ -18,8 +18,8 @@ from torch import Tensor
 from maml_rl import functional
 from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
-from maml_rl.derivatives.samples import Samples
 from maml_rl.derivatives.workers import Workspace, scratch
+from maml_rl.episode.steps import Steps
 from maml_rl.policies.closed_forms import Vector
 from maml_rl.policies.heads import DistributionParams
 from maml_rl.policies.mlp import MLPPolicy
@@ -84,7 +84,7 @@ class Rows:
     _grid: tuple[int, int, int]
 
     @classmethod
-    def of(cls, policy: MLPPolicy, samples: Samples) -> "Rows":
+    def of(cls, policy: MLPPolicy, samples: Steps) -> "Rows":
         """Encode the observations and leave out the padding."""
         num_tasks, steps, num_episodes = samples.mask.shape
         real = samples.mask.reshape(num_tasks, -1) > 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from maml_rl.derivatives.outcome import PhaseOutcome
-from maml_rl.derivatives.samples import Samples
+from maml_rl.episode.steps import Steps
 from maml_rl.policies.heads import DistributionParams
 from maml_rl.policies.policy import Policy
 
@@ -29,7 +29,7 @@ class Linearization(ABC):
     distribution: DistributionParams
     _policy: Policy
 
-    def outcome(self, samples: Samples, log_probs: Tensor) -> PhaseOutcome:
+    def outcome(self, samples: Steps, log_probs: Tensor) -> PhaseOutcome:
         """Return the inputs of a loss, given the log-probabilities (k, T, B) that `differentiate` passes to it.
 
         They have no parameters and no distribution, unless derivatives flow to them.

@@ -8,8 +8,8 @@ from maml_rl.derivatives.by_hand import MLPLinearization, Rows, fits
 from maml_rl.derivatives.contract import Linearization, Loss
 from maml_rl.derivatives.layout import ParameterLayout
 from maml_rl.derivatives.outcome import PhaseOutcome
-from maml_rl.derivatives.samples import Samples
 from maml_rl.derivatives.workers import Workspace
+from maml_rl.episode.steps import Steps
 from maml_rl.policies.heads import DistributionParams
 from maml_rl.policies.mlp import MLPPolicy
 from maml_rl.policies.module_policy import as_policy
@@ -19,7 +19,7 @@ from maml_rl.policies.policy import Policy, distributions_in_episodes
 class AutogradLinearization(Linearization):
     """Keeps the graphs of the forward and the backward pass, so that every further product is one pass back."""
 
-    def __init__(self, policy: Policy, layout: ParameterLayout, samples: Samples, parameters: Tensor) -> None:
+    def __init__(self, policy: Policy, layout: ParameterLayout, samples: Steps, parameters: Tensor) -> None:
         self._policy, self._samples = policy, samples
         with torch.enable_grad():
             self._parameters = parameters.detach().requires_grad_()
@@ -31,7 +31,7 @@ class AutogradLinearization(Linearization):
         self._gradient: Tensor | None = None
         self._pushed: tuple[tuple[Tensor, ...], Tensor] | None = None
 
-    def outcome(self, samples: Samples, log_probs: Tensor) -> PhaseOutcome:
+    def outcome(self, samples: Steps, log_probs: Tensor) -> PhaseOutcome:
         """Return the inputs of a loss, with the parameters and the distribution."""
         return PhaseOutcome(self._policy, samples, self._params, self._outputs, log_probs)
 
@@ -82,9 +82,7 @@ class PolicyOnSamples:
     The multi-layer perceptrons of this package get their own, faster derivatives, unless `automatic` ones are wanted.
     """
 
-    def __init__(
-        self, policy: nn.Module, layout: ParameterLayout, samples: Samples, *, automatic: bool = False
-    ) -> None:
+    def __init__(self, policy: nn.Module, layout: ParameterLayout, samples: Steps, *, automatic: bool = False) -> None:
         self.samples = samples
         policy = as_policy(policy, samples.observations.shape[3:])
         self._policy, self._layout = policy, layout

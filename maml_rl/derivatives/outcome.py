@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from maml_rl.derivatives.samples import Samples
+from maml_rl.episode.steps import Steps
 from maml_rl.policies.heads import DistributionParams, Params
 from maml_rl.policies.module_policy import call_submodule
 from maml_rl.policies.policy import Policy, distributions_in_episodes
@@ -26,13 +26,13 @@ class PhaseOutcome:
     """
 
     policy: Policy
-    samples: Samples
+    samples: Steps
     params: Params
     distribution: DistributionParams
     log_probs: Tensor
 
     @classmethod
-    def of(cls, policy: Policy, samples: Samples, params: Params) -> PhaseOutcome:
+    def of(cls, policy: Policy, samples: Steps, params: Params) -> PhaseOutcome:
         """Compute the outcome of a policy on samples of k tasks under `params` {name: (k, ...)}, differentiably."""
         distribution = distributions_in_episodes(policy, samples.observations, params)
         log_probs = policy.distributions.log_prob(distribution, samples.actions)

@@ -1,10 +1,10 @@
 """Episodes as tensors, of one task or of a batch of tasks, and their advantages."""
 
 from maml_rl.episode.batch_episodes import BatchEpisodes
+from maml_rl.episode.steps import Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.episode.trials import Trials
 
-__all__ = ["BatchEpisodes", "TaskEpisodes", "Trials"]
+__all__ = ["BatchEpisodes", "Steps", "TaskEpisodes"]
 
 
 def __dir__() -> list[str]:

@@ -14,8 +14,8 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_entries import parse_tasks
+from maml_rl.episode.steps import Steps
 from maml_rl.errors import AlgorithmError
-from maml_rl.experience.steps import Steps
 from maml_rl.spaces import read_flat
 
 # Tasks of which one is taken.

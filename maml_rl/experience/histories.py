@@ -5,7 +5,7 @@ histories and on the generator that is passed in.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -17,61 +17,20 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from maml_rl.arguments import check_count
-from maml_rl.arrays import to_device
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import family_of
+from maml_rl.episode.steps import Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
-from maml_rl.experience.steps import reward_scales
+from maml_rl.experience.step_arrays import reward_scales
 from maml_rl.runs.trust import check_family
 from maml_rl.spaces import own_actions, own_space, read_flat, write_flat
 
 # If observations repeat, each different one is kept once, with an index for each step.
 _MOST_DIFFERENT = 2**16
-
-
-@dataclass(frozen=True, slots=True)
-class Sequences:
-    """L consecutive steps of N histories.
-
-    Attributes:
-        observations: (L, N, size) float32, as with `observe_last`: the environment's own, the last action, the last
-            reward, and whether the last step ended an episode; see `LastStepParts`. What comes before the first step of
-            a sequence is shown, too; before the first step of a history are zeros.
-        actions: (L, N, *action shape), taken there.
-        rewards: (L, N) float32, of these actions.
-        ends: (L, N) bool, whether a step ended its episode, by termination or truncation.
-        terminations: (L, N) bool, whether a step ended its episode in a terminal state.
-        after: (N, size) what is shown after the last step: the history's next step, or where it is over the final
-            observation.
-        mask: (L, N) float32, 1 for steps that have a successor; 0 for the last of a history without final observations.
-        episodes: (L, N) int64 number of the episode within its history, all episodes counted.
-        histories: (N,) int64 number of the history.
-    """
-
-    observations: Tensor
-    actions: Tensor
-    rewards: Tensor
-    ends: Tensor
-    terminations: Tensor
-    after: Tensor
-    mask: Tensor
-    episodes: Tensor
-    histories: Tensor
-
-    def to(self, device: torch.device | str) -> "Sequences":
-        """Return the same steps on `device`."""
-        return Sequences(*(to_device(getattr(self, each.name), torch.device(device)) for each in fields(self)))
-
-    def with_end(self) -> tuple[Tensor, Tensor]:
-        """Return observations (L + 1, N, size), before each action and after the last, and `terminations` as numbers.
-
-        Where a time limit ended an episode, the observation that follows is the first of the next one.
-        """
-        return torch.cat((self.observations, self.after.unsqueeze(0))), self.terminations.to(self.rewards)
 
 
 class _Subsampled(NamedTuple):
@@ -245,7 +204,7 @@ class Histories:
 
     def sequences(
         self, rng: np.random.Generator, batch_size: int, length: int, *, keep: int = 1, normalize: bool = False
-    ) -> Sequences:
+    ) -> Steps:
         """Draw sequences that begin anywhere in histories, uniformly over histories, with replacement.
 
         Args:
@@ -255,6 +214,12 @@ class Histories:
             keep: leave out all except every keep-th episode, so that a sequence shows more progress; with which one to
                 begin is drawn, too. Of a learner with B episodes in an iteration, `keep=B` takes one of each.
             normalize: divide rewards by their root mean square over all histories of the family that the task names.
+
+        Returns:
+            Steps (L, N), with observations as with `observe_last`, see `LastStepParts`: they show what comes before the
+            first step of a sequence, too, and zeros before that of a history. What follows an episode is the first
+            observation of the next one, and after a history its final observation; `mask` is 0 there if that is not
+            known. `episodes` are counted in their history, and `tasks` are the numbers of histories.
 
         Raises:
             ValueError: If a number is not positive, or a history is shorter than `length`.
@@ -298,19 +263,19 @@ class Histories:
         first_episodes = np.concatenate(([0], np.cumsum(self.num_episodes)))[histories]
         observations = torch.from_numpy(shown).unflatten(0, (length + 1, batch_size))
         rewards = self.rewards[steps] / self._scales[histories] if normalize else self.rewards[steps]
-        return Sequences(
+        return Steps(
             observations=observations[:-1],
             actions=torch.from_numpy(self.actions[steps]),
             rewards=torch.from_numpy(rewards),
-            ends=torch.from_numpy(ends),
+            next_observations=observations[1:],
             terminations=torch.from_numpy(ends & self.terminated[episodes]),
-            after=observations[-1],
+            truncations=torch.from_numpy(ends & ~self.terminated[episodes]),
             mask=torch.from_numpy(mask),
             episodes=torch.from_numpy(episodes - first_episodes),
-            histories=torch.from_numpy(histories),
+            tasks=torch.from_numpy(histories),
         )
 
-    def optimal_actions(self, sequences: Sequences) -> Tensor:
+    def optimal_actions(self, sequences: Steps) -> Tensor:
         """Return the best actions (L, N, *action shape) at every step of sequences that were drawn here.
 
         Raises:
@@ -332,7 +297,7 @@ class Histories:
         own = LastStepParts.of(self.observation_space, self.env.action_space).observation
         seen = read_flat(self.observation_space, sequences.observations[..., own].flatten(0, 1).numpy())
         # One slot for each history.
-        slots = sequences.histories.repeat(len(sequences.observations)).numpy()
+        slots = sequences.tasks.repeat(len(sequences.observations)).numpy()
         best = self._family.optimal_actions(seen, slots).astype(self.env.action_space.dtype)
         return torch.from_numpy(best.reshape(*sequences.rewards.shape, *best.shape[1:]))
 

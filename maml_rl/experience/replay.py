@@ -17,11 +17,11 @@ from maml_rl.arguments import check_count
 from maml_rl.arrays import to_device
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import family_of, task_key
+from maml_rl.episode.steps import INFO, Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.episode.trials import Trials
 from maml_rl.errors import CheckpointError
 from maml_rl.experience.replay_segments import KeptTrials, Mark, ReplaySegments
-from maml_rl.experience.steps import INFO, StepArrays, Steps, reward_scales
+from maml_rl.experience.step_arrays import StepArrays, reward_scales
 
 _NO_TASK = "null"
 
@@ -115,7 +115,7 @@ class Replay:
             ConfigError: If there is less memory, or room for the mapped file, than the replay needs.
         """
         episodes = episodes.to("cpu")
-        trials = Trials.of(episodes, slots_per_task)
+        trials = Steps.of_trials(episodes, slots_per_task)
         real = trials.mask.mT.bool()
         lengths = real.sum(1).numpy().astype(np.int64)
         tasks = [task_key(task) for task in episodes.tasks] or [_NO_TASK] * len(episodes)

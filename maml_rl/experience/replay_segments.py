@@ -14,8 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 
+from maml_rl.episode.steps import INFO
 from maml_rl.errors import CheckpointError
-from maml_rl.experience.steps import INFO, layout
+from maml_rl.experience.step_arrays import layout
 from maml_rl.foreign_files import checked, parse_json
 from maml_rl.runs.segments import Segment, check_order, read_segment, write_segment
 

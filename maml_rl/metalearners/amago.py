@@ -21,7 +21,6 @@ from maml_rl.derivatives import EpisodeStore
 from maml_rl.errors import AlgorithmError
 from maml_rl.experience import Replay, Steps
 from maml_rl.experience.hindsight import NUM_CANDIDATES, Hindsight
-from maml_rl.experience.histories import Sequences
 from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 from maml_rl.metalearners.learner_state import SINGLE
 from maml_rl.metalearners.losses import filtered_imitation
@@ -189,13 +188,16 @@ class FilteredActorCritic(MetaLearner):
         return policy
 
     @abstractmethod
-    def draw_trials(self) -> Steps | Sequences:
+    def draw_trials(self) -> Steps:
         """Draw the N trials of a step, (L, N, ...), or sequences of them."""
+
+    # Where nothing follows a step: within trials of a replay, the end of an episode is a step like others.
+    terminal_ends = staticmethod(Steps.terminal_ends)
 
     def draw_inputs(self) -> Sequence[Input]:
         """Draw the trials of a step, `inputs_of` it; the moments of observations follow them."""
         trials = self.draw_trials().to(self.device)
-        seen, terminal = trials.with_end()
+        seen, terminal = trials.with_end(), self.terminal_ends(trials)
         self._follow(seen[:-1], trials.mask)
         return self.inputs_of(seen, trials.actions, trials.rewards, terminal, trials.mask)
 
@@ -399,10 +401,15 @@ class OfflineAMAGO(FilteredActorCritic, HistoryLearner):  # type: ignore[misc]
         drawn = self.sequences(rng, keep=self.settings.keep)
         return drawn.observations, drawn.actions
 
-    def draw_trials(self) -> Sequences:
+    def draw_trials(self) -> Steps:
         normalize = bool(self.settings.normalize_rewards)
         drawn = self.sequences(self.generator("histories"), keep=self.settings.keep, normalize=normalize)
         return replace(drawn, actions=self.policy.distributions.recorded(drawn.actions))
+
+    @staticmethod
+    def terminal_ends(steps: Steps) -> Tensor:
+        """Return (L, N) 1 where a step led to a terminal state, of any episode of a history."""
+        return steps.terminations.to(steps.rewards)
 
     def draw_inputs(self) -> Sequence[Input]:
         self._set_step_size()

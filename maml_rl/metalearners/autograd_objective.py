@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, inner_step
-from maml_rl.derivatives import Cache, ChunkResult, EpisodeStore, LocalStore, Samples, remembered
+from maml_rl.derivatives import Cache, ChunkResult, EpisodeStore, LocalStore, remembered
 from maml_rl.derivatives import PhaseOutcome as PhaseOutcome
+from maml_rl.episode.steps import Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies import Params, Policy
@@ -128,13 +129,13 @@ def _measure(phases: Sequence[TaskEpisodes], cache: Cache, old: _Learner, learne
 def _old_outcomes(phases: Sequence[TaskEpisodes], cache: Cache, old: _Learner) -> list[PhaseOutcome]:
     def compute() -> list[PhaseOutcome]:
         dtype = next(old.policy.parameters()).dtype
-        samples = [Samples.of(each, slice(None), dtype=dtype, device=old.device) for each in phases]
+        samples = [Steps.of_tasks(each, slice(None), dtype=dtype, device=old.device) for each in phases]
         return [_detached(each) for each in _outcomes(old, samples)]
 
     return remembered(cache, "old outcomes", old, compute)
 
 
-def _outcomes(learner: _Learner, phases: Sequence[Samples]) -> list[PhaseOutcome]:
+def _outcomes(learner: _Learner, phases: Sequence[Steps]) -> list[PhaseOutcome]:
     """Run the inner loop on samples of k tasks, differentiably in the learner's parameters."""
     with torch.enable_grad():
         theta = {name: param.to(learner.device) for name, param in learner.policy.named_parameters()}

@@ -18,8 +18,9 @@ from maml_rl.derivatives import EpisodeStore, cut
 from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.task_space import task_key
+from maml_rl.episode.steps import Steps
 from maml_rl.errors import CheckpointError, ConfigError
-from maml_rl.experience.histories import EnvKind, Histories, Sequences
+from maml_rl.experience.histories import EnvKind, Histories
 from maml_rl.experience.minari_data_set import read_data_set
 from maml_rl.experience.recording import load_histories
 from maml_rl.metalearners.memory_settings import CellKind, MemorySettings
@@ -208,7 +209,7 @@ class HistoryLearner(RecordedLearner):
     def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draw observations (L, N, size) of sequences, and the actions (L, N, *action shape) to predict there."""
 
-    def sequences(self, rng: np.random.Generator, *, keep: int = 1, normalize: bool = False) -> Sequences:
+    def sequences(self, rng: np.random.Generator, *, keep: int = 1, normalize: bool = False) -> Steps:
         """Draw sequences of every keep-th episode; see `Histories.sequences`.
 
         A sequence begins like a trial, without a last step. One that is longer than the

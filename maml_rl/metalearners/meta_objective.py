@@ -24,12 +24,12 @@ from maml_rl.derivatives import (
     Linearization,
     ParameterLayout,
     PolicyOnSamples,
-    Samples,
     every_nth,
     number_kept,
     remembered,
     scratch,
 )
+from maml_rl.episode.steps import Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.losses import OuterObjective
@@ -264,7 +264,7 @@ def _tasks(phases: Sequence[TaskEpisodes], cache: Cache, problem: _Problem, frac
 
     def on_samples(episodes: TaskEpisodes, *, automatic: bool) -> PolicyOnSamples:
         columns = every_nth(episodes.rewards.shape[2], fraction)
-        samples = Samples.of(episodes, slice(None), columns=columns, dtype=dtype, device=problem.device)
+        samples = Steps.of_tasks(episodes, slice(None), columns=columns, dtype=dtype, device=problem.device)
         return PolicyOnSamples(problem.policy, layout, samples, automatic=automatic)
 
     def prepare() -> _Tasks:

@@ -216,7 +216,7 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
             noise: of the actions, as a step draws it.
         """
         mask, temperature = trials.mask, self.networks.log_temperature.exp()
-        seen, terminal = trials.with_end()
+        seen, terminal = trials.with_end(), trials.terminal_ends()
         if self.settings.goal_reward is not None:
             terminal = torch.maximum(terminal, (trials.rewards >= self.settings.goal_reward).to(terminal.dtype))
         before, after = seen[:-1], seen[1:]

@@ -17,10 +17,11 @@ from maml_rl import functional
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
 from maml_rl.derivatives import PhaseOutcome
+from maml_rl.derivatives.chunks import chunks_of
 from maml_rl.derivatives.layout import ParameterLayout
-from maml_rl.derivatives.samples import Samples, chunks_of
 from maml_rl.derivatives.workers import ChunkWorkers
 from maml_rl.episode.advantages import Baseline
+from maml_rl.episode.steps import Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.losses import clipped_surrogate
@@ -138,7 +139,7 @@ class SingleTaskPPO(SingleTaskLearner):
         """Take the steps of some tasks, and return whether all was finite; otherwise the last step is not taken."""
         tasks, leaves, optimizer = chunk
         dtype = next(iter(leaves.values())).dtype
-        samples = Samples.of(episodes, tasks, dtype=dtype, device=torch.device("cpu"))
+        samples = Steps.of_tasks(episodes, tasks, dtype=dtype, device=torch.device("cpu"))
         old: Tensor | None = None
         for _ in range(self._settings.num_epochs):
             with torch.enable_grad():

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from maml_rl.arrays import to_device
 from maml_rl.derivatives.workers import ChunkWorkers, set_gradients, sum_of_chunks
+from maml_rl.episode.steps import Steps
 from maml_rl.errors import NonFiniteError
-from maml_rl.experience.steps import Steps
 from maml_rl.machine import single_threaded
 
 logger = logging.getLogger(__name__)
@@ -319,7 +319,7 @@ class _Recorded(NamedTuple):
 
 
 def _tensors(inputs: Iterable[Input]) -> list[Tensor]:
-    return [tensor for each in inputs for tensor in ([each] if isinstance(each, Tensor) else each.tensors())]
+    return [tensor for each in inputs for tensor in ([each] if isinstance(each, Tensor) else each.tensors().values())]
 
 
 def _mapped(function: Callable[[Tensor], Tensor], inputs: Iterable[Input]) -> tuple[Input, ...]:

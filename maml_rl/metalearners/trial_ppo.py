@@ -19,8 +19,8 @@ from maml_rl.arrays import to_device
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import Cache, ChunkResult, EpisodeStore, remembered
+from maml_rl.episode.steps import Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.episode.trials import Trials
 from maml_rl.metalearners.metalearner import State, TrialLearner
 from maml_rl.metalearners.stepper import Stepper, records_steps, set_step_size
 from maml_rl.plan import Plan
@@ -236,7 +236,7 @@ class _OldTrials(NamedTuple):
     the state after each trial, zero if it is terminal; None if they do not count.
     """
 
-    trials: Trials
+    trials: Steps
     log_probs: Tensor
     values: Tensor
     final_values: Tensor | None
@@ -246,7 +246,7 @@ def _old_trials(phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss) ->
     (episodes,) = phases
 
     def compute() -> _OldTrials:
-        trials = Trials.of(episodes.to(old.device))
+        trials = Steps.of_trials(episodes.to(old.device))
         parts = torch.arange(trials.mask.shape[1], device=old.device).split(old.at_once)
 
         def seen(observations: Tensor) -> list[Tensor]:
@@ -280,8 +280,10 @@ def _estimates(phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss, uni
         trials, _, values, final = _old_trials(phases, cache, old)
         plan, value_lambda = old.plan, old.settings.value_lambda
         values, final = values * units.before, None if final is None else final * units.before
-        advantages = trials.advantages(values, plan.gamma, plan.gae_lambda, final)
-        errors = advantages if value_lambda is None else trials.advantages(values, plan.gamma, value_lambda, final)
+        advantages = trials.trial_advantages(values, plan.gamma, plan.gae_lambda, final)
+        errors = (
+            advantages if value_lambda is None else trials.trial_advantages(values, plan.gamma, value_lambda, final)
+        )
         return advantages, (values + errors) / units.now
 
     return remembered(cache, "estimates", (old, units), compute)
@@ -380,14 +382,14 @@ def _square(phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss, units:
     return ChunkResult(sums=(_sums(_old_trials(phases, cache, old).trials, (advantages.double() - mean).square()),))
 
 
-def _observed(trials: Trials, old: TrialLoss) -> Tensor:
+def _observed(trials: Steps, old: TrialLoss) -> Tensor:
     """Return the numbers whose moments are needed, of the real steps, (n, D) float64."""
     if not old.num_observed:
         return trials.mask.new_zeros(0, 0, dtype=torch.float64)
     return trials.observations[..., : old.num_observed][trials.mask > 0].double()
 
 
-def _sums(trials: Trials, *values: Tensor) -> Tensor:
+def _sums(trials: Steps, *values: Tensor) -> Tensor:
     """Return sums over the real steps."""
     real = trials.mask > 0
     return torch.stack([torch.where(real, each, 0.0).double().sum() for each in values])

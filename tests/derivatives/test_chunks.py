@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Samples, Workspace, cut, every_nth
+from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Workspace, cut, every_nth
 from maml_rl.derivatives.workers import set_gradients
+from maml_rl.episode.steps import Steps
 from maml_rl.machine import chunk_threads, single_threaded
 from tests.synthetic import make_episodes, make_policy
 
@@ -53,7 +54,7 @@ def test_samples_of_some_tasks_and_episodes_are_theirs_with_zero_padding() -> No
     padding = episodes.mask == 0
     episodes.observations[padding] = torch.nan
     episodes.advantages[padding] = torch.inf
-    samples = Samples.of(episodes, slice(1, 3), columns=torch.tensor([0, 2]), dtype=torch.float64, device=CPU)
+    samples = Steps.of_tasks(episodes, slice(1, 3), columns=torch.tensor([0, 2]), dtype=torch.float64, device=CPU)
     torch.testing.assert_close(samples.observations, observations[1:3, :3][:, :, [0, 2]], rtol=0.0, atol=0.0)
     torch.testing.assert_close(samples.advantages, advantages[1:3, :3][:, :, [0, 2]], rtol=0.0, atol=0.0)
     assert samples.weights.sum((1, 2)).tolist() == [1.0, 1.0]

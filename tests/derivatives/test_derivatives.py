@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples, Samples
+from maml_rl.derivatives import Linearization, ParameterLayout, PolicyOnSamples
 from maml_rl.derivatives.by_hand import MLPLinearization
+from maml_rl.episode.steps import Steps
 from maml_rl.policies import GaussianHead, NormalMLPPolicy, Policy
 from tests.synthetic import KINDS, OpaquePolicy, make_episodes, make_policy
 
@@ -27,7 +28,7 @@ NETWORKS = pytest.mark.parametrize(
 )
 
 
-def loss_of(samples: Samples) -> object:
+def loss_of(samples: Steps) -> object:
     """Return a loss that is not linear in the log-probabilities, and depends on their position in the grid."""
     steps = torch.arange(1.0, samples.mask.shape[1] + 1.0, dtype=samples.mask.dtype).reshape(1, -1, 1)
 
@@ -43,7 +44,7 @@ class Problem:
     def __init__(self, policy: Policy, automatic: bool) -> None:
         self.policy, self.layout = policy, ParameterLayout(policy)
         episodes = make_episodes(getattr(policy, "inner", policy), LENGTHS)
-        self.samples = Samples.of(episodes, slice(None), dtype=torch.float64, device=torch.device("cpu"))
+        self.samples = Steps.of_tasks(episodes, slice(None), dtype=torch.float64, device=torch.device("cpu"))
         self.on_samples = PolicyOnSamples(policy, self.layout, self.samples, automatic=automatic)
         generator = torch.Generator().manual_seed(3)
         own = self.layout.flatten({name: param.detach() for name, param in policy.named_parameters()})

@@ -15,9 +15,8 @@ from maml_rl.envs.families.point import SparsePointGoalVectorEnv
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.errors import AlgorithmError, ConfigError
-from maml_rl.experience import Replay
+from maml_rl.experience import Replay, Steps
 from maml_rl.experience.hindsight import Hindsight
-from maml_rl.experience.replay import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.policies import get_policy_for_env
 
@@ -43,13 +42,8 @@ def sampled(env_id: str, kwargs: dict[str, Any]) -> tuple[Steps, list[Any], Hind
     replay = Replay(1000)
     replay.append(episodes)
     found = [replay.sample_sequences(np.random.default_rng(0), 1, tasks=[task]) for task in tasks]
-    trials = Steps(
-        **{
-            name: torch.cat([getattr(each, name) for each in found], 1)
-            for name in Steps.__dataclass_fields__
-            if name != "infos"
-        }
-    )
+    names = found[0].tensors()
+    trials = Steps.of({name: torch.cat([each.tensors()[name] for each in found], 1) for name in names})
     return trials, tasks, Hindsight(env_id, kwargs, single.single_observation_space, single.single_action_space)
 
 

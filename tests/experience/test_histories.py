@@ -51,10 +51,20 @@ def dark_room(num_tasks: int = 6, policy: RandomPolicy | None = None) -> tuple[H
 
 def test_sequence_of_all_episodes_is_the_history() -> None:
     drawn = small_histories().sequences(np.random.default_rng(0), 50, 8)
-    first = drawn.histories == 0
+    first = drawn.tasks == 0
     assert first.any()
     assert drawn.rewards[:, first][:, 0].tolist() == list(range(8))
-    assert drawn.ends[:, first][:, 0].tolist() == [False, True, False, False, True, True, False, True]
+    ends = drawn.terminations | drawn.truncations
+    assert ends[:, first][:, 0].tolist() == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        True,
+        False,
+        True,
+    ]
     assert drawn.episodes[:, first][:, 0].tolist() == [0, 0, 1, 1, 1, 2, 3, 3]
     assert set(drawn.rewards[0, ~first].tolist()) == {8.0, 9.0}
     assert torch.equal(drawn.actions, drawn.rewards.long() % 3)
@@ -67,7 +77,7 @@ def test_normalized_rewards_are_those_over_the_mean_square_of_the_family() -> No
     scales = torch.tensor(
         [math.sqrt(sum(n**2 for n in numbers) / len(numbers)) for numbers in (range(8), range(8, 17))]
     )
-    torch.testing.assert_close(drawn.rewards, plain.rewards / scales[plain.histories])
+    torch.testing.assert_close(drawn.rewards, plain.rewards / scales[plain.tasks])
     assert torch.equal(drawn.observations, plain.observations)
 
 
@@ -99,7 +109,7 @@ def test_terminations_and_what_follows_are_those_of_the_history(keep: int, repea
         if step in last:
             episode = last[step] + keep
             following = None if episode >= (4 if step < 8 else 7) else 1 + [*last][episode - 1]
-        seen = drawn.after[column]
+        seen = drawn.next_observations[-1][column]
         expected = float(final[last[step]][0]) if following is None else float(following)
         followers.add(expected)
         assert seen[parts.observation].tolist() == [expected]
@@ -135,10 +145,10 @@ def test_histories_of_episodes_have_their_ends_and_final_observations() -> None:
     histories = Histories.of(iterations, EnvKind(OBSERVATIONS, ACTIONS))
     assert histories.terminated.tolist() == [False, False, True, False, False, False, True, False]
     drawn = histories.sequences(np.random.default_rng(0), 20, 8)
-    for column, history in enumerate(drawn.histories.tolist()):
+    for column, history in enumerate(drawn.tasks.tolist()):
         if history == 1:
             # The whole history of the second task, 1 + 3 + 1 + 3 steps.
-            assert drawn.after[column, 0] == iterations[1].final_observations[1, 1, 0]
+            assert drawn.next_observations[-1][column, 0] == iterations[1].final_observations[1, 1, 0]
 
 
 def test_actions_outside_of_a_box_are_those_that_the_environment_got() -> None:
@@ -148,7 +158,7 @@ def test_actions_outside_of_a_box_are_those_that_the_environment_got() -> None:
     drawn = histories.sequences(np.random.default_rng(0), 1, 2)
     expected = torch.tensor([[-1.0, 0.2], [0.4, 0.5]])
     assert torch.equal(drawn.actions[:, 0], expected)
-    assert torch.equal(torch.cat((drawn.observations[1:, 0, 1:3], drawn.after[:, 1:3])), expected)
+    assert torch.equal(torch.cat((drawn.observations[1:, 0, 1:3], drawn.next_observations[-1][:, 1:3])), expected)
 
 
 def test_kept_episodes_are_every_second_one_from_either_of_the_first_two() -> None:
@@ -191,7 +201,7 @@ def test_observations_are_those_that_a_policy_sees_with_observe_last() -> None:
     histories = Histories.of([found[0]], EnvKind(env.observation_space, env.action_space))
     drawn = histories.sequences(np.random.default_rng(0), 5, 60)
     seen = found[1].observations.transpose(1, 2).flatten(1, 2)
-    for column, history in enumerate(drawn.histories):
+    for column, history in enumerate(drawn.tasks):
         assert torch.equal(drawn.observations[:, column], seen[history])
 
 
@@ -207,7 +217,7 @@ def test_best_action_of_every_step_leads_towards_the_goal_of_its_task() -> None:
     drawn = histories.sequences(np.random.default_rng(0), 8, 50)
     best = histories.optimal_actions(drawn)
     assert best.shape == (50, 8)
-    goals = np.stack([histories.tasks[int(history)]["goal"] for history in drawn.histories])
+    goals = np.stack([histories.tasks[int(history)]["goal"] for history in drawn.tasks])
     moves = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])
     cells = np.stack(np.divmod(drawn.observations[..., :81].argmax(-1).numpy(), 9), -1)
     distance = np.abs(cells - goals).sum(-1)
@@ -221,7 +231,7 @@ def test_best_arm_is_that_of_the_largest_mean() -> None:
         env = sampler.env
     histories = Histories.of([episodes], EnvKind(env.observation_space, env.action_space, "Bandit-K5-v0"))
     drawn = histories.sequences(np.random.default_rng(0), 10, 5)
-    best = [int(np.argmax(histories.tasks[int(history)]["mean"])) for history in drawn.histories]
+    best = [int(np.argmax(histories.tasks[int(history)]["mean"])) for history in drawn.tasks]
     assert histories.optimal_actions(drawn).tolist() == [best] * 5
 
 

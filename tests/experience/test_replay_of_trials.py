@@ -147,10 +147,7 @@ def test_sequences_are_whole_trials_and_padding_is_zero() -> None:
     whole = {tuple(trial.steps) for trial in trials_of(episodes)}
     drawn = set()
     for number in range(500):
-        one = Steps(
-            *(getattr(sequences, name)[:, number : number + 1] for name in list(Steps.__dataclass_fields__)[:-1]),
-            infos={"sparse": sequences.infos["sparse"][:, number : number + 1]},
-        )
+        one = sequences.map(lambda values, number=number: values[:, number : number + 1])
         drawn.add(tuple(steps_of(one)))
         padding = one.mask == 0.0
         assert (one.mask[1:] <= one.mask[:-1]).all()
@@ -230,13 +227,13 @@ def test_window_of_a_trial_ends_where_the_trial_goes_on(length: int) -> None:
         replay.append(episodes)
     whole = replay.sample_sequences(rng, 200)
     places, ends = {}, {}
-    shown, terminal = whole.with_end()
+    shown, terminal = whole.with_end(), whole.terminal_ends()
     for trial, steps in enumerate(whole.mask.sum(0).long().tolist()):
         for step in range(steps):
             places[whole.rewards[step, trial].item()] = shown[step + 1, trial].tolist()
             ends[whole.rewards[step, trial].item()] = terminal[step, trial].item()
     windows = replay.sample_sequences(rng, 400, length=length)
-    seen, cut = windows.with_end()
+    seen, cut = windows.with_end(), windows.terminal_ends()
     assert 0 < sum(ends.values()) < len(ends)
     for number, steps in enumerate(windows.mask.sum(0).long().tolist()):
         for step in range(steps):
@@ -580,7 +577,7 @@ def test_steps_drawn_from_a_copy_on_a_device_are_those_of_the_buffer(monkeypatch
     plain, rng = Replay(40), np.random.default_rng(0)
     batches = [make_batch(rng) for _ in range(8)]
     plain.append(batches[0])
-    monkeypatch.setattr("maml_rl.experience.steps._COPIED_TO", ("cpu",))
+    monkeypatch.setattr("maml_rl.experience.step_arrays._COPIED_TO", ("cpu",))
     copied = Replay(40)
     # Past the end of the buffer, too.
     for number, batch in enumerate(batches):
@@ -588,8 +585,14 @@ def test_steps_drawn_from_a_copy_on_a_device_are_those_of_the_buffer(monkeypatch
             plain.append(batch)
         copied.append(batch)
         one, other = (replay.sample_sequences(np.random.default_rng(1), 7) for replay in (plain, copied))
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.tensors(), other.tensors(), strict=True))
+        assert all(
+            torch.equal(mine, theirs)
+            for mine, theirs in zip(one.tensors().values(), other.tensors().values(), strict=True)
+        )
         one, other = (replay.sample_transitions(np.random.default_rng(1), 9) for replay in (plain, copied))
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.tensors(), other.tensors(), strict=True))
+        assert all(
+            torch.equal(mine, theirs)
+            for mine, theirs in zip(one.tensors().values(), other.tensors().values(), strict=True)
+        )
     assert copied._steps.copies
     assert not plain._steps.copies

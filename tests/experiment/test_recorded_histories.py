@@ -248,9 +248,19 @@ def test_episodes_of_another_data_set_are_one_history(tmp_path: Path, monkeypatc
     drawn = histories.sequences(np.random.default_rng(0), 1, 8)
     assert drawn.observations[:, 0, 0].tolist() == drawn.rewards[:, 0].tolist() == [0, 1, 2, 10, 20, 21, 22, 23]
     assert drawn.actions[:, 0].tolist() == [0, 1, 2, 0, 0, 1, 2, 0]
-    assert drawn.ends[:, 0].tolist() == [False, False, True, True, False, False, False, True]
+    ends = drawn.terminations | drawn.truncations
+    assert ends[:, 0].tolist() == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
     assert drawn.terminations[:, 0].tolist() == [False, False, True, False, False, False, False, True]
-    assert drawn.after[0].tolist() == [24, 1, 0, 0, 23, 1]
+    assert drawn.next_observations[-1][0].tolist() == [24, 1, 0, 0, 23, 1]
     with pytest.raises(ConfigError, match=r"Minari cannot load the data set 'others/none-v0' .*MINARI_DATASETS_PATH"):
         minari_data_set.read_data_set("others/none-v0")
 
@@ -281,7 +291,7 @@ def test_minari_reads_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert not any(episode.terminations.any() for episode in episodes)
         actions = np.concatenate([episode.actions for episode in episodes])
         whole = histories.sequences(np.random.default_rng(0), 30, 72)
-        column = int((whole.histories == trial).nonzero()[0, 0])
+        column = int((whole.tasks == trial).nonzero()[0, 0])
         assert actions.tolist() == whole.actions[:, column].tolist()
         observations = np.concatenate([episode.observations[:-1] for episode in episodes])
         assert (observations == whole.observations[:, column, :81].numpy()).all()
@@ -348,7 +358,7 @@ def test_meta_training_is_recorded_checkpoint_by_checkpoint(memory: bool, tmp_pa
             sampler.seek(iteration)
             wanted.append(sampler.rollout(histories.tasks).actions.transpose(1, 2).flatten(1))
     drawn = histories.sequences(np.random.default_rng(0), 20, histories.num_steps // 4)
-    for column, history in enumerate(drawn.histories):
+    for column, history in enumerate(drawn.tasks):
         assert drawn.actions[:, column].tolist() == [int(each) for part in wanted for each in part[history]]
 
 

@@ -23,8 +23,8 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.registration import FamilySpec
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.errors import AlgorithmError, ConfigError
+from maml_rl.experience import Steps
 from maml_rl.experience.hindsight import Hindsight
-from maml_rl.experience.replay import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.sampling import make_sampler
@@ -417,7 +417,7 @@ def test_end_of_trials_is_that_of_whole_trials() -> None:
         truncations=torch.zeros(3, 2, dtype=torch.bool),
         mask=torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]),
     )
-    seen, terminal = steps.with_end()
+    seen, terminal = steps.with_end(), steps.terminal_ends()
     assert seen.squeeze(-1)[:, 0].tolist() == [0.0, 2.0, 4.0, 14.0]
     assert seen.squeeze(-1)[:3, 1].tolist() == [1.0, 3.0, 13.0]
     # The end of the first trial's first episode is not the end of the trial.

@@ -33,7 +33,7 @@ def test_prediction_is_the_posterior_of_the_best_arm() -> None:
     with torch.no_grad():
         found = learner.policy.unroll(seen.observations).distribution[0].softmax(-1)
     for step in range(PULLS):
-        for column, history in enumerate(seen.histories.tolist()):
+        for column, history in enumerate(seen.tasks.tolist()):
             # An arm that did not pay is ruled out; one that paid is the best.
             possible = np.arange(ARMS) == history if step > history else np.arange(ARMS) >= step
             assert np.allclose(found[step, column], possible / possible.sum(), atol=0.2)

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, InnerLoss, adapt, reinforce
-from maml_rl.derivatives import PhaseOutcome, Samples
+from maml_rl.derivatives import PhaseOutcome
 from maml_rl.episode import TaskEpisodes
+from maml_rl.episode.steps import Steps
 from maml_rl.metalearners import MetaLearner
 from maml_rl.metalearners.adam import DiceMAML
 from maml_rl.metalearners.losses import dice, dice_and_divisor, likelihood_ratio, likelihood_ratio_and_divisor
@@ -28,7 +29,7 @@ LOG_PROBS = torch.tensor([[[-0.3, -1.2], [-0.7, torch.nan], [-1.5, torch.nan]]],
 
 def outcome(log_probs: Tensor, recorded: Tensor | None = None) -> PhaseOutcome:
     nothing = torch.empty(0)
-    samples = Samples(nothing, nothing, nothing, PADDED, MASK, recorded, nothing)
+    samples = Steps(nothing, nothing, nothing, advantages=PADDED, mask=MASK, log_probs=recorded)
     return PhaseOutcome(NormalMLPPolicy(1, 1), samples, {}, (), log_probs)
 
 

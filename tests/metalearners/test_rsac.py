@@ -214,12 +214,7 @@ def test_padding_changes_nothing(cell: Any) -> None:
     learner = make("box", cell)
     trials = make_trials(learner, [4, 4], [True, False])
     generator = torch.Generator().manual_seed(9)
-    padded = Steps(
-        **{
-            name: torch.cat((value, torch.zeros(3, *value.shape[1:], dtype=value.dtype)))
-            for name, value in ((name, getattr(trials, name)) for name in Steps.__dataclass_fields__ if name != "infos")
-        }
-    )
+    padded = trials.map(lambda value: torch.cat((value, torch.zeros(3, *value.shape[1:], dtype=value.dtype))))
     noise = torch.randn((8, 2, 2), generator=generator)
     found = []
     for given, drawn in ((trials, noise[:5]), (padded, noise)):

@@ -10,8 +10,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from maml_rl.derivatives import ParameterLayout, PolicyOnSamples, Samples
+from maml_rl.derivatives import ParameterLayout, PolicyOnSamples
 from maml_rl.episode import TaskEpisodes
+from maml_rl.episode.steps import Steps
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies import CNNPolicy, GaussianHead, NormalMLPPolicy, get_policy_for_env
 from maml_rl.policies.cnn import conv_output_size
@@ -91,7 +92,7 @@ def test_second_derivatives_are_slopes_of_the_first(layers: Any) -> None:
     actions = torch.randn((2, 3, 2, 2), generator=generator, dtype=torch.float64)
     episodes = TaskEpisodes(rows, actions, torch.zeros(2, 3, 2), 3 * ones, ones, ones, rows[:, 0])
     episodes.advantages = torch.randn((2, 3, 2), generator=generator, dtype=torch.float64)
-    samples = Samples.of(episodes, slice(None), dtype=torch.float64, device=torch.device("cpu"))
+    samples = Steps.of_tasks(episodes, slice(None), dtype=torch.float64, device=torch.device("cpu"))
     assert samples.observations.dtype == torch.uint8
     layout = ParameterLayout(policy)
     point = layout.flatten({name: value.double() for name, value in of_tasks(policy, 2).items()})

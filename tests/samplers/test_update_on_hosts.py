@@ -11,7 +11,7 @@ from hosted_learning import NUM_TASKS, Learned, config_of, learn, learned_here
 from hosts_in_memory import Hosts, put_on_hosts
 
 from maml_rl.config.placement import Placement
-from maml_rl.derivatives import ROOM, EpisodeStore, LocalStore, samples, store
+from maml_rl.derivatives import ROOM, EpisodeStore, LocalStore, chunks, store
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
@@ -34,7 +34,7 @@ SHARES_LOST = {"promp": 0.1, "meta-sgd": 0.1, "cavia": 0.1, "reptile": 0.25, "rl
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of few tasks, and blocks of several of them."""
-    monkeypatch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
+    monkeypatch.setattr(chunks, "_CPU_CHUNK", (1 << 10, 1 << 12))
     monkeypatch.setattr(store, "_FEW_BLOCKS", 4)
     monkeypatch.setattr(trial_ppo, "_CHUNK", 1)
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from maml_rl.derivatives import ParameterLayout, chunks_of
+from maml_rl.episode.steps import Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.episode.trials import Trials
 from maml_rl.machine import intra_op_threads
 from maml_rl.policies import Memory, Policy, as_policy
 from maml_rl.samplers.phase import Phase
@@ -102,7 +102,7 @@ def log_probs_of(
     policy = as_policy(policy, episodes.observations.shape[3:])
     device = next(policy.parameters()).device
     if policy.has_memory:
-        trials = Trials.of(episodes, slots_per_task or episodes.rewards.shape[2])
+        trials = Steps.of_trials(episodes, slots_per_task or episodes.rewards.shape[2])
         with torch.no_grad(), intra_op_threads(1):
             of_phase, is_stacked = phase_parameters(policy, len(episodes), params)
             per_task = trials.mask.shape[1] // len(episodes)

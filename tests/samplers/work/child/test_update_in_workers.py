@@ -14,7 +14,7 @@ import pytest
 import torch
 from hosted_learning import NUM_TASKS, config_of, learn, learned_here
 
-from maml_rl.derivatives import Cache, samples, store
+from maml_rl.derivatives import Cache, chunks, store
 from maml_rl.errors import AlgorithmError, ChildEnvTimeout, ConfigError, RemoteError
 from maml_rl.experiment import sampling
 from maml_rl.experiment.build import make_experiment
@@ -37,7 +37,7 @@ KILLS = 10
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of few tasks, and blocks of several of them."""
-    monkeypatch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
+    monkeypatch.setattr(chunks, "_CPU_CHUNK", (1 << 10, 1 << 12))
     monkeypatch.setattr(store, "_FEW_BLOCKS", 4)
     monkeypatch.setattr(trial_ppo, "_CHUNK", 1)
 

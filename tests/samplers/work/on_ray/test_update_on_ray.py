@@ -17,7 +17,7 @@ from cluster_on_this_machine import actor_processes
 from hosted_learning import config_of, learn, learned_here
 
 from maml_rl import MultiTaskSampler
-from maml_rl.derivatives import samples
+from maml_rl.derivatives import chunks
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.sampling import make_sampler
 from maml_rl.metalearners import trial_ppo
@@ -39,7 +39,7 @@ def nothing_left_behind() -> None:
 def small_chunks(connected: Any) -> Iterator[None]:
     """Several chunks of few tasks; no actor may remain after the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(samples, "_CPU_CHUNK", (1 << 10, 1 << 12))
+        patch.setattr(chunks, "_CPU_CHUNK", (1 << 10, 1 << 12))
         patch.setattr(trial_ppo, "_CHUNK", 1)
         yield
     _, alive = psutil.wait_procs(actor_processes(), timeout=60)

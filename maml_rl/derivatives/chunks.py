@@ -1,8 +1,7 @@
-"""The part of some tasks' episodes that losses and derivatives are computed from, and how it is cut into chunks."""
+"""How a batch of tasks is cut into chunks, on which losses and derivatives are computed at once."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,77 +15,6 @@ _CPU_CHUNK = 1 << 17, 1 << 19
 _CPU_CHUNKS = 8
 # On an accelerator small chunks only cost launches; the limit is its memory.
 _DEVICE_CHUNK = 1 << 26
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Steps of k tasks, on the device and in the precision of the computation; padding is zero.
-
-    Attributes:
-        observations: (k, T, B, *observation shape).
-        actions: (k, T, B, *action shape).
-        rewards: (k, T, B).
-        advantages: (k, T, B).
-        mask: (k, T, B) 1 for real steps, 0 for padding.
-        log_probs: (k, T, B) log-probabilities recorded while sampling, or None.
-        tasks: (k,) numbers of the tasks in their batch.
-    """
-
-    observations: Tensor
-    actions: Tensor
-    rewards: Tensor
-    advantages: Tensor
-    mask: Tensor
-    log_probs: Tensor | None
-    tasks: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        episodes: TaskEpisodes,
-        tasks: slice,
-        *,
-        columns: Tensor | None = None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> "Samples":
-        """Take the samples of some tasks.
-
-        Args:
-            episodes: of all tasks, with advantages.
-            tasks: which of them.
-            columns: indices of the episodes to take of each task; all by default.
-            dtype: of everything except observations and actions, which keep theirs.
-            device: where to put them.
-        """
-        lengths = episodes.lengths[tasks]
-        lengths = lengths if columns is None else lengths[:, columns]
-        steps = int(lengths.max())
-        real = torch.arange(steps, device=lengths.device).reshape(1, -1, 1) < lengths.unsqueeze(1)
-        complete = bool(real.all())
-
-        def take(values: Tensor) -> Tensor:
-            values = values[tasks, :steps]
-            values = values if columns is None else values[:, :, columns]
-            if not complete:
-                # The contents of the padding, NaN included, must not reach a matrix product.
-                values = values.masked_fill(~real.reshape(*real.shape, *(1,) * (values.dim() - 3)), 0)
-            return values.to(device)
-
-        return cls(
-            observations=take(episodes.observations),
-            actions=take(episodes.actions),
-            rewards=take(episodes.rewards).to(dtype),
-            advantages=take(episodes.advantages).to(dtype),
-            mask=real.to(device, dtype),
-            log_probs=None if episodes.log_probs is None else take(episodes.log_probs).to(dtype),
-            tasks=torch.arange(len(episodes), device=device)[tasks] + episodes.first_task,
-        )
-
-    @property
-    def weights(self) -> Tensor:
-        """(k, T, B) weight of each step in the mean over its task's real steps."""
-        return self.mask / self.mask.sum((1, 2), keepdim=True).clamp(min=1.0)
 
 
 def cut(num_tasks: int, samples_per_task: int, width: int, device: torch.device) -> list[slice]:

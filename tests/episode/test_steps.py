@@ -1,9 +1,9 @@
-"""Trials against plain loops over Python lists."""
+"""Steps of trials against plain loops over Python lists."""
 
 import pytest
 import torch
 
-from maml_rl.episode import TaskEpisodes, Trials
+from maml_rl.episode import Steps, TaskEpisodes
 
 GAMMA, LAMBDA = 0.9, 0.7
 
@@ -27,7 +27,7 @@ LENGTHS = [[[3, 1, 4], [2, 2, 2]], [[4, 4, 4, 4]], [[1, 3], [5, 2], [2, 0]]]
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_episodes_of_a_trial_are_concatenated(lengths: list[list[int]]) -> None:
     episodes = make_episodes(lengths)
-    trials = Trials.of(episodes)
+    trials = Steps.of_trials(episodes)
     for task, of_task in enumerate(lengths):
         steps = [(t, b) for b, length in enumerate(of_task) for t in range(length)]
         assert trials.mask[:, task].tolist() == [1.0] * len(steps) + [0.0] * (len(trials.mask) - len(steps))
@@ -45,9 +45,9 @@ def test_episodes_of_a_trial_are_concatenated(lengths: list[list[int]]) -> None:
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_returns_and_advantages_continue_across_the_ends_of_episodes(lengths: list[list[int]]) -> None:
     episodes = make_episodes(lengths)
-    trials = Trials.of(episodes)
+    trials = Steps.of_trials(episodes)
     values = torch.randn(trials.mask.shape, generator=torch.Generator().manual_seed(1))
-    returns, advantages = trials.returns(GAMMA), trials.advantages(values, GAMMA, LAMBDA)
+    returns, advantages = trials.returns(GAMMA), trials.trial_advantages(values, GAMMA, LAMBDA)
     for task, of_task in enumerate(lengths):
         rewards = [float(episodes.rewards[task, t, b]) for b, length in enumerate(of_task) for t in range(length)]
         estimates = values[:, task].tolist()
@@ -65,13 +65,13 @@ def test_returns_and_advantages_continue_across_the_ends_of_episodes(lengths: li
 
 def test_slots_of_a_task_are_trials_of_their_own() -> None:
     episodes = make_episodes([[3, 1, 4, 2], [2, 2, 2, 1]])
-    trials = Trials.of(episodes, slots_per_task=2)
+    trials = Steps.of_trials(episodes, slots_per_task=2)
     assert trials.mask.sum(0).tolist() == [7, 3, 4, 3]
     first = [(t, b) for b in (0, 2) for t in range((3, 0, 4)[b])]
     assert trials.rewards[:, 0].tolist() == [float(episodes.rewards[0, t, b]) for t, b in first]
     assert trials.episodes[:3, 1].tolist() == [0, 1, 1]
-    each = Trials.of(episodes, slots_per_task=4)
+    each = Steps.of_trials(episodes, slots_per_task=4)
     assert each.mask.sum(0).tolist() == [3, 1, 4, 2, 2, 2, 2, 1]
     assert torch.equal(each.as_episodes(each.rewards, episodes), episodes.rewards)
     with pytest.raises(ValueError, match="must divide the 4 episodes"):
-        Trials.of(episodes, slots_per_task=3)
+        Steps.of_trials(episodes, slots_per_task=3)

@@ -1,9 +1,8 @@
-"""Steps of trials: drawn ones, `Steps`, and the arrays of all that are kept, `StepArrays`."""
+"""The arrays of all steps that a replay keeps."""
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,79 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from maml_rl.arrays import to_device
-from maml_rl.episode.trials import with_end
+from maml_rl.episode.steps import Steps
 from maml_rl.errors import ConfigError
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.runs.atomic_files import TEMPORARY
 
-# Before the name of an info among the fields.
-INFO = "info "
 # Of the free memory of an accelerator, the largest share that a copy of the arrays takes.
 DEVICE_SHARE = 0.25
 # Other kinds of devices that have such a copy.
 _COPIED_TO: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Steps of trials, with common leading axes: (L, N) for N sequences of L steps, (num,) or (M, num) for transitions.
-
-    Attributes:
-        observations: (..., *observation shape), seen before each action.
-        actions: (..., *action shape).
-        rewards: (...) float32.
-        next_observations: (..., *observation shape), seen after each action: the final one after an episode's last.
-        terminations: (...) bool, whether a step led to a terminal state.
-        truncations: (...) bool, whether the episode was cut off after a step.
-        mask: (...) float32, 1 for real steps; padding is at the ends of sequences, and is zero.
-        infos: (...) float32 by name, those that the environments report at every step.
-    """
-
-    observations: Tensor
-    actions: Tensor
-    rewards: Tensor
-    next_observations: Tensor
-    terminations: Tensor
-    truncations: Tensor
-    mask: Tensor
-    infos: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def to(self, device: torch.device | str) -> "Steps":
-        """Return the same steps on `device`."""
-        return self.map(lambda values: to_device(values, torch.device(device)))
-
-    def tensors(self) -> list[Tensor]:
-        """Return all fields, and then the infos."""
-        return [*(getattr(self, name) for name in _STEP_TENSORS), *self.infos.values()]
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor], infos: Iterable[str] = ()) -> "Steps":
-        """Return the steps of which `tensors` returned these, with infos of these names."""
-        known: dict[str, Any] = dict(zip(_STEP_TENSORS, tensors, strict=False))
-        return cls(**known, infos=dict(zip(infos, tensors[len(_STEP_TENSORS) :], strict=True)))
-
-    def with_end(self) -> tuple[Tensor, Tensor]:
-        """Return the observations of whole trials (L, N, ...) and after them, and where they end in a terminal state.
-
-        Within a trial the observation after the end of an episode is the first of the next one: to a policy with a
-        memory the end of an episode is a step like others.
-
-        Returns:
-            Observations (L + 1, N, *observation shape), and (L, N) 1 where the last step of a trial was terminal.
-        """
-        last = self.mask.sum(0).long() - 1
-        columns = torch.arange(len(last), device=last.device)
-        seen = with_end(self.observations, self.mask, self.next_observations[last, columns])
-        terminal = torch.zeros_like(self.rewards)
-        terminal[last, columns] = self.terminations[last, columns].to(terminal.dtype)
-        return seen, terminal
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Steps":
-        """Return steps of what a function returns for every tensor."""
-        return Steps.of([function(tensor) for tensor in self.tensors()], self.infos)
-
-
-_STEP_TENSORS = tuple(each.name for each in fields(Steps) if each.name != "infos")
 
 
 def reward_scales(families: Sequence[str], squares: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.float32]:
@@ -174,8 +109,7 @@ class StepArrays:
             if real is not None:
                 taken[~real] = 0
             found[name] = to_device(torch.from_numpy(taken), self._device)
-        infos = {name.removeprefix(INFO): found.pop(name) for name in list(found) if name.startswith(INFO)}
-        return Steps(**found, mask=mask, infos=infos)
+        return Steps.of({**found, "mask": mask})
 
     def _allocate(self, rows: Mapping[str, NDArray[Any]], folder: Path) -> dict[str, NDArray[Any]]:
         sizes = {name: self._capacity * prod(values.shape[1:]) * values.itemsize for name, values in rows.items()}
