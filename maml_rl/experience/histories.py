@@ -7,7 +7,7 @@ histories and on the generator that is passed in.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -22,7 +22,7 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import family_of
-from maml_rl.episode.steps import Steps
+from maml_rl.episode.steps import INFO, Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experience.step_arrays import reward_scales
@@ -62,6 +62,28 @@ class EnvKind:
     action_space: gymnasium.Space[Any]
     env_id: str = ""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+# The episodes of M tasks, as arrays by name; see `block_of`.
+Block: TypeAlias = dict[str, NDArray[Any]]
+
+
+def block_of(episodes: TaskEpisodes) -> Block:
+    """Return episodes (M, T, B, ...) without padding, task after task, and in each its B episodes one after the other.
+
+    Observations, actions, rewards and infos of steps are those of all S steps, (S, ...); lengths, terminated, truncated
+    and infos of episodes (M, B); final_observations (M * B, ...).
+    """
+    real = episodes.mask.mT.bool()
+
+    def of_steps(grid: Tensor) -> Tensor:
+        return grid.transpose(1, 2)[real]
+
+    block = {name: getattr(episodes, name) for name in ("lengths", "terminated", "truncated")}
+    block |= {name: of_steps(getattr(episodes, name)) for name in ("observations", "actions", "rewards")}
+    block |= {"final_observations": episodes.final_observations.flatten(0, 1)}
+    block |= {f"{INFO}{name}": of_steps(info) if info.dim() == 3 else info for name, info in episodes.infos.items()}
+    return {name: tensor.detach().cpu().numpy() for name, tensor in block.items()}
 
 
 class Histories:
@@ -152,29 +174,42 @@ class Histories:
             iterations: (M, T, B, ...) of the same M tasks each, in the order of time.
             env: the environments.
         """
-        gathered: dict[str, list[NDArray[Any]]] = {}
-        infos: dict[str, list[NDArray[Any]]] = {}
-        for task in range(len(iterations[0])):
-            for episodes in iterations:
-                real = episodes.mask[task].mT.bool()
-                rows = {
-                    "observations": episodes.observations[task].transpose(0, 1)[real],
-                    "actions": episodes.actions[task].transpose(0, 1)[real],
-                    "rewards": episodes.rewards[task].mT[real],
-                    "terminated": episodes.terminated[task],
-                    "final_observations": episodes.final_observations[task],
-                }
-                for name, values in rows.items():
-                    gathered.setdefault(name, []).append(values.detach().cpu().numpy())
-                for name, info in episodes.infos.items():
-                    kept = info[task].mT[real] if info.dim() == 3 else info[task]
-                    infos.setdefault(name, []).append(kept.cpu().numpy())
+        return cls.of_blocks([block_of(episodes) for episodes in iterations], iterations[0].tasks, env)
+
+    @classmethod
+    def of_blocks(
+        cls, blocks: Sequence[Block], tasks: Sequence[Task], env: EnvKind, distinct: NDArray[Any] | None = None
+    ) -> Self:
+        """Return the histories of M tasks whose iterations are blocks, in the order of time; see `block_of`."""
+        grids = [block["lengths"] for block in blocks]
+        lengths = np.concatenate([grid.ravel() for grid in grids]).astype(np.int64)
+        # Of the episodes in the order of time, those of each task, and the steps of these.
+        firsts = np.cumsum([0, *(grid.size for grid in grids)])
+        numbers = [first + np.arange(grid.size).reshape(grid.shape) for first, grid in zip(firsts, grids, strict=False)]
+        order = np.concatenate(numbers, 1)
+        own = lengths[order.ravel()]
+        starts = (np.cumsum(lengths) - lengths)[order.ravel()]
+        steps = np.repeat(starts - (np.cumsum(own) - own), own) + np.arange(own.sum())
+
+        def joined(name: str) -> NDArray[Any]:
+            parts = [block[name] for block in blocks]
+            of_steps = name in ("observations", "actions", "rewards") or (name.startswith(INFO) and parts[0].ndim == 1)
+            is_grid = not of_steps and name != "final_observations"
+            return np.concatenate([part.ravel() if is_grid else part for part in parts])[
+                steps if of_steps else order.ravel()
+            ]
+
         return cls(
-            iterations[0].tasks,
-            [*torch.cat([episodes.lengths for episodes in iterations], 1).cpu().numpy()],
-            **{name: np.concatenate(parts) for name, parts in gathered.items()},
-            env=env,
-            infos={name: np.concatenate(parts) for name, parts in infos.items()},
+            tasks,
+            [*lengths[order]],
+            joined("observations"),
+            joined("actions"),
+            joined("rewards"),
+            env,
+            terminated=joined("terminated"),
+            final_observations=joined("final_observations"),
+            distinct=distinct,
+            infos={name.removeprefix(INFO): joined(name) for name in blocks[0] if name.startswith(INFO)},
         )
 
     def __len__(self) -> int:

@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.registration import find_spec
 from maml_rl.envs.task_space import task_key
+from maml_rl.episode.steps import INFO
 from maml_rl.errors import CheckpointError, ConfigError
-from maml_rl.experience.histories import Distinct, EnvKind, Histories
-from maml_rl.experience.recording import Block, FinishedRecording
+from maml_rl.experience.histories import Block, Distinct, EnvKind, Histories
+from maml_rl.experience.recording import FinishedRecording, looked_up
 from maml_rl.runs.atomic_files import TEMPORARY, remove, sync_folder
 from maml_rl.runs.trust import check_family
 from maml_rl.spaces import own_actions, own_space, stored_actions, to_stored
@@ -230,18 +231,18 @@ def _write_episodes(path: Path, recording: FinishedRecording) -> tuple[int, int]
     path.unlink(missing_ok=True)
     with h5py.File(path, "w", libver="latest", track_order=True) as file:
         write = _Writer(h5py)
-        for block in recording.blocks():
-            per_task = block.lengths.shape[1]
-            for row, arrays in enumerate(_episodes(block.decoded(), recording.action_space)):
+        for iteration, block in enumerate(recording.blocks()):
+            per_task = block["lengths"].shape[1]
+            for row, arrays in enumerate(_episodes(looked_up(block), recording.action_space)):
                 trial, column = divmod(row, per_task)
                 numbers = {
                     "id": num_episodes,
                     "total_steps": len(arrays["rewards"]),
                     "task": task_numbers[keys[trial]],
                     "learner_seed": about.learner_seeds[trial],
-                    "iteration": block.iteration,
+                    "iteration": iteration,
                     "trial": trial,
-                    "episode": block.iteration * per_task + column,
+                    "episode": iteration * per_task + column,
                 }
                 write(file, f"episode_{num_episodes}", arrays, numbers)
                 num_episodes, num_steps = num_episodes + 1, num_steps + len(arrays["rewards"])
@@ -250,22 +251,23 @@ def _write_episodes(path: Path, recording: FinishedRecording) -> tuple[int, int]
 
 def _episodes(block: Block, action_space: spaces.Space[Any]) -> Iterator[dict[str, NDArray[Any]]]:
     """Yield the arrays of every episode by the names that Minari has for them."""
-    lengths, terminated, truncated = (each.ravel() for each in (block.lengths, block.terminated, block.truncated))
-    actions, rewards = own_actions(action_space, block.actions), block.rewards.astype(np.float64)
+    lengths, terminated, truncated = (block[name].ravel() for name in ("lengths", "terminated", "truncated"))
+    actions, rewards = own_actions(action_space, block["actions"]), block["rewards"].astype(np.float64)
+    of_infos = {name.removeprefix(INFO): values for name, values in block.items() if name.startswith(INFO)}
     begin = 0
     for row, length in enumerate(lengths.tolist()):
         steps = slice(begin, begin + length)
         begin += length
         last = np.zeros((2, length), np.bool_)
         last[:, -1] = terminated[row], truncated[row]
-        infos = {name: np.full(length + 1, np.nan, np.float32) for name in block.infos}
-        for name, values in block.infos.items():
+        infos = {name: np.full(length + 1, np.nan, np.float32) for name in of_infos}
+        for name, values in of_infos.items():
             if values.ndim == 1:
                 infos[name][1:] = values[steps]
             else:
                 infos[name][-1] = values.flat[row]
         yield {
-            "observations": np.concatenate((block.observations[steps], block.final_observations[row][None])),
+            "observations": np.concatenate((block["observations"][steps], block["final_observations"][row][None])),
             "actions": actions[steps],
             "rewards": rewards[steps],
             "terminations": last[0],

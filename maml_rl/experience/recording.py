@@ -8,7 +8,6 @@ and ends with the same bytes. Observations that repeat, as those of grids do, ar
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -19,19 +18,25 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from safetensors import SafetensorError
-from safetensors.numpy import load as arrays_from_bytes
-from safetensors.numpy import save as arrays_to_bytes
 from torch import Tensor
 
 from maml_rl.envs.meta_env import InfoKind
+from maml_rl.episode.steps import INFO
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError
-from maml_rl.experience.histories import Distinct, EnvKind, Histories
+from maml_rl.experience.histories import Block, Distinct, EnvKind, Histories, block_of
 from maml_rl.foreign_files import Printable, checked, parse_json, read_regular
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.runs.atomic_files import replace_file
-from maml_rl.runs.segments import Segment, check_order, read_segment, remove_segments, write_segment
+from maml_rl.runs.segments import (
+    Segment,
+    check_arrays,
+    check_order,
+    read_arrays,
+    remove_segments,
+    segment_of,
+    write_arrays,
+)
 from maml_rl.spaces import array_layout, own_space, read_flat, stored_actions
 
 FOLDER, _INDEX = "recording", "recording.json"
@@ -40,11 +45,11 @@ _SUM = "sha256"
 # A segment is closed once it has this many bytes.
 SEGMENT_BYTES = 2**24
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
+_KIND = "a recording"
 _REMEDY = "put the file back, or remove the recording and record again"
 # Of an index, whose tasks may be large; and numbers of one observation or action.
 _MOST_BYTES, _MOST_NUMBERS = 2**28, 2**24
-_STEP_ARRAYS = ("observations", "actions", "rewards")
-_ARRAYS = ("lengths", "terminated", "truncated", "final_observations", *_STEP_ARRAYS)
+_ARRAYS = ("lengths", "terminated", "truncated", "observations", "final_observations", "actions", "rewards")
 
 
 class About(BaseModel):
@@ -154,12 +159,12 @@ class Recording:
         """Return the state of the learners after the last written iteration; None if they have not started."""
         if self._learner is None:
             return None
-        arrays = _arrays(read_segment(self.folder, self._learner, _REMEDY), self.folder / self._learner.file)
+        arrays, _ = read_arrays(self.folder, self._learner, _REMEDY, _KIND)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def append(self, episodes: TaskEpisodes) -> bool:
         """Add the episodes (M, T, B, ...) of one more iteration; return whether `save` must be called now."""
-        block = _block(episodes, self.about)
+        block = _recorded(block_of(episodes), self.about)
         self._blocks |= {f"{self.iteration} {name}": array for name, array in block.items()}
         self.iteration += 1
         is_full = sum(array.nbytes for array in self._blocks.values()) >= SEGMENT_BYTES
@@ -168,14 +173,14 @@ class Recording:
     def save(self, learner_state: Mapping[str, Tensor]) -> None:
         """Write everything that is not on disk yet; a recording that is killed later continues from here."""
         if self._blocks:
-            self._segments.append(write_segment(self.folder, self._first, arrays_to_bytes(self._blocks)))
+            self._segments.append(write_arrays(self.folder, self._first, self._blocks))
         self._blocks, self._first = {}, self.iteration
         is_over = self.iteration == self.about.num_iterations
         # Finished learners are no longer needed, and may be larger than their recordings.
         arrays = {} if is_over else {name: tensor.detach().numpy() for name, tensor in learner_state.items()}
         before, self._learner = self._learner, None
         if arrays:
-            self._learner = write_segment(self.folder, self.iteration, arrays_to_bytes(arrays))
+            self._learner = write_arrays(self.folder, self.iteration, arrays)
         index = {
             "about": _as_json(self.about),
             "iteration": self.iteration,
@@ -187,42 +192,13 @@ class Recording:
             (self.folder / before.file).unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The episodes of one iteration, task after task, and in each its B episodes one after the other.
-
-    Attributes:
-        iteration: its number.
-        lengths: (M, B) steps of each episode.
-        terminated: (M, B) whether it ended in a terminal state.
-        truncated: (M, B) whether it was cut off.
-        observations: (S, ...) of all steps; integers where there is `distinct`.
-        final_observations: (M * B, ...), likewise.
-        actions: (S, ...).
-        rewards: (S,) float32.
-        distinct: (D, *observation shape), the different observations; None where they are kept as they are.
-        infos: by name, float32, (S,) of every step or (M, B) of every episode; NaN where one is not known.
-    """
-
-    iteration: int
-    lengths: NDArray[np.int32]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    observations: NDArray[Any]
-    final_observations: NDArray[Any]
-    actions: NDArray[Any]
-    rewards: NDArray[np.float32]
-    distinct: NDArray[Any] | None
-    infos: dict[str, NDArray[np.float32]]
-
-    def decoded(self) -> Self:
-        """Return the block with its observations as they were."""
-        return self if self.distinct is None else self.looked_up(self.distinct)
-
-    def looked_up(self, table: NDArray[Any]) -> Self:
-        """Return the block with the entries of a table instead of its integers."""
-        seen, final = table[self.observations], table[self.final_observations]
-        return replace(self, observations=seen, final_observations=final, distinct=None)
+def looked_up(block: Block, table: NDArray[Any] | None = None) -> Block:
+    """Return a block with entries of a table instead of integers; by default its observations as they were."""
+    table = block.get("distinct") if table is None else table
+    if table is None:
+        return block
+    seen = {name: table[block[name]] for name in ("observations", "final_observations")}
+    return {name: array for name, array in block.items() if name != "distinct"} | seen
 
 
 class FinishedRecording:
@@ -245,30 +221,27 @@ class FinishedRecording:
         self._num_episodes = 0
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the iterations one after the other, from one segment at a time; see `load_histories` for the errors."""
+        """Yield the iterations one after the other, from one segment at a time; see `load_histories` for the errors.
+
+        Where observations repeat, those of a block are integers, numbers of rows of its array `distinct`.
+        """
+        names = [*_ARRAYS, *(f"{INFO}{name}" for name in self.about.infos)]
         for segment, end in zip(self._segments, [*(each.first for each in self._segments), -1][1:], strict=True):
-            path = self.folder / segment.file
-            arrays = _arrays(read_segment(self.folder, segment, _REMEDY), path)
+            arrays, _ = read_arrays(self.folder, segment, _REMEDY, _KIND)
             for iteration in range(segment.first, self.about.num_iterations if end < 0 else end):
-                try:
-                    values = {name: arrays[f"{iteration} {name}"] for name in _ARRAYS}
-                    infos = {name: arrays[f"{iteration} info {name}"] for name in self.about.infos}
-                    block = Block(iteration, **values, distinct=arrays.get(f"{iteration} distinct"), infos=infos)
+                with segment_of(self.folder / segment.file, f"iteration {iteration} of {_KIND}"):
+                    known = [*names, "distinct"] if f"{iteration} distinct" in arrays else names
+                    block = {name: arrays[f"{iteration} {name}"] for name in known}
                     self._check(block)
-                except KeyError as error:
-                    raise CheckpointError(f"{path} is not a segment of a recording: it lacks {error}") from error
-                except ValueError as error:
-                    raise CheckpointError(
-                        f"{path} does not fit its recording: {error} in iteration {iteration}"
-                    ) from error
                 yield block
 
     def _check(self, block: Block) -> None:
         """Refuse, by a ValueError with the first, arrays that are not those of an iteration of this recording."""
-        num_tasks, num_steps = len(self.about.tasks), int(block.lengths.sum(dtype=np.int64))
-        if block.lengths.ndim != 2 or not ((block.lengths >= 1) & (block.lengths <= self.about.horizon)).all():
+        lengths, distinct = block["lengths"], block.get("distinct")
+        num_tasks, num_steps = len(self.about.tasks), int(lengths.sum(dtype=np.int64))
+        if lengths.ndim != 2 or not ((lengths >= 1) & (lengths <= self.about.horizon)).all():
             raise ValueError(f"'lengths' are not of episodes of 1 to {self.about.horizon} steps")
-        grid = (num_tasks, self._num_episodes or block.lengths.shape[1])
+        grid = (num_tasks, self._num_episodes or lengths.shape[1])
         self._num_episodes = grid[1]
         (seen, seen_type), (act, act_type) = map(array_layout, (self.observation_space, self.action_space))
         if isinstance(self.action_space, spaces.Discrete):
@@ -282,122 +255,69 @@ class FinishedRecording:
             "observations": ((num_steps, *seen), seen_type),
             "final_observations": ((grid[0] * grid[1], *seen), seen_type),
         }
-        if block.distinct is not None:
-            expected["distinct"] = ((len(block.distinct), *seen), seen_type)
-            expected["observations"] = (num_steps,), np.uint16
-            expected["final_observations"] = (grid[0] * grid[1],), np.uint16
-        for name, (shape, dtype) in expected.items():
-            values = getattr(block, name)
-            _check_layout(name, values, shape, dtype)
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                raise ValueError(f"{name!r} has numbers that are not finite")
-        for name, kind in self.about.infos.items():
-            _check_layout(f"info {name}", block.infos[name], (num_steps,) if kind == "step" else grid, np.float32)
-        if block.distinct is None:
-            numbers = {"observations": self.observation_space, "final_observations": self.observation_space}
-        else:
+        numbers = dict.fromkeys(("observations", "final_observations"), self.observation_space)
+        if distinct is not None:
+            expected |= {name: (expected[name][0][:1], np.uint16) for name in numbers}
+            expected["distinct"] = (len(distinct), *seen), seen_type
+        check_arrays(block, expected)
+        kinds = {f"{INFO}{name}": kind for name, kind in self.about.infos.items()}
+        of_infos = {name: ((num_steps,) if kind == "step" else grid, np.float32) for name, kind in kinds.items()}
+        check_arrays(block, of_infos, finite=False)
+        if distinct is not None:
+            if any(block[name].max() >= len(distinct) for name in numbers):
+                raise ValueError("there are numbers of observations that are not there")
             numbers = {"distinct": self.observation_space}
-            for name in ("observations", "final_observations"):
-                if getattr(block, name).max() >= len(block.distinct):
-                    raise ValueError(f"{name!r} has numbers of observations that are not there")
         for name, space in {**numbers, "actions": self.action_space}.items():
             low, high = _range(space)
-            values = getattr(block, name)
-            if ((values < low) | (values > high)).any():
+            if ((block[name] < low) | (block[name] > high)).any():
                 raise ValueError(f"{name!r} has values outside of {space}")
 
     def histories(self) -> Histories:
         """Return the whole recording, in memory, history after history; see `load_histories` for the errors."""
         blocks = list(self.blocks())
         distinct = self._common_numbers(blocks)
-        arrays = [
-            array for block in blocks for array in (*(getattr(block, name) for name in _ARRAYS), *block.infos.values())
-        ]
-        num_bytes = sum(array.nbytes for array in arrays)
+        num_bytes = sum(array.nbytes for block in blocks for array in block.values())
         refuse_if_too_large(3 * num_bytes, f"the histories in {self.folder}", "record fewer of them")
-        gathered = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in _STEP_ARRAYS}
-        # (I, M, B) episodes in the order of time; a history has those of one learner in all iterations.
-        lengths = np.stack([block.lengths for block in blocks]).astype(np.int64)
-        order = np.arange(lengths.size).reshape(lengths.shape).transpose(1, 0, 2).ravel()
-        flat = lengths.ravel()
-        starts, kept = (np.cumsum(flat) - flat)[order], flat[order]
-        steps = np.repeat(starts - (np.cumsum(kept) - kept), kept) + np.arange(kept.sum())
-        return Histories(
-            self.about.tasks,
-            [*kept.reshape(len(self.about.tasks), -1)],
-            gathered["observations"][steps],
-            gathered["actions"][steps],
-            gathered["rewards"][steps],
-            EnvKind(self.observation_space, self.action_space, self.about.env_id, self.about.env_kwargs),
-            terminated=np.concatenate([block.terminated.ravel() for block in blocks])[order],
-            final_observations=np.concatenate([block.final_observations for block in blocks])[order],
-            distinct=distinct,
-            infos={
-                name: np.concatenate([block.infos[name].ravel() for block in blocks])[
-                    steps if kind == "step" else order
-                ]
-                for name, kind in self.about.infos.items()
-            },
-        )
+        env = EnvKind(self.observation_space, self.action_space, self.about.env_id, self.about.env_kwargs)
+        return Histories.of_blocks(blocks, self.about.tasks, env, distinct)
 
     def _common_numbers(self, blocks: list[Block]) -> NDArray[Any] | None:
         """Give the observations of all blocks numbers of one table, in place, and return it; None for none."""
         common = Distinct(self.observation_space)
         for index, block in enumerate(blocks):
-            numbers = None if block.distinct is None else common.encode(block.distinct)
+            numbers = common.encode(block["distinct"]) if "distinct" in block else None
             if numbers is None:
                 blocks[:] = [
-                    each.looked_up(common.table()) if place < index else each.decoded()
-                    for place, each in enumerate(blocks)
+                    looked_up(each, common.table() if place < index else None) for place, each in enumerate(blocks)
                 ]
                 return None
-            blocks[index] = block.looked_up(numbers.astype(np.uint16))
+            blocks[index] = looked_up(block, numbers.astype(np.uint16))
         return common.table()
 
 
-def _block(episodes: TaskEpisodes, about: About) -> dict[str, NDArray[Any]]:
-    """Return the arrays that are kept of one iteration, by name."""
+def _recorded(block: Block, about: About) -> Block:
+    """Return a block as it is kept: with observations of the environment's own, once each where they repeat."""
     observation_space, action_space = map(space_from_json, (about.observation_space, about.action_space))
-    real = episodes.mask.mT.bool()
     shape, dtype = array_layout(observation_space)
 
-    def own(observations: Tensor) -> NDArray[Any]:
+    def own(rows: NDArray[Any]) -> NDArray[Any]:
         # Those of policies with a memory show the last step, too, as vectors of float32.
-        rows: NDArray[Any] = observations.numpy()
         if rows.shape[1:] == shape and rows.dtype == dtype:
-            return np.ascontiguousarray(rows)
+            return rows
         return read_flat(observation_space, rows[:, : spaces.flatdim(observation_space)])
 
-    seen = own(episodes.observations.transpose(1, 2)[real])
-    final = own(episodes.final_observations.flatten(0, 1))
+    block = {name: block[name] for name in (*_ARRAYS, *(f"{INFO}{name}" for name in about.infos))}
+    block |= {name: own(block[name]) for name in ("observations", "final_observations")}
+    block["lengths"] = block["lengths"].astype(np.int32)
+    if isinstance(action_space, spaces.Discrete):
+        block["actions"] = block["actions"].astype(_action_type(action_space))
     table = Distinct(observation_space)
-    numbers = table.encode(np.concatenate((seen, final)))
-    block: dict[str, NDArray[Any]] = {}
+    numbers = table.encode(np.concatenate((block["observations"], block["final_observations"])))
     # Where few observations repeat, numbers and table would take more than the observations.
     if numbers is not None and len(table.table()) * 4 <= len(numbers):
-        block["distinct"] = table.table()
-        seen, final = np.split(numbers.astype(np.uint16), [len(seen)])
-    actions = episodes.actions.transpose(1, 2)[real].numpy()
-    if isinstance(action_space, spaces.Discrete):
-        actions = actions.astype(_action_type(action_space))
-    return block | {
-        "lengths": episodes.lengths.numpy().astype(np.int32),
-        "terminated": episodes.terminated.numpy(),
-        "truncated": episodes.truncated.numpy(),
-        "observations": seen,
-        "final_observations": final,
-        "actions": np.ascontiguousarray(actions),
-        "rewards": np.ascontiguousarray(episodes.rewards.mT[real].numpy()),
-        **{
-            f"info {name}": (episodes.infos[name].mT[real] if kind == "step" else episodes.infos[name]).numpy()
-            for name, kind in about.infos.items()
-        },
-    }
-
-
-def _check_layout(name: str, values: NDArray[Any], shape: tuple[int, ...], dtype: Any) -> None:
-    if values.shape != shape or values.dtype != np.dtype(dtype):
-        raise ValueError(f"{name!r} is {values.dtype} {values.shape} instead of {np.dtype(dtype)} {shape}")
+        seen, final = np.split(numbers.astype(np.uint16), [len(block["observations"])])
+        block |= {"distinct": table.table(), "observations": seen, "final_observations": final}
+    return {name: np.ascontiguousarray(array) for name, array in block.items()}
 
 
 def space_as_json(space: gymnasium.Space[Any]) -> dict[str, Any]:
@@ -491,13 +411,6 @@ def _read_index(folder: Path) -> _Index:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(f"cannot read the recording {path}: {reason}; {_REMEDY}") from None
-
-
-def _arrays(data: bytes, path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        return dict(arrays_from_bytes(data))
-    except (SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a segment of a recording: {error}") from error
 
 
 def _find(path: Path) -> Path:

@@ -7,29 +7,19 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from safetensors import SafetensorError
-from safetensors.torch import load as tensors_from_bytes
-from safetensors.torch import save as tensors_to_bytes
 
 from maml_rl.episode.steps import INFO
 from maml_rl.errors import CheckpointError
-from maml_rl.experience.step_arrays import layout
 from maml_rl.foreign_files import checked, parse_json
-from maml_rl.runs.segments import Segment, check_order, read_segment, write_segment
+from maml_rl.runs.segments import Segment, check_arrays, check_order, read_arrays, segment_of, write_arrays
 
 _LENGTHS, _TASKS = "lengths of trials", "tasks of trials"
 # A segment is closed once it has this many bytes; until then each checkpoint writes it again, with the new trials.
 SEGMENT_BYTES = 2**20
 REMEDY = "put the file back, or train again with --overwrite"
-# The fields of every step, with their types; None for those of a family.
-_FIELDS: dict[str, type[Any] | None] = {
-    **dict.fromkeys(("observations", "actions", "next_observations")),
-    "rewards": np.float32,
-    **dict.fromkeys(("terminations", "truncations"), np.bool_),
-}
+_KIND = "a replay buffer"
 
 
 class KeptTrials(NamedTuple):
@@ -149,7 +139,7 @@ class ReplaySegments:
         spans = []
         for segment, stop in zip(kept.segments, ends, strict=True):
             path = folder / segment.file
-            trials = _parse(read_segment(folder, segment, REMEDY), path)
+            trials = _read(folder, segment)
             here = slice(max(segment.first, kept.first) - segment.first, stop - segment.first)
             if here.stop > len(trials.lengths):
                 raise CheckpointError(
@@ -174,58 +164,35 @@ class ReplaySegments:
         """Write the trials of a span, up to `end`, unless that is done already."""
         if span.segment is None or span.end != end:
             assert self.folder is not None
-            data = _as_bytes(self._trials(span.first, end))
-            span.segment, span.end = write_segment(self.folder, span.first, data), end
+            rows, lengths, keys = self._trials(span.first, end)
+            tasks = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+            arrays = {**rows, _LENGTHS: lengths, _TASKS: np.array([tasks[key] for key in keys], np.int64)}
+            span.segment = write_arrays(self.folder, span.first, arrays, {_TASKS: json.dumps([*tasks])})
+            span.end = end
 
 
-def _as_bytes(trials: KeptTrials) -> bytes:
-    """Return trials as a safetensors file."""
-    tensors = {name: torch.from_numpy(values) for name, values in trials.rows.items()}
-    tasks = list(dict.fromkeys(trials.keys))
-    numbers = {key: number for number, key in enumerate(tasks)}
-    tensors[_LENGTHS] = torch.from_numpy(trials.lengths.copy())
-    tensors[_TASKS] = torch.tensor([numbers[key] for key in trials.keys])
-    return bytes(tensors_to_bytes(tensors, {_TASKS: json.dumps(tasks)}))
-
-
-def _parse(data: bytes, path: Path) -> KeptTrials:
-    """Return the trials of bytes whose hash is right."""
-    try:
-        rows = {name: tensor.numpy() for name, tensor in tensors_from_bytes(data).items()}
+def _read(folder: Path, segment: Segment) -> KeptTrials:
+    """Return the trials of a segment."""
+    rows, texts = read_arrays(folder, segment, REMEDY, _KIND)
+    with segment_of(folder / segment.file, _KIND):
         lengths, numbers = rows.pop(_LENGTHS), rows.pop(_TASKS)
-        # The first eight bytes say how many follow of the header, which is JSON.
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        tasks = parse_json(header["__metadata__"][_TASKS].encode())
+        tasks = parse_json(texts[_TASKS].encode())
         if not isinstance(tasks, list) or not all(isinstance(key, str) for key in tasks):
             raise ValueError("its tasks are not a list of texts")
         for key in tasks:
             parse_json(key.encode())
-        _check_rows(rows, lengths, numbers, len(tasks))
-    # NumPy lacks some types of tensors.
-    except (SafetensorError, TypeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} is not a segment of a replay buffer: {' '.join(str(error).split())}") from error
+        check_arrays(
+            {_LENGTHS: lengths, _TASKS: numbers}, dict.fromkeys((_LENGTHS, _TASKS), ((len(lengths),), np.int64))
+        )
+        if not len(lengths) or lengths.min() < 1 or numbers.min() < 0 or numbers.max() >= len(tasks):
+            raise ValueError("a trial has no step, or no task")
+        num_steps = sum(map(int, lengths))
+        # What families have of their own.
+        kinds = {name: (rows[name].shape[1:], rows[name].dtype) for name in ("observations", "actions")}
+        kinds |= {"next_observations": kinds["observations"], "rewards": ((), np.float32)}
+        kinds |= dict.fromkeys(("terminations", "truncations"), ((), np.bool_))
+        kinds |= {name: ((), np.float32) for name in rows if name.startswith(INFO)}
+        if others := rows.keys() - kinds:
+            raise ValueError(f"{min(others)!r} is not a field of trials")
+        check_arrays(rows, {name: ((num_steps, *shape), dtype) for name, (shape, dtype) in kinds.items()})
     return KeptTrials(rows, lengths, [tasks[number] for number in numbers])
-
-
-def _check_rows(rows: Mapping[str, NDArray[Any]], lengths: NDArray[Any], numbers: NDArray[Any], num_tasks: int) -> None:
-    """Refuse, by a ValueError with the first, arrays that are not those of trials."""
-    for name, values in ((_LENGTHS, lengths), (_TASKS, numbers)):
-        if values.dtype != np.int64 or values.shape != lengths.shape or values.ndim != 1 or not len(values):
-            raise ValueError(f"{name!r} are {values.dtype} {values.shape}")
-    if lengths.min() < 1 or numbers.min() < 0 or numbers.max() >= num_tasks:
-        raise ValueError("a trial has no step, or no task")
-    if missing := [name for name in _FIELDS if name not in rows]:
-        raise ValueError(f"it lacks {missing[0]!r}")
-    num_steps = sum(map(int, lengths))
-    for name, values in rows.items():
-        if name not in _FIELDS and not name.startswith(INFO):
-            raise ValueError(f"{name!r} is not a field of trials")
-        dtype = _FIELDS[name] if not name.startswith(INFO) else np.float32
-        if len(values.shape) < 1 or len(values) != num_steps or (dtype and values.dtype != dtype):
-            raise ValueError(f"{name!r} is {values.dtype} {values.shape} of {num_steps} steps")
-        if dtype and values.ndim != 1:
-            raise ValueError(f"{name!r} has the shape {values.shape}")
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise ValueError(f"{name!r} has numbers that are not finite")
-    if layout(rows["observations"]) != layout(rows["next_observations"]):
-        raise ValueError("'observations' and 'next_observations' differ")

@@ -5,12 +5,19 @@ writes only new data; a segment that no checkpoint names is removed.
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from safetensors import SafetensorError
+from safetensors.numpy import load as arrays_from_bytes
+from safetensors.numpy import save as arrays_to_bytes
 
 from maml_rl.errors import CheckpointError
 from maml_rl.foreign_files import Sha256, read_regular
@@ -93,6 +100,50 @@ def read_segment(folder: Path, segment: Segment, remedy: str) -> bytes:
             f"{remedy}"
         )
     return data
+
+
+def write_arrays(
+    folder: Path, first: int, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
+) -> Segment:
+    """Write a segment of arrays by name, and of texts; see `write_segment` for the errors."""
+    return write_segment(folder, first, arrays_to_bytes(dict(arrays), None if metadata is None else dict(metadata)))
+
+
+def read_arrays(
+    folder: Path, segment: Segment, remedy: str, what: str
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Return the arrays and texts of a segment; see `read_segment` and `segment_of` for the errors."""
+    data = read_segment(folder, segment, remedy)
+    with segment_of(folder / segment.file, what):
+        # The first eight bytes say how many follow of the header, which is JSON.
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return dict(arrays_from_bytes(data)), header.get("__metadata__", {})
+
+
+@contextmanager
+def segment_of(path: Path, what: str) -> Iterator[None]:
+    """Raise a CheckpointError in one line where a segment's content, whose hash is right, is not `what` it must be."""
+    try:
+        yield
+    # NumPy lacks some types of tensors.
+    except (SafetensorError, TypeError, ValueError, KeyError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise CheckpointError(f"{path} is not a segment of {what}: {reason}") from error
+
+
+def check_arrays(
+    arrays: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[tuple[int, ...], Any]], *, finite: bool = True
+) -> None:
+    """Refuse, by a ValueError with the first, arrays of other shapes or types, or with numbers that are not `finite`.
+
+    One that is missing is a KeyError.
+    """
+    for name, (shape, dtype) in expected.items():
+        values = arrays[name]
+        if values.shape != shape or values.dtype != np.dtype(dtype):
+            raise ValueError(f"{name!r} is {values.dtype} {values.shape} instead of {np.dtype(dtype)} {shape}")
+        if finite and values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ValueError(f"{name!r} has numbers that are not finite")
 
 
 def remove_segments(folder: Path, needed: Collection[str]) -> None:

@@ -48,7 +48,7 @@ def advantages(baseline: Any, episodes: TaskEpisodes, threads: int = 1) -> torch
         inner = InnerPhases(plan, POLICY, baseline)
         inner.take(episodes)
         assert inner.is_over
-        return episodes.advantages
+        return inner.phases[0].advantages
     finally:
         torch.set_num_threads(before)
 
