@@ -6,7 +6,7 @@ M tasks, T time steps, B episodes per task. Every entry past the end of an episo
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,19 +26,6 @@ _SAMPLED = ("observations", "actions", "rewards", "lengths", "terminated", "trun
 _EPISODEWISE = ("lengths", "terminated", "truncated", "final_observations")
 
 
-class EpisodeDetails(TypedDict, total=False):
-    """What may be known of episodes besides the arrays that all have; see `TaskEpisodes`."""
-
-    infos: Mapping[str, Array] | None
-    log_probs: Array | None
-    memory: Sequence[Array] | None
-    tasks: Sequence[Task]
-    gamma: float | None
-    fast_lr: float | None
-    rule: str | None
-    horizon: int | None
-
-
 class TaskEpisodes(EstimatedEpisodes):
     """Episodes of a batch of tasks, as tensors; every computation covers all tasks at once.
 
@@ -55,7 +42,7 @@ class TaskEpisodes(EstimatedEpisodes):
         final_observations: (M, B, *observation shape), seen after the last step.
         longest: length of the longest episode, where that is known; the lengths are then taken as they are, so that
             nothing waits for a device that has them.
-        **details: of the following attributes, those that are known.
+        infos, log_probs, memory, tasks, gamma, fast_lr, rule, horizon: the attributes, those that are known.
 
     Attributes:
         infos: numbers from the environments' infos by name, kept as float32: (M, T, B) for those recorded at every
@@ -88,29 +75,6 @@ class TaskEpisodes(EstimatedEpisodes):
         final_observations: Array,
         *,
         longest: int | None = None,
-        **details: Unpack[EpisodeDetails],
-    ) -> None:
-        self.lengths = as_tensor(lengths).long()
-        self.terminated, self.truncated = as_tensor(terminated).bool(), as_tensor(truncated).bool()
-        self.final_observations = as_tensor(final_observations)
-        self.rewards = as_tensor(rewards)
-        self.observations, self.actions = as_tensor(observations), as_tensor(actions)
-        if self.rewards.dim() != 3:
-            raise ValueError(f"rewards must have the shape (M, T, B), got {tuple(self.rewards.shape)}")
-        self._take_details(**details)
-        _check_shapes(self)
-        if longest is None:
-            _check_lengths(self.lengths, self.rewards.shape[1])
-        steps = int(self.lengths.max()) if longest is None else longest
-        vars(self).update(self._each(lambda stepwise, tensor: _cut(tensor, steps, stepwise)))
-        self.rewards, self.mask = self.rewards.float(), make_mask(self.lengths, steps)
-        self.first_task = 0
-        self.chunks: tuple[slice, ...] | None = None
-        self._advantages: Tensor | None = None
-
-    def _take_details(
-        self,
-        *,
         infos: Mapping[str, Array] | None = None,
         log_probs: Array | None = None,
         memory: Sequence[Array] | None = None,
@@ -120,11 +84,27 @@ class TaskEpisodes(EstimatedEpisodes):
         rule: str | None = None,
         horizon: int | None = None,
     ) -> None:
+        self.lengths = as_tensor(lengths).long()
+        self.terminated, self.truncated = as_tensor(terminated).bool(), as_tensor(truncated).bool()
+        self.final_observations = as_tensor(final_observations)
+        self.rewards = as_tensor(rewards)
+        self.observations, self.actions = as_tensor(observations), as_tensor(actions)
+        if self.rewards.dim() != 3:
+            raise ValueError(f"rewards must have the shape (M, T, B), got {tuple(self.rewards.shape)}")
         self.log_probs = None if log_probs is None else as_tensor(log_probs)
         self.memory = None if memory is None else tuple(as_tensor(kept) for kept in memory)
         self.infos = {name: as_tensor(array).float() for name, array in (infos or {}).items()}
         self.tasks, self.gamma, self.fast_lr, self.rule = tuple(tasks), gamma, fast_lr, rule
         self.horizon = self.rewards.shape[1] if horizon is None else horizon
+        _check_shapes(self)
+        if longest is None:
+            _check_lengths(self.lengths, self.rewards.shape[1])
+        steps = int(self.lengths.max()) if longest is None else longest
+        vars(self).update(self._each(lambda stepwise, tensor: _cut(tensor, steps, stepwise)))
+        self.rewards, self.mask = self.rewards.float(), make_mask(self.lengths, steps)
+        self.first_task = 0
+        self.chunks: tuple[slice, ...] | None = None
+        self._advantages: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -188,6 +188,7 @@ def _read(folder: Path, segment: Segment) -> KeptTrials:
             raise ValueError("a trial has no step, or no task")
         num_steps = sum(map(int, lengths))
         # What families have of their own.
+        kinds: dict[str, tuple[tuple[int, ...], Any]]
         kinds = {name: (rows[name].shape[1:], rows[name].dtype) for name in ("observations", "actions")}
         kinds |= {"next_observations": kinds["observations"], "rewards": ((), np.float32)}
         kinds |= dict.fromkeys(("terminations", "truncations"), ((), np.bool_))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -15,14 +15,12 @@ from maml_rl.derivatives import EpisodeStore, LocalStore
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.advantages import TaskwiseBaseline
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.plan import Plan
-from maml_rl.policies import Memory
+from maml_rl.plan import Plan, SampleOptions
 from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.inner_loop import InnerPhases
 from maml_rl.samplers.phase_sampler import PhaseSampler, check_tasks
 from maml_rl.samplers.remote_store import RemoteBatch
 from maml_rl.samplers.rollout.recomputing import memory_after
-from maml_rl.seeding import PhaseStreams
 
 
 class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
@@ -36,9 +34,7 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
         self,
         tasks: Sequence[Task],
         params: Mapping[str, Tensor] | None = None,
-        *,
-        num_episodes: int | None = None,
-        deterministic: bool = False,
+        **options: Unpack[SampleOptions],
     ) -> TaskEpisodes:
         """Sample a trial of every task: B episodes one after the other, through which the policy keeps its memory.
 
@@ -52,7 +48,7 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
             Exception: As `rollout`.
         """
         self._check_trials()
-        return self.rollout(tasks, params, num_episodes=num_episodes, deterministic=deterministic)
+        return self.rollout(tasks, params, **options)
 
     def _check_trials(self) -> None:
         """Refuse trials in several slots."""
@@ -197,14 +193,9 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
         store = LocalStore(inner.phases, self.policy, plan.device, tasks_per_chunk=per_chunk)
         store.params = inner.params
         if plan.whole_trials and plan.adapt_only:
-            store.memory = self._memory_after(tasks, inner.phases[0], streams, deterministic=plan.deterministic)
+            with self.timer.stage("inference"):
+                # Computed once more in this process, bit for bit.
+                phase = self._describe_phase(tasks, None, streams, self.batch_size, plan.deterministic)
+                memory = memory_after(phase, inner.phases[0], self.placement.device)
+            store.memory = tuple(kept.squeeze(1).cpu() for kept in memory)
         return store
-
-    def _memory_after(
-        self, tasks: Sequence[Task], trials: TaskEpisodes, streams: PhaseStreams, *, deterministic: bool
-    ) -> Memory:
-        """Return the policy's memory (M, ...) at the end of trials, computed once more in this process, bit for bit."""
-        with self.timer.stage("inference"):
-            phase = self._describe_phase(tasks, None, streams, trials.rewards.shape[2], deterministic)
-            memory = memory_after(phase, trials, self.placement.device)
-        return tuple(kept.squeeze(1).cpu() for kept in memory)

@@ -55,16 +55,7 @@ def test_sequence_of_all_episodes_is_the_history() -> None:
     assert first.any()
     assert drawn.rewards[:, first][:, 0].tolist() == list(range(8))
     ends = drawn.terminations | drawn.truncations
-    assert ends[:, first][:, 0].tolist() == [
-        False,
-        True,
-        False,
-        False,
-        True,
-        True,
-        False,
-        True,
-    ]
+    assert ends[:, first][:, 0].tolist() == [0, 1, 0, 0, 1, 1, 0, 1]
     assert drawn.episodes[:, first][:, 0].tolist() == [0, 0, 1, 1, 1, 2, 3, 3]
     assert set(drawn.rewards[0, ~first].tolist()) == {8.0, 9.0}
     assert torch.equal(drawn.actions, drawn.rewards.long() % 3)

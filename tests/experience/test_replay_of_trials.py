@@ -528,21 +528,6 @@ def test_every_forged_state_and_segment_is_one_line(tmp_path: Path) -> None:
         assert len(str(caught.value)) < 500, name
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
-@pytest.mark.timeout(60)
-def test_pipe_device_or_folder_instead_of_a_segment_is_one_line(tmp_path: Path) -> None:
-    replay = Replay(100)
-    replay.attach(tmp_path)
-    replay.append(make_batch(np.random.default_rng(0)))
-    state = replay.save(replay.mark())
-    (path,) = tmp_path.iterdir()
-    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir):
-        path.unlink()
-        make(path)
-        with pytest.raises(CheckpointError, match=rf"cannot read the experience {path}: it is a .*; put the file back"):
-            replay.load(state)
-
-
 def test_state_of_an_earlier_version_without_sizes_loads(tmp_path: Path) -> None:
     replay = Replay(100)
     replay.attach(tmp_path)
