@@ -56,14 +56,10 @@ class About(BaseModel):
     """The description of a recording, as JSON values; a recording is only continued with the same one.
 
     Attributes:
-        env_id: of the family.
-        env_kwargs: of its environments.
         horizon: steps of the longest possible episode.
-        observation_space: of one environment, without the last step; see `space_as_json`.
-        action_space: of one environment.
+        observation_space: without the last step; see `space_as_json`.
         tasks: M, of each history.
         learner_seeds: M, of what each learner begins with.
-        learner: its name.
         settings: of the learner, and of the sampling.
         num_iterations: batches of episodes that are recorded in all.
         infos: the kinds of the recorded infos, by name; see `MetaEnv.recorded_infos`. Earlier versions recorded none.

@@ -39,13 +39,7 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class _Span:
-    """Some trials that are, or will be, one segment.
-
-    Attributes:
-        first: number of its first trial.
-        end: number of the trial after its last; of an open one, after the last that is written.
-        segment: the file, once it is written.
-    """
+    """Trials from number `first` up to `end`, those of an open one that are written, that are or will be a segment."""
 
     first: int
     end: int

@@ -60,9 +60,7 @@ class RemoteBatch:
     Attributes:
         phase: the first, of all tasks, without policy and parameters.
         state: the policy's own parameters and constants.
-        plan: what is collected.
-        baseline: estimates values; None for trials.
-        record_log_probs: record the log-probability of every action.
+        baseline: None for trials.
         chunks: ranges of tasks, in which everything is computed.
         blocks: ranges of chunks, each of which is in one place.
     """
