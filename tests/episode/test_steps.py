@@ -75,3 +75,12 @@ def test_slots_of_a_task_are_trials_of_their_own() -> None:
     assert torch.equal(each.as_episodes(each.rewards, episodes), episodes.rewards)
     with pytest.raises(ValueError, match="must divide the 4 episodes"):
         Steps.of_trials(episodes, slots_per_task=3)
+
+
+def test_functions_of_all_tensors_leave_out_the_fields_that_are_not_known() -> None:
+    steps = Steps(*torch.arange(3.0).split(1), mask=torch.ones(1), infos={"power": torch.tensor([5.0])})
+    doubled = steps.map(lambda values: 2.0 * values).tensors()
+    expected = {"observations": 0.0, "actions": 2.0, "rewards": 4.0, "mask": 2.0, "info power": 10.0}
+    assert {name: values.item() for name, values in doubled.items()} == expected
+    assert Steps.of(doubled).infos["power"].item() == 10.0
+    assert Steps.of(doubled).log_probs is None
