@@ -195,8 +195,9 @@ class Histories:
             parts = [block[name] for block in blocks]
             of_steps = name in ("observations", "actions", "rewards") or (name.startswith(INFO) and parts[0].ndim == 1)
             is_grid = not of_steps and name != "final_observations"
-            whole: NDArray[Any] = np.concatenate([part.ravel() if is_grid else part for part in parts])
-            return whole[steps if of_steps else order.ravel()]
+            whole = np.concatenate([part.ravel() if is_grid else part for part in parts])
+            rows: NDArray[Any] = whole[steps if of_steps else order.ravel()]
+            return rows
 
         return cls(
             tasks,
