@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ def test_histories_are_the_episodes_of_the_learners(tmp_path: Path, monkeypatch:
     found = load_histories(tmp_path)
     direct = Histories.of(seen, found.env)
     one, other = (source.sequences(np.random.default_rng(3), 20, 60) for source in (found, direct))
-    for name in ("observations", "actions", "rewards", "ends", "episodes"):
+    for name in ("observations", "actions", "rewards", "truncations", "episodes"):
         assert bool((getattr(one, name) == getattr(other, name)).all()), name
     assert (found.env.env_id, len(found)) == ("DarkRoom-v0", 5)
     assert load_histories(recorded.folder).num_steps == 5 * 4 * 3 * 6
@@ -165,7 +165,7 @@ def test_learner_learns_the_same_from_the_data_set_of_minari(tmp_path: Path, mon
     rewards = []
     for histories in (one, other):
         drawn = histories.sequences(np.random.default_rng(0), 50, 30, keep=2)
-        rewards.append([getattr(drawn, each.name).tolist() for each in fields(drawn)])
+        rewards.append({name: values.tolist() for name, values in drawn.tensors().items()})
     assert rewards[0] == rewards[1]
     settings = {"context": 10, "hidden-size": 8, "num-heads": 2, "num-layers": 1, "num-updates": 2, "batch-size": 4}
     for name, source in {"folder": str(recorded.folder), "minari": f"minari:{recorded.identifier}"}.items():
