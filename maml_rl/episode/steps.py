@@ -64,7 +64,7 @@ class Steps:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all fields that are known by their names, and then the infos."""
-        known = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "infos"}
+        known = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "infos"}
         known = {name: tensor for name, tensor in known.items() if tensor is not None}
         return known | {f"{INFO}{name}": tensor for name, tensor in self.infos.items()}
 

@@ -126,8 +126,11 @@ class Histories:
         if env.observation_space is None:
             raise ValueError("histories need the observation space of their environments")
         self.tasks, self.env, self.observation_space = list(tasks), env, env.observation_space
-        of_histories = [np.asarray(each, np.int64) for each in lengths]
-        self.num_episodes, self.lengths = np.array([len(each) for each in of_histories]), np.concatenate(of_histories)
+        of_histories = [np.asarray(of_history, np.int64) for of_history in lengths]
+        self.num_episodes, self.lengths = (
+            np.array([len(of_history) for of_history in of_histories]),
+            np.concatenate(of_histories),
+        )
         self.rewards, self.actions = np.asarray(rewards, np.float32), np.asarray(actions, env.action_space.dtype)
         if isinstance(env.action_space, spaces.Box):
             self.actions = own_actions(env.action_space, self.actions)

@@ -103,7 +103,7 @@ class _Index(BaseModel):
     @model_validator(mode="after")
     def _check_segments(self) -> Self:
         check_order(self.segments, self.iteration)
-        if self.iteration > self.about.num_iterations or [each.first for each in self.segments[:1]] != [0] * bool(
+        if self.iteration > self.about.num_iterations or [segment.first for segment in self.segments[:1]] != [0] * bool(
             self.iteration
         ):
             raise ValueError(f"its segments do not hold {self.iteration} of {self.about.num_iterations} iterations")
@@ -149,7 +149,7 @@ class Recording:
                 )
         self._segments, self._learner = list(index.segments), index.learner
         self.iteration = self._first = index.iteration
-        remove_segments(folder, {each.file for each in (*self._segments, self._learner) if each is not None})
+        remove_segments(folder, {segment.file for segment in (*self._segments, self._learner) if segment is not None})
 
     def learner_state(self) -> dict[str, Tensor] | None:
         """Return the state of the learners after the last written iteration; None if they have not started."""
@@ -411,11 +411,11 @@ def _read_index(folder: Path) -> _Index:
 
 def _find(path: Path) -> Path:
     """Return the folder of the only recording in or below a folder."""
-    found = sorted({each.parent for pattern in (_INDEX, f"**/{_INDEX}") for each in path.glob(pattern)})
+    found = sorted({file.parent for pattern in (_INDEX, f"**/{_INDEX}") for file in path.glob(pattern)})
     if len(found) == 1:
         return found[0]
     if found:
-        names = ", ".join(str(each.parent) for each in found)
+        names = ", ".join(str(index.parent) for index in found)
         raise ConfigError(f"{path} holds {len(found)} data sets of histories ({names}); name one of them")
     raise ConfigError(f"{path} holds no learning histories; record some with maml-rl record")
 

@@ -261,8 +261,13 @@ class FilteredActorCritic(MetaLearner):
         unrolled = self.policy.unroll(seen)
         assert unrolled.units is not None
         units, head = unrolled.units, self.critics.head
-        parameters = tuple(each.expand(*seen.shape[:2], *each.shape[-1:]) for each in unrolled.distribution)
-        before, after = tuple(each[:-1] for each in parameters), tuple(each[1:] for each in parameters)
+        parameters = tuple(
+            parameter.expand(*seen.shape[:2], *parameter.shape[-1:]) for parameter in unrolled.distribution
+        )
+        before, after = (
+            tuple(parameter[:-1] for parameter in parameters),
+            tuple(parameter[1:] for parameter in parameters),
+        )
         own_noise, later_noise = (None, None) if noise is None else (noise.to(units)[:-1], noise.to(units)[1:])
         with torch.no_grad():
             values = self.targets.values(units[1:], after, later_noise)

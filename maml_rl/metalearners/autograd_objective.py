@@ -129,8 +129,8 @@ def _measure(phases: Sequence[TaskEpisodes], cache: Cache, old: _Learner, learne
 def _old_outcomes(phases: Sequence[TaskEpisodes], cache: Cache, old: _Learner) -> list[PhaseOutcome]:
     def compute() -> list[PhaseOutcome]:
         dtype = next(old.policy.parameters()).dtype
-        samples = [Steps.of_tasks(each, slice(None), dtype=dtype, device=old.device) for each in phases]
-        return [_detached(each) for each in _outcomes(old, samples)]
+        samples = [Steps.of_tasks(phase, slice(None), dtype=dtype, device=old.device) for phase in phases]
+        return [_detached(outcome) for outcome in _outcomes(old, samples)]
 
     return remembered(cache, "old outcomes", old, compute)
 

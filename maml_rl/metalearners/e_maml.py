@@ -66,6 +66,6 @@ def gains_of(rewards: Tensor, families: Sequence[str]) -> Tensor:
     """
     gains = torch.zeros_like(rewards)
     for family in dict.fromkeys(families):
-        mine = torch.tensor([each == family for each in families], device=rewards.device)
+        mine = torch.tensor([name == family for name in families], device=rewards.device)
         gains[mine] = masked_normalize(rewards[mine], torch.ones_like(rewards[mine]), dims=(0,))
     return gains

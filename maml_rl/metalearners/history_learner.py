@@ -296,7 +296,7 @@ class LearnedTasks:
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         hashes = {_hash(task) for task in tasks}
-        self._digests = np.array(sorted(each >> _surplus(len(hashes)) for each in hashes), np.int64)
+        self._digests = np.array(sorted(digest >> _surplus(len(hashes)) for digest in hashes), np.int64)
 
     def __contains__(self, task: object) -> bool:
         if not isinstance(task, dict):

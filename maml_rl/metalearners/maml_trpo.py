@@ -145,8 +145,8 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
         }
 
     def batch_of(self, train_episodes: Sequence[Episodes], valid_episodes: Episodes) -> EpisodeStore:
-        return self.store_of([TaskEpisodes.stack(each) for each in (*train_episodes, valid_episodes)])
+        return self.store_of([TaskEpisodes.stack(phase) for phase in (*train_episodes, valid_episodes)])
 
     def adapted_to(self, train_episodes: Sequence[Episodes], *, first_order: bool) -> dict[str, Tensor]:
-        train = [TaskEpisodes.stack(each) for each in train_episodes]
+        train = [TaskEpisodes.stack(phase) for phase in train_episodes]
         return adapt_steps(self.policy, train, rule=self.rule, first_order=first_order)

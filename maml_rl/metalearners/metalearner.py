@@ -323,7 +323,7 @@ class MetaLearner(ABC):
     def infos(self, batch: EpisodeStore) -> dict[str, Tensor]:
         """Return one number of each recorded info for every episode, (M, columns, B) by name."""
         of_chunks = batch.map(_infos_of)
-        infos = {name: torch.cat([each[name] for each in of_chunks]) for name in of_chunks[0]}
+        infos = {name: torch.cat([chunk[name] for chunk in of_chunks]) for name in of_chunks[0]}
         return {name: info.mT for name, info in infos.items()} if self.whole_trials else infos
 
     def state_dict(self) -> State:

@@ -270,7 +270,7 @@ class PEARL(SoftActorCritic):
             return noise
         with torch.no_grad():
             parts = [
-                (self._transitions(each).flatten(1, 2), each.mask.to(self.device).flatten(1, 2)) for each in phases
+                (self._transitions(phase).flatten(1, 2), phase.mask.to(self.device).flatten(1, 2)) for phase in phases
             ]
             transitions, mask = (torch.cat(tensors, 1) for tensors in zip(*parts, strict=True))
             posterior: Posterior = self.encoder(transitions, mask)
@@ -363,7 +363,7 @@ class PEARL(SoftActorCritic):
         actor_loss = -soft_values(of_proposed, log_prob, alpha).mean()
         entropy = -log_prob.detach().mean()
         loss = critic_loss + self.settings.kl_weight * kl.sum() / share + actor_loss
-        of_steps = tuple(each.chunk(2)[0] for each in parameters)
+        of_steps = tuple(parameter.chunk(2)[0] for parameter in parameters)
         target_entropy = self.networks.target_entropy_of(of_steps, torch.ones_like(rewards))
         loss = loss + temperature * (entropy - target_entropy)
         return share * loss, share * torch.stack((critic_loss, actor_loss, kl.mean(), alpha, entropy))

@@ -249,7 +249,7 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
             entropies = -log_probs.detach()
         targets = soft_targets(trials.rewards, terminal, following, self.plan.gamma)
         entropy = masked_mean(entropies[:-1], mask)
-        target_entropy = self.networks.target_entropy_of(tuple(each[:-1] for each in parameters), mask)
+        target_entropy = self.networks.target_entropy_of(tuple(parameter[:-1] for parameter in parameters), mask)
         return (
             masked_mean(self.critics.errors(taken, targets), mask),
             -masked_mean(reached, mask),

@@ -86,8 +86,10 @@ class Stepper:
         self._loss, self._optimizers = loss, optimizers
         self._name, self._setting, self._max_norm, self._after = name, setting, max_norm, after
         self._chunks, self._axis = chunks, axis
-        groups = [group for each in optimizers for group in each.param_groups]
-        self.params: list[nn.Parameter] = [each for group in groups for each in group["params"] if each.requires_grad]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self.params: list[nn.Parameter] = [
+            param for group in groups for param in group["params"] if param.requires_grad
+        ]
         self._device = device = self.params[0].device
         self.is_recorded = records_steps(device)
         if self.is_recorded:
@@ -119,7 +121,7 @@ class Stepper:
             self._recorded.clear()
             self._seen.clear()
         self._state = state
-        kind = tuple((each.shape, each.dtype) for each in _tensors(inputs))
+        kind = tuple((tensor.shape, tensor.dtype) for tensor in _tensors(inputs))
         if kind not in self._recorded:
             number = self._seen[kind] = self._seen.get(kind, 0) + 1
             can_record = self.refusal is None and number > _WARM_UP
@@ -289,8 +291,8 @@ class Stepper:
         kept = [
             value
             for optimizer in self._optimizers
-            for each in (*optimizer.state.values(), *optimizer.param_groups)
-            for value in each.values()
+            for values in (*optimizer.state.values(), *optimizer.param_groups)
+            for value in values.values()
             if isinstance(value, Tensor)
         ]
         return [*self.params, *kept]
@@ -309,21 +311,21 @@ class _Recorded(NamedTuple):
 
     def launch(self, inputs: Sequence[Input]) -> Tensor:
         own = _tensors(self.inputs)
-        given = [to_device(each, static.device) for static, each in zip(own, _tensors(inputs), strict=True)]
-        for dtype in {each.dtype for each in given}:
+        given = [to_device(tensor, static.device) for static, tensor in zip(own, _tensors(inputs), strict=True)]
+        for dtype in {tensor.dtype for tensor in given}:
             # One kernel for all of a type.
-            where = [index for index, each in enumerate(given) if each.dtype == dtype]
+            where = [index for index, tensor in enumerate(given) if tensor.dtype == dtype]
             torch._foreach_copy_([own[index] for index in where], [given[index] for index in where])
         self.graph.replay()
         return self.result.clone()
 
 
 def _tensors(inputs: Iterable[Input]) -> list[Tensor]:
-    return [tensor for each in inputs for tensor in ([each] if isinstance(each, Tensor) else each.tensors().values())]
+    return [tensor for part in inputs for tensor in ([part] if isinstance(part, Tensor) else part.tensors().values())]
 
 
 def _mapped(function: Callable[[Tensor], Tensor], inputs: Iterable[Input]) -> tuple[Input, ...]:
-    return tuple(function(each) if isinstance(each, Tensor) else each.map(function) for each in inputs)
+    return tuple(function(part) if isinstance(part, Tensor) else part.map(function) for part in inputs)
 
 
 def move_targets(targets: nn.Module, critics: nn.Module, tau: float) -> None:

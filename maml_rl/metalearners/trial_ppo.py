@@ -262,8 +262,8 @@ def _old_trials(phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss) ->
                 at_the_end = torch.cat(known, 1).gather(0, trials.mask.sum(0).long().unsqueeze(0))
                 final_values = at_the_end.squeeze(0) * goes_on.to(old.device)
         inputs, of_parts = seen(trials.observations), []
-        for part, each in zip(parts, inputs, strict=True):
-            unrolled = old.unroll(each)
+        for part, whole in zip(parts, inputs, strict=True):
+            unrolled = old.unroll(whole)
             log_probs = old.policy.distributions.log_prob(unrolled.distribution, trials.actions[:, part])
             of_parts.append((log_probs, torch.zeros_like(log_probs) if unrolled.values is None else unrolled.values))
         log_probs, values = (torch.cat(each, 1) for each in zip(*of_parts, strict=True))
@@ -392,7 +392,7 @@ def _observed(trials: Steps, old: TrialLoss) -> Tensor:
 def _sums(trials: Steps, *values: Tensor) -> Tensor:
     """Return sums over the real steps."""
     real = trials.mask > 0
-    return torch.stack([torch.where(real, each, 0.0).double().sum() for each in values])
+    return torch.stack([torch.where(real, value, 0.0).double().sum() for value in values])
 
 
 class TrialPPOLearner(TrialLearner):
@@ -515,7 +515,9 @@ class TrialPPOLearner(TrialLearner):
         minibatches = [
             (*_minibatch(phases, cache, old, scales, each), *coefficients) for each in range(old.num_minibatches)
         ]
-        found = torch.stack([self.stepper(*each) for _ in range(self.settings.num_epochs) for each in minibatches])
+        found = torch.stack(
+            [self.stepper(*minibatch) for _ in range(self.settings.num_epochs) for minibatch in minibatches]
+        )
         self.stepper.checked(found.flatten())
         return [*found.cpu().double()]
 

@@ -40,14 +40,14 @@ class GRUSequences:
         """
         size = weights[0][1].shape[1]
         length, num, width = inputs[0].shape
-        flat = torch.stack([each.reshape(length * num, width) for each in inputs])
-        entering = torch.stack([each[0].mT for each in weights])
-        held = torch.stack([each[1].mT for each in weights])
+        flat = torch.stack([part.reshape(length * num, width) for part in inputs])
+        entering = torch.stack([weight[0].mT for weight in weights])
+        held = torch.stack([weight[1].mT for weight in weights])
         # The last third of the bias of the memory is within the product with the reset gate, the rest is not.
         bias = torch.stack(
-            [torch.cat((each[2][: 2 * size] + each[3][: 2 * size], each[2][2 * size :])) for each in weights]
+            [torch.cat((weight[2][: 2 * size] + weight[3][: 2 * size], weight[2][2 * size :])) for weight in weights]
         )
-        inside = torch.stack([each[3][2 * size :] for each in weights]).unsqueeze(1)
+        inside = torch.stack([weight[3][2 * size :] for weight in weights]).unsqueeze(1)
         start = flat.new_zeros(len(flat), num, size) if hidden is None else torch.stack(list(hidden))
         units: Tensor = _Sequences.apply(self, start, flat, entering, bias, held, inside)
         return units.unbind(1)

@@ -92,7 +92,7 @@ class Recurrent(MemoryBody, nn.RNNBase):
         if is_gru and inputs.device.type == "cpu":
             (units,) = GRUSequences()([inputs], [weights], [memory[0]])
             return units, (units[-1],)
-        before = tuple(each.unsqueeze(0).contiguous() for each in memory)
+        before = tuple(part.unsqueeze(0).contiguous() for part in memory)
         # With biases, one layer, no dropout, differentiable, in one direction, steps first.
         options = True, 1, 0.0, True, False, False
         units, *lasts = (
@@ -183,7 +183,7 @@ class RecurrentStep:
             pairs = list(zip((self.inputs, self.units), matrices, biases, strict=True))
         sums = [self.seen.new_zeros(*rows.shape, bias.shape[-1]) for *_, bias in pairs]
         self._products = [row_product(*pair, out) for pair, out in zip(pairs, sums, strict=True)]
-        self._old, parts = self.units[..., rows.own, :], [each[..., rows.own, :] for each in sums]
+        self._old, parts = self.units[..., rows.own, :], [total[..., rows.own, :] for total in sums]
         self._gates = [gate for part in parts for gate in part.split(size, -1)]
         self._gated = parts[0][..., : (2 if self._is_gru else 3) * size]
         self._further = None if self._joined else parts[1][..., : 2 * size]

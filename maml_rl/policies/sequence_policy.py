@@ -289,7 +289,7 @@ class SequencePolicy(BodyPolicy):
         if mean.dim() == 2:
             # The parameters of each task, beside (M, ..., size).
             lead = (-1, *(1,) * (numbers.dim() - 2))
-            mean, std = (each.unflatten(0, lead) for each in (mean, std))
+            mean, std = (tensor.unflatten(0, lead) for tensor in (mean, std))
         return (numbers - mean) / std
 
     def compressed(self, numbers: Tensor) -> Tensor:

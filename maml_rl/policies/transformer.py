@@ -187,7 +187,9 @@ class Transformer(MemoryBody):
         shares = keys.shape[1] < queries.shape[1]
         if shares and queries.device.type != "cpu":
             # The kernels that need little memory take heads of their own.
-            keys, values = (each.repeat_interleave(self.sizes.num_heads // each.shape[1], 1) for each in (keys, values))
+            keys, values = (
+                tensor.repeat_interleave(self.sizes.num_heads // tensor.shape[1], 1) for tensor in (keys, values)
+            )
             shares = False
         attended = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=shares

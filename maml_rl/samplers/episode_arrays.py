@@ -145,7 +145,7 @@ class EpisodeArrays:
             target[...] = source
 
     def _all(self) -> list[NDArray[Any]]:
-        return [*(getattr(self, each.name) for each in fields(self) if each.name != "infos"), *self.infos.values()]
+        return [*(getattr(self, field.name) for field in fields(self) if field.name != "infos"), *self.infos.values()]
 
     def first_steps(self, steps: int) -> EpisodeArrays:
         """Return the views of so many steps."""

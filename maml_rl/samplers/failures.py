@@ -114,7 +114,7 @@ def error_of(
         malformed = TaskError(
             "; ".join(f"{reply.message} (counted within {worker.rstrip(',')})" for worker, reply in failed)
         )
-        malformed.in_slots = tuple(each for _, reply in failed for each in reply.in_slots)
+        malformed.in_slots = tuple(slot for _, reply in failed for slot in reply.in_slots)
         return malformed
     if all(reply.error == NonFiniteError.__name__ for _, reply in failed):
         infinite = NonFiniteError("; ".join(reply.message for _, reply in failed))

@@ -182,7 +182,7 @@ class KeptBlocks:
         batch: RemoteBatch = self._of(request.batch)
         if request.call is not None:
             function, arguments, join = self._loaded(request.call, keep=False)
-            given = [self._loaded(each) if isinstance(each, Reference) else each for each in arguments]
+            given = [self._loaded(argument) if isinstance(argument, Reference) else argument for argument in arguments]
         replies: dict[int, Any] = {}
         for block in request.blocks:
             replies[block] = self._advance(batch, block, request.sampled)
@@ -278,8 +278,10 @@ class RemoteStore(EpisodeStore):
     def _map_blocks(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], join: Callable[[list[Any]], Result]
     ) -> list[Result]:
-        given = tuple(self._shared[id(each)][1] if id(each) in self._shared else each for each in arguments)
-        shared = tuple(each for each in given if isinstance(each, Reference))
+        given = tuple(
+            self._shared[id(argument)][1] if id(argument) in self._shared else argument for argument in arguments
+        )
+        shared = tuple(argument for argument in given if isinstance(argument, Reference))
         request = Request(self._reference, self._blocks, self._put((function, given, join)), shared)
         replies = dict(self._carry_out(request))
         return [replies[block] for block in self._blocks]

@@ -78,7 +78,7 @@ class JaxFamily:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without what is compiled, which another process compiles itself.
-        return self.made_by or (type(self), tuple(getattr(self, each.name) for each in fields(self)))
+        return self.made_by or (type(self), tuple(getattr(self, field.name) for field in fields(self)))
 
     def __deepcopy__(self, memo: Any) -> JaxFamily:
         return self

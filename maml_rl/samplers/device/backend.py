@@ -71,7 +71,7 @@ class DeviceBackend(RolloutBackend):
         self.prepare(len(phase.tasks))
         assert self._slots is not None
         with timer.stage("physics"):
-            loop = next((each for each in self._loops if each.fits(phase)), None)
+            loop = next((candidate for candidate in self._loops if candidate.fits(phase)), None)
             if loop is None:
                 loop = DeviceLoop(self._slots, self.describe(), phase)
                 self._loops = [loop, *self._loops[: _LOOPS_KEPT - 1]]

@@ -170,7 +170,7 @@ class DeviceLoop:
             self._outcome = outcome
         elif self._outcome is None:
             *flags, terms = outcome
-            own = [each.clone() if isinstance(each, Tensor) else each for each in flags]
+            own = [flag.clone() if isinstance(flag, Tensor) else flag for flag in flags]
             self._outcome = (*own, {name: term.clone() for name, term in terms.items()})  # type: ignore[assignment]
         else:
             for kept, new in zip(_tensors_of(self._outcome), _tensors_of(outcome), strict=True):
@@ -285,7 +285,7 @@ class DeviceLoop:
         state = [whole["lengths"].max(), faulty]
         if physics is not None:
             state.extend(physics.take_overflow().unbind())
-        longest, is_faulty, *overflow = torch.stack([each.long() for each in state]).tolist()
+        longest, is_faulty, *overflow = torch.stack([flag.long() for flag in state]).tolist()
         if physics is not None:
             physics.refuse_overflow(*map(bool, overflow))
         self._slots.family.refuse_faults()
@@ -300,12 +300,12 @@ def _close(one: Tensor, other: Tensor) -> Tensor:
 
 def _places(policy: Policy) -> list[int]:
     """Return where the buffers of a policy are, which may be replaced."""
-    return [each.data_ptr() for each in policy.buffers()]
+    return [buffer.data_ptr() for buffer in policy.buffers()]
 
 
 def _tensors_of(outcome: Outcome) -> list[Tensor]:
     *arrays, terms = outcome
-    return [each for each in (*arrays, *terms.values()) if isinstance(each, Tensor)]
+    return [array for array in (*arrays, *terms.values()) if isinstance(array, Tensor)]
 
 
 def _recorded(work: Callable[[], None], pool: Any) -> Callable[[], None]:
@@ -418,5 +418,5 @@ def _refuse_not_finite(arrays: Mapping[str, Tensor], first_task: int) -> None:
     name = ("observations", "actions", "rewards", "final_observations")[order]
     shown = arrays[name][task, episode] if order == 3 else arrays[name][task, step, episode]
     place = f"task {first_task + task}, episode {episode}, step {step + (order == 3)}"
-    faulty_tasks = sorted({first_task + each[2] for each in found if each[:2] == (step, order)})
+    faulty_tasks = sorted({first_task + fault[2] for fault in found if fault[:2] == (step, order)})
     raise not_finite(f"the {what} of {place} is not finite: {shown.cpu().numpy()}", faulty_tasks)

@@ -68,7 +68,7 @@ class DeviceSlots:
         self.family.move_to(device)
         self.physics: Any = getattr(family, "physics", None)
         # Of the family, then of each that shows more.
-        self._observations = [_zeros(each, device) for each in (family, *self._shown)]
+        self._observations = [_zeros(shown, device) for shown in (family, *self._shown)]
         self._streams = DeviceSlotStreams(self.num_envs, device)
         self._given: TaskArrays = {}
         self._to_check = _CHECKED_CALLS if self.can_be_recorded else 0
@@ -181,7 +181,7 @@ class DeviceSlots:
             if isinstance(value, Tensor):
                 found[None, name] = value
             elif isinstance(value, dict) and name != "_reward_terms":
-                found |= {(name, key): each for key, each in value.items() if isinstance(each, Tensor)}
+                found |= {(name, key): entry for key, entry in value.items() if isinstance(entry, Tensor)}
         return found
 
 
@@ -193,7 +193,7 @@ def _content(value: Any) -> Any:
     if isinstance(value, Tensor):
         return None
     if isinstance(value, dict):
-        return {key: None if isinstance(each, Tensor) else _place(each) for key, each in value.items()}
+        return {key: None if isinstance(entry, Tensor) else _place(entry) for key, entry in value.items()}
     return _place(value)
 
 
@@ -203,14 +203,14 @@ def _place(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, list | tuple):
         return [_place(each, depth) for each in value]
     if isinstance(value, dict):
-        return {key: _place(each, depth) for key, each in value.items()}
+        return {key: _place(entry, depth) for key, entry in value.items()}
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if value is None or isinstance(value, bool | int | float | str | np.generic):
         return value
     is_code = isinstance(value, type | ModuleType | FunctionType)
     own = vars(value) if depth and hasattr(value, "__dict__") and not is_code else {}
-    return id(value), {key: _place(each, depth - 1) for key, each in own.items()}
+    return id(value), {key: _place(entry, depth - 1) for key, entry in own.items()}
 
 
 def _zeros(env: MetaVectorEnv, device: torch.device) -> Tensor:

@@ -197,7 +197,7 @@ def _from_store(reference: Any) -> tuple[Any, ...]:
     there = {f"{CODE_OF}{name}": digest for name, digest in stored.digests.items()}
     if difference := differing_version(here, {name: there[name] for name in here}):
         raise _DifferentCodeError(difference)
-    return tuple(ray.cloudpickle.loads(each) for each in stored.pickled)
+    return tuple(ray.cloudpickle.loads(data) for data in stored.pickled)
 
 
 class _Hosted(NamedTuple):
@@ -257,7 +257,7 @@ class RolloutActor:
             failure = body.failed(number, error, of_env=method not in ("run", "work"))
             body.forget()
         # Also behind another error, as Gymnasium's DependencyNotInstalled.
-        fails_to_import = any(isinstance(each, ImportError) for each in causes(error))
+        fails_to_import = any(isinstance(cause, ImportError) for cause in causes(error))
         cannot_load = body is None or (not body.has_made_env and fails_to_import)
         # Parts of an algorithm are loaded late: no other node would do better with the next.
         difference = str(error) if body is None and isinstance(error, _DifferentCodeError) else ""

@@ -54,7 +54,7 @@ def require_token(address: str) -> None:
 
 def require_accepted(address: str, error: BaseException) -> None:
     """Turn Ray's error about a token that is missing or wrong into one line."""
-    if any(type(each).__name__ == "AuthenticationError" for each in causes(error)):
+    if any(type(cause).__name__ == "AuthenticationError" for cause in causes(error)):
         has_mode = os.environ.get(_MODE, "").lower() == "token"
         remedy = _SAME_TOKEN if has_mode else f"set RAY_AUTH_MODE=token, and {_SAME_TOKEN}"
         raise ConfigError(f"the Ray cluster at {address} accepts only requests with its token; {remedy}") from None

@@ -256,7 +256,7 @@ def _culprit(value: Any, name: str) -> str:
     """Return the name of the innermost part that cannot be pickled."""
     parts = list(value.items()) if isinstance(value, Mapping) else list(getattr(value, "__dict__", {}).items())
     if dataclasses.is_dataclass(value):
-        parts = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
+        parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     for key, part in parts:
         try:
             cloudpickle.dumps(part)

@@ -157,7 +157,7 @@ class RayCluster:
     def describe_cpus(self) -> str:
         """Return how many CPUs the cluster has, and how many are free, in words."""
         resources = self.ask(lambda: (ray.cluster_resources(), ray.available_resources()))
-        total, free = (int(each.get("CPU", 0)) for each in resources)
+        total, free = (int(resource.get("CPU", 0)) for resource in resources)
         asked = "" if self._asked == {"CPU": 1} else f", and an actor asks for {describe_asked(self._asked)}"
         return f"the cluster at {self.address} has {total} CPUs, {free} of which are free{asked}"
 

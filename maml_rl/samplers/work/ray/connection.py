@@ -403,4 +403,4 @@ def _is_same(address: str, connected: str) -> bool:
         except OSError:
             return False
     here = {"127.0.0.1", "::1", ray.util.get_node_ip_address()}
-    return bool(places[0] & places[1]) or all(each & here for each in places)
+    return bool(places[0] & places[1]) or all(place & here for place in places)

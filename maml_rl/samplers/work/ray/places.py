@@ -38,7 +38,7 @@ def options_of(asked: Mapping[str, float]) -> dict[str, Any]:
 def require_layout(layout: Layout, number: int, places: Sequence[int], asked: Mapping[str, float]) -> None:
     """Refuse a placement group for which the nodes have no places even when they are otherwise idle."""
     where = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on a node each"}.get(layout, "")
-    most = {"STRICT_PACK": max(places, default=0), "STRICT_SPREAD": sum(each > 0 for each in places)}
+    most = {"STRICT_PACK": max(places, default=0), "STRICT_SPREAD": sum(place > 0 for place in places)}
     found = most.get(layout, sum(places))
     if found < number:
         raise ConfigError(

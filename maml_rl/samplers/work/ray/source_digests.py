@@ -69,7 +69,7 @@ def modules_of_user(pickles: Iterable[bytes]) -> list[str]:
         pickles: of the objects, which must be loaded in this process.
     """
     found: set[str] = set()
-    waiting = {root for each in pickles for name in _named_modules(each) if (root := _root(name)) is not None}
+    waiting = {root for pickled in pickles for name in _named_modules(pickled) if (root := _root(name)) is not None}
     while waiting:
         root = waiting.pop()
         found.add(root)
