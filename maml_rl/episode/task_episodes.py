@@ -30,7 +30,7 @@ class TaskEpisodes(EstimatedEpisodes):
     """Episodes of a batch of tasks, as tensors; every computation covers all tasks at once.
 
     NumPy arrays are wrapped, not copied. The steps past the longest episode are cut off, so that the same episodes
-    always have the same shape.
+    always have the same shape. Further arguments are the attributes of the same name, as far as they are known.
 
     Args:
         observations: (M, T, B, *observation shape), seen before each action.
@@ -42,7 +42,6 @@ class TaskEpisodes(EstimatedEpisodes):
         final_observations: (M, B, *observation shape), seen after the last step.
         longest: length of the longest episode, where that is known; the lengths are then taken as they are, so that
             nothing waits for a device that has them.
-        infos, log_probs, memory, tasks, gamma, fast_lr, rule, horizon: the attributes, those that are known.
 
     Attributes:
         infos: numbers from the environments' infos by name, kept as float32: (M, T, B) for those recorded at every
