@@ -162,11 +162,12 @@ class KilledError(BaseException):
 
 
 @pytest.mark.usefixtures("judged")
+@pytest.mark.parametrize(("num_trials", "num_kills"), [(8, 10), pytest.param(14, 20, marks=pytest.mark.nightly)])
 def test_killed_and_continued_search_has_the_trials_of_an_undisturbed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_trials: int, num_kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = untimed(search(tmp_path / "undisturbed", 8))
-    kills = iter(np.random.default_rng(0).integers(0, 4, 15).tolist())
+    expected = untimed(search(tmp_path / "undisturbed", num_trials))
+    kills = iter(np.random.default_rng(0).integers(0, 4, 3 * num_kills // 2).tolist())
 
     def killed(config: Config, folder: Path, env_steps: float, ends: tune.Ends) -> tuple[float | None, int]:
         left = next(kills, None)
@@ -183,14 +184,14 @@ def test_killed_and_continued_search_has_the_trials_of_an_undisturbed_one(
     monkeypatch.setattr(tune, "train_trial", killed)
     count, found = 0, []
     # One trial more at a time, too.
-    for trials in range(1, 9):
+    for trials in range(1, num_trials + 1):
         while True:
             try:
                 found = search(tmp_path / "killed", trials)
                 break
             except KilledError:
                 count += 1
-    assert count >= 10
+    assert count >= num_kills
     assert untimed(found) == expected
 
 
