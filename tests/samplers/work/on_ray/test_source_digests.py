@@ -115,7 +115,7 @@ def test_algorithm_whose_module_differs_on_a_node_ends_with_both_digests(
 
     try:
         store = SimpleNamespace(_pool=SimpleNamespace(put=lambda value: value))
-        stored = RayBackend.put(cast(Any, store), Family())
+        stored = RayBackend.put(cast(Any, store), Family(), needs_modules=True)
         assert isinstance(_from_store(stored)[0], Family)
         here = source_digest("digested_with")
         # As on a node with another file.
