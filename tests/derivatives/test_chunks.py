@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from maml_rl.derivatives import ChunkWorkers, ParameterLayout, Workspace, cut, every_nth
+from maml_rl.derivatives import ChunkWorkers, LocalStore, ParameterLayout, Workspace, cut, every_nth
 from maml_rl.derivatives.workers import set_gradients
 from maml_rl.episode.steps import Steps
 from maml_rl.machine import chunk_threads, single_threaded
@@ -152,3 +152,11 @@ def test_workers_raise_an_error_restore_the_threads_and_leave_none() -> None:
         workers.map(work, [5, 6, 7])
     assert torch.get_num_threads() == 2
     assert threading.active_count() == before
+
+
+def test_store_tells_the_episodes_before_each_inner_step_from_those_after_the_last() -> None:
+    policy = make_policy("normal")
+    phases = [make_episodes(policy, [[2], [1]], seed=seed) for seed in range(3)]
+    store = LocalStore(phases, policy)
+    assert all(kept is given for kept, given in zip(store.train_episodes, phases[:2], strict=True))
+    assert store.valid_episodes is phases[2]

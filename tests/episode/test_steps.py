@@ -1,5 +1,7 @@
 """Steps of trials against plain loops over Python lists."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -75,6 +77,16 @@ def test_slots_of_a_task_are_trials_of_their_own() -> None:
     assert torch.equal(each.as_episodes(each.rewards, episodes), episodes.rewards)
     with pytest.raises(ValueError, match="must divide the 4 episodes"):
         Steps.of_trials(episodes, slots_per_task=3)
+
+
+def test_observation_after_a_trial_is_the_one_after_its_last_real_step() -> None:
+    trials = Steps.of_trials(make_episodes([[2, 1], [1, 0]]))
+    seen = torch.arange(6.0).reshape(3, 2, 1).expand(3, 2, 2)
+    ends = replace(trials, next_observations=seen).with_end()
+    assert ends[3, 0].tolist() == [4.0, 4.0]
+    assert ends[1, 1].tolist() == [1.0, 1.0]
+    assert torch.equal(ends[:3, 0], trials.observations[:, 0])
+    assert not ends[2:, 1].any()
 
 
 def test_functions_of_all_tensors_leave_out_the_fields_that_are_not_known() -> None:

@@ -1,4 +1,4 @@
-"""Algorithms with an inner loop of their own: Reptile, ANIL, Meta-SGD."""
+"""Rules of single algorithms: Reptile, ANIL, Meta-SGD, and the penalty of ProMP."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import Plan
+from maml_rl.metalearners import Plan, promp
+from maml_rl.metalearners.adam import AdamLearner
 from maml_rl.metalearners.meta_sgd import MetaSGD
 from maml_rl.metalearners.reptile import Reptile
 from maml_rl.policies import Policy
@@ -111,3 +112,12 @@ def test_policy_of_meta_sgd_is_loaded_with_its_step_sizes(tmp_path: Path) -> Non
     for name, size in sizes.items():
         assert torch.equal(size, saved[f"step_sizes.{name}"])
         assert float((size - 0.1).abs().min()) > 0
+
+
+def test_penalty_of_promp_is_the_mean_over_inner_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promp, "divergence", lambda new, old: new - old)
+    monkeypatch.setattr(AdamLearner, "objective", lambda learner, new, old: new[-1])
+    settings = promp.ProMP.Settings(inner_kl_penalty=0.5)
+    learner: Any = promp.ProMP(make_policy("normal"), plan=Plan(num_steps=2), settings=settings)
+    new, old = torch.tensor([3.0, 5.0, 7.0]), torch.tensor([1.0, 1.0, 0.0])
+    assert float(learner.objective(new, old)) == 7.0 + 0.5 * (2.0 + 4.0) / 2
