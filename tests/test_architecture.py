@@ -191,7 +191,7 @@ def test_rooms_inside_of_a_room_do_not_import_each_other_in_a_circle(floor: str)
 
 
 # Documented, whatever their names.
-DOCUMENTED = {"_exit", "_getframe", "_current_frames", "_C", "_disabled_torch_function_impl"}
+DOCUMENTED = {"_exit", "_current_frames", "_C", "_disabled_torch_function_impl"}
 
 
 def private_uses() -> Iterator[tuple[str, str]]:
