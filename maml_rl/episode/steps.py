@@ -81,6 +81,10 @@ class Steps:
         """(k, T, B) weight of each step in the mean over its task's real steps."""
         return self.mask / self.mask.sum((1, 2), keepdim=True).clamp(min=1.0)
 
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """Return the lengths (N,) of whole trials, and their numbers."""
+        return self.mask.sum(0).long(), torch.arange(self.mask.shape[1], device=self.mask.device)
+
     def with_end(self, last: Tensor | None = None) -> Tensor:
         """Return the observations of whole trials, and one more after the last real step of each, (L + 1, N, ...).
 
@@ -90,7 +94,7 @@ class Steps:
         Args:
             last: (N, *observation shape), the further ones; None for those of `next_observations`.
         """
-        lengths, columns = self.mask.sum(0).long(), torch.arange(self.mask.shape[1], device=self.mask.device)
+        lengths, columns = self._ends()
         if last is None:
             last = self.next_observations[lengths - 1, columns]
         longer = torch.cat((self.observations, torch.zeros_like(self.observations[:1])))
@@ -99,8 +103,8 @@ class Steps:
 
     def terminal_ends(self) -> Tensor:
         """Return (L, N) 1 where the last step of a trial led to a terminal state."""
-        last, columns = self.mask.sum(0).long() - 1, torch.arange(self.mask.shape[1], device=self.mask.device)
-        terminal = torch.zeros_like(self.rewards)
+        lengths, columns = self._ends()
+        terminal, last = torch.zeros_like(self.rewards), lengths - 1
         terminal[last, columns] = self.terminations[last, columns].to(terminal.dtype)
         return terminal
 
@@ -158,23 +162,7 @@ class Steps:
         Raises:
             ValueError: If S does not divide B.
         """
-        num_tasks, steps, per_task = episodes.rewards.shape
-        if per_task % slots_per_task:
-            raise ValueError(f"slots_per_task must divide the {per_task} episodes of a task, got {slots_per_task}")
-        waves = per_task // slots_per_task
-
-        def by_slot(grid: Tensor) -> Tensor:
-            """Return (M, T, B) as (N, waves * T)."""
-            sequences = grid.reshape(num_tasks, steps, waves, slots_per_task).permute(0, 3, 2, 1)
-            return sequences.reshape(num_tasks * slots_per_task, waves * steps)
-
-        places = torch.arange(episodes.mask.numel(), device=episodes.device).reshape(episodes.mask.shape)
-        real, places = by_slot(episodes.mask), by_slot(places)
-        longest = int(real.sum(1).max())
-        if not bool(real.all()):
-            # A stable sort keeps the order of the steps and moves padding to the end.
-            order = torch.argsort(real, dim=1, descending=True, stable=True)[:, :longest]
-            real, places = real.gather(1, order), places.gather(1, order)
+        real, places = trial_places(episodes.mask, slots_per_task)
 
         def of_steps(values: Tensor) -> Tensor:
             return values.flatten(0, 2)[places.mT]
@@ -185,7 +173,7 @@ class Steps:
             rewards=of_steps(episodes.rewards),
             log_probs=None if episodes.log_probs is None else of_steps(episodes.log_probs),
             mask=real.mT.contiguous(),
-            episodes=(places % per_task // slots_per_task).mT,
+            episodes=(places % episodes.mask.shape[2] // slots_per_task).mT,
             places=places,
         )
 
@@ -230,3 +218,32 @@ class Steps:
         flat = values.new_zeros(like.mask.numel())
         flat[self.places] = (values * self.mask).mT
         return flat.reshape(like.mask.shape)
+
+
+def trial_places(mask: Tensor, slots_per_task: int = 1) -> tuple[Tensor, Tensor]:
+    """Return where the steps of trials are in episodes: their mask (N, L), and `Steps.places`, of the same shape.
+
+    Args:
+        mask: (M, T, B), of the episodes of M tasks.
+        slots_per_task: see `Steps.of_trials`.
+
+    Raises:
+        ValueError: If it does not divide B.
+    """
+    num_tasks, steps, per_task = mask.shape
+    if per_task % slots_per_task:
+        raise ValueError(f"slots_per_task must divide the {per_task} episodes of a task, got {slots_per_task}")
+    waves = per_task // slots_per_task
+
+    def by_slot(grid: Tensor) -> Tensor:
+        """Return (M, T, B) as (N, waves * T)."""
+        sequences = grid.reshape(num_tasks, steps, waves, slots_per_task).permute(0, 3, 2, 1)
+        return sequences.reshape(num_tasks * slots_per_task, waves * steps)
+
+    real, places = by_slot(mask), by_slot(torch.arange(mask.numel(), device=mask.device).reshape(mask.shape))
+    longest = int(real.sum(1).max())
+    if not bool(real.all()):
+        # A stable sort keeps the order of the steps and moves padding to the end.
+        order = torch.argsort(real, dim=1, descending=True, stable=True)[:, :longest]
+        real, places = real.gather(1, order), places.gather(1, order)
+    return real, places

@@ -17,7 +17,7 @@ from maml_rl.arguments import check_count
 from maml_rl.arrays import to_device
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import family_of, task_key
-from maml_rl.episode.steps import INFO, Steps
+from maml_rl.episode.steps import INFO, Steps, trial_places
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import CheckpointError
 from maml_rl.experience.replay_segments import KeptTrials, Mark, ReplaySegments
@@ -115,8 +115,8 @@ class Replay:
             ConfigError: If there is less memory, or room for the mapped file, than the replay needs.
         """
         episodes = episodes.to("cpu")
-        trials = Steps.of_trials(episodes, slots_per_task)
-        real = trials.mask.mT.bool()
+        mask, places = trial_places(episodes.mask, slots_per_task)
+        real = mask.bool()
         lengths = real.sum(1).numpy().astype(np.int64)
         tasks = [task_key(task) for task in episodes.tasks] or [_NO_TASK] * len(episodes)
         keys = [key for key in tasks for _ in range(slots_per_task)]
@@ -129,7 +129,7 @@ class Replay:
         skipped = int((np.cumsum(lengths[::-1]) > self.capacity).sum())
         # A slot without a step has no trial.
         kept = [place for place in range(skipped, len(lengths)) if lengths[place]]
-        order = trials.places[kept][real[kept]]
+        order = places[kept][real[kept]]
         grids = {
             "observations": episodes.observations,
             "actions": episodes.actions,
