@@ -196,7 +196,6 @@ OTHERWISE = {
     "nothing": "samplers/work/child/process_setup.py",
     "arrays of a replay of our own": "experience/step_arrays.py",
     "cluster": "samplers/work/ray/connection.py",
-    "cluster's key": "samplers/work/ray/authentication.py",
     "the package's catalog": "config/reference.py",
     "the package's certified tasks": "experiment/certified.py",
     "the package's configs and zoo": "cli/listing.py",

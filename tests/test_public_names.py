@@ -14,7 +14,7 @@ import maml_rl
 # Names of modules; all other names in lower case are functions.
 MODULES = {("maml_rl", "envs")}
 # Modules that import packages of an extra.
-_OF_RAY = ("actor", "backend", "cluster", "connection", "places", "pool", "worker")
+_OF_RAY = ("actor", "backend", "cluster", "connection", "pool")
 OF_EXTRAS = {f"maml_rl.samplers.work.ray.{name}": "ray" for name in _OF_RAY}
 OF_EXTRAS["maml_rl.envs.jax"] = "jax"
 

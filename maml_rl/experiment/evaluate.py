@@ -22,7 +22,7 @@ from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
 from maml_rl.results.evaluation import Evaluation, possible_ranges
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.samplers.describing import describe_env
+from maml_rl.samplers.failures import describe_env
 from maml_rl.task_distributions.task_distribution import TaskSplit
 
 # Repetitions of an adaptation, so far apart in the iterations of the random streams, share none.

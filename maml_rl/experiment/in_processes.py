@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from maml_rl.errors import MamlRLError
-from maml_rl.samplers.describing import describe_exit
+from maml_rl.samplers.failures import describe_exit
 
 
 def in_processes(

@@ -18,7 +18,7 @@ from maml_rl.envs.make_env import EnvMaker, EnvSource, resolve
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, FamilySpec
 from maml_rl.named_modules import import_named
-from maml_rl.samplers.describing import describe_env, describe_task
+from maml_rl.samplers.failures import describe_env, describe_task
 from maml_rl.samplers.importing import find_unimportable, main_is_importable
 
 if TYPE_CHECKING:

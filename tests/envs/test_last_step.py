@@ -9,7 +9,7 @@ from gymnasium import spaces
 from maml_rl.envs import LastStepParts, MetaVectorEnv, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.samplers.describing import describe_env
+from maml_rl.samplers.failures import describe_env
 from maml_rl.spaces import PackedSpace
 from tests.envs.contract import random_actions
 from tests.envs.third_party import CellEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv

@@ -17,6 +17,7 @@ from slow_env import OVER
 from maml_rl import MultiTaskSampler
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, TaskError, explain
 from maml_rl.policies import NormalMLPPolicy
+from maml_rl.samplers.failures import describe_exit, describe_task, describe_tasks, shorten
 from tests.envs.third_party import WalkEnv
 
 pytestmark = [pytest.mark.timeout(60)]
@@ -245,3 +246,40 @@ def test_slot_that_hangs_is_named_once_in_plain_words(num_workers: int) -> None:
         rf"test_failures.HangsEnv hangs in slot 1 with the task {{'slope': 0.5}}{where}, in step \d: a call has not re"
     )
     assert re.match(line, str(raised.value))
+
+
+# In words.
+
+
+def test_descriptions_stay_on_one_line_and_within_bounds() -> None:
+    task = {"a": 1.5, "b": [1, 2], "c": list(range(1000)), "d": "x\ny" * 1000}
+    text = describe_task(task)
+    assert text.startswith("{'a': 1.5, 'b': [1, 2], 'c': <1000 numbers of shape (1000,)>, 'd': ")
+    assert len(text) < 250
+    assert "\n" not in text
+    other = {"a": 2}
+    assert describe_tasks([task, task, other, other]).endswith("{'a': 2}")
+    assert describe_tasks([{"a": number} for number in range(9)]) == "{'a': 0}, {'a': 1}, {'a': 2}, ... (9 in all)"
+    assert describe_task(3) == "3"
+
+
+def test_shortened_text_keeps_both_ends() -> None:
+    assert shorten("short", 10) == "short"
+    text = shorten("begin" + "x" * 10_000 + "end", 100)
+    assert text.startswith("begin")
+    assert text.endswith("end")
+    assert "9908 characters left out" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (-9, "killed by SIGKILL (by a user, or by the kernel when memory ran out)"),
+        (-11, "killed by SIGSEGV (Segmentation fault)"),
+        (-50, "killed by signal 50"),
+        (3, "exited with status 3"),
+        (None, "unknown reason"),
+    ],
+)
+def test_cause_of_death_is_reported(code: int | None, text: str) -> None:
+    assert text in describe_exit(code)

@@ -10,7 +10,7 @@ from typing import Any
 
 from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
-from maml_rl.samplers.describing import describe_stack, describe_tasks
+from maml_rl.samplers.failures import describe_stack, describe_tasks
 from maml_rl.samplers.work.unit import Call, Unit, Worker
 
 # Making an environment may take longer than a step, and importing packages, such as torch, on a busy machine longer

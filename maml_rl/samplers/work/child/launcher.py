@@ -1,4 +1,12 @@
-"""The parent's side of starting and ending child processes, by fork, forkserver or spawn."""
+"""Starting and ending child processes, by fork, forkserver or spawn: the parent's side, and the fork server itself.
+
+The fork server is a process that has everything imported and forks children on request: as fast as fork, as safe with
+threads as spawn. The standard library's is not used: it is shared with the user's other code, it and its resource
+tracker outlive `close`, and its children import the parent's main module, and with it torch.
+
+A request is a signed 64-bit number. For 0, with the descriptors of a child attached, the server forks that child and
+replies its process id. For a process id it waits for that child, which must be dead, and replies its exit code.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +14,33 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
 from time import monotonic
+from typing import TYPE_CHECKING, NoReturn
+
+import gymnasium
 
 from maml_rl.errors import ChildEnvError
-from maml_rl.samplers.describing import describe_exit
+from maml_rl.samplers.failures import describe_exit
 from maml_rl.samplers.work.child.child_env import run_child
-from maml_rl.samplers.work.child.fork_server import receive_reply, request_exit_code, request_fork
-from maml_rl.samplers.work.child.process_setup import STACK_SIGNAL, ChildEnds
-from maml_rl.samplers.work.scheduler import Limits
+from maml_rl.samplers.work.child.process_setup import STACK_SIGNAL, ChildEnds, enter_child, leave_child
 
+if TYPE_CHECKING:
+    # The fork server needs no settings.
+    from maml_rl.samplers.work.scheduler import Limits
+
+_NUMBER = struct.Struct("!q")
+_FORK = 0
+_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 # A server that is stopped for so long does not get more time, nor one that is only asked for an exit code.
 _STOPPED_SECONDS, _EXIT_CODE_SECONDS = 2.0, 10.0
 _LOOK_SECONDS = 0.5
@@ -279,14 +297,12 @@ class Launcher:
     def _fork_by_server(self, ends: ParentEnds) -> ChildProcess:
         if self._server is None:
             server_ends = ParentEnds()
-            start = (
-                f"from maml_rl.samplers.work.child.fork_server import run_server; run_server(ends, *{self._ahead!r})"
-            )
+            start = f"from maml_rl.samplers.work.child.launcher import run_server; run_server(ends, *{self._ahead!r})"
             self._server = self._spawn(server_ends, start)
             server_ends.close_child_ends()
         server = self._server
         try:
-            request_fork(server.ends.commands, ends.for_child(self._memory))
+            socket.send_fds(server.ends.commands, [_NUMBER.pack(_FORK)], ends.for_child(self._memory))
             pid = self._answer(server, self._limits.load)
         except OSError:
             raise _ServerGoneError(
@@ -302,7 +318,7 @@ class Launcher:
         if server is not self._server:
             return None
         try:
-            request_exit_code(server.ends.commands, pid)
+            server.ends.commands.sendall(_NUMBER.pack(pid))
             return self._answer(server, _EXIT_CODE_SECONDS)
         except (OSError, _ServerGoneError):
             self.close()
@@ -321,7 +337,10 @@ class Launcher:
                     f"did not answer within {seconds:g} s",
                     self._limits.if_busy,
                 )
-        return receive_reply(server.ends.commands)
+        data = server.ends.commands.recv(_NUMBER.size, socket.MSG_WAITALL)
+        if len(data) < _NUMBER.size:
+            raise ConnectionResetError("the fork server has ended")
+        return int(_NUMBER.unpack(data)[0])
 
 
 def _wait_for_exit_code(pid: int) -> int | None:
@@ -347,3 +366,47 @@ def _signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+def run_server(ends: ChildEnds, env_id: str, preload: Sequence[str]) -> NoReturn:
+    """Be a fork server until the parent closes the socket of requests.
+
+    Args:
+        ends: the server's own descriptors; `commands` is the socket of requests.
+        env_id: environment whose module is imported ahead, if it is one of this package; empty for none.
+        preload: modules to import ahead, none of which may start a thread.
+    """
+    enter_child(ends)
+    # NumPy's threads do not affect a child, and the user cannot avoid them.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    _import_ahead(env_id)
+    for module in preload:
+        import_module(module)
+    requests = socket.socket(fileno=ends.commands)
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(requests, _NUMBER.size, len(ends), _FLAGS)
+        if len(data) < _NUMBER.size:
+            leave_child()
+        (number,) = _NUMBER.unpack(data)
+        if number == _FORK:
+            reply = _fork(ends, ChildEnds(*descriptors))
+        else:
+            reply = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+        requests.sendall(_NUMBER.pack(reply))
+
+
+def _fork(own: ChildEnds, child: ChildEnds) -> int:
+    pid = os.fork()
+    for descriptor in own if pid == 0 else child:
+        os.close(descriptor)
+    if pid == 0:
+        run_child(child)
+    return pid
+
+
+def _import_ahead(env_id: str) -> None:
+    """Import a family of this package, so that the children need not. Other modules, and JAX, may start threads."""
+    spec = gymnasium.registry.get(env_id)
+    entry_point = spec.vector_entry_point if spec is not None else None
+    if isinstance(entry_point, str) and entry_point.startswith("maml_rl.") and ".jax." not in entry_point:
+        import_module(entry_point.partition(":")[0])

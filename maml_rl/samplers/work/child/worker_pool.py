@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
-from maml_rl.samplers.describing import describe_exit, describe_slots, describe_stack, describe_task, describe_tasks
-from maml_rl.samplers.failures import Failed, error_of
+from maml_rl.samplers.failures import (
+    Failed,
+    describe_exit,
+    describe_slots,
+    describe_stack,
+    describe_task,
+    describe_tasks,
+    error_of,
+)
 from maml_rl.samplers.work.child.messages import (
     Channel,
     Close,

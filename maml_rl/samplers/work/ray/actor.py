@@ -24,9 +24,8 @@ from maml_rl.errors import ConfigError, causes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.system import package_versions
-from maml_rl.samplers.describing import describe_task
 from maml_rl.samplers.episode_arrays import EpisodeArrays
-from maml_rl.samplers.failures import Failed, failed
+from maml_rl.samplers.failures import Failed, describe_task, failed
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import take_state
 from maml_rl.samplers.remote_store import Reference, Request

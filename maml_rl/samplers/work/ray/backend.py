@@ -19,9 +19,9 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import RolloutBackend
-from maml_rl.samplers.describing import describe_env
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
+from maml_rl.samplers.failures import describe_env
 from maml_rl.samplers.phase import UNITS_PER_WORKER, WORKER_STAGES, Phase, slots_together, units_of
 from maml_rl.samplers.policy_copies import state_of
 from maml_rl.samplers.remote_store import Reference, RemoteBatch, RemoteStore, Request

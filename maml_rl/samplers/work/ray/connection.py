@@ -7,14 +7,15 @@ import logging
 import os
 import random
 import re
+import secrets
 import select
 import signal
 import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -26,8 +27,7 @@ from ray.runtime_env import RuntimeEnv
 
 from maml_rl.arguments import suggest
 from maml_rl.config.placement import Placement
-from maml_rl.errors import ChildEnvError, ConfigError
-from maml_rl.samplers.work.ray.authentication import check_token, own_token, require_accepted, require_token
+from maml_rl.errors import ChildEnvError, ConfigError, causes
 
 _log = logging.getLogger("maml_rl")
 
@@ -36,6 +36,11 @@ _CONNECT_SECONDS = 5.0
 # How long Ray may take to disconnect.
 _SHUTDOWN_SECONDS = 10.0
 _TICK_SECONDS = 0.1
+# Of Ray's token authentication.
+_MODE, _TOKEN, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_SAME_TOKEN = "give this process the token of the cluster in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
+# Of all clusters that this process starts: Ray remembers the first.
+_OWN = secrets.token_hex(32)
 Result = TypeVar("Result")
 
 
@@ -219,7 +224,7 @@ def last_line(error: BaseException) -> str:
 
 def _connect(placement: Placement) -> None:
     """Connect this process to a cluster; the node of this machine may take `ray_head_timeout` to join it."""
-    check_token()
+    _check_token()
     address, in_environment = placement.ray_address, os.environ.get("RAY_ADDRESS")
     found = in_environment or _last_cluster() if address in (None, "auto") else address
     if address is None and in_environment is None:
@@ -238,7 +243,7 @@ def _connect(placement: Placement) -> None:
                 "`ray job submit`"
             )
         if _answers(found, _CONNECT_SECONDS):
-            require_token(found)
+            _require_token(found)
             if not _is_node_of(found, placement.ray_head_timeout):
                 raise ConfigError(
                     f"this machine is not a node of the Ray cluster at {found}; have it join with "
@@ -259,7 +264,7 @@ def _connect(placement: Placement) -> None:
         _init(options, with_env)
     else:
         options |= {"address": "local", "include_dashboard": False}
-        with own_token() as guarded:
+        with _own_token() as guarded:
             what = ", which accepts only requests with its own token" if guarded else ""
             _log.info("starting a Ray cluster on this machine, for this run%s", what)
             _init(options, with_env)
@@ -276,7 +281,7 @@ def _init(options: dict[str, Any], with_env: str) -> None:
         ray.init(**options)
     # SystemExit: Ray raises it when it finds nothing at the address.
     except (Exception, SystemExit) as error:
-        require_accepted(options["address"], error)
+        _require_accepted(options["address"], error)
         raise ConfigError(
             f"cannot connect to the Ray cluster at {options['address']}{with_env}: {last_line(error)}"
         ) from None
@@ -350,7 +355,7 @@ def _is_node_of(address: str, seconds: float) -> bool:
             if alive & set(ray._private.services.find_node_ids()):
                 return True
         except Exception as error:
-            require_accepted(address, error)
+            _require_accepted(address, error)
             raise _no_cluster_at(address) from None
         if monotonic() >= until:
             return False
@@ -404,3 +409,47 @@ def _is_same(address: str, connected: str) -> bool:
             return False
     here = {"127.0.0.1", "::1", ray.util.get_node_ip_address()}
     return bool(places[0] & places[1]) or all(place & here for place in places)
+
+
+@contextmanager
+def _own_token() -> Iterator[bool]:
+    """Have a cluster that is started here accept only this process, by a token that its processes inherit.
+
+    Ray itself would keep one in the home folder of the user, where `ray start` would find it later. Yields whether
+    there is one; not if the environment has a mode or a token.
+    """
+    if _MODE in os.environ or _TOKEN in os.environ:
+        yield False
+        return
+    os.environ[_TOKEN] = _OWN
+    try:
+        yield True
+    finally:
+        # Ray sets the mode when it starts a cluster.
+        for name in (_MODE, _TOKEN):
+            os.environ.pop(name, None)
+
+
+def _check_token() -> None:
+    """Refuse a token with white space in it, for which Ray would abort this process."""
+    if any(character.isspace() for character in os.environ.get(_TOKEN, "")):
+        raise ConfigError("RAY_AUTH_TOKEN has a space or a line break in it; give the token alone")
+
+
+def _require_token(address: str) -> None:
+    """Refuse the mode "token" without a token, for which Ray would abort this process."""
+    if os.environ.get(_MODE, "").lower() != "token" or os.environ.get(_TOKEN):
+        return
+    file = Path(os.environ.get(_PATH) or "~/.ray/auth_token").expanduser()
+    with suppress(OSError):
+        if file.read_text(encoding="utf-8", errors="replace").strip():
+            return
+    raise ConfigError(f"RAY_AUTH_MODE=token, but there is no token for the Ray cluster at {address}; {_SAME_TOKEN}")
+
+
+def _require_accepted(address: str, error: BaseException) -> None:
+    """Turn Ray's error about a token that is missing or wrong into one line."""
+    if any(type(cause).__name__ == "AuthenticationError" for cause in causes(error)):
+        has_mode = os.environ.get(_MODE, "").lower() == "token"
+        remedy = _SAME_TOKEN if has_mode else f"set RAY_AUTH_MODE=token, and {_SAME_TOKEN}"
+        raise ConfigError(f"the Ray cluster at {address} accepts only requests with its token; {remedy}") from None

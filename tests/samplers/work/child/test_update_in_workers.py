@@ -24,7 +24,7 @@ from maml_rl.metalearners import MAMLTRPO, trial_ppo
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.run_folder import CHECKPOINTS
-from maml_rl.samplers.work.child.child_store import ChildStore
+from maml_rl.samplers.work.child.backend import ChildStore
 from maml_rl.samplers.work.child.worker_pool import WorkerPool
 from tests.metalearners.small_algorithms import once_a_kind
 from tests.small_runs import untimed

@@ -8,7 +8,6 @@ import pytest
 import ray
 
 from maml_rl.samplers.work.ray import cluster as ray_cluster
-from maml_rl.samplers.work.ray import places
 from maml_rl.samplers.work.ray.connection import Connection
 
 
@@ -51,5 +50,5 @@ def connect_to(
     monkeypatch.setattr(ray_cluster.RayCluster, "place_of", lambda self, actor_id: connection.place_of(actor_id))
     monkeypatch.setattr(ray_cluster, "request_resources", lambda bundles: connection.requested.append(bundles))
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context or SimpleNamespace())
-    monkeypatch.setattr(places, "get_current_placement_group", lambda: group)
+    monkeypatch.setattr(ray_cluster, "get_current_placement_group", lambda: group)
     return connection

@@ -14,8 +14,7 @@ from fake_connection import connect_to
 
 from maml_rl.config.placement import Placement
 from maml_rl.errors import ConfigError
-from maml_rl.samplers.work.ray import places
-from maml_rl.samplers.work.ray.cluster import RayCluster
+from maml_rl.samplers.work.ray.cluster import RayCluster, places_on, require_layout
 
 pytestmark = pytest.mark.ray
 
@@ -67,7 +66,7 @@ def test_inconsistent_requests_are_refused_before_anything_starts(options: dict[
 def test_places_are_counted_on_each_node_by_the_request_of_an_actor(
     nodes: list[dict[str, float]], asked: dict[str, float], expected: int
 ) -> None:
-    assert sum(places.places_on(node, asked) for node in nodes) == expected
+    assert sum(places_on(node, asked) for node in nodes) == expected
 
 
 def test_actors_request_the_given_resources_from_ray(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +114,7 @@ def test_placement_group_for_which_there_are_no_nodes_is_refused_at_once(
     layout: Any, number: int, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) if message else nullcontext():
-        places.require_layout(layout, number, [3, 0, 2], {"CPU": 1.0})
+        require_layout(layout, number, [3, 0, 2], {"CPU": 1.0})
 
 
 class Group:

@@ -1,12 +1,44 @@
-"""Messages arrive complete and in order, however the socket splits them, and a closed peer is noticed."""
+"""Messages between parent and child are data, numbered by generation, and arrive complete and in order."""
 
+import dataclasses
+import pickle
 import socket
 import threading
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
+from gymnasium import spaces
 
-from maml_rl.samplers.work.child.messages import Channel, encode
+from maml_rl.envs.meta_env import EnvDescription
+from maml_rl.samplers.work.child import messages
+from maml_rl.samplers.work.child.messages import Channel, describe_command, encode
+
+MESSAGES = [*get_args(messages.Command), *get_args(messages.Reply)]
+
+
+def test_every_message_is_frozen_picklable_and_numbered() -> None:
+    for message in MESSAGES:
+        fields = dataclasses.fields(message)
+        assert fields[0].name == "generation"
+        example = message(*range(len(fields)))
+        assert pickle.loads(pickle.dumps(example)) == example
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            example.generation = 3
+
+
+def test_spaces_reach_the_parent_unchanged() -> None:
+    ready = messages.Done(0, EnvDescription(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3, start=-1), 100, {}))
+    assert pickle.loads(pickle.dumps(ready)) == ready
+
+
+def test_activity_of_a_child_is_reported() -> None:
+    assert describe_command(messages.Step(1), 17) == "in step 17"
+    assert describe_command(None, None) == "between commands"
+    assert describe_command(messages.Close(0), 3) == "in Close"
+
+
+# The channel.
 
 
 @pytest.fixture
