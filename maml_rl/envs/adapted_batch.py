@@ -1,7 +1,9 @@
 """Slots that other code steps at once: a `gymnasium.vector.VectorEnv` with tasks, or a `MetaVectorEnv`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.envs.calls import seeded_reset
+from maml_rl.envs.calls import close_quietly, seeded_reset
 from maml_rl.envs.checking import refuse_statistics, seed_draws
 from maml_rl.envs.global_generators import SharedGenerators
 from maml_rl.envs.meta_env import (
@@ -41,7 +43,47 @@ def has_tasks(env: Any) -> bool:
     return all(callable(found(env, name, None)) for name in _TASK_METHODS)
 
 
-class AdaptedVectorEnv(OneBatchVectorEnv):
+class _BatchOfOthers(MetaVectorEnv):
+    """Slots that a batch of other code steps: it gets copies of tasks, and its draws from the process are noticed."""
+
+    env: Any
+
+    def _take(self, env: Any, current_slots: NDArray[np.int64] | None) -> None:
+        """Begin with a batch.
+
+        Args:
+            env: the batch.
+            current_slots: (1,) where to write the slot whose observation is not in its space.
+        """
+        self.env, self._name = env, type(env).__name__
+        self._current_slots = np.zeros(1, np.int64) if current_slots is None else current_slots
+        remedy = f"np_random, or the streams of its slots, in {self._name}"
+        self._generators = SharedGenerators(env.num_envs, (), remedy)
+
+    def _drawn(self, draw: Callable[[int], Any], num_tasks: int, name: str) -> list[Task]:
+        """Return copies of the tasks that its method `name` draws."""
+        tasks = self._generators.draw_tasks(None, partial(draw, num_tasks))
+        return own_drawn(list(tasks), num_tasks, name, self.env)
+
+    def reset_task(self, tasks: Sequence[Task]) -> None:
+        require_one_each(tasks, self.num_envs)
+        give = declared(self.env, "reset_task")
+        self._generators.give_task(0, {}, lambda: give([own_task(task) for task in tasks]))
+
+    def _refuse_outside(self, elements: ArrayElements, observations: NDArray[Any]) -> None:
+        """Refuse the first of observations (N, *obs) that is not in the space of one, and name its slot."""
+        for slot in [] if elements.contain(observations) else range(len(observations)):
+            self._current_slots[0] = slot
+            elements.array(observations[slot])
+
+    def close(self, **kwargs: Any) -> None:
+        """Close it, once; an error of its `close` is only a warning."""
+        if not self.closed:
+            close_quietly(partial(self.env.close, **kwargs), self._name)
+            self.closed = True
+
+
+class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
     """Adapter around a `VectorEnv` that has `sample_tasks(num_tasks)` and `reset_task(tasks)`, one task for each slot.
 
     `sample_tasks` draws from its `np_random`. Its `reset` takes one seed for each slot; what a slot does must depend
@@ -55,11 +97,17 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
     Args:
         env: the vector environment.
         max_episode_steps: steps of the longest possible episode; None for its own attribute, or that of its spec.
+        current_slots: see `_BatchOfOthers`.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], max_episode_steps: int | None = None) -> None:
-        self.env, name = env, type(env).__name__
-        mode = env.metadata.get("autoreset_mode")
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        max_episode_steps: int | None = None,
+        current_slots: NDArray[np.int64] | None = None,
+    ) -> None:
+        self._take(env, current_slots)
+        name, mode = self._name, env.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
             raise TypeError(
                 f"{name} does not say what its slots do at the end of an episode; set metadata = "
@@ -76,7 +124,6 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         self._set_up(env.num_envs, self._writer.flat_space, stored_actions(env.single_action_space))
         self._elements = ArrayElements(self.observation_space)
         self._actions = np.zeros(self.action_space.shape or (), self.action_space.dtype)
-        self._generators = SharedGenerators(self.num_envs, (), f"the streams of its slots in {name}")
         self._last_infos: dict[str, Any] = {}
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
@@ -84,7 +131,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         if seed is not None:
             self._seed_draws(seed & self._seed_mask)
         name = "sample_test_tasks" if evaluation and declared(self.env, "sample_test_tasks") else "sample_tasks"
-        return own_drawn(list(declared(self.env, name)(num_tasks)), num_tasks, name, self.env)
+        return self._drawn(declared(self.env, name), num_tasks, name)
 
     def _seed_draws(self, seed: int) -> None:
         """Give `sample_tasks` its generator."""
@@ -92,13 +139,9 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
             seed_draws(self.env, seed)
         except AttributeError:
             raise TypeError(
-                f"np_random of {type(self.env).__name__} cannot be set, and sample_tasks draws from it; add a line "
+                f"np_random of {self._name} cannot be set, and sample_tasks draws from it; add a line "
                 "'np_random = None' to the class, which makes it an attribute"
             ) from None
-
-    def reset_task(self, tasks: Sequence[Task]) -> None:
-        require_one_each(tasks, self.num_envs)
-        declared(self.env, "reset_task")([own_task(task) for task in tasks])
 
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
@@ -106,7 +149,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         """Reset all slots, with one seed for each; see `MetaVectorEnv`."""
         mask = read_reset_mask(options, self.num_envs)
         if mask is not None and not mask.all():
-            raise ValueError(f"{type(self.env).__name__} resets all its slots together; leave reset_mask out")
+            raise ValueError(f"{self._name} resets all its slots together; leave reset_mask out")
         seeds = [entry for entry in slot_seeds(seed, self.num_envs) if entry is not None]
         self._reset(low_seeds(seeds, self._seed_mask) if len(seeds) == self.num_envs else None)
         return self.buffers.observations.copy(), self._infos()
@@ -116,7 +159,9 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
 
     def _reset(self, seeds: list[int] | None) -> None:
         begin = partial(seeded_reset, self.env, seeds)
+        started = perf_counter()
         observations, self._last_infos = self._generators.step(0, begin)
+        self.physics_seconds[0] += perf_counter() - started
         self._sent, self._ready = None, True
         self._write(observations, np.ones(self.num_envs, np.bool_))
         self.buffers.begin(slice(None))
@@ -127,7 +172,9 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
         # A slot whose episode is over repeats its last action.
         self._actions[active] = actions[active]
         own = own_actions(self.single_action_space, self._actions)
+        started = perf_counter()
         observations, rewards, terminated, truncated, infos = self._generators.step(0, partial(self.env.step, own))
+        self.physics_seconds[0] += perf_counter() - started
         self._last_infos = infos
         terminated, truncated = (
             self._of_slots(name, check_flags(name, flags))
@@ -157,14 +204,14 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
             elif name != "rewards":
                 remedy = "return one for each slot"
             raise ValueError(
-                f"{type(self.env).__name__} returned {name} of shape {values.shape} and dtype {values.dtype}, expected "
+                f"{self._name} returned {name} of shape {values.shape} and dtype {values.dtype}, expected "
                 f"a number for each of the {self.num_envs} slots; {remedy}"
             )
         return values
 
     def _write(self, observations: Any, where: NDArray[np.bool_]) -> None:
         """Write the observations of the slots `where` (N,)."""
-        out = self.buffers.observations
+        out, slot = self.buffers.observations, -1
         try:
             if isinstance(self._writer, ArrayElements):
                 array = self._elements.array(observations, (), "observations")
@@ -174,13 +221,17 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
                 if where[slot]:
                     self._writer.write(observation, out[slot])
         except ValueError as error:
-            raise ValueError(f"{type(self.env).__name__} returned {error}") from error
+            self._current_slots[0] = slot
+            if isinstance(self._writer, ArrayElements) and (rows := np.asarray(observations)).shape == out.shape:
+                with suppress(ValueError):
+                    self._refuse_outside(self._writer, rows)
+            raise ValueError(f"{self._name} returned {error}") from error
 
     def _write_final(self, infos: dict[str, Any], ended: NDArray[np.bool_]) -> None:
         """Write the last observations of the episodes that have just ended, where the slots have gone on."""
         if "final_obs" not in infos:
             raise ValueError(
-                f"{type(self.env).__name__} has begun the next episode of slot {int(ended.argmax())} without its last "
+                f"{self._name} has begun the next episode of slot {int(ended.argmax())} without its last "
                 "observation; add the info 'final_obs', as autoreset_mode SAME_STEP says"
             )
         out = self.buffers.observations
@@ -189,7 +240,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
             try:
                 self._writer.write(final, out[slot, ...])
             except ValueError as error:
-                raise ValueError(f"{type(self.env).__name__} returned {error}, as a final_obs") from error
+                raise ValueError(f"{self._name} returned {error}, as a final_obs") from error
 
     def _write_info(
         self, name: str, infos: dict[str, Any], active: NDArray[np.bool_], ended: NDArray[np.bool_]
@@ -200,7 +251,7 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
             final = self._mode is AutoresetMode.SAME_STEP and ended[slot]
             source = infos.get("final_info", infos) if final else infos
             required = kind == "step" or bool(self.buffers.terminated[slot])
-            who = f"slot {slot} of {type(self.env).__name__}"
+            who = f"slot {slot} of {self._name}"
             values[slot] = recorded_number(who, name, kind, _info_of(source, name, slot), source, required=required)
 
     def _infos(self) -> dict[str, Any]:
@@ -208,11 +259,8 @@ class AdaptedVectorEnv(OneBatchVectorEnv):
 
     def render(self) -> tuple[Any, ...] | None:
         """Return its pictures."""
-        return self.env.render()
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close it."""
-        self.env.close()
+        pictures: tuple[Any, ...] | None = self.env.render()
+        return pictures
 
 
 def _entry(values: Any, slot: int) -> Any:
@@ -232,32 +280,31 @@ def _info_of(infos: Any, name: str, slot: int) -> Any:
     return infos[name][slot] if name in infos and (has is None or has[slot]) else None
 
 
-class CheckedVectorEnv(MetaVectorWrapper):
+class CheckedVectorEnv(_BatchOfOthers, MetaVectorWrapper):
     """Slots that somebody else's `MetaVectorEnv` steps: it gets copies, and what it observes is checked by value.
 
     Args:
         env: steps them.
-        current_slots: (1,) where to write the slot whose observation is not in its space.
+        current_slots: see `_BatchOfOthers`.
     """
 
     observes_anywhere: Any = OfTheWrapped()
 
     def __init__(self, env: MetaVectorEnv, current_slots: NDArray[np.int64] | None = None) -> None:
-        super().__init__(env)
-        declarations(env)
-        self._name, self._current_slots = type(env).__name__, current_slots
+        MetaVectorWrapper.__init__(self, env)
+        self._take(env, current_slots)
+        mask = declarations(env).seed_mask
+        # Array code takes long seeds, unless it says otherwise.
+        self._seed_mask = mask if declared(env, "seed_bits") else 2**63 - 1
         self._elements = ArrayElements(env.single_observation_space)
-        self._generators = SharedGenerators(self.num_envs, (), f"the streams of its slots in {self._name}")
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
-        tasks = list(self.env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation))
-        return own_drawn(tasks, num_tasks, "sample_tasks", self.env)
-
-    def reset_task(self, tasks: Sequence[Task]) -> None:
-        self.env.reset_task([own_task(task) for task in tasks])
+        low = None if seed is None else seed & self._seed_mask
+        draw = partial(self.env.sample_tasks, seed=low, evaluation=evaluation)
+        return self._drawn(draw, num_tasks, "sample_tasks")
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        self._generators.step(0, partial(self.env.reset_buffers, seeds))
+        self._generators.step(0, partial(self.env.reset_buffers, np.asarray(seeds) & self._seed_mask))
         self._check()
 
     def first_slots(self, num: int) -> MetaVectorEnv:
@@ -272,14 +319,10 @@ class CheckedVectorEnv(MetaVectorWrapper):
         return received
 
     def _check(self) -> None:
-        observations = self.buffers.observations
-        for slot in [] if self._elements.contain(observations) else range(len(observations)):
-            if self._current_slots is not None:
-                self._current_slots[0] = slot
-            try:
-                self._elements.array(observations[slot])
-            except ValueError as error:
-                raise ValueError(f"{self._name} wrote {error}") from None
+        try:
+            self._refuse_outside(self._elements, self.buffers.observations)
+        except ValueError as error:
+            raise ValueError(f"{self._name} wrote {error}") from None
 
     def __getattr__(self, name: str) -> Any:
         # What a family has beside the contract, for code that looks for it.

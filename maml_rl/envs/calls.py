@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ import gymnasium
 
 from maml_rl.arguments import check_count
 from maml_rl.errors import explain
+
+logger = logging.getLogger(__name__)
 
 Stepping = Literal["auto", "serial", "threads"]
 
@@ -273,6 +276,23 @@ def _takes_31_bits(env: Any, error: Exception) -> ValueError:
     return ValueError(
         f"reset refuses a seed of 32 bits ({explain(error)}), and takes one of 31; declare it: seed_bits = 31 in {name}"
     )
+
+
+def close_quietly(close: Callable[[], Any], who: object = "") -> None:
+    """Close an environment, whatever that raises, SystemExit included: its work is done, or another error is reported.
+
+    Args:
+        close: may return a coroutine.
+        who: named in a warning; "" for none.
+    """
+    try:
+        if isinstance(closing := close(), Coroutine):
+            asyncio.run(closing)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if who:
+            logger.warning("%s: close() raises %s", who, explain(error))
 
 
 def needs_loop(error: BaseException) -> bool:

@@ -15,7 +15,6 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from time import perf_counter
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from maml_rl.envs.calls import close_quietly
 from maml_rl.envs.task_space import Task, task_key
 from maml_rl.seeding import global_generators
 
@@ -323,8 +323,7 @@ def construct(make: Callable[[], Any]) -> tuple[Any, list[str]]:
         drawn = kept.drawn()
     if not _has_drawn_from_new(generators):
         return made, drawn
-    with suppress(Exception):
-        made.close()
+    close_quietly(lambda: made.close())
     return construct(make)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -18,15 +16,23 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.adapted_batch import AdaptedVectorEnv, CheckedVectorEnv, has_tasks
-from maml_rl.envs.calls import CallRules, async_methods, awaits_steps, is_async, needs_loop, not_awaited
+from maml_rl.envs.calls import (
+    CallRules,
+    async_methods,
+    awaits_steps,
+    close_quietly,
+    is_async,
+    needs_loop,
+    not_awaited,
+)
 from maml_rl.envs.checking import require_task_methods
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.global_generators import construct
 from maml_rl.envs.last_step import LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, declared
+from maml_rl.envs.observing import TaskObservationVectorEnv
 from maml_rl.envs.registration import FAMILIES, find_spec
 from maml_rl.envs.serial import SerialVectorEnv
-from maml_rl.envs.task_observation import TaskObservationVectorEnv
 from maml_rl.envs.threaded import ThreadedVectorEnv, not_thread_safe
 
 EnvMaker = str | Callable[..., Any]
@@ -142,44 +148,7 @@ class EnvSource:
         elif rules.stepping == "serial" and is_async(self.one):
             raise not_awaited(self.one.__name__, self.one)
 
-    def make(
-        self,
-        env_kwargs: Mapping[str, Any] | None = None,
-        num_envs: int = 1,
-        *,
-        max_episode_steps: int | None = None,
-        num_threads: int = 1,
-        current_slots: NDArray[np.int64] | None = None,
-        rules: CallRules = CallRules(),  # noqa: B008 - frozen
-    ) -> MetaVectorEnv:
-        """Make slots; see `make_vector_env`."""
-        kwargs = dict(env_kwargs or {})
-        if "autoreset_mode" in kwargs:
-            raise ValueError(
-                "the sampler resets the slots itself; leave autoreset_mode out of the environment's arguments"
-            )
-        check_count("num_envs", num_envs)
-        slots = None
-        if self.batch is not None:
-            made = self._made_batch(kwargs, num_envs, max_episode_steps, num_threads)
-            try:
-                slots = None if made is None else _as_slots(made, max_episode_steps, current_slots, rules)
-            except BaseException:
-                _discard(made)
-                raise
-        if slots is None:
-            slots = self._objects(self._maker(kwargs, max_episode_steps), num_envs, current_slots, rules)
-        try:
-            for show in self.shown:
-                slots = show(slots)
-        except BaseException:
-            slots.close()
-            raise
-        return slots
-
-    def _made_batch(
-        self, kwargs: dict[str, Any], num_envs: int, max_episode_steps: int | None, num_threads: int
-    ) -> Any:
+    def make_batch(self, kwargs: dict[str, Any], num_envs: int, max_episode_steps: int | None, num_threads: int) -> Any:
         """Return all slots as one batch; None if a function of an id has made one without tasks."""
         if self.spec is None:
             return _constructed(self.batch, num_envs=num_envs, **kwargs)
@@ -196,10 +165,10 @@ class EnvSource:
             made.autoreset_mode = AutoresetMode.DISABLED
         if isinstance(made, MetaVectorEnv) or has_tasks(made):
             return made
-        made.close()
+        close_quietly(lambda: made.close())
         return None
 
-    def _maker(self, kwargs: dict[str, Any], max_episode_steps: int | None) -> Callable[[], Any]:
+    def maker(self, kwargs: dict[str, Any], max_episode_steps: int | None) -> Callable[[], Any]:
         """Return what makes one environment object."""
         if self.spec is None:
             return partial(_constructed, _make_limited, self.env, max_episode_steps, **kwargs)
@@ -208,7 +177,7 @@ class EnvSource:
         options = {"disable_env_checker": True, **kwargs, **limit}
         return partial(_constructed, gymnasium.make, self.spec.id, **options)
 
-    def _objects(
+    def make_objects(
         self, make: Callable[[], Any], num_envs: int, current_slots: NDArray[np.int64] | None, rules: CallRules
     ) -> SerialVectorEnv:
         """Return slots of environment objects, run in the way that they need.
@@ -231,7 +200,7 @@ class EnvSource:
                 return SerialVectorEnv(lambda: first.pop() if first else make(), {}, num_envs, current_slots, rules)
             # It must be made where it will be called.
             awaited = awaits_steps(first[0])
-            _discard(first.pop())
+            close_quietly(lambda: first.pop().close())
             return threaded(awaited)
         except RuntimeError as error:
             if not needs_loop(error) or rules.stepping == "serial":
@@ -281,14 +250,27 @@ def make_vector_env(
             stay as they are until they are reset.
         TypeError: If the environment is not a task family, or does not take an argument.
     """
-    return resolve(env).make(
-        env_kwargs,
-        num_envs,
-        max_episode_steps=max_episode_steps,
-        num_threads=num_threads,
-        current_slots=current_slots,
-        rules=rules,
-    )
+    source, kwargs = resolve(env), dict(env_kwargs or {})
+    if "autoreset_mode" in kwargs:
+        raise ValueError("the sampler resets the slots itself; leave autoreset_mode out of the environment's arguments")
+    check_count("num_envs", num_envs)
+    slots = None
+    if source.batch is not None:
+        made = source.make_batch(kwargs, num_envs, max_episode_steps, num_threads)
+        try:
+            slots = None if made is None else _as_slots(made, max_episode_steps, current_slots, rules)
+        except BaseException:
+            close_quietly(lambda: made.close())
+            raise
+    if slots is None:
+        slots = source.make_objects(source.maker(kwargs, max_episode_steps), num_envs, current_slots, rules)
+    try:
+        for show in source.shown:
+            slots = show(slots)
+    except BaseException:
+        slots.close()
+        raise
+    return slots
 
 
 def _as_slots(
@@ -311,7 +293,7 @@ def _as_slots(
             f"{name} is not a task family of vector environments; a VectorEnv needs sample_tasks(num_tasks), and "
             "reset_task(tasks) with one task for each slot"
         )
-    return AdaptedVectorEnv(made, max_episode_steps)
+    return AdaptedVectorEnv(made, max_episode_steps, current_slots)
 
 
 def _one_batch(name: str) -> ValueError:
@@ -339,14 +321,6 @@ def _takes(made: Any, name: str) -> bool:
     return name in parameters or any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
     )
-
-
-def _discard(env: Any) -> None:
-    """Close an environment that is not used, whatever its `close` raises."""
-    with suppress(Exception):
-        close: Callable[[], Any] = env.close
-        if isinstance(closing := close(), Coroutine):
-            asyncio.run(closing)
 
 
 def _constructed(make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,9 @@
-"""`SerialVectorEnv`: any environment with `sample_tasks` and `reset_task` as N slots, stepped one by one."""
+"""Any environment with `sample_tasks` and `reset_task` as N slots, stepped one by one: `Slot`, `SerialVectorEnv`."""
 
 import copy
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from inspect import iscoroutinefunction
 from time import perf_counter
 from typing import Any
 
@@ -20,7 +19,9 @@ from maml_rl.envs.calls import (
     Attempts,
     CallRules,
     Retry,
+    awaits_steps,
     carry_out,
+    close_quietly,
     is_async,
     not_awaited,
     pause_visibly,
@@ -34,19 +35,136 @@ from maml_rl.envs.meta_env import (
     MetaVectorEnv,
     OneBatchVectorEnv,
     Seeds,
+    StepBuffers,
     Task,
     declarations,
     own_drawn,
+    own_task,
     read_reset_mask,
     require_one_each,
     slot_seeds,
 )
-from maml_rl.envs.results import ResultWriter, collect_infos, recorded_infos_of
-from maml_rl.envs.slot import Slot
-from maml_rl.errors import ChildEnvError, UsersCode, explain
+from maml_rl.envs.results import ResultWriter, collect_infos, recorded_infos_of, time_limit
 from maml_rl.spaces import own_actions, stored_actions
 
-logger = logging.getLogger(__name__)
+Env = gymnasium.Env[Any, Any]
+
+
+class Slot:
+    """Makes the calls of one environment object, with copies, keyed seeds and generators, and attempts after `Retry`.
+
+    Args:
+        number: of the slot.
+        env: its environment.
+        attempts: of all slots.
+        generators: of all slots.
+        awaited: whether it was made on an event loop.
+
+    Attributes:
+        env: the environment in the form whose methods are called.
+        awaited: whether its calls are made on an event loop, because `reset` or `step` must be awaited.
+        limit: its time limit; None if it has none.
+        resetting: whether its last call was a reset.
+    """
+
+    __slots__ = (
+        "_attempts",
+        "_begin",
+        "_generators",
+        "_mask",
+        "_reset_task",
+        "_steps",
+        "awaited",
+        "env",
+        "limit",
+        "number",
+        "resetting",
+    )
+
+    def __init__(
+        self, number: int, env: Env, attempts: Attempts, generators: SlotGenerators, *, awaited: bool = False
+    ) -> None:
+        self.number, self.env, self.limit = number, env, time_limit(env)
+        self.awaited, self.resetting, self._steps = awaited or awaits_steps(env), False, 0
+        self._attempts, self._generators = attempts, generators
+        self._mask, self._reset_task = declarations(env).seed_mask, find_method(env, "reset_task")
+        # What begins an episode again.
+        self._begin: Callable[[], Any] = env.reset
+
+    def __str__(self) -> str:
+        return f"slot {self.number}, {self.env}"
+
+    def awaits(self, method: Callable[..., Any]) -> bool:
+        """Return whether a method of the environment is called on an event loop."""
+        return self.awaited or iscoroutinefunction(method)
+
+    def call(self, call: Callable[[], Any]) -> Attempt:
+        """Return an attempt at something outside of its episodes, which is repeated after `Retry`."""
+        self._attempts.retries[self.number] = 0
+        return self._attempts.of(self.number, call)
+
+    def draw(self, method: Callable[[int], Any], num_tasks: int, seed: int | None) -> tuple[Attempt, bool]:
+        """Return an attempt at drawing tasks, and whether that is made on an event loop.
+
+        A seed resets the environment, and seeds its generator, before it draws.
+        """
+        low = None if seed is None else int(seed) & self._mask
+
+        def draw() -> Any:
+            if low is None:
+                return method(num_tasks)
+            result = seeded_reset(self.env, low)
+            if isinstance(result, Coroutine):
+                return draw_after(result)
+            seed_draws(self.env, low)
+            return method(num_tasks)
+
+        async def draw_after(coroutine: Coroutine[Any, Any, Any]) -> Any:
+            await coroutine
+            assert low is not None
+            seed_draws(self.env, low)
+            tasks = method(num_tasks)
+            return await tasks if isinstance(tasks, Coroutine) else tasks
+
+        return self.call(partial(self._generators.draw_tasks, low, draw)), self.awaits(method)
+
+    def give(self, task: Task) -> tuple[Attempt, bool]:
+        """Return an attempt at giving it a copy of a task, and whether that is made on an event loop."""
+        reset_task = self._reset_task
+        call = partial(self._generators.give_task, self.number, task, lambda: reset_task(own_task(task)))
+        return self.call(call), self.awaits(reset_task)
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> Attempt:
+        """Return an attempt at beginning an episode."""
+        low = None if seed is None else int(seed) & self._mask
+        reset = partial(seeded_reset, self.env, low, options=options)
+        self._begin = partial(self._generators.begin, self.number, low, reset)
+        self.resetting, self._steps = True, 0
+        return self.call(self._begin)
+
+    def step(self, action: Any) -> Callable[[], Any]:
+        """Return a call that takes a step with an action, which is the environment's own."""
+        return partial(self._generators.step, self.number, partial(self.env.step, action))
+
+    def attempt(self, step: Callable[[], Any], raised: Retry | None = None) -> Attempt:
+        """Return an attempt at a step, which begins the episode again after `Retry`."""
+        return self._attempts.of(self.number, step, self._begin, raised)
+
+    def begin_again(self) -> Attempt:
+        """Return an attempt at beginning the episode again."""
+        return self._attempts.of(self.number, self._begin)
+
+    def write(self, writer: ResultWriter, buffers: StepBuffers, result: Any, *, restarted: bool = False) -> None:
+        """Write the result of the last call, a reset or a step, for which the episode may have `restarted`."""
+        if restarted or self.resetting:
+            self.resetting, self._steps = False, 0
+            writer.write_reset(buffers, self.number, self.env, result, restarted=restarted)
+            return
+        self._steps += 1
+        writer.write_step(buffers, self.number, self.env, result)
+        # The wrapper with the limit of one that is awaited cannot await.
+        if self.awaited and self._steps == self.limit and not buffers.terminated[self.number]:
+            buffers.truncated[self.number] = True
 
 
 class SerialVectorEnv(OneBatchVectorEnv):
@@ -99,8 +217,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
             slot = Slot(number, env, self._attempts, self._generators, awaited=self._made_awaited)
         except BaseException:
             # What is wrong with it is the error, and not what its close raises.
-            with suppress(Exception):
-                self._run(number, self._attempts.of(number, env.close), awaited=self._made_awaited)
+            close_quietly(lambda: self._run(number, self._attempts.of(number, env.close), awaited=self._made_awaited))
             raise
         self.slots.append(slot)
         self._check(env)
@@ -112,13 +229,13 @@ class SerialVectorEnv(OneBatchVectorEnv):
                     f"all slots must have the same {kind}: slot 0 has {first[kind]}, slot {number} has {other[kind]}"
                 )
 
-    def _check(self, env: gymnasium.Env[Any, Any]) -> None:
+    def _check(self, env: Env) -> None:
         """Refuse an environment whose methods cannot be called here."""
         if is_async(env):
             raise not_awaited(type(env.unwrapped).__name__, env)
 
     @property
-    def envs(self) -> list[gymnasium.Env[Any, Any]]:
+    def envs(self) -> list[Env]:
         """The environments of the slots."""
         return [slot.env for slot in self.slots]
 
@@ -145,13 +262,9 @@ class SerialVectorEnv(OneBatchVectorEnv):
         first = self.slots[0]
         name = "sample_test_tasks" if evaluation and has_method(first.env, "sample_test_tasks") else "sample_tasks"
         method = find_method(first.env, name)
-        tasks = self._run(0, first.draw(method, num_tasks, seed, self._seed_draws), awaited=first.awaits(method))
-        return own_drawn(list(tasks), num_tasks, name, first.env)
-
-    def _seed_draws(self, seed: int) -> None:
-        self._ready = False
-        seeded_reset(self.slots[0].env, seed)
-        seed_draws(self.slots[0].env, seed)
+        attempt, awaited = first.draw(method, num_tasks, seed)
+        self._ready = self._ready and seed is None
+        return own_drawn(list(self._run(0, attempt, awaited=awaited)), num_tasks, name, first.env)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         require_one_each(tasks, self.num_envs)
@@ -234,17 +347,10 @@ class SerialVectorEnv(OneBatchVectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Close every environment; an error of `close` is only a warning, because its work is done."""
         for slot in self.slots:
-            self._close(slot, partial(self._run, slot.number, slot.call(slot.env.close)))
-
-    def _close(self, slot: Slot, close: Callable[[], Any]) -> None:
-        try:
-            with UsersCode(lambda error: ChildEnvError(explain(error))):
-                close()
-        except ChildEnvError as error:
-            logger.warning("slot %d, %s: close() raises %s", slot.number, slot.env, error)
+            close_quietly(partial(self._run, slot.number, slot.call(slot.env.close)), slot)
 
 
-def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
+def _description(env: Env) -> dict[str, Any]:
     """Return the properties that all slots must have in common."""
     return {
         "observation space": env.observation_space,

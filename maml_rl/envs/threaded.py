@@ -14,8 +14,7 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.calls import Attempt, CallRules, Outcome, result_of
-from maml_rl.envs.checking import seed_draws
+from maml_rl.envs.calls import Attempt, CallRules, Outcome, close_quietly, result_of
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
 from maml_rl.envs.meta_env import SlotCounts, Task, declared, require_one_each
 from maml_rl.envs.serial import SerialVectorEnv
@@ -91,11 +90,6 @@ class ThreadedVectorEnv(SerialVectorEnv):
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         self._settle()
-        if seed is not None:
-            self._start_reset(0, seed, None)
-            self._wait_for({0})
-            seed_draws(self.slots[0].env, self.slots[0].low_bits(seed))
-            self._ready, seed = False, None
         return super().sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
@@ -231,7 +225,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         others = {slot.number for slot in idle} - awaited
         for numbers, seconds in ((awaited, _CLOSE_SECONDS), (others, self._calls.timeout)):
             for number, outcome in self._calls.drain(numbers, monotonic() + seconds):
-                self._close(self.slots[number], partial(result_of, outcome))
+                close_quietly(partial(result_of, outcome), self.slots[number])
         self._calls.close()
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import CallRules
-from maml_rl.envs.make_env import EnvMaker, EnvSource, resolve
+from maml_rl.envs.make_env import EnvMaker, EnvSource, make_vector_env, resolve
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, FamilySpec
 from maml_rl.named_modules import import_named
@@ -120,7 +120,8 @@ class Recipe:
                 if isinstance(place, str) and ":" in place:
                     import_named(place.partition(":")[0])
             gymnasium.registry.setdefault(self.spec.id, self.spec)
-        return self.source.make(
+        return make_vector_env(
+            self.env,
             self.env_kwargs,
             num_envs,
             max_episode_steps=self.max_episode_steps,

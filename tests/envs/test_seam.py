@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, ClassVar
 
 import gymnasium
@@ -333,7 +333,7 @@ def test_observation_outside_of_its_space_is_refused_at_its_step(way: str) -> No
         act(made, np.zeros((SLOTS, 1), np.float32))
         with pytest.raises(ValueError, match=r"with 300.*outside of its space"):
             act(made, np.zeros((SLOTS, 1), np.float32))
-        assert way == "vector env" or current[0] == 1
+        assert current[0] == 1
 
 
 class PaysText(Walk):
@@ -481,6 +481,77 @@ def test_environment_that_is_refused_is_closed(way: str) -> None:
         make_vector_env(made, {}, 1, rules=rules)
     # Gymnasium before 1.4 also closes a batch when it is freed.
     assert len({id(each) for each in closed}) == 1
+
+
+class ClosesBadly(Walk):
+    def close(self) -> None:
+        raise SystemExit(0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_error_of_close_is_a_warning_that_names_what_was_closed(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    adapt, rules = WAYS[way]
+    made = adapt(ClosesBadly)
+    if way not in OBJECTS:
+        made.close = ClosesBadly.close
+    make_vector_env(made, {}, SLOTS, rules=rules).close()
+    warned = sorted(message for message in caplog.messages if "close() raises SystemExit in " in message)
+    assert len(warned) == (SLOTS if way in OBJECTS else 1)
+    assert all(
+        message.startswith(f"slot {slot}, <" if way in OBJECTS else made.__name__)
+        for slot, message in enumerate(warned)
+    )
+
+
+class TakesFewBits(Walk):
+    """Observes its seed, and refuses one that is too large."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None and seed >= 2**31:
+            raise OverflowError("seed must fit into int32")
+        super().reset(seed=seed)
+        return np.array([seed or 0.0, 0.0], np.float32), {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_environment_gets_as_many_bits_of_a_seed_as_it_declares(way: str) -> None:
+    adapt, rules = WAYS[way]
+    made = type("Declares", (adapt(TakesFewBits),), {"seed_bits": 31})
+    with closing(make_vector_env(made, {}, SLOTS, rules=rules)) as env:
+        env.reset_buffers(np.array([5, 2**31 + 7, 2**40 + 2**31 + 9]))
+        assert env.buffers.observations[:, 0].tolist() == [5.0, 7.0, 9.0]
+        assert env.sample_tasks(2, seed=2**31 + 3) == env.sample_tasks(2, seed=3) != env.sample_tasks(2, seed=4)
+
+
+class DrawsTasksGlobally(Walk):
+    def sample_tasks(self, num_tasks: int) -> Any:
+        return [{"slope": np.random.uniform(0.5, 1.0, 1)} for _ in range(num_tasks)]
+
+
+class TakesTasksGlobally(Walk):
+    def reset_task(self, task: Any) -> Any:
+        self.slope = task["slope"] * np.random.uniform(0.5, 1.0)
+
+
+@pytest.mark.parametrize("env", [DrawsTasksGlobally, TakesTasksGlobally])
+@pytest.mark.parametrize("way", WAYS)
+def test_tasks_drawn_or_taken_from_the_processs_generators_are_noticed(
+    env: type[Walk], way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def call(seed: int) -> Tasks:
+        with global_generators.KeptGenerators() as generators, slots(env, way) as (made, _):
+            generators.seed(seed)
+            made.reset_task(TASKS)
+            return made.sample_tasks(2, seed=3)
+
+    if way in ("threads", "event loop"):
+        with pytest.raises(RuntimeError, match=r"draws from np\.random"):
+            call(0)
+    elif way == "one by one":
+        assert call(0) == call(1)
+    else:
+        call(0)
+        assert "draws from np.random" in caplog.text
 
 
 class Busy(Walk):

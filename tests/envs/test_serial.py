@@ -220,22 +220,6 @@ def test_failing_constructor_closes_the_environments_made_before() -> None:
     assert [env.closed for env in made] == [True, True]
 
 
-def test_environment_that_fails_to_close_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    class Stubborn(WalkEnv):
-        def close(self) -> None:
-            super().close()
-            raise OSError("will not close")
-
-    vector_env = SerialVectorEnv(Stubborn, {}, 3)
-    with caplog.at_level("WARNING"):
-        vector_env.close()
-    assert all(env.closed for env in vector_env.envs)
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        f"slot {slot}, <Stubborn instance>" for slot in range(3)
-    ]
-    assert all("OSError in " in text and text.endswith("will not close") for text in caplog.messages)
-
-
 def test_environment_that_is_not_a_family_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="NoTaskEnv is not a task family: it lacks sample_tasks"):
         SerialVectorEnv(NoTaskEnv)
