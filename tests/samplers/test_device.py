@@ -312,6 +312,28 @@ class Counting(BatchedFamily):
         return self._count + 0.0
 
 
+class Faulty(Counting):
+    """Shows NaN once, at a step that is drawn: in the middle of an episode, at its end, or never."""
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        super()._reset_slots(mask, streams)
+        self._fault = 1.0 + (12.0 * streams.uniform(1)[:, 0]) // 1.0
+
+    def _write_observations(self, out: Any) -> None:
+        out[:] = self.xp.where(self._count == self._fault, np.nan, self.tasks["first"])[:, None]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_first_number_that_is_not_finite_is_that_of_the_cpu_in_any_wave(seed):
+    policy, messages = get_policy_for_env(make_vector_env(Faulty, {}, 1), (4,)), []
+    for backend in ("device", "in-process"):
+        with pytest.raises(NonFiniteError) as found:
+            sample(backend, Faulty, policy, seed=seed, slots_per_task=1)
+        messages.append((str(found.value), found.value.tasks))
+
+    assert messages[0] == messages[1]
+
+
 class InATuple(Counting):
     def _reset_slots(self, mask: Any, streams: Any) -> None:
         super()._reset_slots(mask, streams)
@@ -435,6 +457,14 @@ class EndsLater(Counting):
         return self._next(), len(self.calls) % 3 == 0
 
 
+class EndsSooner(Counting):
+    _calls = 0
+
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        type(self)._calls += 1
+        return self._next(), self._calls == 1 and self._count >= 3.0
+
+
 def test_terminated_may_be_a_bool_that_stays_the_same():
     policies = [get_policy_for_env(make_vector_env(made, {}, 1), (4,)) for made in (Counting, EndsTogether)]
     for made, policy in zip((Counting, EndsTogether), policies, strict=True):
@@ -443,6 +473,8 @@ def test_terminated_may_be_a_bool_that_stays_the_same():
     assert set(ours.lengths.flatten().tolist()) == {1}
     with pytest.raises(ConfigError, match="EndsLater returns False for terminated in one step and more in another"):
         sample("device", EndsLater, policies[0])
+    with pytest.raises(ConfigError, match="EndsSooner returns False for terminated in one step and more in another"):
+        sample("device", EndsSooner, policies[0])
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ what belongs to no episode is not recorded.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,15 @@ from torch import Tensor
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
-from maml_rl.policies import Memory, Policy
+from maml_rl.policies import Memory
 from maml_rl.policies.policy import greedy, perform
-from maml_rl.samplers.device.slots import DeviceSlots, Outcome
+from maml_rl.samplers.device.slots import DeviceSlots
 from maml_rl.samplers.device.streams import PhaseNoise
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.actor import phase_parameters
-from maml_rl.samplers.rollout.carried_memory import check_carried_memory
-from maml_rl.samplers.rollout.recorder import not_finite
+from maml_rl.samplers.rollout.carried_memory import check_carried_memory, chosen, initial_memory
+from maml_rl.samplers.rollout.recorder import SlotTable, check_finite
 
 # Runs before a step is recorded as a graph.
 _WARM_UPS = 2
@@ -46,28 +46,20 @@ class DeviceLoop:
     """
 
     def __init__(self, slots: DeviceSlots, env: EnvDescription, phase: Phase) -> None:
-        self._slots, self._device, self._env = slots, slots.device, env
-        num_tasks, _, horizon = phase.sizes
-        per_task = slots.num_envs // num_tasks
-        self._grid = num_tasks, per_task
-        self._horizon, self._deterministic = horizon, phase.deterministic
-        # A graph reads a policy's buffers where they are.
-        self._given_policy, self._buffers = phase.policy, _places(phase.policy)
+        self._slots, self._device, self._env, self._shape = slots, slots.device, env, _shape(phase)
+        num_tasks, _, self._horizon = phase.sizes
+        self._grid = num_tasks, phase.per_task
         self._policy = greedy(phase.policy) if phase.deterministic else phase.policy
-        given, self._is_stacked = phase_parameters(phase.policy, num_tasks, phase.params)
+        given, _ = phase_parameters(phase.policy, num_tasks, phase.params)
         self._params = {name: value.detach().to(self._device).clone() for name, value in given.items()}
         self._first_task = phase.streams.first_task
         size = phase.policy.noise_size
-        self._noise = PhaseNoise(phase.policy.noise_kind, (horizon, num_tasks, per_task, size), self._device)
-        self._record = _Record(env, (num_tasks, per_task, horizon), self._device)
-        self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self._running = torch.ones(self._grid, dtype=torch.bool, device=self._device)
-        # Whether an episode may end before the horizon; known after the first step.
-        self._may_end = True
-        self._initial = self._initial_memory()
+        self._noise = PhaseNoise(phase.policy.noise_kind, (self._horizon, *self._grid, size), self._device)
+        self._recorder = _MaskedRecorder(slots, env, (*self._grid, self._horizon))
+        self._initial = initial_memory(self._policy, self._grid, self._device)
         self._memory = tuple(kept.clone() for kept in self._initial)
         self._act: Callable[..., tuple[Tensor, Memory]] | None = None
-        self._outcome: Outcome | None = None
+        self._outcome: list[Any] = []
         self._prepare: Callable[[], None] = self._make_actor
         self._advance: Callable[[], None] = self._one_step
         self._is_ready = self._device.type != "cuda" or not self._policy.has_static_steps
@@ -76,16 +68,7 @@ class DeviceLoop:
 
     def fits(self, phase: Phase) -> bool:
         """Return whether a phase has this shape, and this policy."""
-        _, is_stacked = phase_parameters(phase.policy, len(phase.tasks), phase.params)
-        return (
-            len(phase.tasks) == self._grid[0]
-            and phase.horizon == self._horizon
-            and phase.deterministic == self._deterministic
-            and is_stacked == self._is_stacked
-            and phase.streams.first_task == self._first_task
-            and phase.policy is self._given_policy
-            and _places(phase.policy) == self._buffers
-        )
+        return _shape(phase) == self._shape
 
     def run(self, phase: Phase) -> TaskEpisodes:
         """Sample a phase, and return its episodes, which stay on the device."""
@@ -103,8 +86,7 @@ class DeviceLoop:
             return episodes
 
     def _run(self, phase: Phase) -> TaskEpisodes:
-        num_tasks, num_episodes, _ = phase.sizes
-        per_task = self._grid[1]
+        (num_tasks, per_task), num_episodes = self._grid, phase.episodes_per_task
         seeds = phase.streams.episode_seeds(num_tasks, range(num_episodes))
         there = self._slots.take_tasks(phase.tasks, seeds)
         given, _ = phase_parameters(phase.policy, num_tasks, phase.params)
@@ -123,23 +105,16 @@ class DeviceLoop:
             self._begin(wave_seeds, forget=first == 0 or phase.reset_memory)
             for _ in range(self._horizon):
                 self._advance()
-            wave = self._record.finish(self._slots.observations, self._running, self._may_end)
-            episodes.view(slice(None), slice(first, first + per_task)).fill(wave)
+            episodes.view(slice(None), slice(first, first + per_task)).fill(self._recorder.finish())
         return self._collect(phase, episodes)
 
     def _begin(self, seeds: Tensor, *, forget: bool) -> None:
         """Begin an episode in every slot."""
         self._slots.begin(seeds)
-        self._step.zero_()
-        self._running.fill_(True)
-        self._record.begin()
+        self._recorder.begin()
         if forget:
             for kept, empty in zip(self._memory, self._initial, strict=True):
                 kept.copy_(empty)
-
-    def _initial_memory(self) -> Memory:
-        memory = self._policy.initial_memory(self._grid[0] * self._grid[1])
-        return tuple(kept.detach().to(self._device).unflatten(0, self._grid) for kept in memory)
 
     def _make_actor(self) -> None:
         self._act = self._policy.actor(self._params, self._first_task)
@@ -151,63 +126,35 @@ class DeviceLoop:
         self._tell()
 
     def _choose(self) -> None:
-        """Act, and record what the policy saw and chose."""
+        """Act, record what the policy saw and chose, and keep its memory in the slots that continue."""
         assert self._act is not None
-        running = self._running
-        observations = self._slots.observations.unflatten(0, self._grid)
-        noise = self._noise.rows.index_select(0, self._step).reshape(*self._grid, -1)
-        told = (running,) if self._policy.told_who_acts else ()
+        recorder, observations = self._recorder, self._slots.observations.unflatten(0, self._grid)
+        noise = self._noise.rows.index_select(0, recorder.step).reshape(*self._grid, -1)
+        told = (recorder.running,) if self._policy.told_who_acts else ()
         actions, memory = self._act(observations, noise, self._memory, *told)
-        active = running if self._may_end else None
-        self._remember(memory, active)
-        actions = self._record.choice(self._step, observations, actions, active)
-        self._actions = perform(self._policy, actions.flatten(0, 1))
+        check_carried_memory(self._policy, memory, self._memory)
+        for old, new in zip(self._memory, memory, strict=True):
+            # What was written into it counts only where the rest of the memory says so; see `Policy.actor`.
+            if new is not old:
+                old.copy_(new if recorder.active is None else chosen(recorder.active, new, old))
+        self._actions = perform(self._policy, recorder.write_choice(observations, actions).flatten(0, 1))
 
     def _step_slots(self) -> None:
         """Step, and keep the outcome, for slots that are no part of a graph always in the same place."""
-        outcome = self._slots.step(self._actions, self._running.flatten() if self._may_end else None)
+        active = self._recorder.active
+        outcome = self._slots.step(self._actions, None if active is None else active.flatten())
         if self._slots.can_be_recorded:
             self._outcome = outcome
-        elif self._outcome is None:
-            *flags, terms = outcome
-            own = [flag.clone() if isinstance(flag, Tensor) else flag for flag in flags]
-            self._outcome = (*own, {name: term.clone() for name, term in terms.items()})  # type: ignore[assignment]
+        elif not self._outcome:
+            self._outcome = [new.clone() if isinstance(new, Tensor) else new for new in outcome]
         else:
-            for kept, new in zip(_tensors_of(self._outcome), _tensors_of(outcome), strict=True):
-                kept.copy_(new)
+            for kept, new in zip(self._outcome, outcome, strict=True):
+                if isinstance(new, Tensor):
+                    kept.copy_(new)
 
     def _tell(self) -> None:
         """Record the outcome of a step."""
-        assert self._outcome is not None
-        (rewards, terminated, truncated, terms), running = self._outcome, self._running
-        active = running if self._may_end else None
-        ended = died = None
-        if terminated is False and truncated is False:
-            self._may_end = False
-        elif not self._may_end:
-            raise ConfigError(
-                f"{type(self._slots.family).__name__} returns False for terminated in one step and more in another; "
-                "return a tensor (N,) of bool in every step"
-            )
-        else:
-            died = running & (terminated if isinstance(terminated, bool) else terminated.reshape(self._grid))
-            ended = died if truncated is False else died | (running & truncated.reshape(self._grid))
-        self._record.outcome(self._step, rewards, terms, self._slots.observations, active, died, ended)
-        if ended is not None:
-            running &= ~ended
-        self._step += 1
-
-    def _remember(self, memory: Memory, active: Tensor | None) -> None:
-        """Keep the memory after a step, in the slots that take it."""
-        check_carried_memory(self._policy, memory, self._memory)
-        for old, new in zip(self._memory, memory, strict=True):
-            if new is old:
-                # What was written into it counts only where the rest of the memory says so; see `Policy.actor`.
-                continue
-            if active is None:
-                old.copy_(new)
-            else:
-                old.copy_(torch.where(active.reshape(*self._grid, *(1,) * (old.dim() - 2)), new, old))
+        self._recorder.write_outcome(*self._outcome)
 
     def _record_graphs(self, seeds: Tensor) -> None:
         """Record the step, and what comes before the first, as graphs, after having run them."""
@@ -261,8 +208,7 @@ class DeviceLoop:
     def _state(self) -> dict[str, Tensor]:
         """Return the tensors that a step reads and changes, by name."""
         memory = {f"memory {number}": kept for number, kept in enumerate(self._memory)}
-        own = {"running": self._running, "step": self._step, **self._record.state()}
-        return self._slots.state() | memory | own
+        return self._slots.state() | memory | self._recorder.state()
 
     def _same_slots(self, one: Tensor, other: Tensor) -> Tensor:
         """Return in which slots (M, S) two tensors are the same: (M, S, ...), (M, T, S, ...) or (M * S, ...)."""
@@ -290,7 +236,7 @@ class DeviceLoop:
             physics.refuse_overflow(*map(bool, overflow))
         self._slots.family.refuse_faults()
         if is_faulty:
-            _refuse_not_finite(whole, self._first_task)
+            _refuse_not_finite(phase, arrays)
         return TaskEpisodes(**arrays.first_steps(longest).by_name(), tasks=phase.tasks, longest=longest)
 
 
@@ -298,14 +244,13 @@ def _close(one: Tensor, other: Tensor) -> Tensor:
     return torch.isclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True)
 
 
-def _places(policy: Policy) -> list[int]:
-    """Return where the buffers of a policy are, which may be replaced."""
-    return [buffer.data_ptr() for buffer in policy.buffers()]
-
-
-def _tensors_of(outcome: Outcome) -> list[Tensor]:
-    *arrays, terms = outcome
-    return [array for array in (*arrays, *terms.values()) if isinstance(array, Tensor)]
+def _shape(phase: Phase) -> tuple[Any, ...]:
+    """Return what the phases of one loop have in common."""
+    policy, num_tasks = phase.policy, len(phase.tasks)
+    _, is_stacked = phase_parameters(policy, num_tasks, phase.params)
+    # A graph reads a policy's buffers where they are.
+    places = [buffer.data_ptr() for buffer in policy.buffers()]
+    return num_tasks, phase.horizon, phase.deterministic, is_stacked, phase.streams.first_task, policy, places
 
 
 def _recorded(work: Callable[[], None], pool: Any) -> Callable[[], None]:
@@ -327,96 +272,100 @@ def device_arrays(env: EnvDescription, sizes: tuple[int, int, int], device: torc
     return EpisodeArrays.of(layout)
 
 
-class _Record:
-    """What happens in one wave of episodes, in tensors (M, T, S, ...) that stay where they are."""
+class _MaskedRecorder:
+    """Writes one wave of episodes into tensors (M, T, S, ...) that stay where they are, where masks say so.
 
-    def __init__(self, env: EnvDescription, sizes: tuple[int, int, int], device: torch.device) -> None:
-        self._grid, self._horizon = sizes[:2], sizes[2]
-        self._arrays: Any = device_arrays(env, sizes, device)
+    Args:
+        slots: all of which step together.
+        env: description of one slot.
+        sizes: M, S and T.
+
+    Attributes:
+        running: (M, S) bool, whether the episode continues.
+        step: (1,) int64, the steps that all slots have done.
+    """
+
+    def __init__(self, slots: DeviceSlots, env: EnvDescription, sizes: tuple[int, int, int]) -> None:
+        self._slots, self._grid, self._horizon = slots, sizes[:2], sizes[2]
+        self._arrays: Any = device_arrays(env, sizes, slots.device)
+        self.running = torch.ones(self._grid, dtype=torch.bool, device=slots.device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=slots.device)
+
+    @property
+    def active(self) -> Tensor | None:
+        """`running`; None where all episodes run until the horizon."""
+        return None if self._slots.may_end is False else self.running
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a step records, by name."""
+        """Return what a step reads and records, by name."""
         names = ("actions", "rewards", "lengths", "terminated")
-        return {name: getattr(self._arrays, name) for name in names} | dict(self._arrays.infos)
+        own = {name: getattr(self._arrays, name) for name in names}
+        return own | dict(self._arrays.infos) | {"running": self.running, "step": self.step}
 
     def begin(self) -> None:
-        """Forget the wave before."""
-        self._arrays.lengths.zero_()
-        self._arrays.terminated.zero_()
+        """Begin the next wave."""
+        self.running.fill_(True)
+        for tensor in (self.step, self._arrays.lengths, self._arrays.terminated):
+            tensor.zero_()
 
-    def choice(self, step: Tensor, observations: Tensor, actions: Tensor, active: Tensor | None) -> Tensor:
+    def write_choice(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Record observations and actions (M, S, ...), and return the actions, zeros where no episode continues."""
-        actions = _where(active, actions)
-        self._arrays.observations.index_copy_(1, step, _where(active, observations).unsqueeze(1))
-        self._arrays.actions.index_copy_(1, step, actions.to(self._arrays.actions.dtype).unsqueeze(1))
-        return actions
+        self._write(self._arrays.observations, observations)
+        return self._write(self._arrays.actions, actions)
 
-    def outcome(
-        self,
-        step: Tensor,
-        rewards: Tensor,
-        terms: Mapping[str, Tensor],
-        observations: Tensor,
-        active: Tensor | None,
-        terminated: Tensor | None,
-        ended: Tensor | None,
-    ) -> None:
-        """Record the outcome of a step in all slots (M * S, ...), and which (M, S) terminated or ended in any way."""
-        self._arrays.rewards.index_copy_(1, step, _where(active, rewards.float().reshape(self._grid)).unsqueeze(1))
-        for name, info in self._arrays.infos.items():
-            term = terms[name].float().reshape(self._grid)
-            if info.dim() == 3:
-                info.index_copy_(1, step, _where(active, term).unsqueeze(1))
+    def write_outcome(self, rewards: Tensor, terminated: Any, truncated: Any, *infos: Tensor) -> None:
+        """Record the outcome of a step in all slots, (M * S,) each, and count it; see `DeviceSlots.step`."""
+        arrays, running = self._arrays, self.running
+        self._write(arrays.rewards, rewards.float())
+        for array, info in zip(arrays.infos.values(), infos, strict=True):
+            if array.dim() == 3:
+                self._write(array, info.float())
             else:
-                info.copy_(term if active is None else torch.where(active, term, info))
-        if ended is not None and active is not None:
-            self._arrays.lengths.add_(active)
-            self._arrays.terminated.logical_or_(terminated)
-            self._take_final(observations, ended)
+                of_slots = info.float().reshape(self._grid)
+                array.copy_(of_slots if self.active is None else chosen(running, of_slots, array))
+        if self.active is not None:
+            died = running & (terminated if isinstance(terminated, bool) else terminated.reshape(self._grid))
+            ended = died if truncated is False else died | (running & truncated.reshape(self._grid))
+            arrays.lengths.add_(running)
+            arrays.terminated.logical_or_(died)
+            self._take_final(ended)
+            running &= ~ended
+        self.step += 1
 
-    def _take_final(self, observations: Tensor, which: Tensor) -> None:
-        final = self._arrays.final_observations
-        rows = which.reshape(*which.shape, *(1,) * (final.dim() - 2))
-        final.copy_(torch.where(rows, observations.reshape(final.shape), final))
-
-    def finish(self, observations: Tensor, running: Tensor, may_end: bool) -> EpisodeArrays:
-        """Return everything, after the last step, at which the episodes `running` (M, S) are truncated."""
-        if not may_end:
+    def finish(self) -> EpisodeArrays:
+        """Return everything, after the last step, at which the episodes that still run are truncated."""
+        if self.active is None:
             self._arrays.lengths.fill_(self._horizon)
-        self._take_final(observations, running)
+        self._take_final(self.running)
         torch.logical_not(self._arrays.terminated, out=self._arrays.truncated)
         episodes: EpisodeArrays = self._arrays
         return episodes
 
-
-def _where(active: Tensor | None, values: Tensor) -> Tensor:
-    """Return values (M, S, ...), zeros where `active` (M, S) is false; None for everywhere."""
-    if active is None:
+    def _write(self, array: Tensor, values: Tensor) -> Tensor:
+        """Write values of a step in all slots, and return them, (M, S, ...), zeros where no episode continues."""
+        values = values.reshape(*self._grid, *array.shape[3:])
+        values = values if self.active is None else chosen(self.running, values, torch.zeros_like(values))
+        array.index_copy_(1, self.step, values.to(array.dtype).unsqueeze(1))
         return values
-    return torch.where(active.reshape(*active.shape, *(1,) * (values.dim() - 2)), values, torch.zeros_like(values))
+
+    def _take_final(self, which: Tensor) -> None:
+        final = self._arrays.final_observations
+        final.copy_(chosen(which, self._slots.observations.reshape(final.shape), final))
 
 
-def _refuse_not_finite(arrays: Mapping[str, Tensor], first_task: int) -> None:
+def _refuse_not_finite(phase: Phase, episodes: EpisodeArrays) -> None:
     """Name the first number that is not finite, in the order in which the CPU would have met it."""
-    lengths = arrays["lengths"].cpu()
-    found: list[tuple[int, int, int, int, str]] = []
-    for order, (what, name) in enumerate(
-        (("observation", "observations"), ("action", "actions"), ("reward", "rewards"))
-    ):
-        array = arrays[name]
-        if array.is_floating_point():
-            faulty = ~array.isfinite().flatten(3).all(-1) if array.dim() > 3 else ~array.isfinite()
-            found += [(step, order, task, episode, what) for task, step, episode in faulty.nonzero().tolist()]
-    final = arrays["final_observations"]
-    if final.is_floating_point():
-        faulty = ~final.isfinite().flatten(2).all(-1) if final.dim() > 2 else ~final.isfinite()
-        found += [
-            (int(lengths[task, episode]) - 1, 3, task, episode, "observation")
-            for task, episode in faulty.nonzero().tolist()
-        ]
-    step, order, task, episode, what = min(found)
-    name = ("observations", "actions", "rewards", "final_observations")[order]
-    shown = arrays[name][task, episode] if order == 3 else arrays[name][task, step, episode]
-    place = f"task {first_task + task}, episode {episode}, step {step + (order == 3)}"
-    faulty_tasks = sorted({first_task + fault[2] for fault in found if fault[:2] == (step, order)})
-    raise not_finite(f"the {what} of {place} is not finite: {shown.cpu().numpy()}", faulty_tasks)
+    arrays: dict[str, Any] = {
+        name: array.cpu().numpy() for name, array in episodes.by_name().items() if name != "infos"
+    }
+    host, table, slots = EpisodeArrays(**arrays), SlotTable(phase), phase.own_slots
+    for first in range(0, phase.episodes_per_task, phase.per_task):
+        wave = host.view(slice(None), slice(first, first + phase.per_task))
+        lengths, final = wave.lengths.reshape(-1), wave.final_observations
+        table.begin_all()
+        for step in range(phase.horizon):
+            for what, array in (("observation", wave.observations), ("action", wave.actions), ("reward", wave.rewards)):
+                check_finite(table, what, array[:, step].reshape(len(lengths), *array.shape[3:]), slots)
+            table.common_step, table.running[:] = step + 1, lengths == step + 1
+            check_finite(table, "observation", final.reshape(len(lengths), *final.shape[2:]), slots)
+            table.running[:] = lengths > step + 1

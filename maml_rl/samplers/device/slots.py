@@ -25,9 +25,6 @@ _CHECKED_CALLS = 3
 # How far objects within objects are looked at.
 _DEPTH = 2
 _OF_EVERY_FAMILY = frozenset(("xp", "physics", "physics_seconds", "buffers", "_reward_terms", "_streams", "_sent"))
-# Rewards; whether slots terminated (a bool: all or none ever), and whether the family truncated them (False: never);
-# and the terms of the rewards by name.
-Outcome = tuple[Tensor, Tensor | bool, Any, dict[str, Tensor]]
 
 
 def reason_against(env: MetaVectorEnv) -> str:
@@ -53,6 +50,7 @@ class DeviceSlots:
         observations: (N, *obs), of the last `begin` or `step`.
         physics: of the family; None if it has none.
         can_be_recorded: whether a step can be part of a CUDA graph.
+        may_end: whether an episode may end by itself; None until the first step tells.
     """
 
     def __init__(self, env: MetaVectorEnv, device: torch.device) -> None:
@@ -67,6 +65,7 @@ class DeviceSlots:
         self.family, self.can_be_recorded = family, family.can_be_recorded
         self.family.move_to(device)
         self.physics: Any = getattr(family, "physics", None)
+        self.may_end: bool | None = None
         # Of the family, then of each that shows more.
         self._observations = [_zeros(shown, device) for shown in (family, *self._shown)]
         self._streams = DeviceSlotStreams(self.num_envs, device)
@@ -121,8 +120,13 @@ class DeviceSlots:
         self._keep_places(self.family.begin, self._streams, self._observations[0])
         self._show()
 
-    def step(self, actions: Tensor, active: Tensor | None) -> Outcome:
-        """Step the active slots (None: all)."""
+    def step(self, actions: Tensor, active: Tensor | None) -> list[Any]:
+        """Step the active slots (None: all).
+
+        Returns:
+            Rewards; whether slots terminated (a bool: all or none ever); whether the family truncated them (False:
+            never); and the recorded infos, in their order.
+        """
         rewards, terminated, terms = self._keep_places(
             self.family.advance, actions, active, self._streams, self._observations[0]
         )
@@ -130,7 +134,15 @@ class DeviceSlots:
             over = self.family.is_truncated()
             shown.take_step(slice(None), actions, rewards, over if terminated is False else over | terminated, active)
         self._show()
-        return rewards, terminated, self.family.truncated_by_itself, terms
+        truncated = self.family.truncated_by_itself
+        may_end = not (terminated is False and truncated is False)
+        if self.may_end not in (None, may_end):
+            raise ConfigError(
+                f"{type(self.family).__name__} returns False for terminated in one step and more in another; "
+                "return a tensor (N,) of bool in every step"
+            )
+        self.may_end = may_end
+        return [rewards, terminated, truncated, *(terms[name] for name in self.family.recorded_infos)]
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that a step reads and changes, by name: the family's, and what is shown beside it."""

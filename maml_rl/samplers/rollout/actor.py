@@ -12,7 +12,7 @@ from maml_rl.errors import NonFiniteError
 from maml_rl.policies import Memory, Policy
 from maml_rl.policies.policy import greedy, perform
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.carried_memory import check_carried_memory, chosen
+from maml_rl.samplers.rollout.carried_memory import check_carried_memory, chosen, initial_memory
 from maml_rl.samplers.rollout.device_transfer import DeviceLink
 from maml_rl.samplers.rollout.noise import EpisodeNoise
 from maml_rl.samplers.rollout.recorder import SlotIndex, numbers_of
@@ -53,11 +53,7 @@ class Actor:
 
     def begin_trial(self) -> None:
         """Empty the memory of all slots."""
-        self.memory = self._at_start = self._initial_memory()
-
-    def _initial_memory(self) -> Memory:
-        memory = self._policy.initial_memory(self._grid[0] * self._grid[1])
-        return tuple(tensor.detach().to(self._device).unflatten(0, self._grid) for tensor in memory)
+        self.memory = self._at_start = initial_memory(self._policy, self._grid, self._device)
 
     def begin_episodes(self, slots: NDArray[np.intp] | None = None, *, forget: bool = False) -> None:
         """Keep the memory of slots where episodes begin, for episodes that must restart.
@@ -70,7 +66,7 @@ class Actor:
             self._at_start = self.memory
             return
         if forget:
-            self.memory = self._with_rows(slots, self.memory, self._initial_memory())
+            self.memory = self._with_rows(slots, self.memory, initial_memory(self._policy, self._grid, self._device))
         self._at_start = self._with_rows(slots, self._at_start, self.memory)
 
     def begin_anew(self, slots: NDArray[np.intp]) -> None:

@@ -14,6 +14,12 @@ from maml_rl.spaces import array_layout
 _TRIED = 3
 
 
+def initial_memory(policy: Policy, grid: tuple[int, int], device: torch.device) -> Memory:
+    """Return the memory of a grid (M, S) of slots at the start of their trials, tensors (M, S, ...)."""
+    memory = policy.initial_memory(grid[0] * grid[1])
+    return tuple(tensor.detach().to(device).unflatten(0, grid) for tensor in memory)
+
+
 def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> None:
     """Refuse a memory of other shapes or types than expected."""
     if len(memory) == len(expected) and all(
