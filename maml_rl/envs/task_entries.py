@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -102,18 +103,21 @@ def parse_tasks(tasks: Sequence[Task], entries: Mapping[str, TaskEntry], num_env
 def for_each_task(tasks: Sequence[Task], read: Callable[[Task], Read]) -> list[Read]:
     """Return what `read` returns for the task of each slot. A dict of several adjacent slots is read once."""
     results: list[Read] = []
-    for slot, task in enumerate(tasks):
+    starts = np.flatnonzero(np.diff(_identities(tasks), prepend=-1))
+    for slot, after in pairwise([*starts.tolist(), len(tasks)]):
         try:
-            results.append(results[-1] if slot and task is tasks[slot - 1] else read(task))
+            results.extend([read(tasks[slot])] * (after - slot))
         except TaskError as error:
             raise TaskError.of_slot(slot, error) from None
     return results
 
 
+def _identities(objects: Sequence[object]) -> NDArray[np.intp]:
+    return np.fromiter(map(id, objects), np.intp, len(objects))
+
+
 def stack_tasks(parsed: Sequence[TaskArrays], entries: Iterable[str]) -> TaskArrays:
     """Return the entries of the tasks of all slots, (N, ...) by name."""
     # There may be many slots of a task.
-    distinct = {id(arrays): arrays for arrays in parsed}
-    number = {key: index for index, key in enumerate(distinct)}
-    rows = [number[id(arrays)] for arrays in parsed]
-    return {name: np.stack([arrays[name] for arrays in distinct.values()])[rows] for name in entries}
+    _, first, rows = np.unique(_identities(parsed), return_index=True, return_inverse=True)
+    return {name: np.stack([parsed[slot][name] for slot in first])[rows] for name in entries}
