@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 Color = tuple[int, int, int]
 
+START_COLOR, GOAL_COLOR, PATH_COLOR = (110, 110, 110), (200, 60, 50), (40, 90, 180)
+
 # Pixels of a picture of a grid along its longer side; colors of the floor and the walker.
 _GRID_PIXELS = 256
 _FLOOR, _WALKER = (40, 40, 48), (240, 240, 240)

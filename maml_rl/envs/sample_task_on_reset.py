@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from maml_rl.envs.checking import find_method, seed_draws
-from maml_rl.envs.meta_env import MetaVectorEnv, Task, own_task, read_reset_mask
+from maml_rl.envs.meta_env import MetaVectorEnv, Task, own_drawn, own_task, read_reset_mask
 
 
 class SampleTaskOnReset(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -46,7 +46,7 @@ class SampleTaskOnReset(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructor
             self._draws = self.env.np_random
         if self._draws is not None and self.env.np_random is not self._draws:
             self.env.np_random = self._draws
-        self.task = own_task(*self._sample_tasks(1))
+        (self.task,) = own_drawn(list(self._sample_tasks(1)), 1, "sample_tasks", self.env)
         self._reset_task(own_task(self.task))
         observation, info = self.env.reset(options=options)
         return observation, {"task": self.task, **info}
@@ -96,6 +96,7 @@ class SampleTaskOnResetVector(VectorWrapper):
         return self.env.step(actions)
 
     def _draw(self, slots: NDArray[np.bool_]) -> None:
-        drawn = iter(self._family.sample_tasks(int(slots.sum())))
+        num_tasks = int(slots.sum())
+        drawn = iter(own_drawn(self._family.sample_tasks(num_tasks), num_tasks, "sample_tasks", self._family))
         self.tasks = [next(drawn) if slots[slot] else self.tasks[slot] for slot in range(self.num_envs)]
-        self._family.reset_task(self.tasks)
+        self._family.reset_task([own_task(task) for task in self.tasks])

@@ -2,18 +2,14 @@
 
 import subprocess
 import sys
-from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 
-from maml_rl.envs import FAMILIES, MetaVectorEnv, make_vector_env
+from maml_rl.envs import FAMILIES, make_vector_env
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.registration import find_spec, register_families
-from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.samplers.env_recipe import Recipe
-from tests.envs.third_party import NoTaskEnv, WalkEnv
 
 IDS = {
     *(f"{kind}-K{k}-v0" for kind in ("Bandit", "GaussianBandit") for k in (5, 10, 50)),
@@ -65,15 +61,6 @@ IDS = {
         "MetaWorld/ML45-v3",
     ),
 }
-
-
-@pytest.fixture
-def registered() -> Any:
-    """Register ids for one test."""
-    before = set(gymnasium.registry)
-    yield gymnasium.register
-    for env_id in set(gymnasium.registry) - before:
-        del gymnasium.registry[env_id]
 
 
 def test_the_families_have_the_ids_that_users_expect() -> None:
@@ -148,66 +135,3 @@ def test_id_of_an_earlier_version_makes_the_family_with_a_warning(old: str, new:
 def test_id_of_no_earlier_version_is_refused(unknown: str) -> None:
     with pytest.raises(ValueError, match="unknown family"):
         find_spec(unknown)
-
-
-def test_third_party_id_becomes_serial_with_its_arguments(registered: Any) -> None:
-    registered("Walk-v0", entry_point="tests.envs.third_party:WalkEnv", max_episode_steps=4)
-    vector_env = make_vector_env("tests.envs.third_party:Walk-v0", {"scale": 10.0}, 3)
-    assert isinstance(vector_env, SerialVectorEnv)
-    assert (vector_env.num_envs, vector_env.max_episode_steps) == (3, 4)
-    assert [env.unwrapped.scale for env in vector_env.envs] == [10.0] * 3
-    assert make_vector_env("Walk-v0", max_episode_steps=9).max_episode_steps == 9
-
-
-def test_vector_entry_point_that_is_not_a_family_is_not_used(registered: Any) -> None:
-    class OtherVectorEnv(gymnasium.vector.VectorEnv):
-        def __init__(self, **kwargs: Any) -> None:
-            raise AssertionError("this family was not asked for")
-
-    registered("Walk-v0", entry_point=WalkEnv, vector_entry_point=OtherVectorEnv)
-    assert isinstance(make_vector_env("Walk-v0"), SerialVectorEnv)
-
-
-def test_vector_entry_point_may_be_a_function_that_returns_a_family(registered: Any) -> None:
-    def make(num_envs: int, **kwargs: Any) -> MetaVectorEnv:
-        return SerialVectorEnv(WalkEnv, {"scale": 5.0}, num_envs)
-
-    registered("Walk-v0", entry_point=WalkEnv, vector_entry_point=make)
-    assert make_vector_env("Walk-v0", {}, 2).envs[0].scale == 5.0  # type: ignore[attr-defined]
-
-
-def test_callable_becomes_serial_with_a_time_limit_if_given() -> None:
-    vector_env = make_vector_env(WalkEnv, {"scale": 2.0}, 2)
-    assert isinstance(vector_env, SerialVectorEnv)
-    assert (vector_env.num_envs, vector_env.max_episode_steps) == (2, None)
-    limited = make_vector_env(WalkEnv, {}, 2, max_episode_steps=3)
-    assert limited.max_episode_steps == 3
-    limited.reset(seed=0)
-    truncated = [limited.step(np.zeros((2, 1), np.float32))[3].tolist() for _ in range(3)]
-    assert truncated == [[False] * 2, [False] * 2, [True] * 2]
-
-
-def test_single_environments_of_a_family_behave_like_the_family() -> None:
-    """The serial adapter around `gymnasium.make` and the batched family give the same numbers for seeds of 32 bits."""
-    serial = make_vector_env(lambda: gymnasium.make("TabularMDP-v0"), {}, 3)
-    batched = make_vector_env("TabularMDP-v0", {}, 3)
-    tasks = batched.sample_tasks(3, seed=0)
-    actions = np.array([0, 3, 4])
-    histories = []
-    for env in (serial, batched):
-        env.reset_task(tasks)
-        env.reset_buffers(np.array([5, 2**32 - 1, 0]))
-        histories.append([np.concatenate([np.ravel(array) for array in env.step(actions)[:4]]) for _ in range(10)])
-    np.testing.assert_array_equal(*histories)
-
-
-def test_third_party_environment_that_is_not_a_family_is_refused(registered: Any) -> None:
-    registered("NoTask-v0", entry_point=NoTaskEnv)
-    for env in ("NoTask-v0", NoTaskEnv):
-        with pytest.raises(TypeError, match="NoTaskEnv is not a task family"):
-            make_vector_env(env)
-
-
-def test_callable_that_makes_no_environment_is_refused() -> None:
-    with pytest.raises(TypeError, match="expected a gymnasium.Env, got dict"):  # noqa: RUF043
-        make_vector_env(dict, max_episode_steps=3)

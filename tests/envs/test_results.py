@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import SyncVectorEnv
 
-from maml_rl.envs.results import read_reset, read_step
+from maml_rl.envs.results import collect_infos, read_reset, read_step
 from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.envs.threaded import ThreadedVectorEnv
 from tests.envs.third_party import WalkEnv
 
 
@@ -71,3 +73,112 @@ def test_step_with_another_number_of_values_is_refused(result: Any) -> None:
         TypeError, match=r"step of <WalkEnv instance> returned .*; it must return the observation, the r"
     ):
         read_step(WalkEnv(), result)
+
+
+MASK = [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(1, 2), (0.5, np.nan), (True, False), (np.float32(1), np.float32(2)), (np.zeros(2), np.ones(2)), ("a", "bc")],
+    ids=str,
+)
+def test_infos_are_those_of_gymnasium_where_it_collects_them(values: tuple[Any, Any]) -> None:
+    slots = [{"x": values[0], "nested": {"y": values[1]}}, {"x": values[1], "only": values[0]}]
+    expected: dict[str, Any] = {}
+    vector_env = SyncVectorEnv([WalkEnv] * 3)
+    for slot, info in enumerate(slots):
+        expected = vector_env._add_info(expected, info, slot)
+    collected = collect_infos(dict(enumerate(slots)), 3)
+    assert collected.keys() == expected.keys()
+    for name, array in expected.items():
+        if isinstance(array, dict):
+            assert collected[name].keys() == array.keys()
+            array, ours = array["y"], collected[name]["y"]
+        else:
+            ours = collected[name]
+        assert ours.dtype == array.dtype
+        np.testing.assert_array_equal(ours, array)
+
+
+def test_numbers_of_different_types_are_not_rounded() -> None:
+    first = {"mixed": 0, "exact": 2**53 + 1, "large": 1, "shape": np.zeros(2)}
+    second = {"mixed": 2.5, "exact": 0.5, "large": 2**70, "shape": np.zeros(3)}
+    infos = collect_infos({0: first, 1: second}, 3)
+    assert infos["mixed"].tolist() == [0.0, 2.5, 0.0]
+    assert infos["exact"].tolist() == [2**53 + 1, 0.5, None]
+    assert infos["large"].tolist() == [1, 2**70, None]
+    assert [None if array is None else array.shape for array in infos["shape"]] == [(2,), (3,), None]
+    assert all(infos[f"_{name}"].tolist() == MASK for name in first)
+
+
+# What infos of a step may hold, by the number of the step and of the slot.
+FICKLE: dict[str, Any] = {
+    "changing length": lambda step, slot: np.arange(step + slot),
+    "none or number": lambda step, slot: None if (step + slot) % 2 else 1.5,
+    "text or number": lambda step, slot: "text" if (step + slot) % 2 else 3,
+    "large": lambda step, slot: 2**70 if (step + slot) % 2 else 1,
+    "dict or none": lambda step, slot: {"inner": step} if (step + slot) % 2 else None,
+    "only sometimes": lambda step, slot: {"inner": "text" if slot else 1},
+}
+
+
+class FickleEnv(WalkEnv):
+    """Its infos differ in kind from step to step and from slot to slot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.infos: dict[str, Any] = {}
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        self.slot = int(task["slot"])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed)[0], None
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *_ = super().step(action)
+        for name, make in FICKLE.items():
+            self.infos[name] = make(self.steps, self.slot)
+        return observation, reward, False, False, self.infos
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SerialVectorEnv(FickleEnv, num_envs=3),
+        lambda: ThreadedVectorEnv(FickleEnv, num_envs=3),
+    ],
+    ids=["serial", "threads"],
+)
+def test_infos_that_change_in_kind_are_objects_in_every_placement(make: Any) -> None:
+    vector_env = make()
+    try:
+        vector_env.reset_task([{"slot": slot} for slot in range(3)])
+        assert vector_env.reset(seed=0)[1] == {}
+        for step in range(1, 4):
+            infos = vector_env.step(np.zeros((3, 1), np.float32))[-1]
+            for name, make_value in FICKLE.items():
+                expected = [make_value(step, slot) for slot in range(3)]
+                if name == "only sometimes":
+                    assert infos[name]["inner"].tolist() == [value["inner"] for value in expected]
+                    continue
+                np.testing.assert_equal(list(infos[name]), expected)
+                assert infos[f"_{name}"].all()
+    finally:
+        vector_env.close()
+
+
+def test_infos_of_a_dict_that_slots_share_are_those_of_each_slot() -> None:
+    shared: dict[str, Any] = {}
+
+    def make() -> FickleEnv:
+        env = FickleEnv()
+        env.infos = shared
+        return env
+
+    vector_env = SerialVectorEnv(make, num_envs=2)
+    vector_env.reset_task([{"slot": 0}, {"slot": 1}])
+    vector_env.reset(seed=0)
+    assert vector_env.step(np.zeros((2, 1), np.float32))[-1]["none or number"].tolist() == [None, 1.5]

@@ -9,6 +9,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from maml_rl.envs import SampleTaskOnReset, SampleTaskOnResetVector, make_vector_env
+from maml_rl.envs.families.navigation import Navigation2DVectorEnv
+from maml_rl.errors import TaskError
 from tests.envs.third_party import NoTaskEnv, WalkEnv
 
 FAMILIES = ["2DNavigation-v0", "Bandit-K5-v0", "HalfCheetahVel-v5"]
@@ -108,3 +110,29 @@ def test_family_that_passes_its_own_seed_on_gets_new_tasks_in_every_episode() ->
 
     assert len({*drawn(0), *drawn(1)}) == 8
     assert drawn(0) == drawn(0)
+
+
+class DrawsIntoOneArray(Navigation2DVectorEnv):
+    """Draws every goal into the same array, and moves those that it is given."""
+
+    drawn = np.zeros(2)
+
+    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[dict[str, Any]]:
+        self.drawn[:] = random.uniform(size=2)
+        return [{"goal": self.drawn}] * num_tasks
+
+    def reset_task(self, tasks: Any) -> None:
+        super().reset_task(tasks)
+        for task in tasks:
+            task["goal"] += 5.0
+
+
+def test_tasks_of_slots_are_copies_that_no_family_changes() -> None:
+    env = SampleTaskOnResetVector(DrawsIntoOneArray(2))
+    env.reset(seed=0)
+    assert env.tasks[0]["goal"] is not env.tasks[1]["goal"]
+    assert all((np.abs(task["goal"]) <= 1.0).all() for task in env.tasks)
+    single = gymnasium.Wrapper(WalkEnv())
+    single.sample_tasks = lambda num_tasks: []
+    with pytest.raises(TaskError, match=r"sample_tasks\(1\) of .* returned 0 tasks"):
+        SampleTaskOnReset(single).reset(seed=0)

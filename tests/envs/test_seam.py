@@ -1,10 +1,6 @@
 """The guarantees of the seam to environments, each over all ways to run slots, compared with a plain loop."""
 
 import copy
-import multiprocessing
-import os
-import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, ClassVar
@@ -18,7 +14,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl import seeding
 from maml_rl.envs import MetaVectorEnv, Retry, TaskParameter, TaskSpace, global_generators, make_vector_env
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.meta_env import OneBatchVectorEnv
@@ -566,60 +561,3 @@ def test_retry_of_a_batch_says_that_its_slots_cannot_begin_again(way: str) -> No
         made.reset_buffers(np.array(SEEDS))
         with pytest.raises(Retry, match="the service is busy; episodes begin again where each slot is an environment"):
             act(made, np.zeros((SLOTS, 1), np.float32))
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("how", ["with generators of its own", "watched", "a constructor"])
-def test_call_in_another_thread_waits_while_generators_are_not_the_processs(how: str) -> None:
-    def enter(call: Callable[[], Any]) -> None:
-        if how == "a constructor":
-            global_generators.construct(call)
-            return
-        generators = global_generators.SlotGenerators(1)
-        if how == "watched":
-            generators._steps_to_try = 0
-        generators.step(0, call)
-
-    inside, second_inside, crossed = threading.Event(), threading.Event(), []
-
-    def first() -> None:
-        inside.set()
-        crossed.append(second_inside.wait(0.2))
-
-    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
-    one = threading.Thread(target=enter, args=(first,))
-    two = threading.Thread(target=enter, args=(second_inside.set,))
-    one.start()
-    assert inside.wait(20)
-    two.start()
-    one.join()
-    two.join()
-    assert (crossed, second_inside.is_set()) == ([False], True)
-    assert torch.equal(torch.random.get_rng_state(), before[0])
-    assert np.random.get_state()[1].tolist() == before[1]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
-@pytest.mark.timeout(30)
-def test_process_forked_while_another_thread_holds_the_generators_makes_environments() -> None:
-    held, over = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with seeding.global_generators():
-            held.set()
-            over.wait(20)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert held.wait(20)
-        context = multiprocessing.get_context("fork")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = context.Process(target=global_generators.construct, args=(int,))
-            child.start()
-        child.join(10)
-        assert child.exitcode == 0
-    finally:
-        over.set()
-        thread.join()

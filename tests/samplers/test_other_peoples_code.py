@@ -4,8 +4,6 @@ import copy
 import gc
 import random
 import re
-import subprocess
-import sys
 import warnings
 import weakref
 from contextlib import closing
@@ -466,72 +464,6 @@ def test_environment_that_draws_late_has_equal_digests_everywhere(which: str, mo
     assert len(digests) == 1
 
 
-def test_place_of_torchs_generator_is_read_in_memory_and_moves_with_every_draw() -> None:
-    """A state takes ten times as long, twice a step of every environment; this fails where torch keeps it elsewhere."""
-    assert global_generators._offset_of_torch_words() is not None
-    generator = global_generators._torch()
-    before = generator.save()
-    # The first normal number is drawn with the second, which leaves the words as they are.
-    draws = [lambda: torch.rand(()), lambda: torch.randn(()), lambda: torch.randn(()), lambda: torch.randperm(3)]
-    for draw in [*draws, lambda: torch.rand(624), lambda: torch.manual_seed(7)]:
-        place = generator.place()
-        assert generator.place() == place
-        draw()
-        assert generator.place() != place
-    generator.restore(before)
-
-
-FIRST_TO_IMPORT_TORCH = """
-import sys
-import numpy as np
-from maml_rl.envs import global_generators, make_vector_env
-from tests.envs.third_party import WalkEnv
-
-class Imports(WalkEnv):
-    def __init__(self, call):
-        super().__init__()
-        self.call = call
-        self.drawn = self.draw("constructor")
-
-    def draw(self, call):
-        if call != self.call:
-            return 0.0
-        import torch
-        return float(torch.rand(()))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.array([self.draw("reset"), self.drawn]), {}
-
-    def step(self, action):
-        _, *rest = super().step(action)
-        return np.array([self.draw("step"), self.drawn]), *rest
-
-global_generators.STEPS_TRIED = int(sys.argv[2])
-for _ in range(2):
-    assert ("torch" in sys.modules) == bool(_)
-    env = make_vector_env(Imports, {"call": sys.argv[1]}, 2)
-    env.reset_task([{"slope": 0.5}] * 2)
-    seen = []
-    for _ in range(2):
-        seen.append(env.reset(seed=[3, 4])[0].copy())
-        for _ in range(3):
-            seen.append(env.step(np.zeros((2, 1), np.float32))[0].copy())
-    env.close()
-    print(np.array(seen[4:]).tolist())
-"""
-
-
-# Each starts an interpreter that imports torch.
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(("call", "steps_tried"), [("constructor", 100), ("step", 0), ("step", 100)])
-def test_first_call_that_imports_torch_draws_as_later_ones_do(call: str, steps_tried: int) -> None:
-    command = [sys.executable, "-c", FIRST_TO_IMPORT_TORCH, call, str(steps_tried)]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout.splitlines()
-    assert len(lines) == 2
-    assert lines[0] == lines[1]
-
-
 class DrawsWhenMade(DrawsGlobally):
     """Draws in its constructor, and pays the number."""
 
@@ -566,82 +498,6 @@ def test_constructors_that_draw_globally_make_one_family_everywhere(which: str) 
 def test_environment_that_draws_globally_is_the_same_under_a_fork_server() -> None:
     forked = sampled(DrawsGlobally, num_workers=2)
     assert sampled(DrawsGlobally, num_workers=2, start_method="forkserver").digest() == forked.digest()
-
-
-def test_global_generators_of_a_slot_are_seeded_with_its_episode() -> None:
-    with closing(SerialVectorEnv(DrawsGlobally, {"which": "numpy"}, 2)) as env:
-        env.reset_task([{"price": 0.0}] * 2)
-        first = env.reset(seed=[7, 9])[0][:, 0]
-        second = env.step(np.zeros(2, np.int64))[0][:, 0]
-    for slot, seed in enumerate((7, 9)):
-        own = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, 1, 1))))
-        assert [first[slot], second[slot]] == [own.standard_normal(), own.standard_normal()]
-
-
-@pytest.mark.parametrize("steps_tried", [0, 2, 100])
-def test_policy_may_draw_from_global_generators_between_steps(
-    steps_tried: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What others draw is not repeated, and not taken for what the environment draws."""
-    monkeypatch.setattr(global_generators, "STEPS_TRIED", steps_tried)
-    states = np.random.get_state(), random.getstate()
-    np.random.seed(3)
-    random.seed(3)
-    before = np.random.get_state()
-    expected = [np.random.standard_normal() for _ in range(7)], [random.gauss(0.0, 1.0) for _ in range(7)]
-    np.random.set_state(before)
-    random.seed(3)
-    for make_env in (DrawsGlobally, KeepsForces):
-        np.random.seed(3)
-        random.seed(3)
-        drawn: tuple[list[float], list[float]] = ([], [])
-        with closing(SerialVectorEnv(make_env, {}, 2)) as env:
-            env.reset_task([{"price": 2.5}, {"price": 0.0}])
-            env.reset(seed=0)
-            for _ in range(7):
-                drawn[0].append(np.random.standard_normal())
-                drawn[1].append(random.gauss(0.0, 1.0))
-                env.step(np.zeros(env.action_space.shape, env.action_space.dtype))
-            assert env._generators.used is (make_env is DrawsGlobally)
-        assert drawn == expected
-    np.random.set_state(states[0])
-    random.setstate(states[1])
-
-
-@pytest.mark.parametrize("which", ["numpy", "torch"])
-def test_environment_in_threads_that_draws_from_shared_generators_is_refused(which: str) -> None:
-    with pytest.raises(ChildEnvError, match=r"draws from .*, a generator that all slots .* use stepping='serial'"):
-        sampled(partial(DrawsGlobally, "reset", which), num_workers=1, stepping="threads")
-
-
-READS_IN_TWO_THREADS = """
-import gc, threading, time
-import torch
-from maml_rl.envs import Retry, global_generators
-
-class Collected:
-    def __init__(self):
-        self.itself = self
-
-    def __del__(self):
-        time.sleep(0.0005)
-
-def read():
-    for _ in range(300):
-        Collected()
-        global_generators._places()
-
-gc.set_threshold(1)
-threads = [threading.Thread(target=read) for _ in range(2)]
-for each in threads:
-    each.start()
-for each in threads:
-    each.join()
-"""
-
-
-def test_garbage_that_is_collected_while_threads_look_at_generators_blocks_none() -> None:
-    subprocess.run([sys.executable, "-c", READS_IN_TWO_THREADS], check=True, timeout=40)
 
 
 class Busy(WalkEnv):
@@ -734,20 +590,3 @@ def test_batched_family_of_others_that_observes_an_unknown_symbol_is_refused(bat
         pytest.raises(ChildEnvError, match=r"(?s)slot 0 with the task .*in step 2.* with 3, outside of its space Disc"),
     ):
         sampler.rollout(sampler.sample_tasks(2))
-
-
-def test_batched_family_of_others_that_draws_from_global_generators_is_warned_of(
-    batched: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def draws(family: Any, mask: Any, streams: Any) -> None:
-        family.last, family.steps = None, 0
-        np.random.uniform()
-
-    monkeypatch.setattr(KeepsActionsOfAllSlots, "_reset_slots", draws)
-    state = np.random.get_state()
-    policy = get_policy_for_env(KeepsActionsOfAllSlots(), (4,))
-    with MultiTaskSampler(batched, policy=policy, max_episode_steps=2, num_workers=0, seed=0) as sampler:
-        for _ in range(2):
-            sampler.rollout(sampler.sample_tasks(2))
-    np.random.set_state(state)
-    assert ["np.random, a generator that all slots" in message for message in caplog.messages] == [True]

@@ -9,21 +9,18 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from maml_rl.arguments import check_interval, check_positive
+from maml_rl.arguments import check_interval
 from maml_rl.arrays import as_floats, as_singles
-from maml_rl.envs.drawing import Canvas
-from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
-from maml_rl.envs.meta_env import NEVER_POSITIVE, Task
-from maml_rl.envs.task_entries import TaskEntry
+from maml_rl.envs.drawing import GOAL_COLOR, PATH_COLOR, START_COLOR, Canvas
+from maml_rl.envs.families.point import PointFamily, PointOptions
+from maml_rl.envs.family import FamilyOptions, one_slot
+from maml_rl.envs.meta_env import NEVER_POSITIVE, RecordedInfos, Task
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
-_STEP = 0.1
 _ARRIVED = 0.01
 # Pixels along each side of a picture of the room; and how far the point's light reaches, in pixels.
 _PIXELS, _RADIUS = 32, 2.5
-
-START_COLOR, GOAL_COLOR, PATH_COLOR = (110, 110, 110), (200, 60, 50), (40, 90, 180)
 
 
 class NavigationOptions(FamilyOptions, total=False):
@@ -33,7 +30,7 @@ class NavigationOptions(FamilyOptions, total=False):
     high: float
 
 
-class Navigation2DVectorEnv(BatchedFamily):
+class Navigation2DVectorEnv(PointFamily):
     """A point that starts at the origin; the reward is minus its distance to the goal after the move.
 
     The episode terminates when both coordinates are within 0.01 of the goal.
@@ -41,51 +38,32 @@ class Navigation2DVectorEnv(BatchedFamily):
     Args:
         low: lowest coordinate of a sampled goal.
         high: highest.
-        normalization_scale: actions are in [-scale, scale], mapped linearly onto moves of [-0.1, 0.1]; None for
-            actions that are the moves themselves. Finn et al. trained with a scale of 1.
-        **options: see `BatchedFamily`; the task is `{"goal": (2,)}`.
+        **options: see `PointFamily`; moves are in [-0.1, 0.1]. Finn et al. trained with a normalization_scale of 1.
     """
 
-    metadata = {**BatchedFamily.metadata, "render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+    recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type
+    rewards_between: Any = None
     value_ranges = NEVER_POSITIVE
     task_description = "goal (2,): where to go, each coordinate uniform in [-0.5, 0.5]"
     default_steps = 100
 
     def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        low: float = -0.5,
-        high: float = 0.5,
-        normalization_scale: float | None = None,
-        **options: Unpack[FamilyOptions],
+        self, num_envs: int = 1, *, low: float = -0.5, high: float = 0.5, **options: Unpack[PointOptions]
     ) -> None:
         self.low, self.high = check_interval(low, high)
-        scale = _STEP if normalization_scale is None else check_positive("normalization_scale", normalization_scale)
-        self._move_gain = _STEP / scale
-        super().__init__(
-            num_envs,
-            self._make_observation_space(),
-            spaces.Box(-scale, scale, (2,), np.float32),
-            {"goal": TaskEntry((2,))},
-            **options,
-        )
+        super().__init__(num_envs, **options)
         self.task_space = TaskSpace({"goal": (TaskParameter.between(self.low, self.high), (2,))})
-        self._position = np.zeros((num_envs, 2))
         # Where all slots were after every step, and at which of these entries each slot's episode began.
         self._paths: list[NDArray[np.float64]] = []
         self._path_starts = np.zeros(num_envs, np.int64)
-
-    def _make_observation_space(self) -> spaces.Box:
-        return spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         return [{"goal": goal} for goal in random.uniform(self.low, self.high, (num_tasks, 2))]
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
-        where = slice(None) if mask is None else mask
-        self._position[where] = 0.0
+        super()._reset_slots(mask, streams)
         if self.render_mode:
+            where = slice(None) if mask is None else mask
             self._path_starts[where] = len(self._paths)
             self._paths.append(self._position.copy())
             oldest = int(self._path_starts.min())
@@ -98,21 +76,18 @@ class Navigation2DVectorEnv(BatchedFamily):
         xp = self.xp
         # np.clip has a Python layer that costs more than these two calls.
         moves = as_floats(actions) * self._move_gain
-        self._position += xp.minimum(xp.maximum(moves, -_STEP), _STEP)
+        self._position += xp.minimum(xp.maximum(moves, -self.largest_move), self.largest_move)
         self._stay_in_the_room()
         offset = self._position - self.tasks["goal"]
         if self.render_mode:
             self._paths.append(self._position.copy())
-        rewards = -xp.sqrt(offset[:, 0] * offset[:, 0] + offset[:, 1] * offset[:, 1])
+        rewards = -self._length(offset)
         self._reward_terms = {"reward_distance": rewards}
         distances = xp.abs(offset)
         return rewards, (distances[:, 0] < _ARRIVED) & (distances[:, 1] < _ARRIVED)
 
     def _stay_in_the_room(self) -> None:
         """Put points that have left the room back at its walls; this one has none."""
-
-    def _write_observations(self, out: NDArray[Any]) -> None:
-        out[:] = self._position
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
         goal = self.tasks["goal"][slot]

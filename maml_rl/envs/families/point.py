@@ -5,7 +5,6 @@ https://arxiv.org/abs/1810.06784, and Ni et al. 2022, https://arxiv.org/abs/2110
 with them.
 """
 
-from abc import abstractmethod
 from typing import Any, ClassVar, Literal, Unpack, get_args
 
 import numpy as np
@@ -14,8 +13,7 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
 from maml_rl.arrays import as_floats, copied
-from maml_rl.envs.drawing import Canvas
-from maml_rl.envs.families.navigation import GOAL_COLOR, PATH_COLOR, START_COLOR
+from maml_rl.envs.drawing import GOAL_COLOR, PATH_COLOR, START_COLOR, Canvas
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import AT_MOST_1, NEVER_POSITIVE, RecordedInfos, Task
 from maml_rl.envs.task_entries import TaskEntry
@@ -63,7 +61,7 @@ class PointFamily(BatchedFamily):
         self._move_gain = self.largest_move / scale
         super().__init__(
             num_envs,
-            spaces.Box(-np.inf, np.inf, (2,), np.float32),
+            self._make_observation_space(),
             spaces.Box(-scale, scale, (2,), np.float32),
             {self.entry: TaskEntry((2,))},
             **options,
@@ -71,9 +69,12 @@ class PointFamily(BatchedFamily):
         self._position = np.zeros((num_envs, 2))
         self._start = np.zeros((num_envs, 2))
 
-    @abstractmethod
+    def _make_observation_space(self) -> spaces.Box:
+        return spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
     def _rewards(self, before: Floats) -> Floats:
         """Return the rewards (N,) of a step that led from the positions `before` (N, 2) to `self._position`."""
+        return -self._distance(self._position)
 
     def _nearness(self) -> Floats:
         """Return 1 - distance (N,) within the radius of the goal, else 0."""
@@ -101,9 +102,12 @@ class PointFamily(BatchedFamily):
 
     def _distance(self, positions: Floats) -> Floats:
         """Return the distance (N,) of positions (N, 2) from the goals."""
-        offset = positions - self._goals
-        distance: Floats = self.xp.sqrt(offset[:, 0] * offset[:, 0] + offset[:, 1] * offset[:, 1])
-        return distance
+        return self._length(positions - self._goals)
+
+    def _length(self, offsets: Floats) -> Floats:
+        """Return the lengths (N,) of vectors (N, 2)."""
+        length: Floats = self.xp.sqrt(offsets[:, 0] * offsets[:, 0] + offsets[:, 1] * offsets[:, 1])
+        return length
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
         where = slice(None) if mask is None else mask
@@ -112,7 +116,7 @@ class PointFamily(BatchedFamily):
 
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[Floats, bool]:
+    ) -> tuple[Floats, NDArray[np.bool_] | bool]:
         before = copied(self._position)
         moves = self.xp.clip(as_floats(actions) * self._move_gain, -self.largest_move, self.largest_move)
         self._move(moves, active)
@@ -153,9 +157,6 @@ class PointGoalVectorEnv(PointFamily):
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         return [{"goal": goal} for goal in random.uniform(-1.0, 1.0, (num_tasks, 2))]
 
-    def _rewards(self, before: Floats) -> Floats:
-        return -self._distance(self._position)
-
 
 class SparsePointGoalVectorEnv(PointFamily):
     """The reward is 1 - distance within 0.2 of the goal, else 0; goals are on the half-circle around the start.
@@ -168,8 +169,9 @@ class SparsePointGoalVectorEnv(PointFamily):
     task_space = PolarTaskSpace("goal", TaskParameter.between(0.0, np.pi), TaskParameter.choice(1.0))
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        angles = random.uniform(0.0, np.pi, num_tasks)
-        return [{"goal": goal} for goal in np.stack((np.cos(angles), np.sin(angles)), axis=1)]
+        return self.task_space.to_tasks(
+            {"angle": random.uniform(0.0, np.pi, num_tasks), "distance": np.ones(num_tasks)}
+        )
 
     def _rewards(self, before: Floats) -> Floats:
         return self._nearness()
@@ -227,7 +229,7 @@ class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
 
     def _step_slots(
         self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[Floats, bool]:
+    ) -> tuple[Floats, NDArray[np.bool_] | bool]:
         rewards, terminated = super()._step_slots(actions, active, streams)
         if self._reward == "distance":
             self._reward_terms["sparse_reward"] = self._nearness()

@@ -3,7 +3,6 @@
 Source: Finn et al. 2017, section 5.3, https://arxiv.org/abs/1703.03400
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
@@ -36,9 +35,8 @@ class AntFamily(MujocoFamily):
     clipped forces. An episode terminates when the torso's height leaves [0.2, 1.0] m or the state is not finite.
     """
 
-    task_term: ClassVar[str] = "reward_forward"
     survive_reward: ClassVar[float] = 0.05
-    control_cost: ClassVar[float] = 0.005
+    control_cost = 0.005
     terminates: ClassVar[bool] = True
 
     def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
@@ -55,34 +53,11 @@ class AntFamily(MujocoFamily):
         self._torso_rotation = self.physics.bind("xmat")[:, 1]
         self._forces = self.physics.bind("cfrc_ext").reshape(self.num_envs, -1)
 
-    @abstractmethod
-    def _task_reward(self, velocity: Floats) -> Floats:
-        """Return rewards (N,) for velocities (N, 2) in m/s, forward and sideways, or for the positions after a step."""
-
     def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         super()._reset_slots(mask, streams)
         self._clip_forces()
 
-    def _step_slots(
-        self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
-    ) -> tuple[Floats, NDArray[np.bool_]]:
-        controls = self.controls(actions)
-        velocity = self._move(controls, active)
-        self._clip_forces()
-        task = self._task_reward(velocity)
-        control = -self.control_cost * sum_of_squares(controls)
-        contact = -_CONTACT_COST * sum_of_squares(self._clipped_forces)
-        self._reward_terms = {
-            self.task_term: task,
-            "reward_survive": self.xp.full((self.num_envs,), self.survive_reward),
-            "reward_ctrl": control,
-            "reward_contact": contact,
-            "x_velocity": velocity[:, 0],
-        }
-        return task + self.survive_reward + control + contact, ~self._is_healthy() & self.terminates
-
     def _move(self, controls: Floats, active: Mask | None) -> Floats:
-        """Step, and return the velocities (N, 2) that the reward uses, forward and sideways, in m/s."""
         before = copied(self._torso_position[:, :2])
         self._simulate(controls, active)
         velocity: Floats = (self._torso_position[:, :2] - before) / self.dt
@@ -97,11 +72,15 @@ class AntFamily(MujocoFamily):
         self.xp.maximum(self._forces, -1.0, out=self._clipped_forces)
         self.xp.minimum(self._clipped_forces, 1.0, out=self._clipped_forces)
 
-    def _is_healthy(self) -> NDArray[np.bool_]:
+    def _contact_reward(self) -> Floats:
+        self._clip_forces()
+        return -_CONTACT_COST * sum_of_squares(self._clipped_forces)
+
+    def _survival(self) -> tuple[Floats, Mask]:
         height = self._qpos[:, 2]
         finite = self.xp.isfinite(self._qpos).all(axis=1) & self.xp.isfinite(self._qvel).all(axis=1)
-        healthy: NDArray[np.bool_] = (height >= _LOWEST) & (height <= _HIGHEST) & finite
-        return healthy
+        healthy = (height >= _LOWEST) & (height <= _HIGHEST) & finite
+        return self.xp.full((self.num_envs,), self.survive_reward), ~healthy & self.terminates
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:, :15] = self._qpos
@@ -122,16 +101,13 @@ class AntVelVectorEnv(VelocityTasks, AntFamily):
         super().__init__(num_envs, low=low, high=high, **options)
 
     def _task_reward(self, velocity: Floats) -> Floats:
-        return 1.0 + self._forward_reward(velocity[:, 0])
+        return 1.0 + super()._task_reward(velocity)
 
 
 class AntDirVectorEnv(DirectionTasks, AntFamily):
     """Walk forward or backward: direction * v and the terms common to all ants; see `DirectionTasks`."""
 
     task_description = "direction: 1 to walk forward, -1 to walk backward, each with probability 1/2"
-
-    def _task_reward(self, velocity: Floats) -> Floats:
-        return self._forward_reward(velocity[:, 0])
 
 
 class AntPosVectorEnv(AntFamily):
@@ -177,9 +153,6 @@ class AntDir2DVectorEnv(AngleTasks, AntFamily):
     def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
         super().__init__(num_envs, {"angle": TaskEntry()}, **options)
 
-    def _task_reward(self, velocity: Floats) -> Floats:
-        return self._along(velocity)
-
 
 class AntGoalVectorEnv(AntFamily):
     """Reach the goal of the task: the reward is minus the L1 distance to it, - 0.1 |a|^2 and minus the contact cost.
@@ -223,9 +196,6 @@ class AntRandParamsVectorEnv(RandomParameters, AntFamily):
     """
 
     survive_reward, control_cost = 1.0, 0.5
-
-    def _task_reward(self, velocity: Floats) -> Floats:
-        return velocity[:, 0]
 
 
 AntVelEnv = one_slot(AntVelVectorEnv)

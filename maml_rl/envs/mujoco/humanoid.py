@@ -5,7 +5,6 @@ Source: Rakelly et al. 2019 (PEARL), https://arxiv.org/abs/1903.08254, and the a
 
 from typing import Any, Unpack
 
-import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.arrays import as_floats
@@ -15,11 +14,9 @@ from maml_rl.envs.mujoco.mujoco_family import MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.shared_tasks import AngleTasks
 from maml_rl.envs.task_entries import TaskEntry
-from maml_rl.seeding import SlotStreams
 
 _FORWARD_REWARD = 1.25
 _SURVIVE_REWARD = 5.0
-_CONTROL_COST = 0.1
 _CONTACT_COST, _LARGEST_CONTACT_COST = 5e-7, 10.0
 _LOWEST, _HIGHEST = 1.0, 2.0
 
@@ -36,7 +33,8 @@ class HumanoidDirVectorEnv(AngleTasks):
         **options: see `MujocoFamily`; the task is `{"angle": radians}`.
     """
 
-    start_noise, uniform_velocities = 1e-2, True
+    start_noise, uniform_velocities, control_cost = 1e-2, True, 0.1
+    velocity_terms = ("x_velocity", "y_velocity")
 
     def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
         model = load_model("humanoid.xml", contact_forces=True)
@@ -59,27 +57,22 @@ class HumanoidDirVectorEnv(AngleTasks):
             center += fraction * self._centers[:, body, :2]
         return center
 
-    def _step_slots(
-        self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
-    ) -> tuple[Floats, NDArray[np.bool_]]:
-        controls = self.controls(actions)
+    def _move(self, controls: Floats, active: Mask | None) -> Floats:
         before = self._center_of_mass()
         self._simulate(controls, active)
-        velocity = (self._center_of_mass() - before) / self.dt
-        forward = _FORWARD_REWARD * self._along(velocity)
-        control = -_CONTROL_COST * sum_of_squares(controls)
-        contact: Floats = -self.xp.minimum(_CONTACT_COST * sum_of_squares(self._forces), _LARGEST_CONTACT_COST)
+        velocity: Floats = (self._center_of_mass() - before) / self.dt
+        return velocity
+
+    def _task_reward(self, velocity: Floats) -> Floats:
+        return _FORWARD_REWARD * super()._task_reward(velocity)
+
+    def _survival(self) -> tuple[Floats, Mask]:
         healthy = (self._qpos[:, 2] > _LOWEST) & (self._qpos[:, 2] < _HIGHEST)
-        survive: Floats = _SURVIVE_REWARD * as_floats(healthy)
-        self._reward_terms = {
-            "reward_forward": forward,
-            "reward_survive": survive,
-            "reward_ctrl": control,
-            "reward_contact": contact,
-            "x_velocity": velocity[:, 0],
-            "y_velocity": velocity[:, 1],
-        }
-        return forward + survive + control + contact, ~healthy
+        return _SURVIVE_REWARD * as_floats(healthy), ~healthy
+
+    def _contact_reward(self) -> Floats:
+        contact: Floats = -self.xp.minimum(_CONTACT_COST * sum_of_squares(self._forces), _LARGEST_CONTACT_COST)
+        return contact
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:, :22] = self._qpos[:, 2:]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Mapping
+from functools import reduce
+from operator import add
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
@@ -13,7 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
-from maml_rl.arrays import as_floats, copied, namespace
+from maml_rl.arrays import copied, namespace
 from maml_rl.envs.family import BatchedFamily, FamilyOptions
 from maml_rl.envs.mujoco.physics import Floats, Mask, PhysicsOptions, make_physics
 from maml_rl.envs.mujoco.rendering import Renderer
@@ -72,6 +75,11 @@ class MujocoFamily(BatchedFamily):
     uniform_velocities: ClassVar[bool] = False
     # Whether the quantities derived from positions and velocities are recomputed after the last substep.
     forward_after_step: ClassVar[bool] = False
+    # The reward is that of the task, called so in infos, minus this much of |a|^2, and what a body adds.
+    task_term: ClassVar[str] = "reward_forward"
+    control_cost: ClassVar[float]
+    # Of velocities along x, and then along y.
+    velocity_terms: ClassVar[tuple[str, ...]] = ("x_velocity",)
 
     def __init__(
         self,
@@ -145,6 +153,40 @@ class MujocoFamily(BatchedFamily):
         self.xp.minimum(controls, self._highest, out=controls)
         return controls
 
+    @abstractmethod
+    def _move(self, controls: Floats, active: Mask | None) -> Floats:
+        """Step, and return the velocities that the reward uses, in m/s: (N,) forward, or (N, 2) with those sideways."""
+
+    def _task_reward(self, velocity: Floats) -> Floats:
+        """Return rewards (N,) for velocities that `_move` has returned, or for the state after it."""
+        return self._forward_reward(velocity if velocity.ndim == 1 else velocity[:, 0])
+
+    def _forward_reward(self, velocity: Floats) -> Floats:
+        """Return rewards (N,) for forward velocities (N,) in m/s."""
+        return velocity
+
+    def _survival(self) -> tuple[Floats | None, NDArray[np.bool_] | bool]:
+        """Return rewards (N,) for not having fallen, and who has (N,); None and False for bodies that cannot."""
+        return None, False
+
+    def _contact_reward(self) -> Floats | None:
+        """Return rewards (N,) for the forces of contacts; None without such a cost."""
+        return None
+
+    def _step_slots(
+        self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
+    ) -> tuple[Floats, NDArray[np.bool_] | bool]:
+        controls = self.controls(actions)
+        velocity = self._move(controls, active)
+        task, (survive, fallen) = self._task_reward(velocity), self._survival()
+        control = -self.control_cost * sum_of_squares(controls)
+        further = {"reward_survive": survive, "reward_ctrl": control, "reward_contact": self._contact_reward()}
+        terms = {self.task_term: task} | {name: term for name, term in further.items() if term is not None}
+        along = dict(zip(self.velocity_terms, velocity.reshape(self.num_envs, -1).T, strict=False))
+        self._reward_terms = terms | along
+        rewards: Floats = reduce(add, terms.values())
+        return rewards, fallen
+
     def _simulate(self, controls: Floats, active: Mask | None) -> None:
         start = perf_counter()
         self.physics.step(controls, self.substeps, active)
@@ -180,41 +222,13 @@ class MujocoFamily(BatchedFamily):
 
 
 class ForwardFamily(MujocoFamily):
-    """Base of bodies with a reward for their forward velocity v: v, or that of the task, minus `control_cost` |a|^2.
-
-    A body that can fall has 1 more while it is healthy, and its episode terminates when it is not.
-    """
-
-    control_cost: ClassVar[float]
+    """Base of bodies that move forward and backward alone."""
 
     def _move(self, controls: Floats, active: Mask | None) -> Floats:
-        """Step, and return the forward velocities (N,) that the reward uses, in m/s."""
         before = copied(self._qpos[:, 0])
         self._simulate(controls, active)
         velocity: Floats = (self._qpos[:, 0] - before) / self.dt
         return velocity
-
-    def _forward_reward(self, velocity: Floats) -> Floats:
-        """Return rewards (N,) for forward velocities (N,) in m/s."""
-        return velocity
-
-    def _step_slots(
-        self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
-    ) -> tuple[Floats, bool | NDArray[np.bool_]]:
-        controls = self.controls(actions)
-        velocity = self._move(controls, active)
-        forward = self._forward_reward(velocity)
-        control = -self.control_cost * sum_of_squares(controls)
-        self._reward_terms = {"reward_forward": forward, "reward_ctrl": control, "x_velocity": velocity}
-        healthy = self._is_healthy()
-        if healthy is None:
-            return forward + control, False
-        survive = self._reward_terms["reward_survive"] = as_floats(healthy)
-        return forward + survive + control, ~healthy
-
-    def _is_healthy(self) -> Mask | None:
-        """Return which slots (N,) are in a healthy state; None for bodies that cannot fall."""
-        return None
 
 
 def sum_of_squares(rows: Floats) -> Floats:

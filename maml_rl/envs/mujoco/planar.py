@@ -11,11 +11,12 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.arrays import as_floats
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import ForwardFamily, MujocoOptions
-from maml_rl.envs.mujoco.physics import Mask
+from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.shared_tasks import DirectionTasks, RandomParameters, VelocityTasks
 from maml_rl.envs.task_entries import TaskEntry
 
@@ -90,14 +91,14 @@ class PlanarWalkerFamily(ForwardFamily):
         """Return the model."""
         return load_model(cls.model_file)
 
-    def _is_healthy(self) -> Mask:
+    def _survival(self) -> tuple[Floats, Mask]:
         xp, height, angle = self.xp, self._qpos[:, 1], self._qpos[:, 2]
         healthy: Mask = (height > self.lowest) & (height < self.highest) & (xp.abs(angle) < self.steepest)
         if self.largest < np.inf:
             # Comparisons with NaN are false.
             healthy &= (xp.abs(self._qpos[:, 2:]) < self.largest).all(axis=1)
             healthy &= (xp.abs(self._qvel) < self.largest).all(axis=1)
-        return healthy
+        return as_floats(healthy), ~healthy
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         split = self.model.nq - 1

@@ -61,7 +61,7 @@ class AngleTasks(MujocoFamily):
         xp, angle = self.xp, self.tasks["angle"]
         self._direction = xp.stack((xp.cos(angle), xp.sin(angle)), axis=1)
 
-    def _along(self, velocity: Floats) -> Floats:
+    def _task_reward(self, velocity: Floats) -> Floats:
         """Return the parts (N,) of velocities (N, 2) along the directions."""
         along: Floats = velocity[:, 0] * self._direction[:, 0] + velocity[:, 1] * self._direction[:, 1]
         return along

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maml_rl.envs.drawing import GOAL_COLOR, PATH_COLOR, START_COLOR
 from maml_rl.envs.families.navigation import (
-    GOAL_COLOR,
-    PATH_COLOR,
-    START_COLOR,
     Navigation2DEnv,
     Navigation2DVectorEnv,
     PixelNavigationVectorEnv,

@@ -124,15 +124,10 @@ def test_engines_give_the_same_bits_through_falls_and_frozen_slots(family, engin
     assert one.terminated.any()
 
 
-def test_tasks_come_from_the_published_distributions():
-    velocities = [task["velocity"] for task in AntVelVectorEnv().sample_tasks(4000, seed=0)]
-    np.testing.assert_allclose(np.quantile(velocities, [0.0, 0.5, 1.0]), [0.0, 1.5, 3.0], atol=0.08)
+def test_positions_come_from_the_published_distribution():
     places = np.array([task["position"] for task in AntPosVectorEnv().sample_tasks(4000, seed=0)])
     assert places.shape == (4000, 2)
     np.testing.assert_allclose(np.quantile(places, [0.0, 0.5, 1.0], axis=0).T, [[-3.0, 0.0, 3.0]] * 2, atol=0.12)
-    directions = [task["direction"] for task in AntDirVectorEnv().sample_tasks(4000, seed=0)]
-    assert set(directions) == {-1.0, 1.0}
-    assert np.mean(directions) == pytest.approx(0.0, abs=0.06)
     with pytest.raises(ValueError, match="low must be below high"):
         AntPosVectorEnv(low=1.0, high=1.0)
 

@@ -1,0 +1,138 @@
+"""How calls of environments are carried out, and again after `Retry`."""
+
+from contextlib import closing
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from maml_rl.envs import Retry, check_meta_env, make_vector_env
+from maml_rl.envs.calls import Attempts, CallRules, async_methods, carry_out, pause_visibly, result_of, without_wrappers
+from tests.envs.third_party import WalkEnv
+
+
+def busy(times: int, after: float = 0.0) -> Any:
+    """Return a call that raises `Retry` a few times before it returns how often."""
+    left = [times]
+
+    def call() -> int:
+        if left[0]:
+            left[0] -= 1
+            raise Retry(after, "the service is busy")
+        return times
+
+    return call
+
+
+def test_call_is_repeated_as_often_as_allowed_after_the_pauses_that_it_asks_for() -> None:
+    attempts, pauses = Attempts(2, 3), []
+    assert result_of(carry_out(attempts.of(1, busy(0)), pauses.append)) == (False, 0)
+    assert result_of(carry_out(attempts.of(1, busy(2, 0.5)), pauses.append)) == (False, 2)
+    assert (pauses, attempts.retries, attempts.total) == ([0.5, 0.5], [0, 2, 0], 2)
+    with pytest.raises(RuntimeError, match=r"raised Retry 3 times .*max_retries=2 .*: the service is busy"):
+        result_of(carry_out(attempts.of(1, busy(1)), pauses.append))
+    # The count begins anew.
+    assert (attempts.retries, attempts.total, len(pauses)) == ([0, 0, 0], 2, 2)
+
+
+def test_call_within_an_episode_begins_it_again_once() -> None:
+    attempts = Attempts(3, 1)
+    step, begin = busy(1), busy(1)
+    assert result_of(carry_out(attempts.of(0, step, begin), lambda seconds: None)) == (True, 1)
+    # An error that was raised before is the first try.
+    assert result_of(carry_out(attempts.of(0, step, begin, Retry()), lambda seconds: None)) == (True, 1)
+    assert attempts.total == 3
+
+
+def test_pause_alternates_its_mark_and_ends_with_none() -> None:
+    marks: list[bool] = []
+    pause_visibly(0.35, marks.append)
+    assert marks == [True, False, False]
+
+
+@pytest.mark.parametrize("after", [-1.0, float("inf"), True, "1"])
+def test_pause_that_is_no_number_of_seconds_is_refused(after: Any) -> None:
+    with pytest.raises(ValueError, match=r"Retry\(after=...\) takes a number of seconds, at least 0, got"):
+        Retry(after)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"stepping": "serial", "threads": 2}, "stepping='serial' has no threads, but stepping_threads is 2"),
+        ({"stepping": "fast"}, "stepping must be one of auto, serial, threads, got 'fast'"),
+        ({"max_retries": -1}, "max_retries must be"),
+        ({"threads": 0}, "stepping_threads must be"),
+    ],
+)
+def test_rules_that_exclude_each_other_are_refused(rules: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CallRules(**rules)
+    assert [CallRules(**wanted).want_threads for wanted in ({}, {"stepping": "threads"}, {"threads": 1})] == [
+        *(False, True, True)
+    ]
+
+
+class TakesInt32(WalkEnv):
+    """As environments whose seed is an int32."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None and seed >= 2**31:
+            raise OverflowError("seed must fit into int32")
+        return super().reset(seed=seed, options=options)
+
+
+class TakesInt32Awaited(TakesInt32):
+    async def reset(self, **given: Any) -> Any:
+        return super().reset(**given)
+
+    async def step(self, action: Any) -> Any:
+        return super().step(action)
+
+
+class TakesInt32Batch(SyncVectorEnv):
+    np_random: Any = None
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__([WalkEnv] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        if seed is not None and max(seed) >= 2**31:
+            raise OverflowError("seed must fit into int32")
+        return super().reset(seed=seed, options=options)
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"slope": float(slope)} for slope in self.np_random.uniform(-1.0, 1.0, num_tasks)]
+
+    def reset_task(self, tasks: list[dict[str, Any]]) -> None:
+        for env, task in zip(self.envs, tasks, strict=True):
+            env.reset_task(task)
+
+
+@pytest.mark.parametrize("made", [TakesInt32, TakesInt32Awaited, TakesInt32Batch])
+def test_refused_seed_of_32_bits_names_the_declaration_that_gives_31(made: Any) -> None:
+    seeds = np.array([5, 2**31 + 7, 2**40 + 2**31 + 9])
+    with closing(make_vector_env(made, {}, 3)) as env, pytest.raises(ValueError, match=r"seed_bits = 31 in TakesInt32"):
+        env.reset_buffers(seeds)
+    declares = type("Declares", (made,), {"seed_bits": 31})
+    with closing(make_vector_env(declares, {}, 3)) as env, closing(make_vector_env(WalkEnv, {}, 3)) as expected:
+        env.reset_buffers(seeds)
+        expected.reset_buffers([5, 7, 9])
+        np.testing.assert_array_equal(env.buffers.observations, expected.buffers.observations)
+        assert env.sample_tasks(2, seed=2**31 + 3) == expected.sample_tasks(2, seed=3)
+    if made is not TakesInt32Batch:
+        with pytest.raises(AssertionError, match=r"seed=4294967295\) must work: .* seed_bits = 31 in Takes"):
+            check_meta_env(made())
+        check_meta_env(declares())
+
+
+def test_only_wrappers_that_check_or_limit_are_left_out_of_what_is_awaited() -> None:
+    env = TakesInt32Awaited()
+    assert async_methods(env) == ["reset", "step"]
+    assert without_wrappers(gymnasium.wrappers.TimeLimit(gymnasium.wrappers.OrderEnforcing(env), 3)) is env
+    with pytest.raises(TypeError, match="which its wrapper TransformReward cannot await"):
+        without_wrappers(gymnasium.wrappers.TransformReward(env, float))
+    plain = gymnasium.wrappers.TimeLimit(WalkEnv(), 3)
+    assert without_wrappers(plain) is plain

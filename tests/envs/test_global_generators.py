@@ -1,0 +1,251 @@
+"""The generators of the process: keyed, looked at, and given back, for environments that draw from them."""
+
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maml_rl import seeding
+from maml_rl.envs import global_generators
+from maml_rl.envs.serial import SerialVectorEnv
+from tests.envs.third_party import WalkEnv
+
+
+class Draws(WalkEnv):
+    """Observes normal numbers of the process's generators; of two drawn together, the second is kept."""
+
+    def __init__(self, which: str = "numpy random") -> None:
+        super().__init__()
+        self.which = which
+
+    def observe(self) -> Any:
+        drawn = float(np.random.standard_normal()) + (random.gauss(0.0, 1.0) if "random" in self.which else 0.0)
+        return np.array([self.place, drawn])
+
+
+@pytest.mark.parametrize("tried", [0, 100])
+def test_generators_continue_from_call_to_call_of_a_slot_and_others_see_nothing(tried: int) -> None:
+    generators = global_generators.SlotGenerators(2)
+    generators._steps_to_try = tried
+    before = np.random.get_state()[1].tolist(), random.getstate(), torch.get_rng_state().tolist()
+
+    def draw() -> list[float]:
+        return [np.random.uniform(), random.random(), float(torch.rand(()))]
+
+    def expected(slot: int, count: int) -> list[list[float]]:
+        words = [np.random.SeedSequence((30 + slot, 1, which)) for which in (1, 2, 3)]
+        seeds = [int.from_bytes(seed.generate_state(4).tobytes(), "little") for seed in words]
+        numpy = np.random.RandomState(np.random.MT19937(words[0]))
+        python, tensors = random.Random(seeds[1]), torch.Generator().manual_seed(seeds[2] % 2**63)
+        return [[numpy.uniform(), python.random(), float(torch.rand((), generator=tensors))] for _ in range(count)]
+
+    seen: list[list[list[float]]] = [[generators.begin(slot, 30 + slot, draw)] for slot in range(2)]
+    for slot in (0, 1, 1, 0):
+        seen[slot].append(generators.step(slot, draw))
+    assert seen == [expected(slot, 3) for slot in range(2)]
+    assert generators.used
+    task = {"slope": 1.0}
+    assert generators.give_task(0, task, draw) == generators.give_task(1, dict(task), draw) != seen[0][0]
+    assert generators.draw_tasks(5, draw) == generators.draw_tasks(5, draw) != generators.draw_tasks(6, draw)
+    assert before == (np.random.get_state()[1].tolist(), random.getstate(), torch.get_rng_state().tolist())
+
+
+def test_place_of_torchs_generator_is_read_in_memory_and_moves_with_every_draw() -> None:
+    """A state takes ten times as long, twice a step of every environment; this fails where torch keeps it elsewhere."""
+    assert global_generators._offset_of_torch_words() is not None
+    generator = global_generators._torch()
+    before = generator.save()
+    # The first normal number is drawn with the second, which leaves the words as they are.
+    draws = [lambda: torch.rand(()), lambda: torch.randn(()), lambda: torch.randn(()), lambda: torch.randperm(3)]
+    for draw in [*draws, lambda: torch.rand(624), lambda: torch.manual_seed(7)]:
+        place = generator.place()
+        assert generator.place() == place
+        draw()
+        assert generator.place() != place
+    generator.restore(before)
+
+
+FIRST_TO_IMPORT_TORCH = """
+import sys
+import numpy as np
+from maml_rl.envs import global_generators, make_vector_env
+from tests.envs.third_party import WalkEnv
+
+class Imports(WalkEnv):
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+        self.drawn = self.draw("constructor")
+
+    def draw(self, call):
+        if call != self.call:
+            return 0.0
+        import torch
+        return float(torch.rand(()))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([self.draw("reset"), self.drawn]), {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return np.array([self.draw("step"), self.drawn]), *rest
+
+global_generators.STEPS_TRIED = int(sys.argv[2])
+for _ in range(2):
+    assert ("torch" in sys.modules) == bool(_)
+    env = make_vector_env(Imports, {"call": sys.argv[1]}, 2)
+    env.reset_task([{"slope": 0.5}] * 2)
+    seen = []
+    for _ in range(2):
+        seen.append(env.reset(seed=[3, 4])[0].copy())
+        for _ in range(3):
+            seen.append(env.step(np.zeros((2, 1), np.float32))[0].copy())
+    env.close()
+    print(np.array(seen[4:]).tolist())
+"""
+
+
+# Each starts an interpreter that imports torch.
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("call", "steps_tried"), [("constructor", 100), ("step", 0), ("step", 100)])
+def test_first_call_that_imports_torch_draws_as_later_ones_do(call: str, steps_tried: int) -> None:
+    command = [sys.executable, "-c", FIRST_TO_IMPORT_TORCH, call, str(steps_tried)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+
+
+def test_global_generators_of_a_slot_are_seeded_with_its_episode() -> None:
+    with closing(SerialVectorEnv(Draws, {"which": "numpy"}, 2)) as env:
+        first = env.reset(seed=[7, 9])[0][:, 1]
+        second = env.step(np.zeros((2, 1), np.float32))[0][:, 1]
+    for slot, seed in enumerate((7, 9)):
+        own = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, 1, 1))))
+        assert [first[slot], second[slot]] == [own.standard_normal(), own.standard_normal()]
+
+
+@pytest.mark.parametrize("steps_tried", [0, 2, 100])
+def test_policy_may_draw_from_global_generators_between_steps(
+    steps_tried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others draw is not repeated, and not taken for what the environment draws."""
+    monkeypatch.setattr(global_generators, "STEPS_TRIED", steps_tried)
+    states = np.random.get_state(), random.getstate()
+    np.random.seed(3)
+    random.seed(3)
+    before = np.random.get_state()
+    expected = [np.random.standard_normal() for _ in range(7)], [random.gauss(0.0, 1.0) for _ in range(7)]
+    np.random.set_state(before)
+    random.seed(3)
+    for make_env in (Draws, WalkEnv):
+        np.random.seed(3)
+        random.seed(3)
+        drawn: tuple[list[float], list[float]] = ([], [])
+        with closing(SerialVectorEnv(make_env, {}, 2)) as env:
+            env.reset(seed=0)
+            for _ in range(7):
+                drawn[0].append(np.random.standard_normal())
+                drawn[1].append(random.gauss(0.0, 1.0))
+                env.step(np.zeros(env.action_space.shape, env.action_space.dtype))
+            assert env._generators.used is (make_env is Draws)
+        assert drawn == expected
+    np.random.set_state(states[0])
+    random.setstate(states[1])
+
+
+READS_IN_TWO_THREADS = """
+import gc, threading, time
+import torch
+from maml_rl.envs import Retry, global_generators
+
+class Collected:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        time.sleep(0.0005)
+
+def read():
+    for _ in range(300):
+        Collected()
+        global_generators._places()
+
+gc.set_threshold(1)
+threads = [threading.Thread(target=read) for _ in range(2)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+"""
+
+
+def test_garbage_that_is_collected_while_threads_look_at_generators_blocks_none() -> None:
+    subprocess.run([sys.executable, "-c", READS_IN_TWO_THREADS], check=True, timeout=40)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("how", ["with generators of its own", "watched", "a constructor"])
+def test_call_in_another_thread_waits_while_generators_are_not_the_processs(how: str) -> None:
+    def enter(call: Callable[[], Any]) -> None:
+        if how == "a constructor":
+            global_generators.construct(call)
+            return
+        generators = global_generators.SlotGenerators(1)
+        if how == "watched":
+            generators._steps_to_try = 0
+        generators.step(0, call)
+
+    inside, second_inside, crossed = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        inside.set()
+        crossed.append(second_inside.wait(0.2))
+
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()
+    one = threading.Thread(target=enter, args=(first,))
+    two = threading.Thread(target=enter, args=(second_inside.set,))
+    one.start()
+    assert inside.wait(20)
+    two.start()
+    one.join()
+    two.join()
+    assert (crossed, second_inside.is_set()) == ([False], True)
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
+@pytest.mark.timeout(30)
+def test_process_forked_while_another_thread_holds_the_generators_makes_environments() -> None:
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with seeding.global_generators():
+            held.set()
+            over.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(20)
+        context = multiprocessing.get_context("fork")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = context.Process(target=global_generators.construct, args=(int,))
+            child.start()
+        child.join(10)
+        assert child.exitcode == 0
+    finally:
+        over.set()
+        thread.join()
