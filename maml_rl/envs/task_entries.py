@@ -103,6 +103,8 @@ def parse_tasks(tasks: Sequence[Task], entries: Mapping[str, TaskEntry], num_env
 def for_each_task(tasks: Sequence[Task], read: Callable[[Task], Read]) -> list[Read]:
     """Return what `read` returns for the task of each slot. A dict of several adjacent slots is read once."""
     results: list[Read] = []
+    # Held, since a sequence may make each dict when it is asked for it.
+    tasks = list(tasks)
     starts = np.flatnonzero(np.diff(_identities(tasks), prepend=-1))
     for slot, after in pairwise([*starts.tolist(), len(tasks)]):
         try:
