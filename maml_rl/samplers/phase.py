@@ -5,7 +5,7 @@ A worker that does not act itself never imports torch, so this module only names
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from maml_rl.policies import Policy
+    from maml_rl.profiling import StageTimer
 
 
 # The stages of a phase that a worker measures.
@@ -25,6 +26,13 @@ WORKER_STAGES = ("physics", "inference", "assembly")
 UNITS_PER_WORKER = 4
 # A worker may have this many times the mean number of slots; where whole tasks give it more, tasks are cut.
 _EVEN = 1.05
+
+
+def count_busiest(timer: StageTimer, seconds: Iterable[Mapping[str, float]]) -> None:
+    """Count the stages of the busiest of the workers, for which the caller has waited, since they run in parallel."""
+    by_stage = [[of_worker.get(stage, 0.0) for stage in WORKER_STAGES] for of_worker in seconds]
+    for stage, of_busiest in zip(WORKER_STAGES, max(by_stage, key=sum), strict=True):
+        timer.move("waiting", stage, of_busiest)
 
 
 @dataclass(frozen=True, slots=True)

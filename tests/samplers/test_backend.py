@@ -62,14 +62,6 @@ def test_part_of_a_phase_has_the_same_episodes_as_in_the_whole_phase(name: str) 
                 assert torch.equal(found.rewards, expected.rewards[part])
 
 
-def test_part_of_a_part_counts_tasks_from_the_first_of_all() -> None:
-    tasks = tuple({"goal": [number, 0.0]} for number in range(6))
-    phase = Phase(tasks, NormalMLPPolicy(2, 2, (4,)), None, PhaseStreams(0, 0, 0), 2, 4)
-    part = phase.of_tasks(slice(2, 6)).of_tasks(slice(1, 3))
-    assert part.tasks == tasks[3:5]
-    assert part.streams.first_task == 3
-
-
 @pytest.mark.parametrize("name", BACKENDS)
 def test_every_backend_draws_the_same_tasks_and_describes_the_same_slots(name: str) -> None:
     policy = NormalMLPPolicy(2, 2, (4,))
@@ -92,19 +84,6 @@ def test_preparing_starts_the_workers_that_the_phase_uses() -> None:
         assert len(pids) == 2
         sampler.rollout(sampler.sample_tasks(4))
         assert sampler.pids == pids
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"backend": "threads"}, "backend must be 'auto', 'in-process', 'processes', 'ray' or 'device', got 'threads'"),
-        ({"backend": "processes", "num_workers": 0}, "needs workers, but num_workers is 0"),
-        ({"backend": "in-process", "num_workers": 2}, "has no workers, but num_workers is 2"),
-    ],
-)
-def test_impossible_backend_is_refused_with_the_remedy(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2), **options)
 
 
 def test_backend_in_this_process_needs_no_number_of_workers() -> None:

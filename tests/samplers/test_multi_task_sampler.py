@@ -235,11 +235,8 @@ def test_closed_sampler_is_a_clear_error(sampler: MultiTaskSampler) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_workers": -1}, "num_workers must be greater than or equal to 0, got -1"),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
         ({"slots_per_task": 2}, "slots_per_task must divide batch_size, got 2 and 3"),
-        ({"num_groups": 2, "num_workers": 0}, "num_groups=2 needs at least as many workers"),
-        ({"num_groups": 2, "num_workers": 2, "recv_timeout": 0.1}, "exclude each other"),
         ({"seed": 2**32}, "a seed must be an integer"),
     ],
 )

@@ -210,7 +210,7 @@ class ChildStore(RemoteStore):
             self._sent[worker] = worker.policy, sent | set(objects)
             if (made := messages.get(sent)) is None or worker.index != index:
                 objects |= {} if call is None else {call.number: self._objects[call.number]}
-                needed = (self._env.startup.interpreter_for(pickled) for pickled in objects.values())
+                needed = (self._env.interpreter_for(pickled) for pickled in objects.values())
                 interpreter = next((state for state in needed if state is not None), None)
                 blocks = dict(of_worker) if worker.index == index else {worker.index: of_worker[index]}
                 command = Work(self._env.pool.generation, request, blocks, objects, first_phase, interpreter)

@@ -88,7 +88,7 @@ class ChildEnv:
                 self._made.tasks, self._made.first_slot = tasks, self._slots.start
                 self._env.reset_task(tasks)
             case RunPhase():
-                self._phases.run(command)
+                return Done(generation, self._phases.run(command))
             case Work():
                 return Done(generation, self._phases.work(command))
             case LoadPolicy():
@@ -96,9 +96,7 @@ class ChildEnv:
                 from maml_rl.samplers.work.child.phase_runner import PhaseRunner
 
                 env, place = EnvDescription.of(self._env), (self._memory, self._buffers.size)
-                self._phases = PhaseRunner(
-                    command, env, *place, len(self._progress.heartbeats), self._index, self._made
-                )
+                self._phases = PhaseRunner(command, env, *place, self._index, self._made)
             case SampleTasks(num_tasks=num_tasks, seed=seed, evaluation=evaluation):
                 return Done(generation, self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation))
             case Load(interpreter=interpreter, recipe=recipe):

@@ -10,10 +10,12 @@ import pickle
 import socket
 import struct
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maml_rl.envs.meta_env import Task
+from maml_rl.samplers.env_recipe import require_picklable_tasks
 from maml_rl.samplers.failures import Failed
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.work.child.shared_buffers import PhasePlan
@@ -110,8 +112,9 @@ class LoadPolicy:
 class RunPhase:
     """Sample a unit of a phase, under the parameters in the shared memory, into the episodes there.
 
+    The reply is the seconds of each stage, if they were measured.
+
     Attributes:
-        version: number of the parameters.
         first_task: which of the tasks in the shared memory is the first.
         phase: of the unit alone, without policy and parameters; it has fewer slots than the worker, or as many.
         alike: whether the parameters of the first task are those of all.
@@ -120,7 +123,6 @@ class RunPhase:
     """
 
     generation: int
-    version: int
     first_task: int
     phase: Phase
     alike: bool = False
@@ -215,9 +217,13 @@ def describe_command(command: Command | None, steps: int | None) -> str:
             return f"in {type(command).__name__}"
 
 
-def encode(message: Any) -> bytes:
-    """Return a message as bytes for the channel."""
-    payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+def encode(message: Any, tasks: Sequence[Task] = ()) -> bytes:
+    """Return a message as bytes for the channel; a task of these that cannot be pickled is named by a TypeError."""
+    try:
+        payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        require_picklable_tasks(tasks)
+        raise
     return _HEADER.pack(len(payload)) + payload
 
 

@@ -5,6 +5,7 @@ Only workers that act import this module, and torch with it.
 
 import copy
 import pickle
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -13,7 +14,7 @@ from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.phase import WORKER_STAGES, Phase
+from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.remote_store import pickle_tensors
 
 # The loop is imported with this module, which the fork server loads ahead.
@@ -33,8 +34,7 @@ class PhaseRunner:
         env: description of the slots.
         memory: descriptor of the shared memory, in which the arrays of phases begin at `start`.
         start: see `memory`.
-        num_workers: of the vector environment.
-        index: which of them this is.
+        index: which worker of the vector environment this is.
         body: the slots, and what is done in them.
     """
 
@@ -44,7 +44,6 @@ class PhaseRunner:
         env: EnvDescription,
         memory: int,
         start: int,
-        num_workers: int,
         index: int,
         body: Body,
     ) -> None:
@@ -53,19 +52,17 @@ class PhaseRunner:
         self._policy: Policy = pickle.loads(command.policy)
         self._plan, self._index, self._body = command.plan, index, body
         body.forget_policy()
-        self._shared = SharedPhase(memory, start, command.plan, env, num_workers)
+        self._shared = SharedPhase(memory, start, command.plan, env)
         self._objects: dict[int, bytes] = {}
         self._first_phase = 0
 
-    def run(self, command: RunPhase) -> None:
-        """Sample the unit into the shared episodes, or stop if the parent has abandoned it."""
+    def run(self, command: RunPhase) -> dict[str, float]:
+        """Sample the unit into the shared episodes, and return the seconds of each stage, if they are measured.
+
+        If the parent has abandoned the unit, it stops, since other parameters may be in the memory now.
+        """
         if self._body.generation != command.generation:
-            return
-        if self._shared.version[0] != command.version:
-            raise RuntimeError(
-                f"expected parameters of version {command.version}, but {self._shared.version[0]} are in the shared "
-                "memory; only the parent may write there"
-            )
+            return {}
         with torch.no_grad():
             for name, constant in self._policy.named_buffers():
                 constant.copy_(torch.from_numpy(self._shared.constants[name]))
@@ -77,14 +74,10 @@ class PhaseRunner:
             arrays = {name: array[0, ...] if command.alike else array[tasks] for name, array in arrays.items()}
         params = {name: torch.from_numpy(array) for name, array in arrays.items()}
         phase, episodes = command.phase.with_policy(self._policy, params), self._shared.episodes[command.number]
-        try:
+        # The parent no longer waits for a phase that it has abandoned, and drops the reply.
+        with suppress(PhaseAbandonedError):
             self._body.run(phase, command.first_slot, episodes.view(tasks), timer, command.generation)
-        except PhaseAbandonedError:
-            # The parent no longer waits for this phase, and drops the reply.
-            return
-        if command.timed:
-            seconds = timer.take()
-            self._shared.stage_seconds[self._index] += [seconds.get(stage, 0.0) for stage in WORKER_STAGES]
+        return timer.take()
 
     def work(self, command: Work) -> bytes:
         """Return the replies, pickled, to a request about blocks of the batch whose episodes are in the memory."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.env_recipe import require_picklable_tasks
 from maml_rl.samplers.episode_arrays import EpisodeArrays, KeptMemory, Layout
-from maml_rl.samplers.phase import WORKER_STAGES, Phase
+from maml_rl.samplers.phase import Phase, count_busiest
 from maml_rl.samplers.policy_copies import pickle_policy
 from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
@@ -62,33 +63,27 @@ class WorkerPhases:
         env.recover()
         shared, alike = self._write_parameters(phase, num_phases)
         timer.observe(WORKERS_PER_INFERENCE, 1)
-        shared.stage_seconds[:] = 0.0
         episodes = shared.episodes[number].empty_like(self._memory) if copies else shared.episodes[number]
-        without, generation, version = phase.without_policy(), pool.generation, int(shared.version[0])
+        without, generation = phase.without_policy(), pool.generation
 
         def unit_of(slots: slice) -> Unit:
             part = without.unit(slots)
-            command = RunPhase(generation, version, slots.start // phase.per_task, part, alike, timed, number)
-            try:
-                given = command, encode(command), pool.limits.call
-            except Exception:
-                require_picklable_tasks(phase.slot_tasks)
-                raise
+            command = RunPhase(generation, slots.start // phase.per_task, part, alike, timed, number)
+            given = command, encode(command, phase.slot_tasks), pool.limits.call
             return Unit("phase", (lambda worker: given,), slots, part.tasks)
 
         seconds_of: list[tuple[slice, float]] = []
+        stages: defaultdict[int, Counter[str]] = defaultdict(Counter)
         work = pool.results([unit_of(slots) for slots in units or env.parts], self.prepare)
         with timer.stage("waiting"):
-            for unit, worker, _ in work:
+            for unit, worker, seconds in work:
+                stages[worker.index].update(seconds)
                 seconds_of.append((unit.part, float(env.physics_seconds[worker.index]) - worker.physics))
                 if copies:
                     for of_tasks in phase.ranges(unit.part):
                         episodes.view(*of_tasks).fill(shared.episodes[number].view(*of_tasks))
         if timed:
-            # Workers run in parallel: the parent has waited for the busiest.
-            of_busiest = shared.stage_seconds[shared.stage_seconds.sum(axis=1).argmax()]
-            for stage, seconds in zip(WORKER_STAGES, of_busiest.tolist(), strict=True):
-                timer.move("waiting", stage, seconds)
+            count_busiest(timer, stages.values())
         return episodes, seconds_of
 
     def _write_parameters(self, phase: Phase, num_phases: int) -> tuple[SharedPhase, bool]:
@@ -113,7 +108,6 @@ class WorkerPhases:
             for name, tensor in tensors.items():
                 target = arrays[name][:1] if alike and tensors is of_phase else arrays[name]
                 target[...] = tensor.detach().cpu().numpy()
-        shared.version[0] += 1
         return shared, alike
 
     def _load(self, policy: Policy, plan: PhasePlan) -> SharedPhase:
@@ -121,12 +115,11 @@ class WorkerPhases:
 
         Workers get the policy, all of it except parameters and constants, before their next unit.
         """
-        env, startup = self.env, self.env.startup
+        env = self.env
         if self._loaded is None or self._loaded[0] is not policy or self._loaded[1] != plan:
-            shared = SharedPhase(env.memory, startup.buffers.size, plan, startup.env, env.num_workers)
-            shared.version[0] = 0
+            shared = SharedPhase(env.memory, env.shared.size, plan, EnvDescription.of(env))
             text = pickle_policy(policy)
-            load: dict[str, Any] = {"plan": plan, "policy": text, "interpreter": startup.interpreter_for(text)}
+            load: dict[str, Any] = {"plan": plan, "policy": text, "interpreter": env.interpreter_for(text)}
             self._loaded = policy, plan, shared, load
         return self._loaded[2]
 
@@ -140,7 +133,7 @@ class WorkerPhases:
         assert self._loaded is not None
         env, load = self.env, self._loaded[3]
         pool = env.pool
-        env.startup.complete()
+        env.complete()
         without = [index for index in range(env.num_workers) if pool.worker(index).policy is not load]
         if without:
             pool.ask(without, pool.limits.load, [LoadPolicy(pool.generation, **load) for _ in without])

@@ -21,7 +21,7 @@ from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, SlotCoun
 from maml_rl.errors import ChildEnvError, ChildLost, ConfigError
 from maml_rl.machine import uses_jax
 from maml_rl.samplers.closing import ClosesAtExit
-from maml_rl.samplers.env_recipe import Recipe, require_picklable_tasks
+from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.failures import describe_env, describe_slots
 from maml_rl.samplers.phase import split_slots
 from maml_rl.samplers.work.child.messages import (
@@ -42,87 +42,6 @@ START_METHODS = ("forkserver", "spawn", "fork")
 _CLOSE_SECONDS = 2.0
 # Seconds after the deadline of a call in which its worker may report that it hangs.
 _GRACE_SECONDS = 0.5
-
-
-class Startup:
-    """Makes every worker ready, the first time and instead of one that died.
-
-    Args:
-        recipe: of the environment.
-        pool: the workers.
-        memory: descriptor of the shared memory, in which the buffers follow the workers' progress.
-        needs_main: whether the recipe may refer to this process's main module.
-
-    Attributes:
-        buffers: shared with the workers, once the first of them are ready.
-        env: description of the slots, likewise.
-    """
-
-    buffers: SharedBuffers
-    env: EnvDescription
-
-    def __init__(self, recipe: Recipe, pool: WorkerPool, memory: int, *, needs_main: bool) -> None:
-        # Not before it is needed: neither exists on every system, and sampling in this process needs neither.
-        from maml_rl.samplers.work.child.process_setup import importing_main, interpreter_state
-
-        if importing_main():
-            raise RuntimeError(
-                "a worker imports the main script to find the environment's callable, and the script starts workers "
-                'again; put what it does under `if __name__ == "__main__":`, or the callable into a module of its own'
-            )
-        self._recipe, self._pool, self._memory, self._needs_main = recipe.pickled(), pool, memory, needs_main
-        self._interpreter = interpreter_state(needs_main and b"__main__" in self._recipe)
-
-    def interpreter_for(self, pickled: bytes) -> dict[str, Any] | None:
-        """Return the state that a worker needs to import the names in `pickled`; None if it needs nothing."""
-        from maml_rl.samplers.work.child.process_setup import interpreter_state
-
-        return interpreter_state(True) if self._needs_main and b"__main__" in pickled else None
-
-    def complete(self) -> None:
-        """Start the workers that are missing, and those that die while they start."""
-        pool = self._pool
-        while missing := [index for index, worker in enumerate(pool.workers) if worker is None or not worker.ready]:
-            pool.check_restarts()
-            try:
-                self._start(missing)
-            except ChildLost:
-                continue
-            except BaseException:
-                pool.stop(_GRACE_SECONDS)
-                raise
-
-    def _start(self, missing: Sequence[int]) -> None:
-        pool = self._pool
-        for index in missing:
-            pool.launch(index)
-        generation, parts = pool.generation, pool.parts
-        pool.ask(missing, pool.limits.load, [Load(generation, self._interpreter, self._recipe) for _ in missing])
-        seconds = pool.limits.make
-        makes = [
-            Make(generation, index, len(parts), parts[index].stop - parts[index].start, parts[index].start)
-            for index in missing
-        ]
-        for index, reply in zip(missing, pool.ask(missing, seconds, makes), strict=True):
-            self._compare(index, reply)
-        pool.ask(missing, seconds, [AttachBuffers(generation, parts[-1].stop) for _ in missing])
-        for index in missing:
-            pool.worker(index).ready = True
-
-    def _compare(self, index: int, env: EnvDescription) -> None:
-        """Compare a worker's environment with that of the first, for which the shared buffers are allocated."""
-        if not hasattr(self, "env"):
-            pool = self._pool
-            self.buffers = SharedBuffers(self._memory, pool.progress.size, env, pool.parts[-1].stop)
-            self.env, self._first = env, index
-        for kind in ("observation_space", "action_space", "recorded_infos"):
-            first, other = getattr(self.env, kind), getattr(env, kind)
-            if first != other:
-                raise ValueError(
-                    f"all slots must have the same {kind.replace('_', ' ')}: "
-                    f"{describe_slots(self._pool.parts[self._first])} (worker {self._first}) has {first}, "
-                    f"{describe_slots(self._pool.parts[index])} (worker {index}) has {other}"
-                )
 
 
 class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
@@ -149,8 +68,8 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
 
     Attributes:
         pool: the workers.
-        startup: makes them ready, and has what they share.
         memory: descriptor of the shared file.
+        shared: the arrays in it, once the first workers are ready.
 
     Raises:
         TypeError: If `env` is an environment object or cannot be pickled, or a space is not supported.
@@ -159,6 +78,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         ChildEnvTimeout: If making it takes too long.
     """
 
+    shared: SharedBuffers
     # Until there is something to close.
     closed = True
 
@@ -181,8 +101,15 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         num_envs, num_workers = check_count("num_envs", num_envs), check_count("num_workers", placement.workers)
         if os.name != "posix":
             raise ChildEnvError("child processes need Linux or macOS; sample in this process with num_workers=0")
+        # Not before they are needed: they do not exist on every system, and sampling in this process needs none.
         from maml_rl.samplers.work.child.launcher import Launcher
+        from maml_rl.samplers.work.child.process_setup import importing_main, interpreter_state
 
+        if importing_main():
+            raise RuntimeError(
+                "a worker imports the main script to find the environment's callable, and the script starts workers "
+                'again; put what it does under `if __name__ == "__main__":`, or the callable into a module of its own'
+            )
         recipe = Recipe.of(env, env_kwargs, max_episode_steps).placed(placement)
         start_method = placement.start_method or START_METHODS[0]
         if start_method != "fork":
@@ -192,6 +119,8 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
                 "start_method='fork' copies a process that has used JAX, whose threads the workers would lack; use "
                 "'forkserver' or 'spawn'"
             )
+        self._pickled, self._needs_main = recipe.pickled(), start_method != "fork"
+        self._interpreter = interpreter_state(self._needs_main and b"__main__" in self._pickled)
         self.parts = split_slots(num_envs, num_workers, granularity)
         self.num_envs, self.num_workers = num_envs, len(self.parts)
         self.spec, self.render_mode = recipe.spec, None
@@ -204,24 +133,77 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         # Without a call of `close` the workers end with this object, or with the interpreter.
         self._finalizer = weakref.finalize(self, _end, self.pool, memory)
         self._step_message = (-1, b"")
+        # The worker whose slots came first, with which the others are compared.
+        self._first: tuple[int, EnvDescription] | None = None
         self.closed = False
         try:
-            self.startup = startup = Startup(recipe, self.pool, memory, needs_main=start_method != "fork")
-            startup.complete()
+            self.complete()
         except BaseException:
             self.close()
             raise
-        slot, self._shared = startup.env, startup.buffers
+        assert self._first is not None
+        _, slot = self._first
         self.single_observation_space, self.single_action_space = slot.observation_space, slot.action_space
         self.observation_space = batch_space(slot.observation_space, num_envs)
         self.action_space = batch_space(slot.action_space, num_envs)
         self.max_episode_steps, self.recorded_infos = slot.max_episode_steps, slot.recorded_infos
         self.task_space, self.value_ranges = slot.task_space, slot.value_ranges
-        self.buffers, self.physics_seconds = self._shared.step, progress.physics_seconds
+        self.buffers, self.physics_seconds = self.shared.step, progress.physics_seconds
         self.divides = slot.divides
         if slot.advances_by_slot:
             # A worker with threads detects itself which call hangs.
             self.pool.grace = _GRACE_SECONDS
+
+    def interpreter_for(self, pickled: bytes) -> dict[str, Any] | None:
+        """Return the state that a worker needs to import the names in `pickled`; None if it needs nothing."""
+        from maml_rl.samplers.work.child.process_setup import interpreter_state
+
+        return interpreter_state(True) if self._needs_main and b"__main__" in pickled else None
+
+    def complete(self) -> None:
+        """Start the workers that are missing, and those that die while they start."""
+        pool = self.pool
+        while missing := [index for index, worker in enumerate(pool.workers) if worker is None or not worker.ready]:
+            pool.check_restarts()
+            try:
+                self._start(missing)
+            except ChildLost:
+                continue
+            except BaseException:
+                pool.stop(_GRACE_SECONDS)
+                raise
+
+    def _start(self, missing: Sequence[int]) -> None:
+        pool = self.pool
+        for index in missing:
+            pool.launch(index)
+        generation, parts = pool.generation, self.parts
+        pool.ask(missing, pool.limits.load, [Load(generation, self._interpreter, self._pickled) for _ in missing])
+        seconds = pool.limits.make
+        makes = [
+            Make(generation, index, len(parts), parts[index].stop - parts[index].start, parts[index].start)
+            for index in missing
+        ]
+        for index, reply in zip(missing, pool.ask(missing, seconds, makes), strict=True):
+            self._compare(index, reply)
+        pool.ask(missing, seconds, [AttachBuffers(generation, self.num_envs) for _ in missing])
+        for index in missing:
+            pool.worker(index).ready = True
+
+    def _compare(self, index: int, slot: EnvDescription) -> None:
+        """Compare a worker's environment with that of the first, for which the shared buffers are allocated."""
+        if self._first is None:
+            self.shared = SharedBuffers(self.memory, self._progress.size, slot, self.num_envs)
+            self._first = index, slot
+        first_index, first_slot = self._first
+        for kind in ("observation_space", "action_space", "recorded_infos"):
+            first, other = getattr(first_slot, kind), getattr(slot, kind)
+            if first != other:
+                raise ValueError(
+                    f"all slots must have the same {kind.replace('_', ' ')}: "
+                    f"{describe_slots(self.parts[first_index])} (worker {first_index}) has {first}, "
+                    f"{describe_slots(self.parts[index])} (worker {index}) has {other}"
+                )
 
     @property
     def retries(self) -> int:
@@ -265,11 +247,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         self.settle()
         generation = self.pool.generation
         commands = [ResetTask(generation, all_tasks[part]) for part in self.parts]
-        try:
-            messages = [encode(command) for command in commands]
-        except Exception:
-            require_picklable_tasks(all_tasks)
-            raise
+        messages = [encode(command, all_tasks) for command in commands]
         self.pool.ask(range(self.num_workers), self.pool.limits.call, commands, messages)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
@@ -278,7 +256,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         if array.shape != (self.num_envs,):
             raise ValueError(f"expected one seed for each of the {self.num_envs} slots, got shape {array.shape}")
         self.settle()
-        self._shared.seeds[:] = array
+        self.shared.seeds[:] = array
         workers = range(self.num_workers)
         for index in workers:
             self.pool.worker(index).steps = None
@@ -315,7 +293,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
             raise AlreadyPendingCallError(
                 f"the last step of worker {index} has not been received; call step_recv first", "step"
             )
-        target = self._shared.actions[self.parts[index]]
+        target = self.shared.actions[self.parts[index]]
         actions = np.asarray(actions)
         if actions.shape != target.shape:
             raise ValueError(f"expected actions of shape {target.shape} for worker {index}, got {actions.shape}")
@@ -373,7 +351,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         """Start the workers that are missing, and wait until all are idle."""
         if self.closed:
             raise RuntimeError("this ParallelVectorEnv is closed; make a new one")
-        self.startup.complete()
+        self.complete()
         self.pool.abandon()
 
 

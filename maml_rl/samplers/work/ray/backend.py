@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
@@ -22,7 +23,7 @@ from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import describe_env
-from maml_rl.samplers.phase import UNITS_PER_WORKER, WORKER_STAGES, Phase, slots_together, units_of
+from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, count_busiest, slots_together, units_of
 from maml_rl.samplers.policy_copies import state_of
 from maml_rl.samplers.remote_store import Reference, RemoteBatch, RemoteStore, Request
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
@@ -98,10 +99,12 @@ class RayBackend(RolloutBackend):
             ]
         timer.observe(WORKERS_PER_INFERENCE, 1)
         started, waiting = monotonic(), 0.0
+        stages: defaultdict[Worker | None, Counter[str]] = defaultdict(Counter)
         for unit, reply in self._pool.results(self._client, units, timer):
             assert isinstance(reply, Sampled)
             self._retries += reply.retries
             waiting += reply.waiting_seconds
+            stages[unit.worker].update(reply.seconds)
             with timer.stage("assembly"):
                 for block, sampled in zip(phase.ranges(unit.part), reply.result, strict=True):
                     arrays.view(*block).fill(sampled)
@@ -109,10 +112,7 @@ class RayBackend(RolloutBackend):
         self._waiting_seconds += waiting / max(1, self.num_stores)
         self._choose_units(monotonic() - started)
         if timed:
-            # Actors run in parallel: the driver has waited for the busiest.
-            busiest = self._pool.busiest_seconds
-            for stage in WORKER_STAGES:
-                timer.move("waiting", stage, busiest.get(stage, 0.0))
+            count_busiest(timer, stages.values())
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
     @property

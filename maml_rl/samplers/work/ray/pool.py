@@ -32,7 +32,6 @@ from maml_rl.samplers.work.ray.actor import (
     Look,
     Raised,
     RolloutActor,
-    Sampled,
     Stored,
     differing_version,
     own_versions,
@@ -77,7 +76,6 @@ class RayWorker(Worker):
         limits: how long it may take.
         known: its report about itself; None while it starts.
         next_look: when to look again.
-        seconds: of each stage, in the current phase.
     """
 
     def __init__(self, index: int, make: Callable[[Any], Any], limits: Limits) -> None:
@@ -88,7 +86,6 @@ class RayWorker(Worker):
         # A reference to the look that is on its way, and the last one that came.
         self._look: Any = None
         self._latest: Look | None = None
-        self.seconds: dict[str, float] = {}
 
     @property
     def ready(self) -> bool:
@@ -302,12 +299,6 @@ class RayPool:
         here = ray.util.get_node_ip_address() if self.actors else ""
         return [actor.known.pid for actor in self.actors if actor.known and actor.known.address == here]
 
-    @property
-    def busiest_seconds(self) -> dict[str, float]:
-        """Seconds of each stage in the actor that has worked longest on the last units."""
-        found = [actor.seconds for actor in self.actors]
-        return max(found, key=lambda seconds: sum(seconds.values()), default={})
-
     def _of(self, client: Client) -> list[RayWorker]:
         """Return the actors that a sampler may use."""
         return self.actors[: client.placement.num_workers]
@@ -465,7 +456,7 @@ class RayPool:
             self._begin_turn(client)
             self._scheduler.begin(units, client.limits)
             for actor in self.actors:
-                actor.seconds, actor.limits = {}, client.limits
+                actor.limits = client.limits
             had_actors = monotonic()
             try:
                 while self._scheduler.open:
@@ -563,9 +554,6 @@ class RayPool:
         if call.unit.method == "start":
             self._began(actor, reply)
             reply = None
-        elif isinstance(reply, Sampled):
-            for stage, seconds in reply.seconds.items():
-                actor.seconds[stage] = actor.seconds.get(stage, 0.0) + seconds
         if reply is not None and not self._scheduler.finish(call.unit, actor, self.actors):
             reply = None
         actor.begin_next()

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from faulty_env import HORIZON, FaultyEnv
-from iterations import digests
 from phases import sample_here
 from script_runs import Run
 
@@ -24,7 +23,7 @@ from maml_rl.envs.meta_env import RecordedInfos
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy
-from maml_rl.samplers.phase import Phase, slots_together, split_slots, units_of
+from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.work.child.phases import WorkerPhases
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 from maml_rl.samplers.work.child.worker_pool import WorkerPool
@@ -32,7 +31,6 @@ from maml_rl.seeding import PhaseStreams
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.slow, pytest.mark.timeout(120)]
 
-FAMILIES = ["2DNavigation-v0", "HalfCheetahVel-v5", "TabularMDP-v0"]
 # Forked children share the torch of this process, and so start at once.
 IN_CHILDREN: dict[str, Any] = {"inference": "worker", "start_method": "fork"}
 
@@ -44,24 +42,6 @@ def sample_faulty(num_workers: int, options: dict[str, Any] | None = None, **fau
     env = partial(FaultyEnv, **fault)
     with MultiTaskSampler(env, {}, 2, policy, num_workers=num_workers, **settings) as sampler:
         return sampler.rollout([{"goal": 0.0}, {"goal": 1.0}, {"goal": 2.0}]).digest()
-
-
-# Central inference as the reference.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("env_name", FAMILIES)
-def test_episodes_are_bit_identical_to_those_of_central_inference(env_name: str) -> None:
-    in_process = digests(env_name, num_workers=0)
-    assert digests(env_name, num_workers=2) == in_process
-    for num_workers in (2, 9):
-        assert digests(env_name, num_workers=num_workers, **IN_CHILDREN) == in_process, num_workers
-
-
-@pytest.mark.slow
-def test_waves_are_bit_identical_to_those_of_central_inference() -> None:
-    options = {"slots_per_task": 2, "num_workers": 2}
-    assert digests("TabularMDP-v0", **options, **IN_CHILDREN) == digests("TabularMDP-v0", **options)
 
 
 # The policy acts in the children.
@@ -211,8 +191,7 @@ def test_exception_comes_with_traceback_slot_and_task() -> None:
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("fault", ["hang", "hang_with_gil"])
-@pytest.mark.parametrize("place", ["reset", 2])
+@pytest.mark.parametrize(("fault", "place"), [("hang", "reset"), ("hang_with_gil", 2)])
 def test_hung_child_is_shown_with_task_step_and_stack_and_killed(fault: str, place: Any) -> None:
     start = time.monotonic()
     with pytest.raises(ChildEnvTimeout) as caught:
@@ -235,17 +214,16 @@ class SlowEnv(FaultyEnv):
 
 def test_phase_may_take_longer_than_the_time_for_one_step() -> None:
     policy = NormalMLPPolicy(2, 1, (4,), "tanh")
-    options: dict[str, Any] = {"step_timeout": 3.0, "max_episode_steps": 40, **IN_CHILDREN}
+    options: dict[str, Any] = {"step_timeout": 1.0, "max_episode_steps": 12, **IN_CHILDREN}
     with MultiTaskSampler(SlowEnv, {}, 1, policy, seed=0, num_workers=1, **options) as sampler:
         start = time.monotonic()
-        assert sampler.rollout([{"goal": 0.0}]).num_steps == 40
-        assert time.monotonic() - start > 3.0
+        assert sampler.rollout([{"goal": 0.0}]).num_steps == 12
+        assert time.monotonic() - start > 1.0
 
 
-@pytest.mark.parametrize("place", ["reset_task", "reset", 1])
-def test_slots_of_a_phase_may_take_longer_together_than_the_time_of_one(place: Any) -> None:
+def test_slots_of_a_phase_may_take_longer_together_than_the_time_of_one() -> None:
     # Six slots of one worker take 1.2 s.
-    assert sample_faulty(1, {"step_timeout": 0.6}, fault="work", place=place) == sample_faulty(0)
+    assert sample_faulty(1, {"step_timeout": 0.6}, fault="work", place=1) == sample_faulty(0)
 
 
 def test_phase_whose_worker_dies_too_often_ends_although_another_still_samples() -> None:
@@ -281,22 +259,6 @@ def test_value_that_is_not_finite_is_named_with_the_number_of_its_task_among_all
 # Bad input.
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"inference": "workers"}, "inference must be 'auto', 'central' or 'worker', got 'workers'"),
-        ({"num_workers": 0}, "needs workers to act in, but num_workers is 0"),
-        ({"recv_timeout": 0.1}, "recv_timeout and inference='worker' exclude each other"),
-        ({"num_groups": 2}, "num_groups and inference='worker' exclude each other"),
-        ({"device": "cuda"}, r"acts on the CPU, in every worker, got device='cuda'"),
-    ],
-)
-def test_invalid_combination_is_refused_with_the_reason(options: dict[str, Any], message: str) -> None:
-    settings = {"inference": "worker", "num_workers": 2, **options}
-    with pytest.raises(ValueError, match=message):
-        MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2), **settings)
-
-
 def test_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
     policy = NormalMLPPolicy(2, 2, (4,), lambda units: torch.relu(units))
     with pytest.raises(TypeError, match=r"the policy NormalMLPPolicy cannot be pickled .* top level"):
@@ -304,25 +266,6 @@ def test_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
 
 
 # The cut.
-
-
-@pytest.mark.parametrize(
-    ("tasks", "per_task", "workers"), [(40, 20, 16), (40, 20, 12), (20, 10, 16), (5, 40, 8), (80, 1, 16), (3, 7, 4)]
-)
-def test_no_worker_has_many_more_slots_than_the_mean(tasks: int, per_task: int, workers: int) -> None:
-    together = slots_together(tasks, per_task, workers)
-    for ranges in (split_slots(tasks * per_task, workers, together), units_of(tasks * per_task, workers, together)):
-        lengths = [slots.stop - slots.start for slots in ranges]
-        assert [slot for slots in ranges for slot in range(slots.start, slots.stop)] == list(range(tasks * per_task))
-        # Where whole slots allow no more, one slot more than the mean.
-        assert max(lengths) <= max(1.05 * tasks * per_task / workers, -(-tasks * per_task // workers))
-
-
-@pytest.mark.parametrize(
-    ("tasks", "workers", "together"), [(40, 2, 20), (40, 20, 20), (40, 16, 1), (1, 2, 1), (21, 20, 1)]
-)
-def test_tasks_are_cut_only_where_whole_ones_are_uneven(tasks: int, workers: int, together: int) -> None:
-    assert slots_together(tasks, 20, workers) == together
 
 
 class TaskwisePolicy(NormalMLPPolicy):

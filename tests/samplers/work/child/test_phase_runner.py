@@ -3,8 +3,6 @@
 import os
 import pickle
 
-import pytest
-
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers.env_recipe import Recipe
@@ -16,7 +14,7 @@ from maml_rl.samplers.work.child.shared_buffers import PhasePlan, SharedPhase, S
 from maml_rl.seeding import PhaseStreams
 
 
-def test_parameters_of_another_version_are_refused() -> None:
+def test_abandoned_unit_samples_nothing() -> None:
     policy = NormalMLPPolicy(2, 2, (4,), "tanh")
     stacked = {name: value.detach().numpy() for name, value in policy.stack_parameters(1).items()}
     plan = PhasePlan((1, 2, 3), {name: (value.shape, value.dtype) for name, value in stacked.items()}, {})
@@ -24,14 +22,14 @@ def test_parameters_of_another_version_are_refused() -> None:
     progress = SharedProgress(memory, 1)
     body = Body(Recipe.of("2DNavigation-v0", {}, None), progress, 0)
     env = EnvDescription.of(body.slots(2))
-    shared = SharedPhase(memory, progress.size, plan, env, 1)
+    shared = SharedPhase(memory, progress.size, plan, env)
     command = LoadPolicy(0, plan, pickle.dumps(policy), None)
-    runner = PhaseRunner(command, env, memory, progress.size, 1, 0, body)
-    shared.version[0] = 1
+    runner = PhaseRunner(command, env, memory, progress.size, 0, body)
     phase = Phase(({"goal": [0.1, 0.3]},), policy, None, PhaseStreams(0, 0, 0), 2, 3).without_policy()
-    runner.run(RunPhase(0, 1, 0, phase))
+    progress.generation[0] = 1
+    assert runner.run(RunPhase(0, 0, phase, timed=True)) == {}
+    assert not shared.episodes[0].lengths.any()
+    assert min(runner.run(RunPhase(1, 0, phase, timed=True)).values()) > 0.0
     assert shared.episodes[0].lengths.tolist() == [[3, 3]]
-    with pytest.raises(RuntimeError, match="expected parameters of version 7, but 1 are in the shared memory"):
-        runner.run(RunPhase(0, 7, 0, phase))
     body.close()
     os.close(memory)

@@ -15,7 +15,7 @@ import torch
 from hosted_learning import NUM_TASKS, config_of, learn, learned_here
 
 from maml_rl.derivatives import Cache, chunks, store
-from maml_rl.errors import AlgorithmError, ChildEnvTimeout, ConfigError, RemoteError
+from maml_rl.errors import AlgorithmError, ChildEnvTimeout, RemoteError
 from maml_rl.experiment import sampling
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.sampling import make_sampler
@@ -217,16 +217,6 @@ def test_whole_trials_are_read_from_shared_memory(monkeypatch: pytest.MonkeyPatc
             goals = [task["goal"].tolist() for task in episodes.tasks]
             found.append((episodes.digest(), episodes.horizon, goals, episodes.chunks))
     assert found[0] == found[1]
-
-
-def test_update_in_workers_needs_workers_in_which_the_policy_acts() -> None:
-    for settings in (
-        {"num-workers": 0},
-        {"num-workers": 2, "inference": "central"},
-        {"num-workers": 2, "num-groups": 2},
-    ):
-        with pytest.raises(ConfigError, match="update='workers' needs workers in which the policy acts"):
-            make_sampler(make_experiment(config_of("maml-trpo", update="workers", **settings)))
 
 
 # A test above shows the same bytes for two workers.

@@ -222,19 +222,10 @@ def test_wrong_shapes_are_refused() -> None:
             vector_env.step(np.zeros((3, 1)))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_envs": 0}, "num_envs"),
-        ({"num_workers": -1}, "num_workers"),
-        ({"num_workers": 0}, "num_workers"),
-        ({"step_timeout": 0.0}, "step_timeout"),
-        ({"start_method": "threads"}, "start_method must be 'forkserver', 'spawn' or 'fork', got 'threads'"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ParallelVectorEnv(FaultyEnv, **arguments)
+def test_numbers_out_of_range_are_refused() -> None:
+    for name in ("num_envs", "num_workers", "step_timeout"):
+        with pytest.raises(ValueError, match=name):
+            ParallelVectorEnv(FaultyEnv, **{name: 0})
 
 
 def test_unknown_id_is_refused_with_the_closest_one() -> None:

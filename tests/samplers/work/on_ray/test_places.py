@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("ray")
 
-import ray
 from fake_connection import connect_to
 
 from maml_rl.config.placement import Placement
@@ -17,36 +16,6 @@ from maml_rl.errors import ConfigError
 from maml_rl.samplers.work.ray.cluster import RayCluster, places_on, require_layout
 
 pytestmark = pytest.mark.ray
-
-
-@pytest.mark.parametrize("name", ["ray_start_timeout", "ray_head_timeout"])
-def test_limits_that_are_not_positive_are_refused_before_anything_starts(name: str) -> None:
-    from maml_rl import MultiTaskSampler
-    from maml_rl.policies import NormalMLPPolicy
-
-    with pytest.raises(ValueError, match=f"{name} must be greater than 0, got 0"):
-        MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2, (4,)), backend="ray", **{name: 0.0})
-    assert not ray.is_initialized()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ray_num_cpus": 0}, "ray_num_cpus must be greater than 0, got 0"),
-        ({"ray_num_cpus": "2"}, "ray_num_cpus must be a valid number, got '2'"),
-        ({"ray_num_cpus": 1.5}, "ray_num_cpus must be whole or less than 1, as Ray shares single units alone, got 1.5"),
-        ({"ray_resources": {"simulator": -1}}, "ray_resources['simulator'] must be greater than 0, got -1"),
-        ({"ray_resources": {"CPU": 2}}, "ray_resources names CPU; give ray_num_cpus instead"),
-        (
-            {"ray_placement_group": "pack"},
-            "must be 'PACK', 'SPREAD', 'STRICT_PACK' or 'STRICT_SPREAD', got 'pack'",
-        ),
-        ({"ray_placement_group": "PACK"}, "reserves all actors at once; say how many by num_workers"),
-    ],
-)
-def test_inconsistent_requests_are_refused_before_anything_starts(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Placement(backend="ray", **options)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ class Actor(Worker):
         super().__init__()
         self.actor_id, self.limits = f"actor-{index}", limits
         self.known: Any = None
-        self.seconds: dict[str, float] = {}
         self.forgotten: list[int] = []
         self.ended = 0
 

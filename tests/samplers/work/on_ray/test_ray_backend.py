@@ -31,7 +31,6 @@ from maml_rl.policies import ExternalPolicy, MemoryPolicy, NormalMLPPolicy
 from maml_rl.profiling import StageTimer
 from maml_rl.runs.metrics import read_metrics
 from maml_rl.samplers import PopulationEvaluator
-from maml_rl.samplers.phase import units_of
 from tests.experiment.test_recorded_histories import content, record_small
 from tests.metalearners.small_algorithms import small
 
@@ -282,13 +281,6 @@ def test_memory_is_kept_over_the_episodes_of_a_trial(reset: bool) -> None:
     assert torch.equal(episodes.memory[0], expected.memory[0])
 
 
-@pytest.mark.parametrize(("num_slots", "num_units", "sizes"), [(40, 8, [5] * 8), (5, 4, [2, 2, 1]), (2, 9, [1, 1])])
-def test_units_are_contiguous_and_of_few_sizes(num_slots: int, num_units: int, sizes: list[int]) -> None:
-    units = units_of(num_slots, num_units)
-    assert [unit.stop - unit.start for unit in units] == sizes
-    assert [number for unit in units for number in range(unit.start, unit.stop)] == list(range(num_slots))
-
-
 @pytest.mark.nightly
 def test_episodes_leave_the_object_store_at_once() -> None:
     policy = NormalMLPPolicy(2, 2, (4,))
@@ -475,20 +467,3 @@ def test_policy_that_cannot_be_pickled_is_refused_with_the_name_of_the_attribute
 def test_environment_that_cannot_be_pickled_is_refused_with_the_name_of_the_argument() -> None:
     with pytest.raises(TypeError, match=r"the environment '2DNavigation-v0'\.env_kwargs\.low cannot be pickled"):
         MultiTaskSampler("2DNavigation-v0", {"low": threading.Lock()}, 2, NormalMLPPolicy(2, 2, (4,)), backend="ray")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"recv_timeout": 1.0}, "recv_timeout and backend='ray' exclude each other: they share memory"),
-        ({"num_groups": 2}, "num_groups and backend='ray' exclude each other"),
-        ({"inference": "central"}, "inference='central' and backend='ray' exclude each other"),
-        ({"start_method": "fork"}, "leave it out"),
-        ({"device": "meta"}, "acts on the CPU"),
-        ({"num_workers": 0}, "backend='ray' needs workers, but num_workers is 0"),
-        ({"step_timeout": 0.0}, "step_timeout must be greater than 0, got 0.0"),
-    ],
-)
-def test_modes_that_need_this_machine_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_sampler("ray", **options)

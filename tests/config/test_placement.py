@@ -1,6 +1,7 @@
 """The placement settings of a config reach the sampler."""
 
 import json
+import re
 from inspect import signature
 from typing import Any
 
@@ -62,20 +63,58 @@ def test_no_field_of_a_placement_has_a_second_default_in_a_signature(function: A
     assert {name: value for name, value in defaults.items() if name in Placement.model_fields} == {"num_workers": None}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"step_timeout": 0.0}, "step_timeout must be greater than 0, got 0.0"),
-        ({"step_timeout": float("inf")}, "step_timeout must be a finite number, got inf"),
-        ({"start_method": "thread"}, "start_method must be 'forkserver', 'spawn' or 'fork', got 'thread'"),
-        ({"ray_resources": {"simulator": -1}}, r"ray_resources\['simulator'\] must be greater than 0, got -1"),
-    ],
-)
-def test_value_out_of_range_is_refused_by_name(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Placement(**options)
-    with pytest.raises(ValueError, match=message):
-        sampler_with(**options)
+# One of every kind.
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"step_timeout": 0.0}, "step_timeout must be greater than 0, got 0.0"),
+    ({"step_timeout": float("inf")}, "step_timeout must be a finite number, got inf"),
+    ({"ray_num_cpus": "2"}, "ray_num_cpus must be a valid number, got '2'"),
+    ({"ray_resources": {"simulator": -1}}, "ray_resources['simulator'] must be greater than 0, got -1"),
+    ({"start_method": "thread"}, "start_method must be 'forkserver', 'spawn' or 'fork', got 'thread'"),
+    ({"num_workers": 0, "update": "workers"}, "update='workers' needs workers in which the policy acts"),
+    ({"num_workers": 2, "update": "workers", "inference": "central"}, "update='workers' needs workers in which"),
+    ({"num_workers": 2, "update": "workers", "num_groups": 2}, "update='workers' needs workers in which"),
+    (
+        {"num_workers": 0, "backend": "processes"},
+        "backend='processes' needs workers, but num_workers is 0; raise it, or",
+    ),
+    ({"num_workers": 0, "backend": "ray"}, "backend='ray' needs workers, but num_workers is 0; raise it, or leave it"),
+    ({"num_workers": 2, "backend": "in-process"}, "has no workers, but num_workers is 2; use 'processes'"),
+    ({"engine": "warp", "num_workers": 2}, "engine='warp' steps all environments on the device, and num_workers=2"),
+    ({"engine": "mujoco", "backend": "device"}, "backend='device' has the engine 'warp', got engine='mujoco'"),
+    ({"backend": "ray", "recv_timeout": 1.0}, "recv_timeout and backend='ray' exclude each other: they share memory"),
+    ({"backend": "ray", "num_groups": 2}, "num_groups and backend='ray' exclude each other"),
+    ({"backend": "ray", "inference": "central"}, "inference='central' and backend='ray' exclude each other"),
+    ({"backend": "ray", "start_method": "fork"}, "start_method is how child processes start; with backend='ray' leave"),
+    ({"backend": "ray", "device": "meta"}, "backend='ray' acts on the CPU, in every actor, got device='meta'"),
+    ({"backend": "ray", "ray_resources": {"CPU": 2}}, "ray_resources names CPU; give ray_num_cpus instead"),
+    ({"backend": "ray", "ray_num_cpus": 1e-9}, "ray_num_cpus must be at least 0.0001, the least that Ray counts"),
+    ({"backend": "ray", "ray_num_cpus": 1.5}, "ray_num_cpus must be whole or less than 1, as Ray shares single units"),
+    ({"backend": "ray", "ray_placement_group": "PACK"}, "reserves all actors at once; say how many by num_workers"),
+    ({"num_workers": 0, "inference": "worker"}, "inference='worker' needs workers to act in, but num_workers is 0"),
+    (
+        {"num_workers": 2, "inference": "worker", "recv_timeout": 0.1},
+        "recv_timeout and inference='worker' exclude each",
+    ),
+    (
+        {"num_workers": 2, "inference": "worker", "num_groups": 2},
+        "num_groups and inference='worker' exclude each other",
+    ),
+    (
+        {"num_workers": 2, "inference": "worker", "device": "cuda"},
+        "acts on the CPU, in every worker, got device='cuda'",
+    ),
+    ({"num_workers": 0, "num_groups": 2}, "num_groups=2 needs at least as many workers to take turns"),
+    ({"num_workers": 2, "num_groups": 2, "recv_timeout": 0.1}, "recv_timeout and num_groups exclude each other"),
+    ({"num_workers": 0, "recv_timeout": 0.1}, "recv_timeout needs workers to wait for, but num_workers is 0"),
+]
+
+
+def test_values_that_are_out_of_range_or_exclude_each_other_are_refused_by_name() -> None:
+    for options, message in REFUSED:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Placement(**options)
+    with pytest.raises(ValueError, match="step_timeout must be greater than 0, got 0"):
+        sampler_with(step_timeout=0.0)
 
 
 def test_keys_of_a_placement_are_beside_the_others_in_a_config_and_what_it_writes() -> None:

@@ -1,0 +1,59 @@
+"""What a worker reports of a phase, before each call of its environment."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from faulty_env import FaultyEnv
+
+from maml_rl.envs import make_vector_env
+from maml_rl.samplers.worker_progress import (
+    IN_RESET,
+    IN_RESET_TASK,
+    EnvCalls,
+    PhaseAbandonedError,
+    Progress,
+    ReportingEnv,
+    describe_steps,
+)
+
+ACTIONS = np.zeros((2, 1), np.float32)
+
+
+def test_steps_are_reported_before_they_are_taken_and_none_after_the_phase_is_abandoned() -> None:
+    progress, seen, calls = Progress.here(), list[int](), EnvCalls()
+
+    class Watching(FaultyEnv):
+        def _misbehave(self, place: Any) -> None:
+            seen.append(int(progress.steps[0]))
+            if place == 2:
+                raise RuntimeError("out of fuel")
+
+    slots = ReportingEnv(make_vector_env(Watching, {}, 2), progress, 0, calls)
+    slots.begin(4)
+    with pytest.raises(PhaseAbandonedError):
+        slots.reset_task([{"goal": 0.0}] * 2)
+    progress.generation[0] = 4
+    seen.clear()
+    slots.reset_task([{"goal": 0.0}] * 2)
+    slots.reset_buffers(np.arange(2))
+    for _ in range(2):
+        slots.step_send(0, ACTIONS)
+        slots.step_recv()
+    assert seen == [IN_RESET_TASK] * 2 + [IN_RESET] * 2 + [0] * 2 + [1] * 2
+    assert not calls.raised
+    slots.step_send(0, ACTIONS)
+    with pytest.raises(RuntimeError, match="out of fuel"):
+        slots.step_recv()
+    assert calls.raised
+    before = progress.heartbeats[0]
+    progress.generation[0] = 5
+    with pytest.raises(PhaseAbandonedError):
+        slots.step_send(0, ACTIONS)
+    assert (progress.heartbeats[0], progress.steps[0]) == (before, 2)
+    slots.close()
+
+
+def test_steps_are_described_in_words() -> None:
+    described = [describe_steps(steps) for steps in (None, IN_RESET, IN_RESET_TASK, 0, 7)]
+    assert described == ["in reset", "in reset", "in reset_task", "in step 0", "in step 7"]
