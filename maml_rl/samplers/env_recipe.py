@@ -19,7 +19,7 @@ from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, FamilySpec
 from maml_rl.named_modules import import_named
 from maml_rl.samplers.failures import describe_env, describe_task
-from maml_rl.samplers.importing import find_unimportable, main_is_importable
+from maml_rl.samplers.importing import find_unimportable, main_is_importable, pickled
 
 if TYPE_CHECKING:
     # Workers need no settings, nor the time that their models take.
@@ -153,11 +153,11 @@ class Recipe:
         top_level = "a function or class that a module defines at its top level"
         if not isinstance(self.env, str):
             remedy = f"pass {top_level} (functools.partial adds arguments), or an id"
-            _require_picklable(self.env, f"the environment callable {describe_env(self.env)}", remedy)
-        _require_picklable(self.spec, f"what {self.env!r} is registered with", f"register {top_level}")
+            pickled(self.env, f"the environment callable {describe_env(self.env)}", remedy)
+        pickled(self.spec, f"the registration of {self.env!r}", f"register {top_level}")
         for name, value in self.env_kwargs.items():
             remedy = "pass plain data, and make the object in the environment"
-            _require_picklable(value, f"the environment argument {name!r}", remedy)
+            pickled(value, f"the environment argument {name!r}", remedy)
         return pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
 
 
@@ -165,18 +165,8 @@ def require_picklable_tasks(tasks: Sequence[Task]) -> None:
     """Refuse tasks that cannot be sent to a worker."""
     for slot, task in enumerate(tasks):
         for name, value in task.items() if isinstance(task, Mapping) else [("", task)]:
-            _require_picklable(
+            pickled(
                 value,
                 f"entry {name!r} of the task of slot {slot}, {describe_task(task)},",
                 "a task holds numbers and arrays",
             )
-
-
-def _require_picklable(value: Any, name: str, remedy: str) -> None:
-    try:
-        pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    # An object's own __reduce__ may raise anything.
-    except Exception as error:
-        raise TypeError(
-            f"{name} cannot be pickled for a child process ({type(error).__name__}: {error}); {remedy}"
-        ) from error

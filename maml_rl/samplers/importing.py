@@ -1,14 +1,58 @@
-"""Checks what a worker can import: pickles refer to classes and functions by module and name."""
+"""What a worker can get: pickles, which refer to classes and functions by module and name."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import pickle
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FunctionType
 from typing import Any
+
+
+def _dumps(value: Any) -> bytes:
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def pickled(
+    value: Any, name: str, remedy: str, receiver: str = "a child process", dumps: Callable[[Any], bytes] = _dumps
+) -> bytes:
+    """Return an object as bytes.
+
+    Args:
+        value: the object.
+        name: of it, for messages.
+        remedy: in words.
+        receiver: of the bytes, in words.
+        dumps: pickles it.
+
+    Raises:
+        TypeError: If a part of it cannot be pickled, with the name of the innermost.
+    """
+    try:
+        return dumps(value)
+    # A part's own __reduce__ may raise anything.
+    except Exception as error:
+        raise TypeError(
+            f"{_culprit(value, name, dumps)} cannot be pickled for {receiver} ({type(error).__name__}: {error}); "
+            f"{remedy}"
+        ) from error
+
+
+def _culprit(value: Any, name: str, dumps: Callable[[Any], bytes]) -> str:
+    """Return the name of the innermost part that cannot be pickled."""
+    parts = list(value.items()) if isinstance(value, Mapping) else list(getattr(value, "__dict__", {}).items())
+    if dataclasses.is_dataclass(value):
+        parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    for key, part in parts:
+        try:
+            dumps(part)
+        except Exception:
+            return _culprit(part, name if key in ("_modules", "_parameters", "_buffers") else f"{name}.{key}", dumps)
+    return name
 
 
 def main_is_importable() -> bool:

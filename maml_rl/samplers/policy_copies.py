@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from maml_rl.policies import Policy
-from maml_rl.samplers.importing import find_unimportable
+from maml_rl.samplers.importing import find_unimportable, pickled
+
+_TOP_LEVEL = 'use functions and classes that a module defines at its top level, or inference="central"'
 
 
 def state_of(policy: Policy) -> dict[str, NDArray[Any]]:
@@ -71,13 +72,10 @@ def is_loadable(policy: Policy, start_method: str | None) -> bool:
     return True
 
 
-def pickle_policy(policy: Policy) -> bytes:
-    """Return a policy as bytes for a worker, which computes on the CPU."""
-    try:
-        return pickle.dumps(copy.deepcopy(policy).to("cpu"), pickle.HIGHEST_PROTOCOL)
-    # A part of the policy may raise anything.
-    except Exception as error:
-        raise TypeError(
-            f"the policy {type(policy).__name__} cannot be pickled for a child process ({type(error).__name__}: "
-            f'{error}); use functions and classes that a module defines at its top level, or inference="central"'
-        ) from error
+def pickle_policy(policy: Policy, remedy: str = _TOP_LEVEL, **how: Any) -> bytes:
+    """Return a policy as bytes for a worker, which computes on the CPU; see `pickled` for the arguments."""
+    name = f"the policy {type(policy).__name__}"
+    data = pickled(policy, name, remedy, **how)
+    if any(param.device.type != "cpu" for param in policy.parameters()):
+        data = pickled(copy.deepcopy(policy).to("cpu"), name, remedy, **how)
+    return data

@@ -18,6 +18,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.importing import pickled
 from maml_rl.samplers.in_process import VectorEnvBackend
 from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, slots_together, units_of
 from maml_rl.samplers.policy_copies import is_loadable, require_loadable
@@ -164,16 +165,9 @@ class ChildStore(RemoteStore):
                     params = {name: torch.cat([block[name] for block in of_blocks]) for name in of_blocks[0]}
 
     def _put(self, value: Any) -> Reference:
-        try:
-            pickled = pickle_tensors(value)
-        # A part's own __reduce__ may raise anything.
-        except Exception as error:
-            raise TypeError(
-                f"part of the algorithm cannot be pickled for the workers ({type(error).__name__}: {error}); use "
-                "functions that a module defines at its top level, or `update: driver`"
-            ) from error
         reference = Reference(next(self._numbers))
-        self._objects[reference.number] = pickled
+        remedy = "use functions that a module defines at its top level, or `update: driver`"
+        self._objects[reference.number] = pickled(value, "the algorithm", remedy, "the workers", pickle_tensors)
         return reference
 
     def _carry_out(self, request: Request) -> Iterator[tuple[int, Any]]:
@@ -210,7 +204,7 @@ class ChildStore(RemoteStore):
             self._sent[worker] = worker.policy, sent | set(objects)
             if (made := messages.get(sent)) is None or worker.index != index:
                 objects |= {} if call is None else {call.number: self._objects[call.number]}
-                needed = (self._env.interpreter_for(pickled) for pickled in objects.values())
+                needed = (self._env.interpreter_for(text) for text in objects.values())
                 interpreter = next((state for state in needed if state is not None), None)
                 blocks = dict(of_worker) if worker.index == index else {worker.index: of_worker[index]}
                 command = Work(self._env.pool.generation, request, blocks, objects, first_phase, interpreter)

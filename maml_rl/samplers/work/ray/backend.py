@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -23,8 +22,9 @@ from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import describe_env
+from maml_rl.samplers.importing import pickled
 from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, count_busiest, slots_together, units_of
-from maml_rl.samplers.policy_copies import state_of
+from maml_rl.samplers.policy_copies import pickle_policy, state_of
 from maml_rl.samplers.remote_store import Reference, RemoteBatch, RemoteStore, Request
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 from maml_rl.samplers.work.ray.actor import Job, PhaseData, Sampled, Stored
@@ -33,6 +33,12 @@ from maml_rl.samplers.work.unit import Unit, Worker
 
 # There are several units for each actor where a unit takes at least this long.
 _UNIT_SECONDS = 1.0
+# Pickles have the code that an actor could not import.
+_FOR_ACTORS: dict[str, Any] = {
+    "remedy": "pass plain data, and make such an object where it is used",
+    "receiver": "Ray actors",
+    "dumps": cloudpickle.dumps,
+}
 
 
 class RayBackend(RolloutBackend):
@@ -40,8 +46,8 @@ class RayBackend(RolloutBackend):
 
     def __init__(self, placement: Placement, recipe: Recipe, policy: Policy, slots_per_task: int) -> None:
         name = describe_env(recipe.env)
-        self._pickled_recipe, self._policy = _pickled(recipe, f"the environment {name}"), policy
-        code = self._pickled_recipe, _pickled_policy(policy)
+        self._pickled_recipe, self._policy = pickled(recipe, f"the environment {name}", **_FOR_ACTORS), policy
+        code = self._pickled_recipe, pickle_policy(policy, **_FOR_ACTORS)
         self._versions = itertools.count()
         self._slot: EnvDescription | None = None
         self._units_per_actor = 1
@@ -129,7 +135,7 @@ class RayBackend(RolloutBackend):
     def put(self, value: Any, *, needs_modules: bool) -> Any:
         """Put something into Ray's object store, and return its reference."""
         # As bytes, so that the actor, and not Ray, reports a failed import on a node.
-        return self._pool.put(Stored.of(_pickled(value, "the algorithm"), needs_modules=needs_modules))
+        return self._pool.put(Stored.of(pickled(value, "the algorithm", **_FOR_ACTORS), needs_modules=needs_modules))
 
     def work(
         self, request: Request, batch: RemoteBatch, shares: Sequence[tuple[Worker | None, list[int]]]
@@ -164,7 +170,7 @@ class RayBackend(RolloutBackend):
         if phase.policy is self._policy:
             return
         if _without_tensors(phase.policy) != _without_tensors(self._policy):
-            self._pool.take_code(self._client, (self._pickled_recipe, _pickled_policy(phase.policy)))
+            self._pool.take_code(self._client, (self._pickled_recipe, pickle_policy(phase.policy, **_FOR_ACTORS)))
         self._policy = phase.policy
 
     def _choose_units(self, seconds: float) -> None:
@@ -225,41 +231,7 @@ def _work_unit(job: Job, request: Request, blocks: tuple[int, ...], batch: Remot
     return unit
 
 
-def _pickled(value: Any, name: str) -> bytes:
-    """Return an object as bytes, with the code that a worker could not import."""
-    try:
-        pickled: bytes = cloudpickle.dumps(value)
-    # A part's own __reduce__ may raise anything.
-    except Exception as error:
-        raise TypeError(
-            f"{_culprit(value, name)} cannot be pickled for Ray actors ({type(error).__name__}: {error}); pass plain "
-            "data, and make such an object where it is used"
-        ) from error
-    return pickled
-
-
-def _pickled_policy(policy: Policy) -> bytes:
-    """Return a policy as bytes for an actor, which computes on the CPU."""
-    pickled = _pickled(policy, f"the policy {type(policy).__name__}")
-    if any(tensor.device.type != "cpu" for tensor in policy.parameters()):
-        pickled = cloudpickle.dumps(copy.deepcopy(policy).to("cpu"))
-    return pickled
-
-
 def _without_tensors(policy: Policy) -> bytes:
     """Return a policy as bytes, of its parameters and constants only shapes and types."""
     pickled: bytes = cloudpickle.dumps(copy.deepcopy(policy).to("meta"))
     return pickled
-
-
-def _culprit(value: Any, name: str) -> str:
-    """Return the name of the innermost part that cannot be pickled."""
-    parts = list(value.items()) if isinstance(value, Mapping) else list(getattr(value, "__dict__", {}).items())
-    if dataclasses.is_dataclass(value):
-        parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-    for key, part in parts:
-        try:
-            cloudpickle.dumps(part)
-        except Exception:
-            return _culprit(part, name if key in ("_modules", "_parameters", "_buffers") else f"{name}.{key}")
-    return name
