@@ -33,16 +33,7 @@ class Limits:
 
     def __init__(self, placement: Placement) -> None:
         self.call, self.losses = placement.step_timeout, placement.max_restarts
-
-    @property
-    def make(self) -> float:
-        """See the class."""
-        return max(self.call, _LEAST_MAKE_SECONDS)
-
-    @property
-    def load(self) -> float:
-        """See the class."""
-        return max(self.call, _LEAST_LOAD_SECONDS)
+        self.make, self.load = max(self.call, _LEAST_MAKE_SECONDS), max(self.call, _LEAST_LOAD_SECONDS)
 
     def too_often(self, what: str, causes: Sequence[str], remedies: tuple[str, str] | None = None) -> str:
         """Return the text for losses that are too many: `what` happened to what, how often, and the last causes."""

@@ -191,30 +191,24 @@ class Done:
 
 Reply = Done | Failed
 
+# What a worker does that has a command; of others its steps tell that.
+_DOING: dict[type[Any], str] = {
+    Load: "while starting",
+    Make: "while making the environment",
+    AttachBuffers: "in reset_task",
+    ResetTask: "in reset_task",
+    ResetBuffers: "in reset",
+    LoadPolicy: "while loading the policy",
+    SampleTasks: "in sample_tasks",
+    Work: "in an update",
+}
+
 
 def describe_command(command: Command | None, steps: int | None) -> str:
     """Return the activity of a worker after `steps` steps of the episode; None means before its first reset."""
-    match command:
-        case Load():
-            return "while starting"
-        case Make():
-            return "while making the environment"
-        case AttachBuffers() | ResetTask():
-            return "in reset_task"
-        case ResetBuffers():
-            return "in reset"
-        case LoadPolicy():
-            return "while loading the policy"
-        case Step() | RunPhase():
-            return describe_steps(steps)
-        case SampleTasks():
-            return "in sample_tasks"
-        case Work():
-            return "in an update"
-        case None:
-            return "between commands" if steps is None else f"between commands, after {steps} steps"
-        case _:
-            return f"in {type(command).__name__}"
+    if command is None:
+        return "between commands" if steps is None else f"between commands, after {steps} steps"
+    return _DOING.get(type(command)) or describe_steps(steps)
 
 
 def encode(message: Any, tasks: Sequence[Task] = ()) -> bytes:

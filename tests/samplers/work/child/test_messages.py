@@ -35,7 +35,7 @@ def test_spaces_reach_the_parent_unchanged() -> None:
 def test_activity_of_a_child_is_reported() -> None:
     assert describe_command(messages.Step(1), 17) == "in step 17"
     assert describe_command(None, None) == "between commands"
-    assert describe_command(messages.Close(0), 3) == "in Close"
+    assert describe_command(messages.Make(0, 1, 2, 3, 4), None) == "while making the environment"
 
 
 # The channel.

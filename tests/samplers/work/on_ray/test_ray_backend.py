@@ -341,33 +341,6 @@ def test_task_that_ends_every_actor_is_named(fault: str, error: type[ChildEnvErr
             assert "_hang" in str(raised.value)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("place", ["make", "sample_tasks", "reset_task", "reset", 4])
-def test_exception_of_an_environment_comes_at_once_with_its_traceback(place: Any) -> None:
-    with make_sampler("ray", {"fault": "raise", "place": place}) as sampler:
-        with pytest.raises(ChildEnvError, match=r"RuntimeError.*out of fuel") as raised:
-            sampler.rollout(sampler.sample_tasks(NUM_TASKS))
-        assert "in _raise" in str(raised.value)
-        assert raised.value.summary.startswith("RuntimeError in tests/samplers/faulty_env.py, line")
-        if place == 4:
-            assert "in step 4" in str(raised.value)
-            assert "in slot " in str(raised.value)
-            assert "with the task {'goal': " in str(raised.value)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("fault", ["raise_unpicklable", "raise_huge", "leave"])
-def test_odd_exceptions_are_reported(fault: str, undisturbed: list[str], tmp_path: Path) -> None:
-    sampler = make_sampler("ray", {"fault": fault, "place": 2, "marker": str(tmp_path / "marker")})
-    with sampler:
-        tasks = sampler.sample_tasks(NUM_TASKS)
-        with pytest.raises(ChildEnvError, match=r"UnpicklableError|RuntimeError|SystemExit") as raised:
-            sampler.rollout(tasks)
-        assert len(str(raised.value)) < 20_000
-        # The sampler continues undisturbed.
-        assert [sampler.rollout(tasks).digest() for _ in range(2)] == undisturbed
-
-
 def test_sampler_gives_the_same_episodes_after_each_of_many_faults(undisturbed: list[str], tmp_path: Path) -> None:
     script = tmp_path / "fault.json"
 
