@@ -18,7 +18,7 @@ from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 
 def finish(script: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Wait for a script, and return its exit code and its output."""
-    output, errors = script.communicate(timeout=30)
+    output, errors = script.communicate(timeout=55)
     return script.returncode, output, errors
 
 

@@ -20,7 +20,7 @@ from maml_rl.samplers.worker_progress import (
 ACTIONS = np.zeros((2, 1), np.float32)
 
 
-def test_steps_are_reported_before_they_are_taken_and_none_after_the_phase_is_abandoned() -> None:
+def test_steps_are_reported_before_they_are_taken_until_the_phase_is_abandoned() -> None:
     progress, seen, calls = Progress.here(), list[int](), EnvCalls()
 
     class Watching(FaultyEnv):

@@ -67,7 +67,7 @@ def test_worker_writes_its_own_slots_and_replies_to_every_command_in_order(memor
     assert progress.physics_seconds[0] == 0.0 < progress.physics_seconds[1]
 
 
-def test_command_that_raises_is_replied_with_slot_and_task_and_the_next_is_carried_out(memory: int) -> None:
+def test_command_that_raises_is_replied_with_slot_and_task_and_the_next_is_done(memory: int) -> None:
     tasks = ({"goal": 1.0}, {"goal": "far"})
     *_, failure, last = replies_to(memory, ResetTask(1, tasks), ResetBuffers(2), Step(3), SampleTasks(4, 1, 0, False))
     assert isinstance(failure, Failed)

@@ -76,8 +76,7 @@ def test_killed_child_is_replaced_and_the_phase_is_bit_identical(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-@pytest.mark.parametrize("place", ["make", 2])
+@pytest.mark.parametrize(("start_method", "place"), [("forkserver", "make"), ("forkserver", 2), ("spawn", 2)])
 def test_killed_child_is_replaced_under_every_start_method(start_method: str, place: Any, marker: str) -> None:
     options = {"start_method": start_method}
     with make_parallel(options=options, fault="kill", place=place, marker=marker) as vector_env:

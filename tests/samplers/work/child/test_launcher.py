@@ -18,7 +18,7 @@ from maml_rl.errors import ChildEnvError
 from maml_rl.samplers.work import scheduler
 from maml_rl.samplers.work.child import launcher
 from maml_rl.samplers.work.child.launcher import ChildProcess, Launcher, ParentEnds
-from maml_rl.samplers.work.child.vector_env import START_METHODS, ParallelVectorEnv
+from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -126,9 +126,8 @@ def test_children_import_neither_torch_nor_the_main_script(start_method: str, ru
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_environment_may_be_defined_in_the_main_script(start_method: str, run: Run) -> None:
-    code = f"""
+def test_environment_may_be_defined_in_the_main_script(run: Run) -> None:
+    code = """
         import gymnasium
 
         class MyEnv(FaultyEnv):
@@ -137,11 +136,12 @@ def test_environment_may_be_defined_in_the_main_script(start_method: str, run: R
         gymnasium.register("Mine-v0", MyEnv, max_episode_steps=4)
 
         if __name__ == "__main__":
-            for env in (MyEnv, "Mine-v0"):
-                with ParallelVectorEnv(env, num_envs=2, num_workers=2, start_method={start_method!r}) as vector_env:
-                    print(vector_env.reset(seed=0)[0].shape, vector_env.max_episode_steps)
+            for start_method in ("forkserver", "spawn"):
+                for env in (MyEnv, "Mine-v0"):
+                    with ParallelVectorEnv(env, num_envs=2, num_workers=2, start_method=start_method) as vector_env:
+                        print(vector_env.reset(seed=0)[0].shape, vector_env.max_episode_steps)
     """
-    assert finish(run(code)) == (0, "(2, 2) None\n(2, 2) 4\n", "")
+    assert finish(run(code)) == (0, "(2, 2) None\n(2, 2) 4\n" * 2, "")
 
 
 @pytest.mark.slow
@@ -224,19 +224,6 @@ def test_fork_server_that_dies_again_and_again_ends_in_an_error_with_the_remedy(
     assert len(starts) == max_restarts + 1
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_children_close_what_they_open(start_method: str, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    monkeypatch.setenv("PYTHONWARNINGS", "error::ResourceWarning")
-    running = run(
-        f"""
-        if __name__ == "__main__":
-            with ParallelVectorEnv(FaultyEnv, {{}}, 2, num_workers=2, start_method={start_method!r}) as envs:
-                envs.reset(seed=0)
-        """
-    )
-    assert finish(running) == (0, "", "")
-
-
 def test_fork_server_that_starts_slowly_may_take_as_long_as_step_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     # Any start takes longer than these.
     monkeypatch.setattr(scheduler, "_LEAST_LOAD_SECONDS", 0.01)
@@ -248,13 +235,18 @@ def test_fork_server_that_starts_slowly_may_take_as_long_as_step_timeout(monkeyp
         np.testing.assert_array_equal(play(vector_env), play_in_process())
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_caller_that_ignores_sigchld_sees_no_traceback(start_method: str, run: Run) -> None:
-    code = f"""
+@pytest.mark.slow
+def test_children_close_what_they_open_also_where_the_caller_ignores_sigchld(
+    monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error::ResourceWarning")
+    code = """
         import signal
         if __name__ == "__main__":
-            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-            with ParallelVectorEnv(FaultyEnv, {{}}, 2, num_workers=2, start_method={start_method!r}) as envs:
-                envs.reset(seed=0)
+            for handler, other in ((signal.SIG_DFL, "spawn"), (signal.SIG_IGN, "fork")):
+                signal.signal(signal.SIGCHLD, handler)
+                for start_method in (other, "forkserver"):
+                    with ParallelVectorEnv(FaultyEnv, {}, 2, num_workers=2, start_method=start_method) as envs:
+                        envs.reset(seed=0)
     """
     assert finish(run(code)) == (0, "", "")

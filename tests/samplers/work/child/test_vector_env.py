@@ -13,7 +13,7 @@ from phases import NUM_SLOTS, child_processes, first_goals, make_parallel, play,
 
 from maml_rl.envs import make_vector_env
 from maml_rl.errors import ChildEnvError, TaskError
-from maml_rl.samplers.work.child.vector_env import START_METHODS, ParallelVectorEnv
+from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -29,13 +29,6 @@ def test_slots_give_the_same_results_for_any_number_of_children(num_workers: int
         assert sum(lengths) == NUM_SLOTS
         assert max(lengths) - min(lengths) <= 1
         assert [part.stop for part in vector_env.parts[:-1]] == [part.start for part in vector_env.parts[1:]]
-        np.testing.assert_array_equal(play(vector_env), play_in_process())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_slots_give_the_same_results_for_any_start_method(start_method: str) -> None:
-    with make_parallel(options={"start_method": start_method}) as vector_env:
         np.testing.assert_array_equal(play(vector_env), play_in_process())
 
 
