@@ -236,6 +236,7 @@ def test_closed_sampler_is_a_clear_error(sampler: MultiTaskSampler) -> None:
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+        ({"max_episode_steps": 0}, "max_episode_steps must be an integer of at least 1"),
         ({"slots_per_task": 2}, "slots_per_task must divide batch_size, got 2 and 3"),
         ({"seed": 2**32}, "a seed must be an integer"),
     ],

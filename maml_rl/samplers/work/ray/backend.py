@@ -124,7 +124,7 @@ class RayBackend(RolloutBackend):
     @property
     def num_stores(self) -> int:
         """Number of actors, those that start included."""
-        return self._pool.size(self._client)
+        return len(self._pool.actors_of(self._client))
 
     def collect(self, batch: RemoteBatch, phase: Phase, timer: StageTimer) -> RemoteStore:
         """Let actors sample the blocks of a batch."""
@@ -153,7 +153,7 @@ class RayBackend(RolloutBackend):
 
     def kill(self) -> None:
         """Make work end with `ChildLost`; actors stop it at their next step."""
-        self._pool.kill(self._client)
+        self._client.killed = True
 
     def close(self) -> None:
         """Leave the actors, which end with their last sampler."""

@@ -175,7 +175,7 @@ class Client:
         placement: as the sampler has it.
         limits: of its units.
         job: its environment and policy, for actors.
-        killed: whether another thread has ended its work.
+        killed: whether another thread has ended its work, which then raises `ChildLost`.
         most: how many actors it can use.
     """
 
@@ -226,7 +226,7 @@ class RayPool:
             pool._clients.append(client)
         try:
             pool.take_code(client, code)
-            pool._count_places(client)
+            pool.cluster.count_places(client.placement)
         except BaseException:
             pool.leave(client)
             raise
@@ -241,10 +241,6 @@ class RayPool:
         """Put something into Ray's object store, and return a reference to it."""
         self.cluster.connection.require_open()
         return ray.put(value)
-
-    def kill(self, client: Client) -> None:
-        """Make the work of a sampler end with `ChildLost`, now and later. Any thread may call this."""
-        client.killed = True
 
     def leave(self, client: Client) -> None:
         """End the use of the pool by a sampler, the last of which ends all actors. Safe to call twice."""
@@ -289,18 +285,14 @@ class RayPool:
 
     # Actors.
 
-    def size(self, client: Client) -> int:
-        """Return how many actors a sampler has, those that start included."""
-        return len(self._of(client))
-
     @property
     def pids(self) -> list[int]:
         """Process ids of the actors on this machine."""
         here = ray.util.get_node_ip_address() if self.actors else ""
         return [actor.known.pid for actor in self.actors if actor.known and actor.known.address == here]
 
-    def _of(self, client: Client) -> list[RayWorker]:
-        """Return the actors that a sampler may use."""
+    def actors_of(self, client: Client) -> list[RayWorker]:
+        """Return the actors that a sampler may use, those that start included."""
         return self.actors[: client.placement.num_workers]
 
     def _ready(self) -> list[RayWorker]:
@@ -314,7 +306,7 @@ class RayPool:
         with self._turn:
             self._begin_turn(client)
             client.most = min(num_tasks, client.placement.num_workers or num_tasks)
-            places = self._count_places(client)
+            places = self.cluster.count_places(client.placement)
             wanted = max(min(places, each.most) for each in self._clients)
             self._size = max(1, wanted, len(self._ready()))
             # Those that wait for a node that has left.
@@ -325,19 +317,19 @@ class RayPool:
             started = monotonic()
             if len(self._ready()) < len(self.actors):
                 self._wait(0.0)
-            while len(self._ready()) < (len(self._of(client)) if client.placement.strict else 1):
+            while len(self._ready()) < (len(self.actors_of(client)) if client.placement.strict else 1):
                 self._wait(_TICK_SECONDS)
                 self._look_after_starts(monotonic() - started)
 
     def _begin_turn(self, client: Client) -> None:
-        self.cluster.connection.require_open()
-        if client.killed:
-            raise ChildLost("the Ray actors were killed")
         self._client = client
+        self._check()
 
-    def _count_places(self, client: Client) -> int:
-        """Return how many actors there is room for; see `RayCluster.count_places` for the errors."""
-        return self.cluster.count_places(client.placement)
+    def _check(self) -> None:
+        """Refuse to work without a connection, or for a sampler whose work another thread has ended."""
+        self.cluster.connection.require_open()
+        if self._client.killed:
+            raise ChildLost("the Ray actors were killed")
 
     def _refill(self) -> None:
         """Start the actors that are missing."""
@@ -416,7 +408,7 @@ class RayPool:
         """Do with fewer actors after a node was left out, of which the user is told if others work."""
         if self._ready():
             self.cluster.warn()
-        self._size = max(1, min(self._size, self._count_places(self._client)))
+        self._size = max(1, min(self._size, self.cluster.count_places(self._client.placement)))
 
     def _remove(self, actor: RayWorker) -> None:
         """End an actor, and let others take what it has not done."""
@@ -460,7 +452,7 @@ class RayPool:
             had_actors = monotonic()
             try:
                 while self._scheduler.open:
-                    self._scheduler.assign(self._of(client))
+                    self._scheduler.assign(self.actors_of(client))
                     with timer.stage("waiting"):
                         replies = self._wait(_TICK_SECONDS)
                     if self._ready():
@@ -482,7 +474,7 @@ class RayPool:
         # Only of the sampler that is made first, say for training, which uses them most of the time.
         if client.idle_warned or client is not self._clients[0]:
             return
-        places = min(self._count_places(client), client.placement.num_workers or inf)
+        places = min(self.cluster.count_places(client.placement), client.placement.num_workers or inf)
         if places > number:
             client.idle_warned = True
             _log.warning(
@@ -498,7 +490,7 @@ class RayPool:
 
     def _wait(self, seconds: float) -> list[tuple[Unit, Any]]:
         """Wait for replies, and return the results of units; handle actors that start, are lost, or hang."""
-        self.cluster.connection.require_open()
+        self._check()
         first = {actor.calls[0].reply: actor for actor in self.actors if actor.calls}
         replied: list[Any] = []
         if first:
@@ -509,9 +501,7 @@ class RayPool:
                 replied, _ = ray.wait(list(first), num_returns=number, timeout=patience)
                 if not replied:
                     break
-        self.cluster.connection.require_open()
-        if self._client.killed:
-            raise ChildLost("the Ray actors were killed")
+        self._check()
         results = []
         for reference in replied:
             actor = first[reference]

@@ -286,11 +286,11 @@ def test_samplers_share_actors_and_use_no_more_of_them_than_they_have_workers(mo
     assert other is not pool
     assert (pool.cluster.actor_options()["num_cpus"], other.cluster.actor_options()["num_cpus"]) == (1, 2)
     actors = started(pool, training, 8, monkeypatch)
-    assert (len(actors), pool.size(training), pool.size(evaluation)) == (3, 3, 1)
+    assert (len(actors), len(pool.actors_of(training)), len(pool.actors_of(evaluation))) == (3, 3, 1)
     assert hire(pool, evaluation, 8, monkeypatch) == actors
     units = [Unit("run", ()) for _ in range(4)]
     pool._scheduler.begin(units)
-    pool._scheduler.assign(pool._of(evaluation))
+    pool._scheduler.assign(pool.actors_of(evaluation))
     assert [len(actor.calls) for actor in actors] == [2, 0, 0]
 
 
@@ -312,7 +312,7 @@ def test_sampler_that_is_killed_leaves_the_actors_to_the_others(monkeypatch: pyt
     pool, one, _ = pool_of({"1": 2}, monkeypatch)
     _, other = join("'other'")
     actors = started(pool, one, 2, monkeypatch)
-    pool.kill(one)
+    one.killed = True
     with pytest.raises(ChildLost, match="were killed"):
         next(pool.results(one, [Unit("run", ())]))
     assert hire(pool, other, 2, monkeypatch) == actors
