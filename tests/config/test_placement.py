@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from maml_rl.config.config import Config
-from maml_rl.config.placement import PLACEMENT_KEYS, WAYS_OF_COLLECTING, Placement, PlacementOptions
+from maml_rl.config.placement import ELSEWHERE, PLACEMENT_KEYS, WAYS_OF_COLLECTING, Placement, PlacementOptions
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.experiment import sampling
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.sampling import make_sampler
+from maml_rl.machine import usable_cores
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers import MultiTaskSampler, ParallelVectorEnv
 
@@ -150,3 +151,18 @@ def test_every_setting_of_a_placement_reaches_the_sampler(monkeypatch: pytest.Mo
         make_sampler(experiment, evaluation=True)
         in_evaluation = Placement.model_fields[name].default if name in WAYS_OF_COLLECTING else OTHERS[name]
         assert getattr(given["placement"], name) == ("driver" if name == "update" else in_evaluation)
+
+
+def test_number_of_workers_and_who_acts_follow_from_the_rest() -> None:
+    assert [Placement(backend=backend).workers for backend in ("auto", "processes", "in-process", "device")] == [
+        *(usable_cores(), usable_cores(), 0, 0)
+    ]
+    two = Placement(num_workers=2)
+    assert two.workers_act
+    for change in ({"inference": "central"}, {"num_groups": 2}, {"recv_timeout": 0.5}, {"device": "cuda"}):
+        changed = two.replace(**change)
+        assert not changed.workers_act
+        assert changed.for_evaluation(device="cpu").workers_act
+    assert two.replace(backend="ray", ray_num_cpus=0.5, ray_resources={"GPU": 1.0}).asked == {"CPU": 0.5, "GPU": 1.0}
+    assert ELSEWHERE["num-workers"] is None
+    assert ELSEWHERE["backend"] == "auto"

@@ -257,3 +257,25 @@ def test_observation_outside_of_its_space_is_refused() -> None:
     with pytest.raises(ValueError, match="Wrong returned observations with 7"):
         env.reset_buffers(np.arange(2))
     env.close()
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_slot_that_is_over_stays_as_it_is_whatever_it_does_unseen(mode: AutoresetMode) -> None:
+    env = make_vector_env(lambda num_envs: LimitedBatch(num_envs, mode), {}, 2)
+    env.reset_task([{"slope": 1.0}] * 2)
+    env.reset_buffers(np.arange(2))
+    before = None
+    for step in range(8):
+        env.step_send(0, np.array([[0.5], [0.01 * step]], np.float32))
+        env.step_recv()
+        buffers = env.buffers
+        seen = [array[0].copy() for array in (buffers.observations, buffers.terminated, buffers.truncated)]
+        if before is not None:
+            for array, same in zip(seen, before, strict=True):
+                np.testing.assert_array_equal(array, same)
+            assert buffers.rewards[0] == 0.0
+        elif buffers.terminated[0]:
+            before = seen
+    assert before is not None
+    assert buffers.over.all()
+    env.close()

@@ -66,14 +66,6 @@ def test_everything_missing_is_listed() -> None:
     assert "TransformObservation" not in action
 
 
-def test_missing_space_is_listed() -> None:
-    class Spaceless(gymnasium.Env):
-        action_space = spaces.Discrete(2)
-
-    with pytest.raises(TypeError, match="it lacks the attribute observation_space"):
-        check_meta_env(Spaceless())
-
-
 class DrawsGlobally(WalkEnv):
     def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
         np.random.uniform()
@@ -312,17 +304,6 @@ def test_sparse_rewards_that_were_not_found_are_a_remark() -> None:
         check_meta_env(PaysAlmostNever())
 
 
-@pytest.mark.parametrize("flag", ["no", float("nan")])
-def test_end_of_an_episode_that_is_not_a_flag_is_refused(flag: Any) -> None:
-    class Unclear(WalkEnv):
-        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            observation, reward, _, truncated, info = super().step(action)
-            return observation, reward, flag, truncated, info
-
-    with pytest.raises(AssertionError, match=r"step of .* returned terminated=.*; return True or False"):
-        check_meta_env(Unclear())
-
-
 class MovesItsGoal(WalkEnv):
     """Keeps the array of its task, and changes it."""
 
@@ -383,33 +364,9 @@ class ReturnsTheObservationAlone(WalkEnv):
         return super().reset(seed=seed)[0]
 
 
-class ReturnsThreeNumbersAlone(ReturnsTheObservationAlone):
-    observation_space = spaces.Box(-1.0, 1.0, (3,), np.float64)
-
-    def observe(self) -> Any:
-        return np.array([self.place, 0.1, 0.2])
-
-
-class ReturnsTwoPartsAlone(ReturnsTheObservationAlone):
-    observation_space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
-
-    def observe(self) -> Any:
-        return 0, 1
-
-
-class ReturnsFourValues(WalkEnv):
-    def step(self, action: Any) -> Any:
-        observation, reward, terminated, _, info = super().step(action)
-        return observation, reward, terminated, info
-
-
 class SeesAnotherShape(WalkEnv):
     def observe(self) -> Any:
         return np.zeros(3)
-
-
-class SeesAnotherType(WalkEnv):
-    observation_space = spaces.Box(-1, 1, (2,), np.int8)
 
 
 class Exits(WalkEnv):
@@ -417,19 +374,9 @@ class Exits(WalkEnv):
         raise SystemExit(0)
 
 
-class ExitsLater(WalkEnv):
-    def reset_task(self, task: dict[str, Any]) -> None:
-        raise SystemExit("no licence")
-
-
 class Stops(WalkEnv):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         next(iter(()))
-
-
-class Needs(WalkEnv):
-    def reset_task(self, task: dict[str, Any]) -> None:
-        assert task["slope"] > 5
 
 
 @pytest.mark.parametrize(
@@ -440,18 +387,9 @@ class Needs(WalkEnv):
             ReturnsTheObservationAlone,
             "reset of .* returned array.*; it must return the observation and a dict of infos",
         ),
-        (
-            ReturnsThreeNumbersAlone,
-            "reset of .* returned array.* of shape .3,.; it must return the observation and a d",
-        ),
-        (ReturnsTwoPartsAlone, r"reset of .* returned 2 values, \(0, 1\); it must return the observation and a dict"),
-        (ReturnsFourValues, "step of .* returned 4 values, .* old versions of Gym.*; it must return the observation"),
         (SeesAnotherShape, r"returned an observation of shape \(3,\) and dtype float64; its space is Box"),
-        (SeesAnotherType, "returned an observation of shape .* and dtype float64; its space is Box"),
         (Exits, "SystemExit in .*test_checking.py, line .*: 0"),
-        (ExitsLater, "SystemExit in .*test_checking.py, line .*: no licence"),
         (Stops, r"StopIteration in .*test_checking.py, line .*next\(iter"),
-        (Needs, r"AssertionError in .*test_checking.py, line .*: assert .* > 5"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused_and_only_that_is_said(env_class: Any, message: str) -> None:

@@ -84,22 +84,6 @@ def test_calls_out_of_order_are_refused(base_env_id: str) -> None:
     vector_env.step(actions)
 
 
-@pytest.mark.parametrize(
-    "seed", [-1, [0, 1], [0, 1, 2, -3], [0.5, 1.5, 2.5, 3.5], 2**63, ["0", "1", "2", "3"]], ids=str
-)
-def test_bad_seed_is_refused(seed: Any) -> None:
-    with pytest.raises(ValueError, match="seed"):
-        make_vector_env("2DNavigation-v0", {}, 4).reset(seed=seed)
-
-
-@pytest.mark.parametrize("mask", [[True], [False] * 4, [1, 0, 0, 0]], ids=str)
-def test_bad_reset_mask_is_refused(mask: Any) -> None:
-    vector_env = make_vector_env("2DNavigation-v0", {}, 4)
-    vector_env.reset(seed=0)
-    with pytest.raises(ValueError, match="reset_mask must be a boolean array"):
-        vector_env.reset(options={"reset_mask": np.array(mask)})
-
-
 @pytest.mark.parametrize("name", ["num_envs", "max_episode_steps"])
 def test_bad_count_is_refused_by_name(name: str) -> None:
     for value in (0, -1, 1.5, "3", True):

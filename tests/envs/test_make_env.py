@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 from maml_rl.envs import MetaVectorEnv, make_vector_env
+from maml_rl.envs.adapted_batch import CheckedVectorEnv
+from maml_rl.envs.calls import CallRules
+from maml_rl.envs.families.navigation import Navigation2DVectorEnv
 from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.envs.threaded import ThreadedVectorEnv
 from tests.envs.third_party import NoTaskEnv, WalkEnv
 
 
@@ -81,3 +85,45 @@ def test_third_party_environment_that_is_not_a_family_is_refused(registered: Any
 def test_callable_that_makes_no_environment_is_refused() -> None:
     with pytest.raises(TypeError, match="expected a gymnasium.Env, got dict"):  # noqa: RUF043
         make_vector_env(dict, max_episode_steps=3)
+
+
+def test_array_code_of_others_is_checked_and_that_of_this_package_is_not() -> None:
+    class Others(Navigation2DVectorEnv):
+        """Defined here."""
+
+    made = make_vector_env(Others, {}, 2)
+    assert isinstance(made, CheckedVectorEnv)
+    assert type(made.env) is Others
+    assert type(make_vector_env(Navigation2DVectorEnv, {}, 2)) is Navigation2DVectorEnv
+    with pytest.raises(ValueError, match="stepping='threads' is for environments that wait, and Others steps all"):
+        make_vector_env(Others, {}, 2, rules=CallRules(stepping="threads"))
+
+
+class MostlyWaits(WalkEnv):
+    stepping = "threads"
+
+
+class IsAwaited(WalkEnv):
+    async def step(self, action: Any) -> Any:
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("env", "rules", "in_threads"),
+    [
+        (WalkEnv, {}, False),
+        (WalkEnv, {"threads": 2}, True),
+        (MostlyWaits, {}, True),
+        (lambda: gymnasium.wrappers.TransformReward(MostlyWaits(), float), {}, True),
+        (MostlyWaits, {"stepping": "serial"}, False),
+        (IsAwaited, {}, True),
+        (lambda: IsAwaited(), {}, True),
+    ],
+)
+def test_family_chooses_how_it_is_stepped_whatever_makes_it(env: Any, rules: dict[str, Any], in_threads: bool) -> None:
+    vector_env = make_vector_env(env, {}, 2, rules=CallRules(**rules))
+    assert isinstance(vector_env, ThreadedVectorEnv) == in_threads
+    assert len({id(each) for each in vector_env.envs}) == 2  # type: ignore[attr-defined]
+    vector_env.close()
+    with pytest.raises(TypeError, match=r"IsAwaited has an async step, which is not awaited .* use stepping='threads'"):
+        make_vector_env(lambda: IsAwaited(), rules=CallRules(stepping="serial"))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from maml_rl.envs.meta_env import StepBuffers, slot_seeds
+from maml_rl.envs.meta_env import StepBuffers, low_seeds, own_drawn, own_task, read_reset_mask, slot_seeds
+from maml_rl.errors import TaskError
 from maml_rl.spaces import array_layout
 
 
@@ -35,3 +36,42 @@ def test_slot_seeds_follow_gymnasium() -> None:
     assert slot_seeds(np.int64(4), 2) == [4, 5]
     assert slot_seeds([7, None, 0], 3) == [7, None, 0]
     assert slot_seeds(np.array([2**63 - 1]), 1) == [2**63 - 1]
+    assert low_seeds([2**40 + 5, 2**32 + 2**31], 2**31 - 1) == [5, 0]
+
+
+@pytest.mark.parametrize("seed", [-1, [0, 1], [0, -3, 2], [0.5, 1.5, 2.5], 2**63, ["0", "1", "2"]], ids=str)
+def test_bad_seed_is_refused(seed: Any) -> None:
+    with pytest.raises(ValueError, match="seed"):
+        slot_seeds(seed, 3)
+
+
+@pytest.mark.parametrize("mask", [[True], [False] * 3, [1, 0, 0]], ids=str)
+def test_bad_reset_mask_is_refused(mask: Any) -> None:
+    with pytest.raises(ValueError, match=r"reset_mask must be a boolean array of shape \(3,\)"):
+        read_reset_mask({"reset_mask": np.array(mask)}, 3)
+
+
+def test_episode_begins_in_the_buffers_of_its_slots_alone() -> None:
+    buffers = StepBuffers.allocate(spaces.Discrete(3), 3, {"success": "episode"})
+    for array in (buffers.rewards, buffers.terminated, buffers.truncated, buffers.restarted, buffers.infos["success"]):
+        array[:] = 1
+    buffers.part(slice(1, 3)).begin(np.array([True, False]), restarted=True)
+    assert buffers.rewards.tolist() == [1.0, 0.0, 1.0]
+    assert buffers.terminated.tolist() == buffers.truncated.tolist() == buffers.over.tolist() == [True, False, True]
+    buffers.begin(0)
+    assert buffers.restarted.tolist() == [False, True, True]
+    np.testing.assert_array_equal(buffers.infos["success"], [np.nan, np.nan, 1.0])
+
+
+def test_own_tasks_share_nothing_and_what_is_no_task_is_refused() -> None:
+    walls = [np.zeros(2)]
+    drawn = own_drawn([{"walls": walls}] * 2, 2, "sample_tasks", "an env")
+    walls[0][:] = 1.0
+    drawn[0]["walls"][0][1] = 2.0
+    assert [task["walls"][0].tolist() for task in drawn] == [[0.0, 2.0], [0.0, 0.0]]
+    with pytest.raises(TaskError, match=r"sample_tasks\(3\) of an env returned 1 tasks"):
+        own_drawn([{}], 3, "sample_tasks", "an env")
+    with pytest.raises(TaskError, match=r"drew 0.5; a task is a dict of numbers and arrays, as {'task': 0.5}"):
+        own_drawn([0.5], 1, "sample_tasks", "an env")
+    with pytest.raises(TaskError, match=r"the entry 'lock' of a task cannot be copied .*TypeError"):
+        own_task({"lock": (each for each in "a")})

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 
 from maml_rl.envs.results import collect_infos, read_reset, read_step
 from maml_rl.envs.serial import SerialVectorEnv
@@ -52,6 +53,20 @@ def test_what_is_not_one_number_is_refused_with_environment_and_value(reward: An
     vector_env.reset(seed=0)
     with pytest.raises(TypeError, match="step of <PaysOddly instance> returned the reward"):
         vector_env.step(np.zeros((1, 1), np.float32))
+
+
+@pytest.mark.parametrize("flag", ["no", float("nan"), None, 2, -1, 0.0, [True, False], np.array([0, 1])], ids=repr)
+def test_end_of_an_episode_that_is_not_a_flag_is_refused(flag: Any) -> None:
+    for name, result in (("terminated", (None, 0.0, flag, False, {})), ("truncated", (None, 0.0, True, flag, {}))):
+        with pytest.raises(TypeError, match=f"returned {name}=.*; return True or False") as caught:
+            read_step(WalkEnv(), result)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrap", [bool, int, np.bool_, np.int64, np.array, lambda flag: np.array([flag])])
+def test_flags_of_every_kind_are_read(wrap: Any) -> None:
+    for flag in (True, False):
+        assert read_step(WalkEnv(), (None, 0.0, wrap(flag), wrap(not flag), {}))[2:4] == (flag, not flag)
 
 
 @pytest.mark.parametrize("result", [None, np.zeros(2), np.zeros(3), (1, 2), (0, {}, 0), [0, 1], {"a": 1, "b": 2}, "ab"])
@@ -182,3 +197,27 @@ def test_infos_of_a_dict_that_slots_share_are_those_of_each_slot() -> None:
     vector_env.reset_task([{"slot": 0}, {"slot": 1}])
     vector_env.reset(seed=0)
     assert vector_env.step(np.zeros((2, 1), np.float32))[-1]["none or number"].tolist() == [None, 1.5]
+
+
+class TellsAtTheEnd(WalkEnv):
+    recorded_infos = {"success": "episode"}  # noqa: RUF012
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        own_limit = self.steps == 3
+        return observation, reward, terminated, own_limit, info | ({"success": 1.0} if terminated else {})
+
+
+def test_only_the_limit_of_a_wrapper_may_end_an_episode_without_its_info() -> None:
+    still = np.zeros((1, 1), np.float32)
+    limited = SerialVectorEnv(lambda: TimeLimit(TellsAtTheEnd(), 2))
+    limited.reset(seed=0)
+    limited.step(still)
+    assert limited.step(still)[3].all()
+    assert np.isnan(limited.buffers.infos["success"]).all()
+    own = SerialVectorEnv(TellsAtTheEnd)
+    own.reset(seed=0)
+    for _ in range(2):
+        own.step(still)
+    with pytest.raises(TypeError, match="declares 'success' in recorded_infos, so its info must have that number at"):
+        own.step(still)

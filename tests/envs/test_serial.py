@@ -10,8 +10,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
 from maml_rl.envs.serial import SerialVectorEnv
-from maml_rl.errors import TaskError
-from tests.envs.third_party import CellEnv, NoTaskEnv, PixelEnv, SplitEnv, WalkEnv
+from tests.envs.third_party import CellEnv, PixelEnv, SplitEnv, WalkEnv
 
 SLOPES = [{"slope": slope} for slope in (0.5, -2.0, 3.0)]
 
@@ -209,20 +208,10 @@ def test_failing_constructor_closes_the_environments_made_before() -> None:
     assert [env.closed for env in made] == [True, True]
 
 
-def test_environment_that_is_not_a_family_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="NoTaskEnv is not a task family: it lacks sample_tasks"):
-        SerialVectorEnv(NoTaskEnv)
-
-
 @pytest.mark.parametrize("num_envs", [0, -2, 1.5])
 def test_bad_number_of_slots_is_refused(num_envs: Any) -> None:
     with pytest.raises(ValueError, match="num_envs must be an integer of at least 1"):
         SerialVectorEnv(WalkEnv, {}, num_envs)
-
-
-def test_wrong_number_of_tasks_is_refused() -> None:
-    with pytest.raises(TaskError, match="one task for each of the 3 slots, got 2"):
-        walks().reset_task(SLOPES[:2])
 
 
 @pytest.mark.parametrize("make_env", [SplitEnv, lambda: TimeLimit(SplitEnv(), 5)])
@@ -251,49 +240,3 @@ def test_every_slot_is_rendered() -> None:
     assert pictures is not None
     assert [picture.shape for picture in pictures] == [(2, 2, 3)] * 2
     assert SerialVectorEnv(WalkEnv).render() is None
-
-
-class FlaggedEnv(WalkEnv):
-    """Returns the flags that a test gives it."""
-
-    def __init__(self, **flags: Any) -> None:
-        super().__init__()
-        self.flags = {"terminated": False, "truncated": False, **flags}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observation, reward, *_, info = super().step(action)
-        return observation, reward, self.flags["terminated"], self.flags["truncated"], info
-
-
-@pytest.mark.parametrize(
-    ("name", "flag"),
-    [
-        *(("terminated", flag) for flag in ("no", float("nan"), None, 2, -1, [True, False], np.array([0, 1]))),
-        ("truncated", 0.0),
-    ],
-)
-def test_end_of_an_episode_that_is_not_a_flag_is_refused(name: str, flag: Any) -> None:
-    vector_env = walks(1, partial(FlaggedEnv, **{name: flag}))
-    vector_env.reset(seed=0)
-    with pytest.raises(TypeError, match=f"returned {name}=.*; return True or False") as caught:
-        vector_env.step(np.zeros((1, 1), np.float32))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("wrap", "flag"),
-    [
-        (bool, True),
-        (int, True),
-        (np.bool_, False),
-        (np.bool_, True),
-        (np.int64, False),
-        (np.array, True),
-        (lambda flag: np.array([flag]), True),
-    ],
-)
-def test_flags_of_every_kind_are_accepted(wrap: Any, flag: bool) -> None:
-    vector_env = walks(1, partial(FlaggedEnv, terminated=wrap(flag)))
-    vector_env.reset(seed=0)
-    _, _, terminated, truncated, _ = vector_env.step(np.zeros((1, 1), np.float32))
-    assert (terminated.tolist(), truncated.tolist()) == ([flag], [False])

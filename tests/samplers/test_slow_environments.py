@@ -21,10 +21,8 @@ from maml_rl import MultiTaskSampler
 from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import Retry
-from maml_rl.envs.calls import METHODS, CallRules
+from maml_rl.envs.calls import METHODS
 from maml_rl.envs.checking import check_meta_env
-from maml_rl.envs.make_env import make_vector_env
-from maml_rl.envs.threaded import ThreadedVectorEnv
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
 from maml_rl.experiment.train import train
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy, Policy
@@ -366,50 +364,12 @@ def test_keyboard_interrupt_of_an_environment_in_a_thread_is_not_taken_for_ctrl_
         digests(Interrupting, **THREADS)
 
 
-class TellsToWait(gymnasium.Wrapper):
-    """A wrapper that declares how what it wraps is stepped."""
-
-    stepping = "threads"
-
-
 def make_awaited() -> Any:
     return AwaitedEnv(wait=0.002)
 
 
-class IsNotThreadSafe(gymnasium.Wrapper):
-    thread_safe = False
-
-
 def make_waiting() -> Any:
     return gymnasium.wrappers.TransformReward(WaitingEnv(), lambda reward: reward)
-
-
-def make_fixed() -> Any:
-    return gymnasium.wrappers.TransformReward(FixedThreadEnv(), lambda reward: reward)
-
-
-AUTO = CallRules()
-
-
-@pytest.mark.parametrize(
-    ("env", "rules", "in_threads"),
-    [
-        (WaitingEnv, AUTO, True),
-        (AwaitedEnv, AUTO, True),
-        ("slow_env:SlowAwaited-v0", AUTO, True),
-        (lambda: WaitingEnv(), AUTO, True),
-        (make_waiting, AUTO, True),
-        (lambda: TellsToWait(SlowEnv()), AUTO, True),
-        (SlowEnv, AUTO, False),
-        (WaitingEnv, CallRules(stepping="serial"), False),
-        (SlowEnv, CallRules(threads=2), True),
-    ],
-)
-def test_a_family_chooses_how_it_is_stepped_whatever_makes_it(env: Any, rules: CallRules, in_threads: bool) -> None:
-    vector_env = make_vector_env(env, num_envs=2, rules=rules)
-    assert isinstance(vector_env, ThreadedVectorEnv) == in_threads
-    assert vector_env.num_envs == len({id(slot) for slot in vector_env.envs}) == 2
-    vector_env.close()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -441,12 +401,6 @@ def test_slot_stays_with_its_thread_or_event_loop_from_constructor_to_close(
     assert digests(env, **{"num_workers": 0, **options})[0] == undisturbed
     # Nor does `close` raise.
     assert not caplog.messages
-
-
-@pytest.mark.parametrize("make", [make_fixed, lambda: IsNotThreadSafe(SlowEnv())])
-def test_environment_that_is_not_safe_in_threads_is_refused_whatever_makes_it(make: Any) -> None:
-    with pytest.raises(ChildEnvError, match="is not thread-safe"):
-        digests(make, **THREADS)
 
 
 def test_time_limit_of_a_registration_applies_although_the_wrapper_is_not_awaited() -> None:
@@ -487,26 +441,6 @@ def test_more_threads_than_slots_are_refused_before_any_process_starts() -> None
     ):
         sampler.rollout([{"goal": 0.0}] * 3)
     assert psutil.Process().children() == before
-
-
-def test_rendering_is_refused_in_threads() -> None:
-    def make() -> Any:
-        env = SlowEnv()
-        env.render_mode = "rgb_array"
-        return env
-
-    with pytest.raises(ChildEnvError, match=r"renders .*OpenGL"):
-        digests(make, **THREADS)
-
-
-def test_wrapper_around_an_awaited_environment_is_refused() -> None:
-    def make() -> Any:
-        return gymnasium.wrappers.TransformReward(AwaitedEnv(), lambda reward: reward)
-
-    with pytest.raises(ChildEnvError, match="TransformReward cannot await"):
-        digests(make, **THREADS)
-    with pytest.raises(ChildEnvError, match="AwaitedEnv has an async reset and step"):
-        digests(lambda: AwaitedEnv(), num_workers=0, stepping="serial")
 
 
 def test_an_error_names_the_step_of_its_own_slot() -> None:

@@ -166,9 +166,7 @@ def test_ant_with_a_goal_that_lies_on_its_back_does_not_terminate():
     assert not env.step(np.zeros((2, 8)))[2].any()
 
 
-def test_angles_and_goals_have_the_distributions_of_their_source():
-    angles = np.array([task["angle"] for task in AntDir2DVectorEnv().sample_tasks(4000, seed=0)])
-    np.testing.assert_allclose(np.histogram(angles, 4, (0.0, 2.0 * np.pi))[0], 1000, rtol=0.12)
+def test_goals_have_the_distribution_of_their_source():
     goals = np.array([task["goal"] for task in AntGoalVectorEnv().sample_tasks(4000, seed=0)])
     distances = np.linalg.norm(goals, axis=1)
     assert distances.max() <= 3.0

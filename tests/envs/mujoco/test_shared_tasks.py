@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from maml_rl.envs import make_vector_env
-from maml_rl.envs.mujoco.ant import AntDirVectorEnv, AntVelVectorEnv
+from maml_rl.envs.mujoco.ant import AntDir2DVectorEnv, AntDirVectorEnv, AntVelVectorEnv
 from maml_rl.envs.mujoco.planar import (
     HalfCheetahDirVectorEnv,
     HalfCheetahVelVectorEnv,
@@ -150,3 +150,14 @@ def test_directions_are_drawn_in_the_same_way_for_every_body(family):
     assert family().draw_tasks(np.random.default_rng(0), 50) == [{"direction": sign} for sign in signs]
     with pytest.raises(ValueError, match="'direction' of a task must be -1 or 1, got 0"):
         family(task={"direction": 0.0})
+
+
+def test_angle_pays_for_the_velocity_along_it_and_is_uniform():
+    env = AntDir2DVectorEnv(3)
+    angles = np.array([0.0, 2.0, 4.5])
+    env.reset_task([{"angle": angle} for angle in angles])
+    speeds, headings = np.array([1.0, 2.0, 3.0]), np.array([1.0, -2.0, 0.5])
+    velocity = np.stack((speeds * np.cos(headings), speeds * np.sin(headings)), axis=1)
+    np.testing.assert_allclose(env._task_reward(velocity), speeds * np.cos(headings - angles), rtol=1e-12)
+    drawn = env.draw_tasks(np.random.default_rng(0), 5)
+    assert drawn == [{"angle": angle} for angle in np.random.default_rng(0).uniform(0.0, 2.0 * np.pi, 5)]
