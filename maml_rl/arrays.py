@@ -6,6 +6,7 @@ changes or gets slower, and on a device the same names on tensors. Both have ind
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,11 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
+
+# Attributes of these types, and no others, are looked into for state.
+CONTAINERS = (dict, list)
+# Attributes whose arrays stay on the host, or are results of one step.
+_NO_STATE = frozenset(("physics_seconds", "_reward_terms"))
 
 
 def namespace(array: Any) -> Any:
@@ -72,12 +78,43 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device)
 
 
-def put(array: np.ndarray[Any, Any], device: torch.device, *, single: bool) -> torch.Tensor:
-    """Return an array on a device, where `single` float64 as float32."""
+def state_of(holder: object, kind: type[Any]) -> dict[str, tuple[Any, Any]]:
+    """Return where the state of slots is: in attributes that are arrays, or dicts and lists of arrays.
+
+    Args:
+        holder: whose attributes.
+        kind: of arrays.
+
+    Returns:
+        What holds each array, and its key there, by name.
+    """
+    own = {name: value for name, value in vars(holder).items() if name not in _NO_STATE}
+    found: dict[str, tuple[Any, Any]] = {name: (vars(holder), name) for name in own if isinstance(own[name], kind)}
+    for name, value in own.items():
+        if type(value) in CONTAINERS:
+            entries = value.items() if type(value) is dict else enumerate(value)
+            found |= {f"{name}[{key!r}]": (value, key) for key, entry in entries if isinstance(entry, kind)}
+    return found
+
+
+def move_state(holder: object, device: torch.device, *, single: bool = False) -> None:
+    """Make the state of slots tensors on a device, where `single` float64 as float32; views of others stay views."""
     import torch
 
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.to(device, torch.float32 if single and tensor.dtype is torch.float64 else tensor.dtype, copy=True)
+    # Other slots may have the same containers.
+    vars(holder).update({name: copy(value) for name, value in vars(holder).items() if type(value) in CONTAINERS})
+    arrays = [(owner[key], owner, key) for owner, key in state_of(holder, np.ndarray).values()]
+    moved: dict[int, torch.Tensor] = {}
+    for array, _, _ in arrays:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        dtype = torch.float32 if single and tensor.dtype is torch.float64 else tensor.dtype
+        moved[id(array)] = tensor.to(device, dtype, copy=True)
+    for array, owner, key in arrays:
+        base, owner[key] = array.base, moved[id(array)]
+        if isinstance(base, np.ndarray) and id(base) in moved and base.dtype == array.dtype and base.flags.c_contiguous:
+            start = (array.ctypes.data - base.ctypes.data) // array.itemsize
+            strides = [stride // array.itemsize for stride in array.strides]
+            owner[key] = moved[id(base)].as_strided(array.shape, strides, start)
 
 
 class TorchArrays:

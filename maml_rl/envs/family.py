@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_choices, check_count
-from maml_rl.arrays import put, torch_arrays
+from maml_rl.arrays import move_state, torch_arrays
 from maml_rl.envs.meta_env import MetaEnv, OneBatchVectorEnv, Seeds, Task, check_flags, read_reset_mask, slot_seeds
 from maml_rl.envs.task_entries import TaskArrays, TaskEntry, parse_tasks
 from maml_rl.machine import refuse_if_too_large
@@ -106,12 +106,7 @@ class ArrayFamily(ABC):
         From then on only `take_tasks`, `begin` and `advance` work, all of which take and return tensors.
         """
         self.xp = torch_arrays(device)
-        for name, value in vars(self).items():
-            if isinstance(value, np.ndarray) and name != "physics_seconds":
-                setattr(self, name, put(value, device, single=self.single_on_device))
-            elif isinstance(value, dict) and any(isinstance(entry, np.ndarray) for entry in value.values()):
-                moved = {key: put(entry, device, single=self.single_on_device) for key, entry in value.items()}
-                setattr(self, name, moved)
+        move_state(self, device, single=self.single_on_device)
 
     def begin(self, streams: Any, observations: Any) -> None:
         """Put all slots into start states, and write their observations; for tensors, see `move_to`.

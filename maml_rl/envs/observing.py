@@ -6,20 +6,17 @@ Source: Finn et al. 2017, section 5.3, whose oracle gets the task's parameters a
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.arrays import as_bytes, namespace, put
+from maml_rl.arrays import as_bytes, namespace
 from maml_rl.envs.meta_env import MetaVectorEnv, MetaVectorWrapper, Seeds, StepBuffers, Task
 from maml_rl.errors import TaskError
 from maml_rl.spaces import PackedSpace, is_image, require_numbers, write_flat
-
-if TYPE_CHECKING:
-    import torch
 
 # Seed of a first task, whose numbers are counted.
 _LAYOUT_SEED = 0
@@ -63,12 +60,6 @@ class ObservingVectorEnv(MetaVectorWrapper):
     @abstractmethod
     def _further(self) -> Any:
         """Return the further numbers of all slots, (N, numbers)."""
-
-    def move_to(self, device: "torch.device") -> None:
-        """Make the further numbers a tensor on a device; from then on only the methods that take tensors work."""
-        for name, value in vars(self).items():
-            if isinstance(value, np.ndarray):
-                setattr(self, name, put(value, device, single=False))
 
     def begin_trial(self, tasks: Mapping[str, Any]) -> None:
         """Begin a trial in every slot, of tasks (N, ...) by entry, arrays or tensors."""

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from maml_rl import MultiTaskSampler, PopulationEvaluator
+from maml_rl.arrays import copied
 from maml_rl.config.placement import Placement
 from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.last_step import LastStepVectorEnv
 from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.envs.registration import FAMILIES
@@ -334,6 +336,46 @@ def test_first_number_that_is_not_finite_is_that_of_the_cpu_in_any_wave(seed):
     assert messages[0] == messages[1]
 
 
+class InManyPlaces(Counting):
+    """Keeps state in all ways that work: views, arrays that become others, change places or are results, containers."""
+
+    def __init__(self, num_envs: int, **options: Any) -> None:
+        self._pair = np.zeros((num_envs, 2))
+        self._second, self._kind = self._pair[:, 1], np.zeros(num_envs, np.int64)
+        super().__init__(num_envs, **options)
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        super()._reset_slots(mask, streams)
+        self._pair[:] = 0.0
+        self._start, self._kind = self._count, self._count + 0.25
+        self._odd, self._even = self._count + 1.0, self._count + 2.0
+        self._past = {"counts": self._count, "listed": 1.0}
+        self._list = [self._count, self._count]
+
+    def _next(self) -> Any:
+        before, self._past = self._count, {"counts": self._count, "listed": 1.0}
+        super()._next()
+        self._pair += self._count[:, None]
+        self._odd, self._even = self._even, self._odd
+        self._list = [self._list[1], self._kind + self._count]
+        found = (self._second, self._start, self._kind, self._odd, self._past["counts"], self._list[0])
+        self._reward_terms = {"before": before}
+        self._sum = sum(place * array for place, array in zip((1, 10, 100, 1e3, 1e4, 1e5), found, strict=True))
+        return self._sum
+
+
+class ReplacingLastStep(LastStepVectorEnv):
+    """Shows the last step by another array after every step."""
+
+    def take_step(self, *arguments: Any) -> None:
+        self._last = copied(self._last)
+        super().take_step(*arguments)
+
+
+class ObservedReplacing(ObservedLastStep):
+    wrapper = ReplacingLastStep
+
+
 class InATuple(Counting):
     def _reset_slots(self, mask: Any, streams: Any) -> None:
         super()._reset_slots(mask, streams)
@@ -374,29 +416,62 @@ class Growing(Counting):
         return count
 
 
+class OfAnEpisode(Counting):
+    _episode = 0
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        super()._reset_slots(mask, streams)
+        self._episode += 1
+
+
+class OfNumPy(Counting):
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        super()._reset_slots(mask, streams)
+        self._rates = np.ones(self.num_envs)
+
+
 @pytest.mark.parametrize(
     ("made", "name", "what"),
     [
-        (InATuple, "_pair", "a tuple"),
-        (InANumber, "_number", "a int"),
-        (InAnObject, "_held", "a SimpleNamespace"),
-        (Growing, "_past", "of another shape"),
+        (InATuple, "_pair", "tuple"),
+        (InANumber, "_number", "int"),
+        (InAnObject, "_held", "SimpleNamespace"),
+        (Growing, "_past", "Tensor"),
+        (OfAnEpisode, "_episode", "int"),
+        (OfNumPy, "_rates", "ndarray"),
     ],
 )
 def test_state_that_a_recorded_step_cannot_see_is_refused_by_name(made, name, what):
-    with pytest.raises(ConfigError, match=rf"{made.__name__} changes its attribute '{name}', {what}.*tensors of one"):
-        sample("device", made, get_policy_for_env(make_vector_env(made, {}, 1), (4,)))
+    with pytest.raises(ConfigError, match=rf"{made.__name__} has state in its attribute '{name}', a {what}"):
+        sample("device", made, get_policy_for_env(make_vector_env(made, {}, 1), (4,)), slots_per_task=1)
 
 
-@pytest.mark.parametrize("env_id", sorted(CLASSES.values()))
-def test_recorded_steps_have_the_episodes_of_the_cpu(env_id, monkeypatch):
+KINDS = [
+    *sorted(CLASSES.values()),
+    pytest.param(InManyPlaces, id="of a user"),
+    pytest.param(ObservedReplacing("2DNavigation-v0"), id="showing more"),
+    pytest.param("GymnaxCartPole-v0", marks=pytest.mark.jax),
+]
+
+
+@pytest.mark.parametrize("env", KINDS)
+def test_recorded_steps_have_the_episodes_of_the_cpu(env, monkeypatch):
+    if env == "GymnaxCartPole-v0":
+        pytest.importorskip("jax")
     record_on_the_cpu(monkeypatch)
-    policy = policy_for(env_id)
+    policy = get_policy_for_env(make_vector_env(env, {}, 1), (16,))
 
-    for ours, theirs in zip(
-        sample("device", env_id, policy, phases=2), sample("in-process", env_id, policy, phases=2), strict=True
-    ):
+    for ours, theirs in zip(*(sample(place, env, policy, phases=2) for place in ("device", "in-process")), strict=True):
         require_close(ours, theirs)
+
+
+def test_mixture_is_refused_and_sampled_on_the_cpu_beside_a_gpu():
+    kwargs = {"families": ["PointGoal-v0", "SparsePointGoal-v0"]}
+    policy = get_policy_for_env(make_vector_env("Mixture-v0", kwargs, 1), (4,))
+
+    assert choose(Placement(device="cuda"), Recipe.of("Mixture-v0", kwargs, 5), policy).backend == "auto"
+    with pytest.raises(ConfigError, match="tasks of MixtureVectorEnv have texts"):
+        sample("device", "Mixture-v0", policy, env_kwargs=kwargs)
 
 
 def families_with_hidden_state() -> list[type[Counting]]:

@@ -202,7 +202,7 @@ class DeviceLoop:
                     raise ConfigError(
                         f"a recorded step of {family} differs from the step itself in {name!r}, at step {number}: it "
                         "depends on something that is not in its tensors, as a variable of Python; keep its state in "
-                        "tensors, as attributes or in dicts of them, or use backend 'auto' without a device"
+                        "tensors, as attributes or in dicts and lists of them, or use backend 'auto' without a device"
                     )
 
     def _state(self) -> dict[str, Tensor]:

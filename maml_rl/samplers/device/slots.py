@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import FunctionType, ModuleType
 from typing import Any, cast
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maml_rl.arrays import to_device
+from maml_rl.arrays import CONTAINERS, move_state, state_of, to_device
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.observing import ObservingVectorEnv
@@ -20,11 +20,11 @@ from maml_rl.errors import ConfigError, TaskError
 from maml_rl.samplers.device.streams import DeviceSlotStreams
 from maml_rl.spaces import array_layout
 
-# The first steps, in which a family is watched, and what the base of all families keeps.
-_CHECKED_CALLS = 3
+# The first steps, in which slots are watched, and what may change in all of them.
+_CHECKED_STEPS = 3
+_MAY_CHANGE = frozenset(("env", "xp", "physics", "physics_seconds", "buffers", "_reward_terms", "_streams", "_sent"))
 # How far objects within objects are looked at.
 _DEPTH = 2
-_OF_EVERY_FAMILY = frozenset(("xp", "physics", "physics_seconds", "buffers", "_reward_terms", "_streams", "_sent"))
 
 
 def reason_against(env: MetaVectorEnv) -> str:
@@ -34,7 +34,7 @@ def reason_against(env: MetaVectorEnv) -> str:
     family = env.unwrapped
     if not isinstance(family, BatchedFamily):
         return f"{type(family).__name__} is not array code over slots, as a BatchedFamily"
-    if any(entry.choices for entry in family.entries.values()):
+    if not family.entries or any(entry.choices for entry in family.entries.values()):
         return f"the tasks of {type(family).__name__} have texts in them"
     return ""
 
@@ -57,7 +57,7 @@ class DeviceSlots:
         self.num_envs, self.device = env.num_envs, device
         self._shown: list[ObservingVectorEnv] = []
         while isinstance(env, ObservingVectorEnv):
-            env.move_to(device)
+            move_state(env, device)
             self._shown.insert(0, env)
             env = env.env
         family = env.unwrapped
@@ -66,12 +66,15 @@ class DeviceSlots:
         self.family.move_to(device)
         self.physics: Any = getattr(family, "physics", None)
         self.may_end: bool | None = None
+        self._holders = family, *self._shown
         # Of the family, then of each that shows more.
         self._observations = [_zeros(shown, device) for shown in (family, *self._shown)]
         self._streams = DeviceSlotStreams(self.num_envs, device)
         self._given: TaskArrays = {}
-        self._to_check = _CHECKED_CALLS if self.can_be_recorded else 0
-        self._keep_places(self.family.take_tasks, self.family.tasks)
+        self._to_check = _CHECKED_STEPS
+        # What each of them had after the first episodes began, beside the numbers in tensors of its state.
+        self._contents: list[dict[str, Any]] = []
+        self._in_place(self.family.take_tasks, self.family.tasks)
 
     @property
     def observations(self) -> Tensor:
@@ -106,18 +109,24 @@ class DeviceSlots:
                 values = there[start : start + array.size].view(torch.float64).reshape(array.shape)
                 start += array.size
                 moved[name] = values.repeat_interleave(per_task, 0).to(places[name].dtype)
-            self._keep_places(self.family.take_tasks, moved)
+            self._in_place(self.family.take_tasks, moved)
             self._given = arrays
         for shown in self._shown:
-            shown.begin_trial(self.family.tasks)
+            self._in_place(shown.begin_trial, self.family.tasks)
         return there[: seeds.size].reshape(seeds.shape)
 
     def begin(self, seeds: Tensor) -> None:
         """Begin an episode in every slot, from seeds (N,)."""
         self._streams.reseed(seeds)
+        self._in_place(self._begin)
+        if not self._contents and self.can_be_recorded:
+            self._contents = self._contents_now()
+            self._refuse_hidden_state()
+
+    def _begin(self) -> None:
         for shown in self._shown:
             shown.begin_episodes()
-        self._keep_places(self.family.begin, self._streams, self._observations[0])
+        self.family.begin(self._streams, self._observations[0])
         self._show()
 
     def step(self, actions: Tensor, active: Tensor | None) -> list[Any]:
@@ -127,102 +136,113 @@ class DeviceSlots:
             Rewards; whether slots terminated (a bool: all or none ever); whether the family truncated them (False:
             never); and the recorded infos, in their order.
         """
-        rewards, terminated, terms = self._keep_places(
-            self.family.advance, actions, active, self._streams, self._observations[0]
-        )
-        for shown in self._shown:
-            over = self.family.is_truncated()
-            shown.take_step(slice(None), actions, rewards, over if terminated is False else over | terminated, active)
-        self._show()
-        truncated = self.family.truncated_by_itself
-        may_end = not (terminated is False and truncated is False)
+        outcome: list[Any] = self._in_place(self._step, actions, active)
+        may_end = outcome[1] is not False or outcome[2] is not False
         if self.may_end not in (None, may_end):
             raise ConfigError(
                 f"{type(self.family).__name__} returns False for terminated in one step and more in another; "
                 "return a tensor (N,) of bool in every step"
             )
         self.may_end = may_end
-        return [rewards, terminated, truncated, *(terms[name] for name in self.family.recorded_infos)]
+        return outcome
+
+    def _step(self, actions: Tensor, active: Tensor | None) -> list[Any]:
+        family = self.family
+        rewards, terminated, terms = family.advance(actions, active, self._streams, self._observations[0])
+        for shown in self._shown:
+            over = family.is_truncated()
+            shown.take_step(slice(None), actions, rewards, over if terminated is False else over | terminated, active)
+        self._show()
+        self._to_check = max(0, self._to_check - 1)
+        return [rewards, terminated, family.truncated_by_itself, *(terms[name] for name in family.recorded_infos)]
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors that a step reads and changes, by name: the family's, and what is shown beside it."""
-        found = {name if holder is None else f"{holder}[{name!r}]": x for (holder, name), x in self._tensors().items()}
-        for number, shown in enumerate(self._shown):
-            found |= {f"{name} of {number}": x for name, x in vars(shown).items() if isinstance(x, Tensor)}
+        """Return the tensors that a step reads and changes, by name."""
+        found = {name: owner[key] for name, (owner, key) in self._state_now().items()}
         found |= {f"observations of {number}": x for number, x in enumerate(self._observations)}
         return found | self._streams.state()
+
+    def _state_now(self) -> dict[str, tuple[Any, Any]]:
+        """Return where the tensors of all holders are now, as `state_of`."""
+        states = [
+            (f"{type(holder).__name__} {number}", state_of(holder, Tensor))
+            for number, holder in enumerate(self._holders)
+        ]
+        return {f"{name} of {holder}": place for holder, state in states for name, place in state.items()}
 
     def _show(self) -> None:
         for shown, (own, observations) in zip(self._shown, pairwise(self._observations), strict=True):
             shown.write(own, observations)
 
-    def _keep_places(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Do work of the family; tensors that it replaces get their new values in their old places, for graphs."""
-        before, all_before = self._tensors(), dict(vars(self.family))
-        constants = {name: _content(value) for name, value in all_before.items()} if self._to_check else {}
+    def _in_place(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Do work; what it puts into other tensors goes to their old places, which graphs read and write."""
+        if not self.can_be_recorded:
+            return work(*arguments)
+        places = {name: owner[key] for name, (owner, key) in self._state_now().items()}
+        is_checked = self._contents and (self._to_check or work != self._step)
         result = work(*arguments)
-        if self._to_check and work == self.family.advance:
-            self._to_check -= 1
-            self._refuse_hidden_state(all_before, constants)
-        for (holder, name), old in before.items():
-            owner = vars(self.family) if holder is None else vars(self.family)[holder]
-            new = owner.get(name)
-            if isinstance(new, Tensor) and new is not old and new.shape == old.shape:
-                old.copy_(new)
-                owner[name] = old
+        if is_checked:
+            self._refuse_hidden_state()
+        now = self._state_now()
+        new = {name: owner[key] for name, (owner, key) in now.items() if owner[key] is not places.get(name)}
+        # Nothing may be in a place that gets other numbers, or in that of another.
+        left = {_storage(places[name]) for name in new.keys() & places.keys()}
+        if isinstance(result, list):
+            result = [x.clone() if isinstance(x, Tensor) and _storage(x) in left else x for x in result]
+        taken = {_extent(owner[key]) for name, (owner, key) in now.items() if name not in new}
+        for name, tensor in new.items():
+            is_shared = _storage(tensor) in left or _extent(tensor) in taken
+            # What is expanded cannot be written to.
+            new[name] = tensor.clone() if is_shared or 0 in tensor.stride() else tensor
+            taken.add(_extent(new[name]))
+        for name, tensor in new.items():
+            (owner, key), place = now[name], places.get(name, tensor)
+            has_room = (place.shape, place.dtype) == (tensor.shape, tensor.dtype)
+            owner[key] = place.copy_(tensor) if has_room else tensor
         return result
 
-    def _refuse_hidden_state(self, before: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
-        """Refuse a family whose step has changed what a recorded step cannot see."""
-        now = vars(self.family)
-        for name in before.keys() & now.keys() - _OF_EVERY_FAMILY:
-            old, new = before[name], now[name]
-            moved = isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape != new.shape
-            if moved or constants[name] != _content(new):
-                what = f"of another shape ({tuple(new.shape)})" if moved else f"a {type(new).__name__}"
-                raise ConfigError(
-                    f"{type(self.family).__name__} changes its attribute {name!r}, {what}, in a step, which a "
-                    "recorded step of a device would not see; keep its state in tensors of one shape, as attributes or "
-                    "in dicts of them, or use backend 'auto' without a device"
-                )
+    def _contents_now(self) -> list[dict[str, Any]]:
+        return [{name: _content(value) for name, value in vars(holder).items()} for holder in self._holders]
 
-    def _tensors(self) -> dict[tuple[str | None, str], Tensor]:
-        """Return the tensors that are the family's state, by attribute, or by attribute and name in it."""
-        found: dict[tuple[str | None, str], Tensor] = {}
-        for name, value in vars(self.family).items():
-            if isinstance(value, Tensor):
-                found[None, name] = value
-            elif isinstance(value, dict) and name != "_reward_terms":
-                found |= {(name, key): entry for key, entry in value.items() if isinstance(entry, Tensor)}
-        return found
+    def _refuse_hidden_state(self) -> None:
+        """Refuse slots that keep, or have changed, what a recorded step cannot see."""
+        for holder, before, now in zip(self._holders, self._contents, self._contents_now(), strict=True):
+            for name in before.keys() & now.keys() - _MAY_CHANGE:
+                value = vars(holder)[name]
+                if before[name] != now[name] or isinstance(value, np.ndarray):
+                    raise ConfigError(
+                        f"{type(holder).__name__} has state in its attribute {name!r}, a {type(value).__name__}, that "
+                        "a recorded step of a device would not see; keep it in arrays of one shape and type, made by "
+                        "functions of self.xp, as attributes or in dicts and lists that are attributes, or use "
+                        "backend 'auto' without a device"
+                    )
+            before |= {name: now[name] for name in now.keys() - before.keys()}
 
 
-def _content(value: Any) -> Any:
-    """Return what tells whether state outside of tensors has changed: tensors count by their place, or not at all.
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
-    Tensors that are attributes, or in a dict that is one, get their new values in their old places.
-    """
+
+def _extent(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _content(value: Any, levels: int = 1, depth: int = _DEPTH) -> Any:
+    """Return what tells whether something has changed: of tensors of the state their form, of others their place."""
     if isinstance(value, Tensor):
-        return None
-    if isinstance(value, dict):
-        return {key: None if isinstance(entry, Tensor) else _place(entry) for key, entry in value.items()}
-    return _place(value)
-
-
-def _place(value: Any, depth: int = _DEPTH) -> Any:
-    if isinstance(value, Tensor):
-        return value.data_ptr(), value.shape
+        return value.shape, value.dtype, levels >= 0 or value.data_ptr()
+    levels = levels - 1 if type(value) in CONTAINERS else -1
     if isinstance(value, list | tuple):
-        return [_place(each, depth) for each in value]
+        return [_content(entry, levels, depth) for entry in value]
     if isinstance(value, dict):
-        return {key: _place(entry, depth) for key, entry in value.items()}
+        return {key: _content(entry, levels, depth) for key, entry in value.items()}
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if value is None or isinstance(value, bool | int | float | str | np.generic):
         return value
     is_code = isinstance(value, type | ModuleType | FunctionType)
     own = vars(value) if depth and hasattr(value, "__dict__") and not is_code else {}
-    return id(value), {key: _place(entry, depth - 1) for key, entry in own.items()}
+    return id(value), {key: _content(entry, -1, depth - 1) for key, entry in own.items()}
 
 
 def _zeros(env: MetaVectorEnv, device: torch.device) -> Tensor:
