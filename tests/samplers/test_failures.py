@@ -1,21 +1,18 @@
 """An environment's error is reported in the same way in every placement: with its id, slot, task and step."""
 
 import asyncio
-import gc
 import re
-import weakref
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from faulty_env import HORIZON, FaultyEnv
-from faulty_sampler import faulty_sampler
+from faulty_sampler import PLACES, error_of
 from slow_env import OVER
 
 from maml_rl import MultiTaskSampler
-from maml_rl.errors import ChildEnvError, ChildEnvTimeout, TaskError, explain
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, TaskError
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers.failures import describe_exit, describe_task, describe_tasks, shorten
 from tests.envs.third_party import WalkEnv
@@ -27,49 +24,13 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "central": {"num_workers": 2, "start_method": "fork", "inference": "central"},
     "in children": {"num_workers": 2, "start_method": "fork", "inference": "worker"},
 }
-PLACES = {
-    "make": "while making the environment",
-    "sample_tasks": "in sample_tasks",
-    "reset_task": "in reset_task",
-    "reset": "in reset",
-    3: "in step 3",
-}
-
-
-TASKS = [{"goal": 1.0}, {"goal": 7.0}]
-
-
-def fail(placement: str, fault: str, place: Any) -> ChildEnvError:
-    """Return the error of sampling in an environment that fails at one place."""
-    with faulty_sampler({"fault": fault, "place": place}, **PLACEMENTS[placement]) as sampler:
-        # Drawing tasks resets a slot, too.
-        work = partial(sampler.sample_tasks, 2) if place == "sample_tasks" else partial(sampler.rollout, TASKS)
-        with pytest.raises(ChildEnvError) as raised:
-            work()
-    return raised.value
-
-
-@pytest.mark.parametrize(
-    ("place", "fault"), [*((place, "raise_os") for place in PLACES), (3, "leave_quietly"), (3, "raise_unpicklable")]
-)
-def test_error_of_an_environment_here_names_environment_slot_task_and_step(fault: str, place: Any) -> None:
-    error = fail("in process", fault, place)
-    name = {"leave_quietly": "SystemExit", "raise_os": "OSError", "raise_unpicklable": "UnpicklableError"}[fault]
-    told = str(error)
-    assert told.startswith("faulty_env.FaultyEnv raised in slot 0")
-    assert f", {PLACES[place]}: {name} in " in told or "<no text" in told
-    assert "\n" not in told
-    assert explain(error) in told
-    assert type(error.__cause__).__name__ == name
-    if place in ("reset_task", "reset", 3):
-        assert "with the task {'goal': 1.0}" in told
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("placement", ["central", "in children"])
 def test_errors_from_workers_name_the_same(placement: str, place: Any) -> None:
-    told = str(fail(placement, "leave_quietly", place))
+    told = str(error_of("leave_quietly", place, **PLACEMENTS[placement]))
     assert told.startswith("SystemExit in slot ")
     assert f", {PLACES[place]}, of faulty_env.FaultyEnv: 0" in told
     if place in ("reset_task", "reset", 3):
@@ -79,19 +40,6 @@ def test_errors_from_workers_name_the_same(placement: str, place: Any) -> None:
                 "SystemExit in slot 2 with the task {'goal': 7.0}, w",
             )
         )
-
-
-def test_slot_that_raises_is_the_one_that_is_named() -> None:
-    with (
-        faulty_sampler({"fault": "raise", "place": 1, "slot_task": 7.0}, num_workers=0) as sampler,
-        pytest.raises(ChildEnvError, match=r"raised in slot 2 with the task \{'goal': 7.0\}, in step 1: .*out of"),
-    ):
-        sampler.rollout(TASKS)
-
-
-def test_ctrl_c_in_an_environment_of_this_process_is_not_wrapped() -> None:
-    with faulty_sampler({"fault": "interrupt", "place": 1}, num_workers=0) as sampler, pytest.raises(KeyboardInterrupt):
-        sampler.rollout(sampler.sample_tasks(2))
 
 
 def test_refused_task_stays_a_task_error() -> None:
@@ -107,46 +55,6 @@ def test_refused_task_stays_a_task_error() -> None:
         pytest.raises(TaskError, match=r"^the entry 'goal' is missing$"),
     ):
         sampler.rollout(sampler.sample_tasks(1))
-
-
-def test_sampler_continues_after_an_error_in_this_process(tmp_path: Path) -> None:
-    with faulty_sampler({"fault": "raise_os", "place": 2, "marker": str(tmp_path / "once")}, num_workers=0) as sampler:
-        tasks = sampler.sample_tasks(2)
-        with pytest.raises(ChildEnvError):
-            sampler.rollout(tasks)
-        again = sampler.rollout(tasks).digest()
-    with faulty_sampler(None, num_workers=0) as sampler:
-        assert sampler.rollout(sampler.sample_tasks(2)).digest() == again
-
-
-@pytest.mark.parametrize("fault", ["leave_quietly", "raise_os"])
-def test_environment_that_fails_to_close_in_a_sampler_is_a_warning(
-    fault: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with faulty_sampler({"fault": fault, "place": "close"}, num_workers=0) as sampler:
-        sampler.rollout(sampler.sample_tasks(1))
-    assert "close() raises" in caplog.text
-
-
-def test_environment_is_freed_after_its_last_use_without_the_garbage_collector() -> None:
-    made: list[Any] = []
-
-    class Counted(FaultyEnv):
-        def __init__(self) -> None:
-            super().__init__()
-            made.append(weakref.ref(self))
-
-    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
-    gc.collect()
-    gc.disable()
-    try:
-        with MultiTaskSampler(Counted, {}, 2, policy, num_workers=0, max_episode_steps=HORIZON) as sampler:
-            sampler.rollout(sampler.sample_tasks(1))
-        del sampler
-        # The collector of a forked child, which inherits the environment, must not find it.
-        assert [env() for env in made] == [None] * len(made) != []
-    finally:
-        gc.enable()
 
 
 class StopsEnv(WalkEnv):
