@@ -185,8 +185,12 @@ class Placement(SettingsModel):
     @property
     def workers_act(self) -> bool:
         """Whether the policy acts in workers, if it can be sent there."""
-        waits_for_all = self.recv_timeout is None and self.num_groups == 1
-        return self.workers > 0 and self.inference != "central" and waits_for_all and self.acts_on_cpu
+        return self.workers > 0 and self.inference != "central" and self.waits_for_all and self.acts_on_cpu
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether a step of the policy is for all slots."""
+        return self.recv_timeout is None and self.num_groups == 1
 
     def check_together(self) -> None:
         """Refuse values that exclude each other.

@@ -17,8 +17,7 @@ def choose(placement: Placement, recipe: Recipe, policy: Policy) -> Placement:
     """Return a placement whose "auto" is decided: whether phases are on a device, and if not, where the policy acts."""
     if placement.backend == "auto" and (placement.engine == "warp" or _is_fastest_on_device(placement, recipe, policy)):
         return placement.replace(backend="device", num_workers=None)
-    waits_for_all = placement.recv_timeout is None and placement.num_groups == 1
-    if placement.backend != "device" and placement.inference == "auto" and waits_for_all:
+    if placement.backend != "device" and placement.inference == "auto" and placement.waits_for_all:
         # A device has little to do in a step, and every step would wait for it.
         return placement.replace(device="cpu")
     return placement
@@ -31,8 +30,7 @@ def _is_fastest_on_device(placement: Placement, recipe: Recipe, policy: Policy) 
         not placement.acts_on_cpu
         and placement.engine == "auto"
         and placement.inference == "auto"
-        and placement.num_groups == 1
-        and placement.recv_timeout is None
+        and placement.waits_for_all
         and not placement.num_workers
         and (family.extra in ("", "jax") if family is not None else getattr(recipe.env, "is_array_code", False))
         and recipe.env_kwargs.get("engine", "auto") in ("auto", "warp")

@@ -48,13 +48,9 @@ class ProcessBackend(VectorEnvBackend):
         self._placement = placement
         # Whether in the last phase some workers had to wait long for others, whose tasks took more time.
         self._uneven = False
-        waits_for_all = placement.recv_timeout is None and placement.num_groups == 1 and placement.acts_on_cpu
-        # Workers that act by themselves never wait for each other within a phase.
         if placement.inference == "worker":
             require_loadable(policy, start_method)
-        self._workers_act = placement.inference == "worker" or (
-            placement.inference == "auto" and waits_for_all and is_loadable(policy, start_method)
-        )
+        self._workers_act = placement.workers_act and is_loadable(policy, start_method)
         self._phases: WorkerPhases | None = None
 
     @property
@@ -204,8 +200,7 @@ class ChildStore(RemoteStore):
             self._sent[worker] = worker.policy, sent | set(objects)
             if (made := messages.get(sent)) is None or worker.index != index:
                 objects |= {} if call is None else {call.number: self._objects[call.number]}
-                needed = (self._env.interpreter_for(text) for text in objects.values())
-                interpreter = next((state for state in needed if state is not None), None)
+                interpreter = self._env.interpreter_for(*objects.values())
                 blocks = dict(of_worker) if worker.index == index else {worker.index: of_worker[index]}
                 command = Work(self._env.pool.generation, request, blocks, objects, first_phase, interpreter)
                 made = command, encode(command)

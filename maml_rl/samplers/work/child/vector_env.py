@@ -154,11 +154,12 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
             # A worker with threads detects itself which call hangs.
             self.pool.grace = _GRACE_SECONDS
 
-    def interpreter_for(self, pickled: bytes) -> dict[str, Any] | None:
-        """Return the state that a worker needs to import the names in `pickled`; None if it needs nothing."""
+    def interpreter_for(self, *pickles: bytes) -> dict[str, Any] | None:
+        """Return the state that a worker needs to import the names in pickles; None if it needs nothing."""
         from maml_rl.samplers.work.child.process_setup import interpreter_state
 
-        return interpreter_state(True) if self._needs_main and b"__main__" in pickled else None
+        needs_main = self._needs_main and any(b"__main__" in pickled for pickled in pickles)
+        return interpreter_state(True) if needs_main else None
 
     def complete(self) -> None:
         """Start the workers that are missing, and those that die while they start."""
