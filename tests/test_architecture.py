@@ -99,6 +99,12 @@ def test_name_of_a_test_fits_a_line() -> None:
     assert [name for name in names if len(name) > 80] == []
 
 
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """Tests are no packages: pytest imports each file by its name alone."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []
+
+
 def test_no_file_name_occurs_twice() -> None:
     names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name not in {"__init__.py", "__main__.py"})
     assert {name for name, count in names.items() if count > 1} == SHARED_NAMES
