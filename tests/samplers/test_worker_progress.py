@@ -7,6 +7,7 @@ import pytest
 from faulty_env import FaultyEnv
 
 from maml_rl.envs import make_vector_env
+from maml_rl.envs.calls import CallRules
 from maml_rl.samplers.worker_progress import (
     IN_RESET,
     IN_RESET_TASK,
@@ -51,6 +52,42 @@ def test_steps_are_reported_before_they_are_taken_until_the_phase_is_abandoned()
     with pytest.raises(PhaseAbandonedError):
         slots.step_send(0, ACTIONS)
     assert (progress.heartbeats[0], progress.steps[0]) == (before, 2)
+    slots.close()
+
+
+def test_slots_that_step_by_themselves_report_the_steps_of_each() -> None:
+    class Failing(FaultyEnv):
+        def _misbehave(self, place: Any) -> None:
+            if place == 2:
+                raise RuntimeError("out of fuel")
+
+    progress = Progress.here()
+    rules = CallRules(stepping="threads", timeout=20.0)
+    slots = ReportingEnv(
+        make_vector_env(Failing, {}, 2, rules=rules, current_slots=progress.current_slots), progress, 0, EnvCalls()
+    )
+    seen = []
+
+    def play(slot: int) -> None:
+        slots.step_send(slot, ACTIONS[:1])
+        seen.append(int(progress.steps[0]))
+        assert slots.step_recv(None) == [slot]
+
+    slots.reset_task([{"goal": 0.0}] * 2)
+    for slot in (0, 1):
+        slots.reset_send(slot, slot)
+        seen.append(int(progress.steps[0]))
+        assert slots.step_recv(None) == [slot]
+    for slot in (0, 0, 1):
+        play(slot)
+    assert seen == [IN_RESET, IN_RESET, 0, 1, 0]
+    for slot in (0, 1):
+        slots.step_send(slot, ACTIONS[:1])
+    assert progress.steps[0] == 1
+    with pytest.raises(RuntimeError, match="out of fuel"):
+        slots.step_recv(None, [0])
+    # The step that failed, and not that which was sent last.
+    assert (progress.current_slots[0], progress.steps[0]) == (0, 2)
     slots.close()
 
 
