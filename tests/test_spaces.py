@@ -8,7 +8,14 @@ import pytest
 from gymnasium import spaces
 
 from maml_rl.envs.serial import SerialVectorEnv
-from maml_rl.spaces import ObservationFlattener, PackedSpace, array_layout, flat_observation_space, is_image
+from maml_rl.spaces import (
+    ObservationFlattener,
+    PackedSpace,
+    array_layout,
+    array_writer,
+    flat_observation_space,
+    is_image,
+)
 from tests.envs.third_party import DictEnv
 
 NESTED = spaces.Dict(
@@ -144,3 +151,36 @@ def test_number_outside_of_its_space_beside_text_is_refused() -> None:
     space = PackedSpace(spaces.Dict({"word": spaces.Text(3), "symbol": spaces.Discrete(3)}))
     with pytest.raises(ValueError, match=r"3 at \['symbol'\], outside of its space Discrete"):
         space.write({"word": "a", "symbol": 3}, np.zeros(space.shape, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("space", "right", "wrong", "message"),
+    [
+        (spaces.Box(-128, 127, (3,), np.int8), [0, 127, -128], [-153, 1000, -467], r"-153 at \[0\]"),
+        (spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32), [0, -(2**31)], [0, 2**31], r"2147483648 at \[1\]"),
+        (spaces.Box(0, 10, (2,), np.uint8), np.uint8([0, 10]), np.uint8([0, 11]), r"11 at \[1\]"),
+        (spaces.Box(np.array([0, 5]), np.array([3, 9]), dtype=np.int64), [3, 5], [5, 5], r"5 at \[0\]"),
+        (spaces.Discrete(3), 2, 7, "with 7, outside of its space Discrete"),
+        (spaces.Discrete(3), np.int64(0), -1, "with -1, outside of its space Discrete"),
+        (spaces.Discrete(3, start=1), 1, 0, "with 0, outside of its space Discrete"),
+        (spaces.MultiDiscrete([3, 2]), [2, 1], [1, 2], r"2 at \[1\]"),
+        (spaces.MultiBinary(2), [1, 0], [0, 2], r"2 at \[1\]"),
+        (
+            spaces.Dict({"a": spaces.Tuple((spaces.Box(-5, 5, (2,), np.int8),))}),
+            {"a": (np.full(2, 5),)},
+            {"a": (np.array([0, 300]),)},
+            r"300 at \['a'\]\[0\]\[1\]",
+        ),
+    ],
+    ids=str,
+)
+def test_whole_number_outside_of_its_space_is_refused_with_its_place(
+    space: Any, right: Any, wrong: Any, message: str
+) -> None:
+    writer = array_writer(space)
+    row = np.zeros(*array_layout(writer.flat_space))
+    writer.write(right, row)
+    before = row.copy()
+    with pytest.raises(ValueError, match=message):
+        writer.write(wrong, row)
+    np.testing.assert_array_equal(row, before)

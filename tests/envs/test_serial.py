@@ -138,24 +138,6 @@ def test_reset_mask_resets_only_the_masked_slots_and_other_options_pass_through(
     assert [env.steps for env in vector_env.envs] == [1, 0, 1]
 
 
-def test_calls_out_of_order_are_refused() -> None:
-    vector_env = walks()
-    actions = np.zeros((3, 1), np.float32)
-    with pytest.raises(gymnasium.error.ResetNeeded, match="call reset first"):
-        vector_env.step(actions)
-    with pytest.raises(gymnasium.error.ResetNeeded, match="without reset_mask"):
-        vector_env.reset(options={"reset_mask": np.array([True, False, False])})
-    vector_env.reset(seed=0)
-    with pytest.raises(RuntimeError, match="call step_send first"):
-        vector_env.step_recv()
-    vector_env.step_send(0, actions)
-    with pytest.raises(RuntimeError, match="call step_recv first"):
-        vector_env.step_send(0, actions)
-    assert vector_env.step_recv() == [0]
-    with pytest.raises(ValueError, match="expected actions of shape"):
-        vector_env.step_send(0, actions[:2])
-
-
 class WithObservation(WalkEnv):
     def __init__(self, observation: Any, space: Any) -> None:
         super().__init__()

@@ -35,6 +35,8 @@ def test_value_at_a_quantile_agrees_with_the_closed_form(
     "parameter",
     [
         TaskParameter.between(-0.3, 0.1),
+        # Rounding would reach its end.
+        TaskParameter.between(1.0, 1.1),
         TaskParameter.between(1.5**-3, 1.5**3, "log"),
         TaskParameter.between(0.0, 3.0, "square"),
         TaskParameter(((0.0, 0.1), (0.7, 2.0))),

@@ -19,11 +19,9 @@ from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import Retry, global_generators
-from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.serial import SerialVectorEnv
-from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import ChildEnvError, MamlRLError, TaskError
+from maml_rl.errors import MamlRLError, TaskError
 from tests.envs.third_party import WalkEnv
 
 PLACES: dict[str, dict[str, Any]] = {
@@ -175,58 +173,16 @@ class Observes(WalkEnv):
         return observation, reward, False, False, info
 
 
-OUTSIDE: dict[str, tuple[spaces.Space[Any], Any, Any, str]] = {
-    "int64 in int8": (
-        spaces.Box(-128, 127, (3,), np.int8),
-        np.zeros(3, np.int64),
-        [-153, 1000, -467],
-        r"-153 at \[0\]",
-    ),
-    "int64 in int32": (
-        spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32),
-        np.zeros(2, np.int32),
-        np.array([0, 2**31]),
-        r"2147483648 at \[1\]",
-    ),
-    "symbol in an image": (
-        spaces.Box(0, 10, (2, 2, 3), np.uint8),
-        np.zeros((2, 2, 3), np.uint8),
-        np.full((2, 2, 3), 11, np.uint8),
-        r"11 at \[0, 0, 0\]",
-    ),
-    "bounds of each entry": (
-        spaces.Box(np.array([0, 5]), np.array([3, 9]), dtype=np.int64),
-        np.array([0, 5]),
-        np.array([5, 5]),
-        r"5 at \[0\]",
-    ),
-    "symbol too large": (spaces.Discrete(3), 2, 7, "with 7, outside of its space Discrete"),
-    "negative symbol": (spaces.Discrete(3), np.int64(0), -1, "with -1, outside of its space Discrete"),
-    "symbol below the start": (spaces.Discrete(3, start=1), 3, 0, "with 0, outside of its space Discrete"),
-    "several symbols": (spaces.MultiDiscrete([3, 2]), np.array([2, 1]), np.array([1, 2]), r"2 at \[1\]"),
-    "switch": (spaces.MultiBinary(2), np.ones(2, np.int8), np.array([0, 2], np.int8), r"2 at \[1\]"),
-    "within a dict": (
-        spaces.Dict({"a": spaces.Tuple((spaces.Box(-5, 5, (2,), np.int8),))}),
-        {"a": (np.zeros(2, np.int8),)},
-        {"a": (np.array([0, 300]),)},
-        r"300 at \['a'\]\[0\]\[1\]",
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("place", "kind"),
-    [*(("in process", kind) for kind in OUTSIDE), *((place, next(iter(OUTSIDE))) for place in ("central", "threads"))],
-)
-def test_observation_outside_of_its_space_by_value_is_refused_at_its_step(kind: str, place: str) -> None:
-    space, right, wrong, message = OUTSIDE[kind]
-    make_env = partial(Observes, space, right, wrong)
+@pytest.mark.parametrize("place", ["in process", "central", "threads"])
+def test_observation_outside_of_its_space_by_value_is_refused_at_its_step(place: str) -> None:
+    space = spaces.Box(-128, 127, (3,), np.int8)
+    make_env = partial(Observes, space, np.zeros(3, np.int64), [-153, 1000, -467])
     policy = get_policy_for_env(make_env(), (4,))
     options = {**PLACES[place], **({} if place == "in process" else {"start_method": "fork"})}
     with MultiTaskSampler(make_env, policy=policy, batch_size=2, seed=0, max_episode_steps=5, **options) as sampler:
         tasks = sampler.sample_tasks(2)
         slot = "[0-3]" if place == "threads" else 0
-        with pytest.raises(MamlRLError, match=f"(?s)slot {slot} with the task .*{message}") as caught:
+        with pytest.raises(MamlRLError, match=rf"(?s)slot {slot} with the task .*-153 at \[0\]") as caught:
             sampler.rollout(tasks)
     assert "in step 2" in str(caught.value)
 
@@ -534,59 +490,3 @@ def test_environment_in_threads_that_draws_from_random_is_warned_of(caplog: pyte
     sampled(partial(DrawsGlobally, "step", "random"), num_workers=0, stepping="threads")
     assert ["draws from random, a generator" in message for message in caplog.messages] == [True]
     random.setstate(state)
-
-
-class KeepsActionsOfAllSlots(BatchedFamily):
-    """As `KeepsActions`, in array code; observes the number of the step, of which there should be fewer than 3."""
-
-    def __init__(self, num_envs: int = 1, max_episode_steps: int | None = None, steps: int = 9, **options: Any) -> None:
-        entries = {"price": TaskEntry(())}
-        seen, chosen = spaces.Discrete(steps), spaces.MultiDiscrete([5, 5])
-        super().__init__(num_envs, seen, chosen, entries, max_episode_steps=max_episode_steps, **options)
-
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"price": float(price)} for price in random.uniform(1.0, 2.0, num_tasks)]
-
-    def _reset_slots(self, mask: Any, streams: Any) -> None:
-        self.last, self.steps = None, 0
-
-    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
-        before, self.last = actions if self.last is None else self.last, actions
-        self.steps += 1
-        return -self.tasks["price"] * np.abs(np.subtract(actions, before, dtype=np.float64)).sum(1), False
-
-    def _write_observations(self, out: Any) -> None:
-        out[:] = self.steps
-
-
-@pytest.fixture
-def batched(monkeypatch: pytest.MonkeyPatch) -> str:
-    name = "KeepsActionsOfAllSlots-v0"
-    spec = gymnasium.envs.registration.EnvSpec(name, None, vector_entry_point=KeepsActionsOfAllSlots)
-    monkeypatch.setitem(gymnasium.registry, name, spec)
-    return name
-
-
-@pytest.mark.parametrize("place", [place for place in PLACES if place != "threads"])
-def test_batched_family_of_others_that_keeps_its_actions_equals_a_plain_loop(batched: str, place: str) -> None:
-    policy = get_policy_for_env(KeepsActionsOfAllSlots(), (4,))
-    options = {"batch_size": 4, "seed": 0, "max_episode_steps": 6, **PLACES[place]}
-    if options["num_workers"]:
-        options["start_method"] = "fork"
-    with MultiTaskSampler(batched, policy=policy, **options) as sampler:
-        episodes = sampler.rollout(sampler.sample_tasks(3))
-    assert episodes.rewards.any()
-    np.testing.assert_allclose(episodes.rewards, rewards_of_a_plain_loop(KeepsActions, episodes), rtol=1e-6)
-
-
-@pytest.mark.parametrize("place", ["in process", "acting workers", "central"])
-def test_batched_family_of_others_that_observes_an_unknown_symbol_is_refused(batched: str, place: str) -> None:
-    policy = get_policy_for_env(KeepsActionsOfAllSlots(steps=3), (4,))
-    options = {"batch_size": 2, "seed": 0, "max_episode_steps": 6, "env_kwargs": {"steps": 3}, **PLACES[place]}
-    if options["num_workers"]:
-        options["start_method"] = "fork"
-    with (
-        MultiTaskSampler(batched, policy=policy, **options) as sampler,
-        pytest.raises(ChildEnvError, match=r"(?s)slot 0 with the task .*in step 2.* with 3, outside of its space Disc"),
-    ):
-        sampler.rollout(sampler.sample_tasks(2))
