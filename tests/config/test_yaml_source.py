@@ -75,7 +75,7 @@ def test_folder_instead_of_a_file_is_refused(tmp_path: Path) -> None:
     ("text", "value"),
     # The examples of YAML 1.2.2, section 10.3.2, and what YAML 1.1 reads otherwise.
     [
-        *(("null", None), ("~", None), ("true", True), ("False", False), ("0", 0), ("0o7", 7), ("0x3A", 58)),
+        *(("null", None), ("~", None), ("true", True), ("False", False), ("0", 0), ("0o17", 15), ("0x3A", 58)),
         *(("-19", -19), ("0.", 0.0), ("-0.0", 0.0), (".5", 0.5), ("+12e03", 12000.0), ("-2E+05", -200000.0)),
         *((".inf", float("inf")), ("-.Inf", float("-inf")), ("010", 10), ("-08", -8), ("1e3", 1000.0)),
         *(

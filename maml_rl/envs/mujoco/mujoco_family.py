@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import reduce
-from operator import add
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
@@ -178,13 +176,18 @@ class MujocoFamily(BatchedFamily):
     ) -> tuple[Floats, NDArray[np.bool_] | bool]:
         controls = self.controls(actions)
         velocity = self._move(controls, active)
-        task, (survive, fallen) = self._task_reward(velocity), self._survival()
-        control = -self.control_cost * sum_of_squares(controls)
-        further = {"reward_survive": survive, "reward_ctrl": control, "reward_contact": self._contact_reward()}
-        terms = {self.task_term: task} | {name: term for name, term in further.items() if term is not None}
-        along = dict(zip(self.velocity_terms, velocity.reshape(self.num_envs, -1).T, strict=False))
-        self._reward_terms = terms | along
-        rewards: Floats = reduce(add, terms.values())
+        rewards, (survive, fallen) = self._task_reward(velocity), self._survival()
+        control, contact = -self.control_cost * sum_of_squares(controls), self._contact_reward()
+        self._reward_terms = terms = {self.task_term: rewards, "reward_ctrl": control}
+        if survive is not None:
+            terms["reward_survive"] = survive
+            rewards = rewards + survive
+        rewards = rewards + control
+        if contact is not None:
+            terms["reward_contact"] = contact
+            rewards = rewards + contact
+        for axis, name in enumerate(self.velocity_terms):
+            terms[name] = velocity if velocity.ndim == 1 else velocity[:, axis]
         return rewards, fallen
 
     def _simulate(self, controls: Floats, active: Mask | None) -> None:
