@@ -76,11 +76,11 @@ class AntFamily(MujocoFamily):
         self._clip_forces()
         return -_CONTACT_COST * sum_of_squares(self._clipped_forces)
 
-    def _survival(self) -> tuple[Floats, Mask]:
+    def _survival(self) -> tuple[float, Mask]:
         height = self._qpos[:, 2]
         finite = self.xp.isfinite(self._qpos).all(axis=1) & self.xp.isfinite(self._qvel).all(axis=1)
         healthy = (height >= _LOWEST) & (height <= _HIGHEST) & finite
-        return self.xp.full((self.num_envs,), self.survive_reward), ~healthy & self.terminates
+        return self.survive_reward, ~healthy & self.terminates
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:, :15] = self._qpos

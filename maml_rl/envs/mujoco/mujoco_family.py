@@ -163,8 +163,8 @@ class MujocoFamily(BatchedFamily):
         """Return rewards (N,) for forward velocities (N,) in m/s."""
         return velocity
 
-    def _survival(self) -> tuple[Floats | None, NDArray[np.bool_] | bool]:
-        """Return rewards (N,) for not having fallen, and who has (N,); None and False for bodies that cannot."""
+    def _survival(self) -> tuple[Floats | float | None, NDArray[np.bool_] | bool]:
+        """Return the reward for not having fallen, (N,) or one, and who has (N,); None and False if a body cannot."""
         return None, False
 
     def _contact_reward(self) -> Floats | None:
@@ -180,7 +180,7 @@ class MujocoFamily(BatchedFamily):
         control, contact = -self.control_cost * sum_of_squares(controls), self._contact_reward()
         self._reward_terms = terms = {self.task_term: rewards, "reward_ctrl": control}
         if survive is not None:
-            terms["reward_survive"] = survive
+            terms["reward_survive"] = self.xp.full((self.num_envs,), survive) if isinstance(survive, float) else survive
             rewards = rewards + survive
         rewards = rewards + control
         if contact is not None:
