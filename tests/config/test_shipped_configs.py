@@ -115,6 +115,7 @@ def test_every_experiment_has_a_config() -> None:
     )
     memories += (
         "xland-small",
+        "xland-tiny",
         "jumanji-maze",
         "craftax-classic",
         "halfcheetah-vel-fixed",
