@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Attributes of these types, and no others, are looked into for state.
 CONTAINERS = (dict, list)
 # Attributes whose arrays stay on the host, or are results of one step.
-_NO_STATE = frozenset(("physics_seconds", "_reward_terms"))
+NO_STATE = frozenset(("physics_seconds", "_reward_terms"))
 
 
 def namespace(array: Any) -> Any:
@@ -88,7 +88,7 @@ def state_of(holder: object, kind: type[Any]) -> dict[str, tuple[Any, Any]]:
     Returns:
         What holds each array, and its key there, by name.
     """
-    own = {name: value for name, value in vars(holder).items() if name not in _NO_STATE}
+    own = {name: value for name, value in vars(holder).items() if name not in NO_STATE}
     found: dict[str, tuple[Any, Any]] = {name: (vars(holder), name) for name in own if isinstance(own[name], kind)}
     for name, value in own.items():
         if type(value) in CONTAINERS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -76,6 +77,6 @@ def pickle_policy(policy: Policy, remedy: str = _TOP_LEVEL, **how: Any) -> bytes
     """Return a policy as bytes for a worker, which computes on the CPU; see `pickled` for the arguments."""
     name = f"the policy {type(policy).__name__}"
     data = pickled(policy, name, remedy, **how)
-    if any(param.device.type != "cpu" for param in policy.parameters()):
+    if any(tensor.device.type != "cpu" for tensor in chain(policy.parameters(), policy.buffers())):
         data = pickled(copy.deepcopy(policy).to("cpu"), name, remedy, **how)
     return data

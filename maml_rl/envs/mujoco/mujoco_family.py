@@ -180,7 +180,9 @@ class MujocoFamily(BatchedFamily):
         control, contact = -self.control_cost * sum_of_squares(controls), self._contact_reward()
         self._reward_terms = terms = {self.task_term: rewards, "reward_ctrl": control}
         if survive is not None:
-            terms["reward_survive"] = self.xp.full((self.num_envs,), survive) if isinstance(survive, float) else survive
+            terms["reward_survive"] = (
+                self.xp.full((self.num_envs,), survive) if isinstance(survive, int | float) else survive
+            )
             rewards = rewards + survive
         rewards = rewards + control
         if contact is not None:

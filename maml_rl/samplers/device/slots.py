@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maml_rl.arrays import CONTAINERS, move_state, state_of, to_device
+from maml_rl.arrays import CONTAINERS, NO_STATE, move_state, state_of, to_device
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.observing import ObservingVectorEnv
@@ -22,7 +22,7 @@ from maml_rl.spaces import array_layout
 
 # The first steps, in which slots are watched, and what may change in all of them.
 _CHECKED_STEPS = 3
-_MAY_CHANGE = frozenset(("env", "xp", "physics", "physics_seconds", "buffers", "_reward_terms", "_streams", "_sent"))
+_MAY_CHANGE = NO_STATE | {"env", "xp", "physics", "buffers", "_streams", "_sent"}
 # How far objects within objects are looked at.
 _DEPTH = 2
 

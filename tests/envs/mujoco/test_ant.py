@@ -1,3 +1,5 @@
+import contextlib
+
 import mujoco
 import numpy as np
 import pytest
@@ -173,3 +175,15 @@ def test_goals_have_the_distribution_of_their_source():
     np.testing.assert_allclose(np.histogram(distances**2, 4, (0.0, 9.0))[0], 1000, rtol=0.12)
     with pytest.raises(ValueError, match="radius must be positive"):
         AntGoalVectorEnv(radius=0.0)
+
+
+def test_reward_for_surviving_may_be_a_whole_number():
+    class Ants(AntDirVectorEnv):
+        survive_reward = 1
+
+    with contextlib.closing(Ants(2)) as vector_env:
+        vector_env.reset(seed=0)
+        _, rewards, _, _, infos = vector_env.step(np.zeros((2, 8), np.float32))
+    terms = ("reward_forward", "reward_survive", "reward_ctrl", "reward_contact")
+    np.testing.assert_array_equal(infos["reward_survive"], np.ones(2))
+    np.testing.assert_allclose(rewards, sum(infos[name] for name in terms), rtol=1e-12)
