@@ -448,7 +448,6 @@ class SharedGenerators(SlotGenerators):
         self._refused, self._remedy = frozenset(refused), remedy
 
     def step(self, slot: int, call: Callable[[], Any]) -> Any:
-        """Return the result of a step, or what awaits it."""
         return self._look(call)
 
     def _repeatable(self, slot: int, key: Callable[[], tuple[int, int]] | None, call: Callable[[], Any]) -> Any:

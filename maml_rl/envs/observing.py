@@ -143,7 +143,6 @@ class TaskObservationVectorEnv(ObservingVectorEnv):
         self._shown = np.array(rows)
 
     def begin_trial(self, tasks: Mapping[str, Any]) -> None:
-        """Show tasks (N, ...) by entry."""
         numbers = [tasks[name].reshape(self.num_envs, -1) for name in sorted(tasks)]
         self._shown[:] = namespace(self._shown).concatenate(numbers, 1)
 

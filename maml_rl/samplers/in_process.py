@@ -34,31 +34,25 @@ class VectorEnvBackend(RolloutBackend):
         self._counted: tuple[int, float] = (0, 0.0)
 
     def prepare(self, num_tasks: int) -> None:
-        """Make an environment with slots for `num_tasks` tasks; do nothing if there is one."""
         self._slots_for(num_tasks)
 
     def describe(self) -> EnvDescription:
-        """Return the description of one slot."""
         return EnvDescription.of(self._env or self._slots_for(1))
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
-        """Draw tasks in this process."""
         env = self._env or self._slots_for(num_tasks)
         return env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     @property
     def retries(self) -> int:
-        """How often episodes were restarted so far."""
         return self._counted[0] + (0 if self._env is None else self._env.retries)
 
     @property
     def waiting_seconds(self) -> float:
-        """Seconds for which no slot was ready."""
         return self._counted[1] + (0.0 if self._env is None else self._env.waiting_seconds)
 
     @property
     def slot_counts(self) -> SlotCounts | None:
-        """What the slots are doing."""
         env = self._env
         return None if env is None else env.slot_counts()
 
@@ -70,7 +64,6 @@ class VectorEnvBackend(RolloutBackend):
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
     def close(self) -> None:
-        """Close the environment."""
         if self._env is not None:
             self._counted = self.retries, self.waiting_seconds
             env, self._env = self._env, None
@@ -104,13 +97,11 @@ class InProcessBackend(VectorEnvBackend):
         self._work = _Work(describe_env(recipe.env))
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
-        """Draw tasks in this process."""
         env = self._env or self._slots_for(num_tasks)
         with self._work.begin("in sample_tasks", env.num_envs):
             return super().sample_tasks(num_tasks, seed, evaluation)
 
     def close(self) -> None:
-        """Close the environment."""
         with self._work.begin("in close"):
             super().close()
 

@@ -101,13 +101,11 @@ class ReportingEnv(MetaVectorWrapper):
         self._generation = generation
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Report that slots get their tasks, and give them."""
         self._report(IN_RESET_TASK)
         with self._guard:
             self.env.reset_task(tasks)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        """Report a reset, and carry it out."""
         self._report(IN_RESET)
         with self._guard:
             self.env.reset_buffers(seeds)
@@ -115,21 +113,18 @@ class ReportingEnv(MetaVectorWrapper):
         self._progress[self._index] = 0
 
     def reset_send(self, index: int, seed: int) -> None:
-        """Report the reset of a slot, and start it."""
         self._report(IN_RESET)
         self._steps[index] = IN_RESET
         with self._guard:
             self.env.reset_send(index, seed)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
-        """Report a step, and start it."""
         self._report(self._steps[index])
         with self._guard:
             self.env.step_send(index, actions)
         self._steps[index] += 1
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        """Wait for the step."""
         if not self._by_slot:
             with self._guard:
                 return self.env.step_recv(timeout, indices)

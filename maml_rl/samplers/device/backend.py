@@ -44,7 +44,6 @@ class DeviceBackend(RolloutBackend):
         return self._slots
 
     def prepare(self, num_tasks: int) -> None:
-        """Make slots for `num_tasks` tasks; do nothing if there are."""
         num_slots = num_tasks * self._slots_per_task
         if self._slots is None or self._slots.num_envs != num_slots:
             self._loops = []
@@ -59,15 +58,12 @@ class DeviceBackend(RolloutBackend):
         return replace(self._recipe, env_kwargs={**self._recipe.env_kwargs, **own})
 
     def describe(self) -> EnvDescription:
-        """Return the description of one slot."""
         return EnvDescription.of(self._host)
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
-        """Draw tasks in this process."""
         return self._host.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
-        """Sample a phase on the device."""
         self.prepare(len(phase.tasks))
         assert self._slots is not None
         with timer.stage("physics"):
@@ -78,6 +74,5 @@ class DeviceBackend(RolloutBackend):
             return loop.run(phase)
 
     def close(self) -> None:
-        """Free the slots and their graphs."""
         self._loops, self._slots = [], None
         self._host.close()

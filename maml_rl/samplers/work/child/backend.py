@@ -66,21 +66,17 @@ class ProcessBackend(VectorEnvBackend):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the children."""
         return self._env.pids if self._env is not None else []
 
     def start_phase(self) -> None:
-        """Count lost children from zero."""
         if self._env is not None:
             self._env.pool.start_phase()
 
     def recover(self) -> None:
-        """Replace lost children and drop unfinished work."""
         if self._env is not None:
             self._env.recover()
 
     def kill(self) -> None:
-        """Kill all children without logging."""
         env = self._env
         if env is not None:
             env.pool.kill()

@@ -208,12 +208,10 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
 
     @property
     def retries(self) -> int:
-        """How often episodes of all workers were restarted so far."""
         return int(self._progress.retries.sum())
 
     @property
     def waiting_seconds(self) -> float:
-        """Seconds for which no slot was ready, of the worker that has waited longest."""
         return float(self._progress.waiting_seconds.max())
 
     def slot_counts(self) -> SlotCounts | None:

@@ -56,12 +56,10 @@ class RayBackend(RolloutBackend):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the actors on this machine."""
         return self._pool.pids
 
     @property
     def retries(self) -> int:
-        """Number of episodes that actors have restarted so far."""
         return self._retries
 
     @property
@@ -70,17 +68,14 @@ class RayBackend(RolloutBackend):
         return self._waiting_seconds
 
     def prepare(self, num_tasks: int) -> None:
-        """Request actors for phases of `num_tasks` tasks."""
         self._pool.prepare(self._client, num_tasks)
 
     def describe(self) -> EnvDescription:
-        """Return the description of one slot."""
         if self._slot is None:
             self._slot = self._ask("describe", 1)
         return self._slot
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
-        """Let an actor draw tasks."""
         tasks: list[Task] = self._ask("sample_tasks", num_tasks, num_tasks, seed, evaluation)
         return tasks
 

@@ -89,7 +89,6 @@ class RayWorker(Worker):
 
     @property
     def ready(self) -> bool:
-        """Whether it has started."""
         return self.known is not None
 
     @property
@@ -110,13 +109,11 @@ class RayWorker(Worker):
         return self._handle.carry_out.remote(number, unit.method, *unit.arguments)
 
     def begin_next(self) -> None:
-        """Note that the actor has just begun with the first of its calls."""
         super().begin_next()
         self._deadline = self.since + self.limits.make
         self.next_look, self._look, self._latest = self.since + self._look_seconds, None, None
 
     def abandon_done(self) -> None:
-        """Make it stop the calls whose results are no longer needed; they still reply."""
         numbers = [call.number for call in self.calls if call.unit.done and not call.abandoned]
         for call in self.calls:
             call.abandoned = call.unit.done
