@@ -27,9 +27,7 @@ from maml_rl.envs.meta_env import (
     low_seeds,
     own_drawn,
     own_task,
-    read_reset_mask,
     require_one_each,
-    slot_seeds,
 )
 from maml_rl.envs.results import recorded_number
 from maml_rl.spaces import ArrayElements, array_writer, own_actions, require_numbers, stored_actions
@@ -143,22 +141,13 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
                 "'np_random = None' to the class, which makes it an attribute"
             ) from None
 
-    def reset(
-        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Reset all slots, with one seed for each; see `MetaVectorEnv`."""
-        mask = read_reset_mask(options, self.num_envs)
+    def _reset(
+        self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
+    ) -> None:
         if mask is not None and not mask.all():
             raise ValueError(f"{self._name} resets all its slots together; leave reset_mask out")
-        seeds = [entry for entry in slot_seeds(seed, self.num_envs) if entry is not None]
-        self._reset(low_seeds(seeds, self._seed_mask) if len(seeds) == self.num_envs else None)
-        return self.buffers.observations.copy(), self._infos()
-
-    def reset_buffers(self, seeds: ArrayLike) -> None:
-        self._reset(low_seeds(seeds, self._seed_mask))
-
-    def _reset(self, seeds: list[int] | None) -> None:
-        begin = partial(seeded_reset, self.env, seeds)
+        low = None if None in seeds else low_seeds(seeds, self._seed_mask)  # type: ignore[arg-type]
+        begin = partial(seeded_reset, self.env, low)
         started = perf_counter()
         observations, self._last_infos = self._generators.step(0, begin)
         self.physics_seconds[0] += perf_counter() - started
@@ -306,6 +295,14 @@ class CheckedVectorEnv(_BatchOfOthers, MetaVectorWrapper):
     def reset_buffers(self, seeds: ArrayLike) -> None:
         self._generators.step(0, partial(self.env.reset_buffers, np.asarray(seeds) & self._seed_mask))
         self._check()
+
+    def reset(
+        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        result: tuple[NDArray[Any], dict[str, Any]]
+        result = self._generators.step(0, partial(self.env.reset, seed=seed, options=options))
+        self._check()
+        return result
 
     def first_slots(self, num: int) -> MetaVectorEnv:
         return CheckedVectorEnv(self.env.first_slots(num), self._current_slots)

@@ -91,7 +91,7 @@ def require_task_methods(env_class: type[gymnasium.Env[Any, Any]], env_id: str =
 
 def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
     for name, duty in _DUTIES.items():
-        if _method(env, name) is None:
+        if not has_method(env, name):
             yield f"it lacks {duty}"
     for kind in ("observation", "action"):
         space = getattr(env, f"{kind}_space", None)
@@ -106,20 +106,15 @@ def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
 
 def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any]:
     """Return a method of `env`, even if wrappers hide it."""
-    method = _method(env, name)
-    if method is None:
+    if not has_method(env, name):
         raise TypeError(f"{type(env.unwrapped).__name__} is not a task family: it lacks {_DUTIES.get(name, name)}")
+    method: Callable[..., Any] = declared(env, name)
     return method
 
 
 def has_method(env: gymnasium.Env[Any, Any], name: str) -> bool:
     """Return whether `env` has a method, even if wrappers hide it."""
-    return _method(env, name) is not None
-
-
-def _method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any] | None:
-    method = declared(env, name)
-    return method if callable(method) else None
+    return callable(declared(env, name))
 
 
 def seed_draws(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any], seed: int) -> None:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_choices, check_count
 from maml_rl.arrays import move_state, torch_arrays
-from maml_rl.envs.meta_env import MetaEnv, OneBatchVectorEnv, Seeds, Task, check_flags, read_reset_mask, slot_seeds
+from maml_rl.envs.meta_env import MetaEnv, OneBatchVectorEnv, Task, check_flags
 from maml_rl.envs.task_entries import TaskArrays, TaskEntry, parse_tasks
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.seeding import SlotStreams
@@ -276,22 +275,9 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
     def reset_task(self, tasks: Sequence[Task]) -> None:
         self.take_tasks(parse_tasks(tasks, self.entries, self.num_envs))
 
-    def reset(
-        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Reset all slots, or those of the boolean array `options["reset_mask"]`.
-
-        Args:
-            seed: one per slot; an integer s means s, s + 1, ...; None continues the current streams.
-            options: see above.
-
-        Returns:
-            Observations (N, *obs), the caller's own, and infos.
-        """
-        mask = read_reset_mask(options, self.num_envs)
-        if mask is not None and self._streams is None:
-            raise ResetNeeded("the first reset must be of all slots; call reset without reset_mask first")
-        seeds = slot_seeds(seed, self.num_envs)
+    def _reset(
+        self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
+    ) -> None:
         first = next((entry for entry in seeds if entry is not None), None)
         if first is not None:
             self._np_random, self._np_random_seed = seeding.np_random(first)
@@ -302,14 +288,14 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
         seeded = np.array([entry is not None for entry in seeds]) & (True if mask is None else mask)
         if seeded.any():
             self._streams.reseed(np.array([entry or 0 for entry in seeds], np.uint64)[seeded], seeded)
-        self._reset(mask)
-        return self.buffers.observations.copy(), self._infos()
+        self._restart(mask)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         self._streams = SlotStreams(seeds)
-        self._reset(None)
+        self._restart(None)
 
-    def _reset(self, mask: NDArray[np.bool_] | None) -> None:
+    def _restart(self, mask: NDArray[np.bool_] | None) -> None:
+        """Put slots (None: all) into start states, and write their buffers."""
         assert self._streams is not None
         where = slice(None) if mask is None else mask
         self._sent, self._ready = None, True
@@ -343,7 +329,7 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
                 infos["final_obs"][slot] = observations[slot].copy()
         else:
             return observations, rewards, terminated, truncated, infos
-        self._reset(over)
+        self._restart(over)
         return self.buffers.observations.copy(), rewards, terminated, truncated, infos
 
     def _step(self, actions: NDArray[Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -168,36 +168,6 @@ def declared(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any], name: str,
         return default
 
 
-def check_recorded_infos(declared: Any) -> dict[str, InfoKind]:
-    """Return the `recorded_infos` that an environment declares."""
-    kinds = get_args(InfoKind)
-    if not isinstance(declared, Mapping) or not all(
-        isinstance(name, str) and kind in kinds for name, kind in declared.items()
-    ):
-        raise TypeError(
-            "recorded_infos must be a dict of keys of info, each with 'step' (a number at every step) or 'episode' "
-            f"(a number at the last step of an episode), got {declared!r}"
-        )
-    return dict(declared)
-
-
-def check_value_ranges(declared: Any) -> dict[str, tuple[float, float]]:
-    """Return the `value_ranges` that an environment declares."""
-
-    def is_range(value: Any) -> bool:
-        numbers = isinstance(value, tuple | list) and all(isinstance(each, int | float) for each in value)
-        return numbers and len(value) == 2 and value[0] < value[1]
-
-    if not isinstance(declared, Mapping) or not all(
-        isinstance(name, str) and is_range(value) for name, value in declared.items()
-    ):
-        raise TypeError(
-            "value_ranges must be a dict of 'reward' and keys of info, each with its least and greatest value, got "
-            f"{declared!r}"
-        )
-    return {name: (float(low), float(high)) for name, (low, high) in declared.items()}
-
-
 class Declarations(NamedTuple):
     """What somebody's environment declares beside its methods; see `MetaEnv`."""
 
@@ -208,16 +178,37 @@ class Declarations(NamedTuple):
 
 
 def declarations(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Declarations:
-    """Return what an environment, or a vector environment, declares, even if wrappers hide it."""
-    task_space = declared(env, "task_space")
+    """Return what an environment, or a vector environment, declares, even if wrappers hide it.
+
+    Raises:
+        TypeError: If something is not as `MetaEnv` describes it.
+    """
+
+    def is_range(value: Any) -> bool:
+        numbers = isinstance(value, tuple | list) and all(isinstance(each, int | float) for each in value)
+        return numbers and len(value) == 2 and value[0] < value[1]
+
+    def is_by_name(value: Any, fits: Callable[[Any], bool]) -> bool:
+        return isinstance(value, Mapping) and all(isinstance(name, str) and fits(value[name]) for name in value)
+
+    infos, ranges = declared(env, "recorded_infos", {}), declared(env, "value_ranges", {})
+    task_space, bits = declared(env, "task_space"), declared(env, "seed_bits", 32)
     if not (task_space is None or isinstance(task_space, TaskSpace)):
         raise TypeError(f"task_space must be a maml_rl.envs.TaskSpace, got {task_space!r}")
-    return Declarations(
-        check_recorded_infos(declared(env, "recorded_infos", {})),
-        task_space,
-        check_value_ranges(declared(env, "value_ranges", {})),
-        seed_mask(declared(env, "seed_bits", 32)),
-    )
+    if not is_by_name(infos, get_args(InfoKind).__contains__):
+        raise TypeError(
+            "recorded_infos must be a dict of keys of info, each with 'step' (a number at every step) or 'episode' "
+            f"(a number at the last step of an episode), got {infos!r}"
+        )
+    if not is_by_name(ranges, is_range):
+        raise TypeError(
+            "value_ranges must be a dict of 'reward' and keys of info, each with its least and greatest value, got "
+            f"{ranges!r}"
+        )
+    if isinstance(bits, bool) or not isinstance(bits, int) or not 8 <= bits <= 32:
+        raise TypeError(f"seed_bits must be the number of bits of a seed, 8 to 32, got {bits!r}")
+    limits = {name: (float(low), float(high)) for name, (low, high) in ranges.items()}
+    return Declarations(dict(infos), task_space, limits, 2**bits - 1)
 
 
 def check_flags(name: str, flags: Any) -> NDArray[np.bool_]:
@@ -426,6 +417,34 @@ class OneBatchVectorEnv(MetaVectorEnv):
         self.buffers = StepBuffers.allocate(observation_space, num_envs, self.recorded_infos)
         self._sent: NDArray[Any] | None = None
 
+    def reset(
+        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Reset all slots, or those of the boolean array `options["reset_mask"]`.
+
+        Args:
+            seed: one per slot; an integer s means s, s + 1, ...; None continues the current streams.
+            options: see above; environment objects get the other entries.
+
+        Returns:
+            Observations (N, *obs), the caller's own, and infos.
+        """
+        mask = read_reset_mask(options, self.num_envs)
+        if mask is not None and not self._ready:
+            raise ResetNeeded("the first reset must be of all slots; call reset without reset_mask first")
+        others = {name: value for name, value in (options or {}).items() if name != "reset_mask"}
+        self._reset(slot_seeds(seed, self.num_envs), mask, others or None)
+        return self.buffers.observations.copy(), self._infos()
+
+    def reset_buffers(self, seeds: ArrayLike) -> None:
+        self._reset(np.asarray(seeds).tolist(), None, None)
+
+    def _reset(
+        self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
+    ) -> None:
+        """Reset the slots of the mask (None: all), each with its seed, and write their buffers."""
+        raise NotImplementedError(f"{type(self).__name__} resets all its slots together; use reset_buffers")
+
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
         """Take the actions of all slots (N, *act), which must stay as they are until `step_recv` runs the step."""
         if not self._ready:
@@ -525,16 +544,9 @@ def require_one_each(tasks: Sequence[Task], num_envs: int) -> None:
 
 
 def low_seeds(seeds: ArrayLike, mask: int = SEED_BITS) -> list[int]:
-    """Return the low bits of seeds; see `seed_mask`."""
+    """Return the low bits of seeds, those of a mask of `Declarations`."""
     low: list[int] = (np.asarray(seeds, np.uint64) & np.uint64(mask)).tolist()
     return low
-
-
-def seed_mask(seed_bits: Any) -> int:
-    """Return the greatest seed of an environment, by the `seed_bits` that it declares."""
-    if isinstance(seed_bits, bool) or not isinstance(seed_bits, int) or not 8 <= seed_bits <= 32:
-        raise TypeError(f"seed_bits must be the number of bits of a seed, 8 to 32, got {seed_bits!r}")
-    return int(2**seed_bits - 1)
 
 
 def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:

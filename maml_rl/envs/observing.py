@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arrays import as_bytes, namespace
 from maml_rl.envs.meta_env import MetaVectorEnv, MetaVectorWrapper, Seeds, StepBuffers, Task
+from maml_rl.envs.task_entries import as_numbers, for_each_task
 from maml_rl.errors import TaskError
 from maml_rl.spaces import PackedSpace, is_image, require_numbers, write_flat
 
@@ -137,10 +138,7 @@ class TaskObservationVectorEnv(ObservingVectorEnv):
     def reset_task(self, tasks: Sequence[Task]) -> None:
         """Give slot i the task `tasks[i]`, which its next observation shows."""
         super().reset_task(tasks)
-        rows: list[NDArray[np.float64]] = []
-        for slot, task in enumerate(tasks):
-            rows.append(rows[-1] if slot and task is tasks[slot - 1] else _flatten(task, self._layout))
-        self._shown = np.array(rows)
+        self._shown = np.array(for_each_task(tasks, lambda task: _flatten(task, self._layout)))
 
     def begin_trial(self, tasks: Mapping[str, Any]) -> None:
         numbers = [tasks[name].reshape(self.num_envs, -1) for name in sorted(tasks)]
@@ -173,10 +171,7 @@ def _flatten(task: Task, layout: Mapping[str, tuple[int, ...]]) -> NDArray[np.fl
 
 
 def _numbers(name: str, value: Any) -> NDArray[np.float64]:
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        array = np.asarray(None)
-    if array.dtype.kind not in "biuf":
+    array = as_numbers(value, "biuf")
+    if array is None:
         raise TaskError(f"entry {name!r} of a task cannot be observed: expected numbers, got {value!r}")
-    return array.astype(np.float64)
+    return array

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.envs.meta_env import InfoKind, StepBuffers, check_flags, check_recorded_infos, declared
+from maml_rl.envs.meta_env import InfoKind, StepBuffers, check_flags, declarations
 from maml_rl.spaces import array_writer
 
 Env = gymnasium.Env[Any, Any]
@@ -31,7 +31,7 @@ class ResultWriter:
     def __init__(self, env: Env) -> None:
         self._observations = array_writer(env.observation_space)
         self.space = self._observations.flat_space
-        self.recorded_infos = recorded_infos_of(env)
+        self.recorded_infos = declarations(env).recorded_infos
         self.infos: dict[int, Any] = {}
 
     def write_reset(self, buffers: StepBuffers, slot: int, env: Env, result: Any, *, restarted: bool = False) -> None:
@@ -62,11 +62,6 @@ class ResultWriter:
     def _keep_info(self, slot: int, info: Any) -> None:
         # Other slots may share the dict.
         self.infos[slot] = info.copy() if type(info) is dict else info
-
-
-def recorded_infos_of(env: Env) -> dict[str, InfoKind]:
-    """Return the recorded infos that an environment declares; see `check_recorded_infos`."""
-    return check_recorded_infos(declared(env, "recorded_infos", {}))
 
 
 def recorded_number(env: object, name: str, kind: InfoKind, value: Any, info: Any, *, required: bool) -> float:

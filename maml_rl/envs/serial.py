@@ -9,9 +9,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import batch_space
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import (
@@ -34,17 +33,14 @@ from maml_rl.envs.global_generators import DrawsGloballyError, SlotGenerators
 from maml_rl.envs.meta_env import (
     MetaVectorEnv,
     OneBatchVectorEnv,
-    Seeds,
     StepBuffers,
     Task,
     declarations,
     own_drawn,
     own_task,
-    read_reset_mask,
     require_one_each,
-    slot_seeds,
 )
-from maml_rl.envs.results import ResultWriter, collect_infos, recorded_infos_of, time_limit
+from maml_rl.envs.results import ResultWriter, collect_infos, time_limit
 from maml_rl.spaces import own_actions, stored_actions
 
 Env = gymnasium.Env[Any, Any]
@@ -280,29 +276,6 @@ class SerialVectorEnv(OneBatchVectorEnv):
 
         return result_of(carry_out(attempt, partial(pause_visibly, mark=mark)))[1]
 
-    def reset(
-        self, *, seed: Seeds = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Reset all slots, or those of the boolean array `options["reset_mask"]`.
-
-        Args:
-            seed: one per slot, of which the low `seed_bits` bits are used; an integer s means s, s + 1,
-                ...; None for none.
-            options: see above; other entries are passed on.
-
-        Returns:
-            Observations (N, *obs), the caller's own, and infos.
-        """
-        mask = read_reset_mask(options, self.num_envs)
-        if mask is not None and not self._ready:
-            raise ResetNeeded("the first reset must be of all slots; call reset without reset_mask first")
-        others = {name: value for name, value in (options or {}).items() if name != "reset_mask"}
-        self._reset(slot_seeds(seed, self.num_envs), mask, others or None)
-        return self.buffers.observations.copy(), self._infos()
-
-    def reset_buffers(self, seeds: ArrayLike) -> None:
-        self._reset(np.asarray(seeds).tolist(), None, None)
-
     def _reset(
         self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
     ) -> None:
@@ -355,5 +328,5 @@ def _description(env: Env) -> dict[str, Any]:
     return {
         "observation space": env.observation_space,
         "action space": env.action_space,
-        "recorded infos": recorded_infos_of(env),
+        "recorded infos": declarations(env).recorded_infos,
     }

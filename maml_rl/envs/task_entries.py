@@ -73,7 +73,7 @@ def _parse_entry(name: str, task: Mapping[str, Any], entry: TaskEntry) -> NDArra
         if not isinstance(task[name], str) or task[name] not in entry.choices:
             raise TaskError(f"entry {name!r} of a task must be one of {', '.join(entry.choices)}, got {task[name]!r}")
         return np.array(task[name], object)
-    array = _numbers(task[name])
+    array = as_numbers(task[name])
     if array is None:
         raise TaskError(f"entry {name!r} of a task must hold numbers, got {task[name]!r}")
     if array.shape != entry.shape:
@@ -85,13 +85,13 @@ def _parse_entry(name: str, task: Mapping[str, Any], entry: TaskEntry) -> NDArra
     return array
 
 
-def _numbers(value: Any) -> NDArray[np.float64] | None:
-    """Return `value` as an array, or None if it holds anything but real numbers, such as strings or truth values."""
+def as_numbers(value: Any, kinds: str = "iuf") -> NDArray[np.float64] | None:
+    """Return `value` as an array; None if it is not of these kinds of NumPy, by default real numbers."""
     try:
         array = np.asarray(value)
     except ValueError:
         return None
-    return array.astype(np.float64) if array.dtype.kind in "iuf" else None
+    return array.astype(np.float64) if array.dtype.kind in kinds else None
 
 
 def parse_tasks(tasks: Sequence[Task], entries: Mapping[str, TaskEntry], num_envs: int) -> TaskArrays:

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from maml_rl.envs import MetaVectorEnv, Retry, TaskParameter, TaskSpace, global_generators, make_vector_env
 from maml_rl.envs.calls import CallRules
@@ -151,9 +151,9 @@ def in_array_code(env: type[Walk]) -> Any:
             for each, task in zip(self.several.envs, tasks, strict=True):
                 each.reset_task(task)
 
-        def reset_buffers(self, seeds: ArrayLike) -> None:
+        def _reset(self, seeds: Any, mask: Any, options: Any) -> None:
             self._ready = True
-            for slot, seed in enumerate(np.asarray(seeds).tolist()):
+            for slot, seed in enumerate(seeds):
                 self.buffers.observations[slot] = self.several.envs[slot].reset(seed=seed)[0]
             self.buffers.begin(slice(None))
 
@@ -315,19 +315,22 @@ def test_tasks_that_are_not_as_many_dicts_are_refused(way: str, env: type[Walk],
 
 class ObservesOutside(Walk):
     observation_space = spaces.Box(0, 3, (2,), np.int8)
+    outside = 2
 
     def observe(self) -> Any:
-        return np.array([0, 5 if self.steps == 2 and self.slope[0] == 1.0 else 1])
+        return np.array([0, 5 if self.steps == self.outside and self.slope[0] == 1.0 else 1])
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_observation_outside_of_its_space_is_refused_at_its_step(way: str) -> None:
-    with slots(ObservesOutside, way) as (made, current):
+@pytest.mark.parametrize("step", [0, 2])
+def test_observation_outside_of_its_space_is_refused_at_its_step(way: str, step: int) -> None:
+    with slots(type("Outside", (ObservesOutside,), {"outside": step}), way) as (made, current):
         made.reset_task(TASKS)
-        made.reset_buffers(np.array(SEEDS))
-        act(made, np.zeros((SLOTS, 1), np.float32))
+        *others, last = [lambda: made.reset(seed=SEEDS), *[lambda: act(made, np.zeros((SLOTS, 1), np.float32))] * step]
+        for call in others:
+            call()
         with pytest.raises(ValueError, match=r"with 5.*outside of its space"):
-            act(made, np.zeros((SLOTS, 1), np.float32))
+            last()
         assert current[0] == 1
 
 
