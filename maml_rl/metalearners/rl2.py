@@ -49,6 +49,10 @@ class RL2(TrialPPOLearner):
                 "the values, which see the observation, too; []: none",
             ),
         ] = ()
+        embedding_size: Annotated[
+            Count | None,
+            Field(description="units of a linear layer between observations and all else; null: none"),
+        ] = None
         reward_prediction_coefficient: Annotated[
             float,
             Field(
@@ -110,5 +114,6 @@ class RL2(TrialPPOLearner):
             value=settings.value,
             predict_rewards=settings.reward_prediction_coefficient > 0.0,
             normalize_observations=settings.normalize_observations,
+            embedding_size=settings.embedding_size,
         )
         return policy

@@ -5,6 +5,7 @@ of actions, into values, and into predicted rewards. Trials are sampled step by 
 through whole sequences. The two agree to rounding.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -53,6 +54,8 @@ class SequenceOptions(TypedDict, total=False):
             sign(r) log(1 + |r|), so that large rewards do not drown small ones.
         conv_layers: see `InputEncoder`.
         image_scale: see `InputEncoder`.
+        embedding_size: units of a linear layer between encoded observations and all else; None: none. Where there are
+            many categories, of which one is seen at a time, as in grids of symbols, it makes updates faster.
     """
 
     value: ValueKind
@@ -64,6 +67,7 @@ class SequenceOptions(TypedDict, total=False):
     compress_rewards: bool
     conv_layers: Sequence[ConvLayer] | None
     image_scale: float | None
+    embedding_size: int | None
 
 
 class SequencePolicy(BodyPolicy):
@@ -79,7 +83,7 @@ class SequencePolicy(BodyPolicy):
         options: `SequenceOptions` describes them.
 
     Attributes:
-        input_size: numbers of an encoded observation.
+        input_size: numbers of an encoded observation, embedded if it is.
         observation_mean: (size,) subtracted from the first numbers of an observation; None for zero.
         observation_std: (size,) by which they are then divided; None for one.
     """
@@ -87,6 +91,7 @@ class SequencePolicy(BodyPolicy):
     distributions: Head
     value_head: nn.Linear | None
     reward_head: nn.Linear | None
+    embedding: nn.Linear | None
     observation_mean: nn.Parameter | None
     observation_std: nn.Parameter | None
     _normalized: Tensor
@@ -102,8 +107,10 @@ class SequencePolicy(BodyPolicy):
         self.value = options.get("value", "head")
         if self.value not in get_args(ValueKind):
             raise ValueError(f"value must be one of {', '.join(get_args(ValueKind))}, got {self.value!r}")
-        if hidden_size < 1:
-            raise ValueError(f"hidden_size must be positive, got {hidden_size}")
+        embedding_size = options.get("embedding_size")
+        for name, size in (("hidden_size", hidden_size), ("embedding_size", embedding_size)):
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be positive, got {size}")
         space, self.hidden_size = observation_space, hidden_size
         self.predicts_rewards = options.get("predict_rewards", False)
         self.action_space = stored_actions(action_space)
@@ -128,6 +135,10 @@ class SequencePolicy(BodyPolicy):
                     f"only vectors are normalized, and the observations are {space}; leave normalize_observations out"
                 )
             self._normalize(torch.from_numpy(~(np.isfinite(space.low) & np.isfinite(space.high))))
+        self.embedding = None
+        if embedding_size is not None:
+            self.embedding = empty_layer(nn.Linear, self.input_size, embedding_size)
+            self.input_size = embedding_size
         stds = options.get("init_std", 1.0), options.get("min_std", 1e-6)
         self.distributions = head_for(action_space, *stds, squash=options.get("squash", False))
         register_parameters(self, self.distributions)
@@ -176,6 +187,11 @@ class SequencePolicy(BodyPolicy):
                 nn.init.zeros_(head.bias)
         if self._inputs is not None:
             self._inputs.register(self, generator)
+        if self.embedding is not None:
+            # Of each one-hot vector one number is not zero.
+            seen = sum(math.prod(shape) for _, shape, *_ in parts_of(self.observation_space))
+            nn.init.normal_(self.embedding.weight, std=seen**-0.5, generator=generator)
+            nn.init.zeros_(self.embedding.bias)
 
     def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:
         prepared = params if self._inputs is None else {**params, **self._inputs.prepared(params)}
@@ -273,8 +289,15 @@ class SequencePolicy(BodyPolicy):
     def _encode(self, observations: Tensor, params: Params | None = None) -> Tensor:
         """Return observations (M, S, ...) as numbers of the parameters' type; integer ones as one-hot vectors.
 
-        Given the parameters, shared or stacked (M, ...), they are normalized, too, if this policy does that.
+        Given the parameters, shared or stacked (M, ...), they are normalized, too, if this policy does that. Where
+        there is an embedding, they went through it.
         """
+        numbers = self._encode_parts(observations, params)
+        if self.embedding is None:
+            return numbers
+        return through(numbers, dict(self.named_parameters()) if params is None else params, "embedding")
+
+    def _encode_parts(self, observations: Tensor, params: Params | None) -> Tensor:
         if self._inputs is not None:
             own = dict(self.named_parameters()) if params is None else params
             return self.compressed(self._inputs.features(observations, own))
@@ -300,7 +323,7 @@ class SequencePolicy(BodyPolicy):
 
     def _encode_rows(self, observations: Tensor, params: Params, rows: SlotRows) -> Tensor:
         """Return observations (M, S, ...) as numbers (M, S, input_size), to the last bit the same with any others."""
-        if self._inputs is None:
+        if self._inputs is None and self.embedding is None:
             return self._encode(observations, params).reshape(*rows.grid, self.input_size)
         return rows.join([self._encode(block, params) for block in rows.split(observations)])
 

@@ -14,7 +14,7 @@ from maml_rl.policies import GRUPolicy, TransformerPolicy
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
 # Arguments with which a policy has all its optional parts.
-NORMALIZED: dict[str, Any] = {"layers": (5, 6), "normalize_observations": True}
+NORMALIZED: dict[str, Any] = {"layers": (5, 6), "normalize_observations": True, "embedding_size": 7}
 STATISTICS = ("observation_mean", "observation_std")
 KINDS = [(cell, actions) for cell in ("gru", "lstm") for actions in ACTIONS]
 
@@ -44,12 +44,14 @@ def test_values_come_from_a_head_or_a_network_or_are_omitted(make: Any, body: st
     assert make(SEEN, ACTIONS["box"], 16, value="none").unroll(observations).values is None
 
 
-def test_layers_act_on_observation_and_memory_and_are_separate_for_values() -> None:
-    policy = make_policy("gru", "box", layers=(5,))
+@pytest.mark.parametrize("embedding_size", [None, 6])
+def test_layers_act_on_what_is_seen_and_remembered_and_are_separate_for_values(embedding_size: int | None) -> None:
+    policy = make_policy("gru", "box", layers=(5,), embedding_size=embedding_size)
     observations = torch.randn((4, 2, 3), generator=torch.Generator().manual_seed(0))
     unrolled = policy.unroll(observations)
-    units, _ = policy.core(observations)
-    known = torch.cat((observations, units), -1)
+    seen = observations if policy.embedding is None else policy.embedding(observations)
+    units, _ = policy.core(seen)
+    known = torch.cat((seen, units), -1)
     mean = policy.head(torch.tanh(policy.acting_0(known)))
     torch.testing.assert_close(unrolled.distribution[0], mean, rtol=0.0, atol=1e-5)
     values = policy.value_head(torch.tanh(policy.estimating_0(known)))
@@ -96,7 +98,7 @@ def test_trials_of_a_recurrent_policy_are_bit_identical_for_any_placement(env: s
     options = NORMALIZED if cell == "lstm" else {}
     policy = GRUPolicy(slots.single_observation_space, slots.single_action_space, 16, cell=cell, **options)
     if options:
-        size = policy.input_size
+        size = spaces.flatdim(policy.observation_space)
         policy.normalize_by(torch.linspace(-0.3, 0.3, size), torch.linspace(0.1, 4.0, size))
     with torch.no_grad():
         policy.head.weight.mul_(100.0)
@@ -127,6 +129,7 @@ def test_trials_of_a_recurrent_policy_are_bit_identical_for_any_placement(env: s
         ({"cell": "rnn"}, ValueError, "cell must be one of gru, lstm, got 'rnn'"),
         ({"value": "two"}, ValueError, "value must be one of head, network, two-hot, none"),
         ({"hidden_size": 0}, ValueError, "hidden_size must be positive"),
+        ({"embedding_size": 0}, ValueError, "embedding_size must be positive"),
         ({"action_space": spaces.Text(2)}, TypeError, "no policy for the action space"),
         ({"observation_space": spaces.MultiBinary(2)}, TypeError, "no policy for the observation space"),
     ],
