@@ -140,9 +140,7 @@ def test_tasks_that_are_not_numbers_are_refused(env: Any, message: str) -> None:
 
 def test_tasks_of_different_sizes_are_refused() -> None:
     shown = make_vector_env(ObservedTask(GrowingEnv), {}, 2)
-    with pytest.raises(
-        TaskError, match=r"^slot 1: .* the same shape in all tasks, \(1,\) in the first, got \(2,\)"
-    ):
+    with pytest.raises(TaskError, match=r"^slot 1: .* the same shape in all tasks, \(1,\) in the first, got \(2,\)"):
         shown.reset_task(shown.sample_tasks(2))
 
 
