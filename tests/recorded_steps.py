@@ -45,13 +45,13 @@ def recorded(work: Callable[[], None], pool: Any = None) -> Callable[[], None]:
 
 def record_on_the_cpu(monkeypatch: Any) -> None:
     """Have loops on a device record their steps, on the CPU."""
-    from maml_rl.samplers.device import phase_loop
+    from maml_rl.samplers.device import backend
 
-    class Recording(phase_loop.DeviceLoop):
+    class Recording(backend.DeviceLoop):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self._is_ready = not self._policy.has_static_steps
 
     monkeypatch.setattr("maml_rl.samplers.device.backend.DeviceLoop", Recording)
-    monkeypatch.setattr(phase_loop, "_recorded", recorded)
+    monkeypatch.setattr(backend, "_recorded", recorded)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)

@@ -60,13 +60,13 @@ class _BatchOfOthers(MetaVectorEnv):
 
     def _drawn(self, draw: Callable[[int], Any], num_tasks: int, name: str) -> list[Task]:
         """Return copies of the tasks that its method `name` draws."""
-        tasks = self._generators.draw_tasks(None, partial(draw, num_tasks))
+        tasks = self._generators.begin(0, None, partial(draw, num_tasks))
         return own_drawn(list(tasks), num_tasks, name, self.env)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         require_one_each(tasks, self.num_envs)
         give = declared(self.env, "reset_task")
-        self._generators.give_task(0, {}, lambda: give([own_task(task) for task in tasks]))
+        self._generators.begin(0, None, lambda: give([own_task(task) for task in tasks]))
 
     def _refuse_outside(self, elements: ArrayElements, observations: NDArray[Any]) -> None:
         """Refuse the first of observations (N, *obs) that is not in the space of one, and name its slot."""
@@ -299,6 +299,7 @@ class CheckedVectorEnv(_BatchOfOthers, MetaVectorWrapper):
     def reset(
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Reset all slots, or some of them, as the environment does."""
         result: tuple[NDArray[Any], dict[str, Any]]
         result = self._generators.step(0, partial(self.env.reset, seed=seed, options=options))
         self._check()

@@ -16,7 +16,7 @@ import threading
 import zlib
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -36,7 +36,9 @@ _WORDS, _SOME_WORD = 624, 300
 # bytes are before its words at most.
 _NORMALS, _MOST_BEFORE_WORDS = (8, 20), 512
 # What a stream is for: the second word of its key.
-_EPISODE, _TASK, _DRAWS, _CONSTRUCTOR = 1, 2, 3, 4
+EPISODE, _TASK, DRAWS, _CONSTRUCTOR = 1, 2, 3, 4
+# Returns the key of a stream, two words.
+Key = Callable[[], tuple[int, int]]
 
 
 class DrawsGloballyError(Exception):
@@ -262,7 +264,13 @@ def _states_of(words: tuple[int, int]) -> list[Any]:
     ]
 
 
-def _key_of_task(task: Task) -> tuple[int, int]:
+def key_of_seed(seed: int | None, purpose: int) -> Key | None:
+    """Return the key of a stream for a purpose; None without a seed, which continues the stream before."""
+    return None if seed is None else lambda: (seed, purpose)
+
+
+def key_of_task(task: Task) -> tuple[int, int]:
+    """Return the key of the stream of what draws while a slot gets this task: the same in every slot."""
     return zlib.crc32(task_key(task).encode()), _TASK
 
 
@@ -282,17 +290,14 @@ class KeptGenerators:
 
     def seed(self, seed: int) -> None:
         """Seed the generators, as those of a slot where an episode begins."""
-        self._seed((seed, _EPISODE))
+        self.begin((seed, EPISODE))
 
     def seed_with_task(self, task: Task) -> None:
         """Seed the generators, as those of a slot that is given a task."""
-        self._seed(_key_of_task(task))
+        self.begin(key_of_task(task))
 
-    def seed_for_constructor(self) -> None:
-        """Seed the generators, as where an environment is made."""
-        self._seed((0, _CONSTRUCTOR))
-
-    def _seed(self, key: tuple[int, int]) -> None:
+    def begin(self, key: tuple[int, int]) -> None:
+        """Begin streams."""
         self.drawn()
         for generator, state in zip(_generators(), _states_of(key), strict=True):
             generator.restore(state)
@@ -318,7 +323,7 @@ def construct(make: Callable[[], Any]) -> tuple[Any, list[str]]:
     """
     generators = _generators()
     with global_generators(), KeptGenerators() as kept:
-        kept.seed_for_constructor()
+        kept.begin((0, _CONSTRUCTOR))
         made = make()
         drawn = kept.drawn()
     if not _has_drawn_from_new(generators):
@@ -339,7 +344,7 @@ class SlotGenerators:
 
     def __init__(self, num_envs: int) -> None:
         self.used = False
-        self._keys: list[Callable[[], tuple[int, int]]] = [lambda: (0, _DRAWS)] * num_envs
+        self._keys: list[Key] = [lambda: (0, DRAWS)] * num_envs
         self._states: list[list[Any] | None] = [None] * num_envs
         self._steps_to_try = STEPS_TRIED * num_envs
         # The process's states when something was last called, which they still are unless others have drawn since.
@@ -359,19 +364,8 @@ class SlotGenerators:
                 return self._with_own(slot, call)
             return self._watch(call)
 
-    def begin(self, slot: int, seed: int | None, call: Callable[[], Any]) -> Any:
-        """Return the result of a reset, with which the streams of an episode begin; without a seed they continue."""
-        return self._repeatable(slot, None if seed is None else lambda: (seed, _EPISODE), call)
-
-    def give_task(self, slot: int, task: Task, call: Callable[[], Any]) -> Any:
-        """Return the result of a `reset_task`, which draws the same in every slot with this task."""
-        return self._repeatable(slot, partial(_key_of_task, task), call)
-
-    def draw_tasks(self, seed: int | None, call: Callable[[], Any]) -> Any:
-        """Return the result of a `sample_tasks`, in slot 0."""
-        return self._repeatable(0, None if seed is None else lambda: (seed, _DRAWS), call)
-
-    def _repeatable(self, slot: int, key: Callable[[], tuple[int, int]] | None, call: Callable[[], Any]) -> Any:
+    def begin(self, slot: int, key: Key | None, call: Callable[[], Any]) -> Any:
+        """Return the result of a call with which streams begin, those of a key, or continue, without one."""
         if key is not None:
             self._keys[slot], self._states[slot] = key, None
         watched = not self.used and self._steps_to_try <= 0
@@ -450,7 +444,7 @@ class SharedGenerators(SlotGenerators):
     def step(self, slot: int, call: Callable[[], Any]) -> Any:
         return self._look(call)
 
-    def _repeatable(self, slot: int, key: Callable[[], tuple[int, int]] | None, call: Callable[[], Any]) -> Any:
+    def begin(self, slot: int, key: Key | None, call: Callable[[], Any]) -> Any:
         return self._look(call)
 
     def _look(self, call: Callable[[], Any]) -> Any:
@@ -485,7 +479,7 @@ def seconds_of_own_generators() -> float:
     """Return how many seconds a call takes longer in a slot that has generators of its own."""
     generators, calls = SlotGenerators(1), 50
     generators.used = True
-    generators.begin(0, 0, int)
+    generators.begin(0, key_of_seed(0, EPISODE), int)
     started = perf_counter()
     for _ in range(calls):
         generators.step(0, int)

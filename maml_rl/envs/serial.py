@@ -29,7 +29,7 @@ from maml_rl.envs.calls import (
     without_wrappers,
 )
 from maml_rl.envs.checking import find_method, has_method, require_meta_env, seed_draws
-from maml_rl.envs.global_generators import DrawsGloballyError, SlotGenerators
+from maml_rl.envs.global_generators import DRAWS, EPISODE, DrawsGloballyError, SlotGenerators, key_of_seed, key_of_task
 from maml_rl.envs.meta_env import (
     MetaVectorEnv,
     OneBatchVectorEnv,
@@ -122,19 +122,20 @@ class Slot:
             tasks = method(num_tasks)
             return await tasks if isinstance(tasks, Coroutine) else tasks
 
-        return self.call(partial(self._generators.draw_tasks, low, draw)), self.awaits(method)
+        return self.call(partial(self._generators.begin, 0, key_of_seed(low, DRAWS), draw)), self.awaits(method)
 
     def give(self, task: Task) -> tuple[Attempt, bool]:
         """Return an attempt at giving it a copy of a task, and whether that is made on an event loop."""
         reset_task = self._reset_task
-        call = partial(self._generators.give_task, self.number, task, lambda: reset_task(own_task(task)))
+        key = partial(key_of_task, task)
+        call = partial(self._generators.begin, self.number, key, lambda: reset_task(own_task(task)))
         return self.call(call), self.awaits(reset_task)
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Attempt:
         """Return an attempt at beginning an episode."""
         low = None if seed is None else int(seed) & self._mask
         reset = partial(seeded_reset, self.env, low, options=options)
-        self._begin = partial(self._generators.begin, self.number, low, reset)
+        self._begin = partial(self._generators.begin, self.number, key_of_seed(low, EPISODE), reset)
         self.resetting, self._steps = True, 0
         return self.call(self._begin)
 

@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 
 from maml_rl import seeding
 from maml_rl.envs import global_generators
+from maml_rl.envs.global_generators import DRAWS, EPISODE, key_of_seed, key_of_task
 from maml_rl.envs.serial import SerialVectorEnv
 from tests.envs.third_party import WalkEnv
 
@@ -49,14 +51,18 @@ def test_generators_continue_from_call_to_call_of_a_slot_and_others_see_nothing(
         python, tensors = random.Random(seeds[1]), torch.Generator().manual_seed(seeds[2] % 2**63)
         return [[numpy.uniform(), python.random(), float(torch.rand((), generator=tensors))] for _ in range(count)]
 
-    seen: list[list[list[float]]] = [[generators.begin(slot, 30 + slot, draw)] for slot in range(2)]
+    seen: list[list[list[float]]] = [
+        [generators.begin(slot, key_of_seed(30 + slot, EPISODE), draw)] for slot in range(2)
+    ]
     for slot in (0, 1, 1, 0):
         seen[slot].append(generators.step(slot, draw))
     assert seen == [expected(slot, 3) for slot in range(2)]
     assert generators.used
     task = {"slope": 1.0}
-    assert generators.give_task(0, task, draw) == generators.give_task(1, dict(task), draw) != seen[0][0]
-    assert generators.draw_tasks(5, draw) == generators.draw_tasks(5, draw) != generators.draw_tasks(6, draw)
+    given = [generators.begin(slot, partial(key_of_task, dict(task)), draw) for slot in range(2)]
+    assert given[0] == given[1] != seen[0][0]
+    drawn = [generators.begin(0, key_of_seed(seed, DRAWS), draw) for seed in (5, 5, 6)]
+    assert drawn[0] == drawn[1] != drawn[2]
     assert before == (np.random.get_state()[1].tolist(), random.getstate(), torch.get_rng_state().tolist())
 
 

@@ -239,7 +239,7 @@ def test_process_that_has_used_jax_is_not_forked() -> None:
 
 
 def test_objects_of_test_rulesets_are_in_no_training_task_and_never_tell_the_goal() -> None:
-    from maml_rl.envs.jax.rulesets import generated
+    from maml_rl.envs.jax.xland import generated
 
     found: dict[bool, set[Any]] = {}
     for test in (False, True):

@@ -22,7 +22,7 @@ from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.errors import ChildEnvError, ConfigError, NonFiniteError, TaskError
 from maml_rl.policies import GRUPolicy, TransformerPolicy, get_policy_for_env
 from maml_rl.policies.transformer import Attention
-from maml_rl.samplers.device.phase_loop import DeviceLoop
+from maml_rl.samplers.device.backend import DeviceLoop
 from maml_rl.samplers.device.slots import DeviceSlots
 from maml_rl.samplers.device.streams import DeviceSlotStreams, PhaseNoise, philox
 from maml_rl.samplers.env_recipe import Recipe

@@ -1,13 +1,15 @@
 """XLand-MiniGrid: a hidden goal, and hidden rules by which objects become others, are the task."""
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.jax import JaxFamily, ReadyMade, of_the_extra
-from maml_rl.envs.jax.rulesets import draws_of_rulesets
 from maml_rl.envs.meta_env import AT_MOST_1
 from maml_rl.spaces import PackedSpace
 
@@ -58,3 +60,59 @@ class XLandVectorEnv(ReadyMade):
 
 
 XLandEnv = one_slot(XLandVectorEnv)
+
+# As XLand-MiniGrid encodes them: balls, squares, pyramids, keys, hexagons and stars, which can be picked up.
+_KINDS, _COLORS = (3, 4, 5, 7, 11, 12), 11
+_HOLD_GOAL, _NEAR_RULE = 1, 3
+# One in so many sets of objects is for test tasks, and of the rows of a file.
+_SETS, _ROWS = 4, 5
+
+
+def generated(
+    colors: int, tiles: int, copies: int, rules: int, random: np.random.Generator, num_tasks: int, *, test: bool
+) -> dict[str, NDArray[Any]]:
+    """Draw tasks to be solved by picking up an object: one of `tiles`, or what the first of `rules` makes of two.
+
+    All objects of a task are different, each of `tiles` is there `copies` times, and each rule makes an object of two
+    adjacent others. No training task has the set of objects of a test task, and any object of a set can be the goal.
+    """
+    if not (copies > 0 and 1 <= colors <= _COLORS and 2 * rules <= tiles and 1 < tiles + rules < len(_KINDS) * colors):
+        raise ValueError(
+            f"each of {rules} rules needs two of {tiles} tiles ({copies} copies), and all objects are different: at "
+            f"most {len(_KINDS) * colors - 1}, of {colors} colors of 1 to {_COLORS}"
+        )
+    objects = np.array([(kind, color) for kind in _KINDS for color in range(1, 1 + colors)], np.uint8)
+    rows = np.empty((0, tiles + rules), np.int64)
+    while len(rows) < num_tasks:
+        sets = random.random((num_tasks, len(objects))).argsort(1)[:, : tiles + rules]
+        rows = np.concatenate([rows, sets[(sets.sum(1) % _SETS == 0) == test]])
+    drawn = objects[rows[:num_tasks]]
+    # The goal comes first.
+    made, first = drawn[:, :rules], drawn[:, rules:]
+    goal, encoded = np.zeros((num_tasks, 5), np.uint8), np.zeros((num_tasks, max(1, rules), 7), np.uint8)
+    goal[:, 0], goal[:, 1:3] = _HOLD_GOAL, drawn[:, 0]
+    if rules:
+        encoded[..., 0], encoded[..., 5:] = _NEAR_RULE, made
+        encoded[..., 1:3], encoded[..., 3:5] = first[:, 0 : 2 * rules : 2], first[:, 1 : 2 * rules : 2]
+    return {"goal": goal, "rules": encoded, "init_tiles": np.tile(first, (1, copies, 1))}
+
+
+def of_rows(
+    rulesets: Mapping[str, NDArray[Any]], random: np.random.Generator, num_tasks: int, *, test: bool
+) -> dict[str, NDArray[Any]]:
+    """Draw some of the rulesets, arrays by entry of a task, of which the last fifth is for test tasks."""
+    count = len(rulesets["goal"])
+    train = max(1, count * (_ROWS - 1) // _ROWS)
+    rows = random.integers(*((min(train, count - 1), count) if test else (0, train)), size=num_tasks)
+    return {name: array[rows] for name, array in rulesets.items()}
+
+
+def draws_of_rulesets(path: str, *sizes: Any) -> tuple[Any, Any]:
+    """Return what draws training and test tasks: rows of a file, or with "" what is `generated` of these sizes."""
+    if path:
+        loaded = np.load(path, allow_pickle=False)
+        entries = (("goal", "goals"), ("rules", "rules"), ("init_tiles", "init_tiles"))
+        draw: Any = partial(of_rows, {name: loaded[stored] for name, stored in entries})
+    else:
+        draw = partial(generated, *sizes)
+    return partial(draw, test=False), partial(draw, test=True)

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import RecordedInfos, Task, ValueRanges
-from maml_rl.envs.metaworld.arm import Arm, State
-from maml_rl.envs.metaworld.environments import Floats, Split, benchmark_environments
+from maml_rl.envs.metaworld.arm import Arm, Floats, Split, State, benchmark_environments
 from maml_rl.envs.task_entries import TaskArrays, TaskEntry
 from maml_rl.errors import TaskError
 from maml_rl.seeding import SlotStreams, check_seed

@@ -1,5 +1,10 @@
-"""Batched inference for a rollout: every task under its own parameters, every slot with its own memory."""
+"""Batched inference for a rollout: every task under its own parameters, every slot with its own memory.
 
+The noise of actions is keyed by task, episode and step, and drawn ahead. What acts on an accelerator gets what it sees
+in one transfer a step, through pinned memory.
+"""
+
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,12 +15,142 @@ from torch import Tensor
 
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies import Memory, Policy
+from maml_rl.policies.distributions import middle_of
 from maml_rl.policies.policy import greedy, perform
-from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.phase import Phase, task_ranges
 from maml_rl.samplers.rollout.carried_memory import check_carried_memory, chosen, initial_memory
-from maml_rl.samplers.rollout.device_transfer import DeviceLink
-from maml_rl.samplers.rollout.noise import EpisodeNoise
 from maml_rl.samplers.rollout.recorder import SlotIndex, numbers_of
+
+# Noise is drawn for as many steps at once as fill this many numbers: enough to amortize the call, little enough to
+# stay in the cache.
+_NUMBERS_PER_SPAN = 65_536
+# Spans that are kept where slots step together, of a wave and a step, and where each slot is at a step of its own;
+# others are drawn again.
+_SPANS_KEPT, _SPANS_KEPT_BY_SLOT = 2, 32
+
+
+class EpisodeNoise:
+    """The action noise of the slots of a phase, in spans of steps.
+
+    Args:
+        phase: of the slots.
+    """
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase, num_slots = phase, phase.own_slots.stop - phase.own_slots.start
+        self._steps_per_span = max(1, _NUMBERS_PER_SPAN // max(1, num_slots * phase.policy.noise_size))
+        # By wave and number.
+        self._spans: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self._middle: NDArray[np.float32] | None = None
+        if phase.deterministic:
+            shape = num_slots, phase.policy.noise_size
+            self._middle = np.full(shape, middle_of(phase.policy.noise_kind), np.float32)
+
+    def rows(
+        self, slots: SlotIndex, waves: int | NDArray[np.int64], steps: int | NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Return the noise of `slots` in their waves, before their steps, (len(slots), noise_size)."""
+        if self._middle is not None:
+            return self._middle[slots]
+        if isinstance(waves, int) and isinstance(steps, int):
+            return self._at(waves, steps, _SPANS_KEPT)[slots]
+        numbers, horizon = numbers_of(slots), self._phase.horizon
+        waves, steps = np.broadcast_to(waves, len(numbers)), np.broadcast_to(steps, len(numbers))
+        rows = np.zeros((len(numbers), self._phase.policy.noise_size), np.float32)
+        # Episodes that are over may have all their steps behind them.
+        for place in np.unique((waves * horizon + steps)[steps < horizon]).tolist():
+            wave, step = divmod(place, horizon)
+            chosen = (waves == wave) & (steps == step)
+            rows[chosen] = self._at(wave, step, _SPANS_KEPT_BY_SLOT)[numbers[chosen]]
+        return rows
+
+    def _at(self, wave: int, step: int, num_kept: int) -> NDArray[np.float32]:
+        """Return the noise of all slots in one step of a wave, from a span of which `num_kept` are kept."""
+        span, offset = divmod(step, self._steps_per_span)
+        if (wave, span) not in self._spans:
+            while len(self._spans) >= num_kept:
+                del self._spans[min(self._spans)]
+            start = span * self._steps_per_span
+            stop = min(start + self._steps_per_span, self._phase.horizon)
+            self._spans[wave, span] = self._draw(wave, range(start, stop))
+        rows: NDArray[np.float32] = self._spans[wave, span][offset]
+        return rows
+
+    def _draw(self, wave: int, steps: range) -> NDArray[np.float32]:
+        """Return the noise of a span of steps of a wave, (len(steps), slots, noise_size)."""
+        phase, parts = self._phase, []
+        first, size = wave * phase.per_task, phase.policy.noise_size
+        for tasks, places in task_ranges(phase.own_slots, phase.per_task):
+            streams = phase.streams._replace(first_task=phase.streams.first_task + tasks.start)
+            num_tasks, episodes = tasks.stop - tasks.start, range(first + places.start, first + places.stop)
+            noise = streams.action_noise(phase.policy.noise_kind, num_tasks, episodes, steps, size)
+            parts.append(noise.reshape(len(steps), num_tasks * len(episodes), size))
+        return np.concatenate(parts, 1)
+
+
+# A tensor may begin wherever its largest number may.
+_ALIGNMENT = 16
+
+
+class DeviceLink:
+    """Carries observations and noise to a device, packed as bytes into one transfer, and brings actions back.
+
+    Pages that are pinned cannot be swapped out, so that the device copies from and to them directly. The workers'
+    shared memory is not pinned: its pages belong to several processes.
+
+    Args:
+        observations: (N, *obs), for its shape and type.
+        noise_size: numbers of noise per row.
+        device: any but the CPU.
+    """
+
+    def __init__(self, observations: NDArray[Any], noise_size: int, device: torch.device) -> None:
+        self._device, self._pinned = device, device.type == "cuda"
+        self._row, self._dtype = observations.shape[1:], observations.dtype
+        self._row_bytes = math.prod(self._row) * self._dtype.itemsize
+        self._noise_size = noise_size
+        num_rows = len(observations)
+        size = self._noise_start(num_rows) + num_rows * noise_size * np.dtype(np.float32).itemsize
+        self._outbox = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        self._arrived = torch.empty(size, dtype=torch.uint8, device=device)
+        self._bytes: NDArray[np.uint8] = self._outbox.numpy()
+        self._torch_dtype = torch.from_numpy(np.empty(0, self._dtype)).dtype
+        self._num_rows = num_rows
+        self._inbox: Tensor | None = None
+
+    def send(self, observations: NDArray[Any], noise: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+        """Return both on the device, valid until the next call.
+
+        Args:
+            observations: (n, *obs), n at most N.
+            noise: (n, noise_size).
+        """
+        rows = len(observations)
+        end, start = rows * self._row_bytes, self._noise_start(rows)
+        stop = start + noise.nbytes
+        self._bytes[:end].view(self._dtype).reshape(observations.shape)[...] = observations
+        self._bytes[start:stop].view(np.float32).reshape(noise.shape)[...] = noise
+        arrived = self._arrived[:stop]
+        arrived.copy_(self._outbox[:stop], non_blocking=self._pinned)
+        return (
+            arrived[:end].view(self._torch_dtype).view(rows, *self._row),
+            arrived[start:].view(torch.float32).view(rows, self._noise_size),
+        )
+
+    def fetch(self, actions: Tensor) -> NDArray[Any]:
+        """Wait for `actions` (n, *act), and return them in host memory, where the next call overwrites them."""
+        if self._inbox is None:
+            shape = (self._num_rows, *actions.shape[1:])
+            self._inbox = torch.empty(shape, dtype=actions.dtype, pin_memory=self._pinned)
+        landed = self._inbox[: len(actions)]
+        landed.copy_(actions, non_blocking=self._pinned)
+        if self._pinned:
+            torch.cuda.current_stream(self._device).synchronize()
+        result: NDArray[Any] = landed.numpy()
+        return result
+
+    def _noise_start(self, num_rows: int) -> int:
+        return -(-num_rows * self._row_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class Actor:

@@ -10,7 +10,7 @@ from maml_rl import MultiTaskSampler
 from maml_rl.envs import make_vector_env
 from maml_rl.policies import NormalMLPPolicy, get_policy_for_env
 from maml_rl.samplers.rollout import actor as acting
-from maml_rl.samplers.rollout.device_transfer import DeviceLink
+from maml_rl.samplers.rollout.actor import DeviceLink
 
 pytestmark = pytest.mark.timeout(120)
 

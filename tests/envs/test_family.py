@@ -1,0 +1,507 @@
+"""Guarantees of every registered family; registering a new id is enough to test it.
+
+Of its episodes, to code that steps it like Gymnasium's, without resetting slots itself, and to planners: copies
+continue from the same state, and survive closing.
+"""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from maml_rl.envs import FAMILIES, MetaVectorEnv, make_vector_env
+from maml_rl.spaces import is_image
+from tests.envs.contract import (
+    BASES,
+    OWN_STEPS,
+    QUICK,
+    STEPS,
+    TRIED,
+    assert_same_slot,
+    assert_same_tasks,
+    marks,
+    play,
+    random_actions,
+    same,
+)
+
+
+def test_slots_are_bit_identical_to_single_environments(stepping_env_id: str) -> None:
+    """The test of episodes of full length tries all families."""
+    env_id = stepping_env_id
+    limit = STEPS - 1
+    batch = make_vector_env(env_id, {}, 4, max_episode_steps=limit)
+    tasks = batch.sample_tasks(4, seed=1)
+    batch.reset_task(tasks)
+    observations, infos = batch.reset(seed=7)
+    singles = [gymnasium.make(env_id, max_episode_steps=limit) for _ in tasks]
+    running = set(range(4))
+    for slot, (single, task) in enumerate(zip(singles, tasks, strict=True)):
+        single.unwrapped.reset_task(task)
+        observation, info = single.reset(seed=7 + slot)
+        assert_same_slot(slot, (observations, infos), (observation, info))
+    for actions in random_actions(batch, STEPS):
+        results = batch.step(actions)
+        for slot in sorted(running):
+            result = singles[slot].step(actions[slot])
+            assert_same_slot(slot, results, result)
+            if result[2] or result[3]:
+                running.remove(slot)
+    assert not running
+
+
+def test_rewards_and_infos_are_within_the_range_that_is_declared(vector_env: MetaVectorEnv) -> None:
+    ranges = vector_env.value_ranges
+    assert set(ranges) <= {"reward", *vector_env.recorded_infos}
+    vector_env.reset_task(vector_env.sample_tasks(4, seed=1))
+    vector_env.reset(seed=7)
+    for actions in random_actions(vector_env, STEPS):
+        vector_env.step(actions)
+        for name, (low, high) in ranges.items():
+            values = vector_env.buffers.rewards if name == "reward" else vector_env.buffers.infos[name]
+            values = values[np.isfinite(values)]
+            assert ((low <= values) & (values <= high)).all(), (name, values)
+
+
+def test_slot_does_not_depend_on_the_number_of_slots(base_env_id: str) -> None:
+    few, many = make_vector_env(base_env_id, {}, 2), make_vector_env(base_env_id, {}, 5)
+    tasks = few.sample_tasks(5, seed=2)
+    few.reset_task(tasks[:2])
+    many.reset_task(tasks)
+    assert same(play(few, 3), [array[:2] for array in play(many, 3)])
+
+
+def test_seed_zero_is_a_seed(base_vector_env: MetaVectorEnv) -> None:
+    first = play(base_vector_env, 0)
+    assert same(first, play(base_vector_env, 0))
+    base_vector_env.reset(seed=0)
+    tasks = base_vector_env.sample_tasks(2)
+    base_vector_env.reset(seed=0)
+    assert_same_tasks(tasks, base_vector_env.sample_tasks(2))
+
+
+def test_integer_seed_means_consecutive_seeds(base_vector_env: MetaVectorEnv) -> None:
+    first = play(base_vector_env, 5)
+    assert same(first, play(base_vector_env, [5, 6, 7, 8]))
+    assert same(first, play(base_vector_env, np.arange(5, 9)))
+
+
+def test_reset_buffers_is_reset_without_copies(base_vector_env: MetaVectorEnv) -> None:
+    expected = play(base_vector_env, [3, 1, 4, 2**62])
+    base_vector_env.reset_buffers(np.array([3, 1, 4, 2**62]))
+    buffers = base_vector_env.buffers
+    for array in (buffers.rewards, buffers.terminated, buffers.truncated):
+        assert not array.any()
+    history = [buffers.observations.copy()]
+    for actions in random_actions(base_vector_env, STEPS):
+        history += base_vector_env.step(actions)[:4]
+    assert same(expected, history)
+
+
+def test_unseeded_reset_continues_from_the_seeded_one(base_vector_env: MetaVectorEnv) -> None:
+    first = [play(base_vector_env, 4), play(base_vector_env, None)]
+    second = [play(base_vector_env, 4), play(base_vector_env, None)]
+    assert same(first[0], second[0])
+    assert same(first[1], second[1])
+
+
+def test_time_limit_truncates_without_terminating(stepping_env_id: str) -> None:
+    vector_env = make_vector_env(stepping_env_id, {}, 3, max_episode_steps=2)
+    vector_env.reset(seed=0)
+    steps = [vector_env.step(actions) for actions in random_actions(vector_env, 2)]
+    first, last = [(terminated, truncated) for _, _, terminated, truncated, _ in steps]
+    assert not first[1].any()
+    np.testing.assert_array_equal(last[1], ~first[0])
+    assert last[0].all() if "Bandit" in stepping_env_id else not last[0].any()
+
+
+def test_default_time_limit_is_that_of_the_id(base_env_id: str) -> None:
+    limit = FAMILIES[base_env_id].max_episode_steps
+    assert gymnasium.spec(base_env_id).max_episode_steps == limit
+    expected = 1 if "Bandit" in base_env_id else limit
+    assert make_vector_env(base_env_id).max_episode_steps == expected
+    assert gymnasium.make_vec(base_env_id, num_envs=2).max_episode_steps == expected
+
+
+def test_frozen_slots_keep_their_final_observation_and_ignore_actions(stepping_env_id: str) -> None:
+    vector_env = make_vector_env(stepping_env_id, {}, 4, max_episode_steps=2)
+    vector_env.reset(seed=0)
+    for actions in random_actions(vector_env, 2):
+        final = vector_env.step(actions)
+    assert (final[2] | final[3]).all()
+    fresh = vector_env.observation_space.sample()
+    vector_env.reset(seed=5, options={"reset_mask": np.array([True, False, False, True])})
+    poison = random_actions(vector_env, 1, seed=8)[0]
+    poison[1:3] = np.nan if np.issubdtype(poison.dtype, np.floating) else -7
+    observations, rewards, terminated, truncated, infos = vector_env.step(poison)
+    for array, before in zip((observations, terminated, truncated), (final[0], final[2], final[3]), strict=True):
+        np.testing.assert_array_equal(array[1:3], before[1:3])
+    np.testing.assert_array_equal(rewards[1:3], 0.0)
+    assert np.isfinite(rewards).all()
+    assert infos["_task"].tolist() == [True, False, False, True]
+    assert fresh.shape == observations.shape
+
+
+def test_reset_mask_resets_only_the_masked_slots(stepping_env_id: str) -> None:
+    undisturbed, masked = make_vector_env(stepping_env_id, {}, 4), make_vector_env(stepping_env_id, {}, 4)
+    before = undisturbed.reset(seed=3)[0], masked.reset(seed=3)[0]
+    np.testing.assert_array_equal(*before)
+    actions = random_actions(masked, 4)
+    undisturbed.step(actions[0])
+    masked.step(actions[0])
+    mask = np.array([False, True, True, False])
+    masked.reset(seed=[0, 44, 45, 0], options={"reset_mask": mask})
+    fresh = make_vector_env(stepping_env_id, {}, 4)
+    fresh.reset(seed=[0, 44, 45, 0])
+    for step in actions[1:]:
+        for result, same_as, new in zip(
+            masked.step(step)[:4], undisturbed.step(step)[:4], fresh.step(step)[:4], strict=True
+        ):
+            np.testing.assert_array_equal(result[~mask], same_as[~mask])
+            np.testing.assert_array_equal(result[mask], new[mask])
+
+
+def test_slot_continues_the_same_way_after_being_frozen(base_env_id: str) -> None:
+    """Unseeded resets continue a slot's own stream, which steps of other slots must not advance."""
+    alone, together = (make_vector_env(base_env_id, {}, 8, max_episode_steps=2) for _ in range(2))
+    waiting = np.arange(8) >= 4
+    actions = random_actions(alone, 2)
+    seen: dict[MetaVectorEnv, list[Any]] = {alone: [], together: []}
+    for env in seen:
+        env.reset(seed=3)
+    for _ in range(3):
+        for env, history in seen.items():
+            for step in actions:
+                history += env.step(step)[:4]
+        # Half of the slots of `together` wait while the others play another episode.
+        together.reset(options={"reset_mask": ~waiting})
+        for step in actions:
+            together.step(step)
+        for env, history in seen.items():
+            history += [env.reset(options={"reset_mask": waiting})[0]]
+    assert same(*([array[waiting] for array in history] for history in seen.values()))
+
+
+def test_returned_arrays_belong_to_the_caller(base_vector_env: MetaVectorEnv) -> None:
+    buffers = base_vector_env.buffers
+    own = [buffers.observations, buffers.rewards, buffers.terminated, buffers.truncated]
+    results = [base_vector_env.reset(seed=0)]
+    results += [base_vector_env.step(actions) for actions in random_actions(base_vector_env, 2)]
+    returned = [array for *arrays, infos in results for array in (*arrays, *arrays_in(infos))]
+    for number, array in enumerate(returned):
+        assert not any(np.shares_memory(array, other) for other in (*own, *returned[:number]))
+
+
+def arrays_in(infos: dict[str, Any]) -> list[Any]:
+    nested = [arrays_in(value) if isinstance(value, dict) else [value] for value in infos.values()]
+    return [array for arrays in nested for array in arrays]
+
+
+def test_results_have_the_declared_dtypes_and_spaces(stepping_vector_env: MetaVectorEnv) -> None:
+    observations, _ = stepping_vector_env.reset(seed=0)
+    assert stepping_vector_env.observation_space.contains(observations)
+    for actions in random_actions(stepping_vector_env, 3):
+        observations, rewards, terminated, truncated, _ = stepping_vector_env.step(actions)
+        assert stepping_vector_env.observation_space.contains(observations)
+    expected = np.uint8 if is_image(stepping_vector_env.single_observation_space) else np.float32
+    assert (observations.dtype, rewards.dtype) == (expected, np.float64)
+    assert terminated.dtype == truncated.dtype == np.bool_
+
+
+def test_info_has_the_reward_terms_and_the_task(vector_env: MetaVectorEnv) -> None:
+    tasks = vector_env.sample_tasks(4, seed=0)
+    vector_env.reset_task(tasks)
+    vector_env.reset(seed=0)
+    _, rewards, _, _, infos = vector_env.step(random_actions(vector_env, 1)[0])
+    terms = [value for name, value in infos.items() if name.startswith("reward_")]
+    # Environments of other packages, in JAX, have no terms.
+    if ".jax." not in type(vector_env.unwrapped).__module__:
+        np.testing.assert_allclose(sum(terms), rewards, rtol=1e-12, atol=1e-12)
+    for slot, task in enumerate(tasks):
+        for name, value in task.items():
+            assert infos["task"][f"_{name}"][slot]
+            np.testing.assert_array_equal(infos["task"][name][slot], value)
+    listed = gymnasium.wrappers.vector.DictInfoToList(vector_env).step(random_actions(vector_env, 1)[0])[4]
+    assert len(listed) == 4
+
+
+SLOTS = 4
+LIMIT = 3
+AUTORESET = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
+
+
+def assert_same_results(first: Any, second: Any) -> None:
+    """Compare what two vector environments return, down to types and the last bit."""
+    if isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for name in first:
+            assert_same_results(first[name], second[name])
+    elif isinstance(first, tuple):
+        for one, other in zip(first, second, strict=True):
+            assert_same_results(one, other)
+    elif first.dtype == object:
+        assert [entry is None for entry in first] == [entry is None for entry in second]
+        for one, other in zip(first, second, strict=True):
+            np.testing.assert_array_equal(one, other)
+    else:
+        np.testing.assert_array_equal(first, second, strict=True)
+
+
+@pytest.mark.parametrize("mode", AUTORESET)
+def test_finished_slots_are_reset_as_gymnasium_resets_single_environments(
+    base_env_id: str, mode: AutoresetMode
+) -> None:
+    batch: Any = gymnasium.make_vec(base_env_id, num_envs=SLOTS, max_episode_steps=LIMIT, autoreset_mode=mode)
+    sync: Any = gymnasium.make_vec(
+        base_env_id,
+        num_envs=SLOTS,
+        vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": mode},
+        max_episode_steps=LIMIT,
+    )
+    tasks = batch.sample_tasks(SLOTS, seed=1)
+    batch.reset_task(tasks)
+    for env, task in zip(sync.envs, tasks, strict=True):
+        env.unwrapped.reset_task(task)
+    assert_same_results(batch.reset(seed=5), sync.reset(seed=5))
+    ends = 0
+    for index, actions in enumerate(random_actions(batch, 4 * LIMIT)):
+        if index == LIMIT - 1:
+            # From here on the slots' episodes end at different steps.
+            mask = np.array([False, True, False, False])
+            batch_results, sync_results = (env.reset(options={"reset_mask": mask.copy()}) for env in (batch, sync))
+            np.testing.assert_array_equal(batch_results[0], sync_results[0])
+        results = batch.step(actions)
+        assert_same_results(results, sync.step(actions))
+        ends += int((results[2] | results[3]).sum())
+    assert ends >= 2 * SLOTS
+    batch.close()
+    sync.close()
+
+
+def test_make_vec_resets_at_the_next_step_by_default(base_env_id: str) -> None:
+    env: Any = gymnasium.make_vec(base_env_id, num_envs=2, max_episode_steps=1)
+    assert env.metadata["autoreset_mode"] is env.autoreset_mode is AutoresetMode.NEXT_STEP
+    env.reset(seed=0)
+    actions = random_actions(env, 1)[0]
+    lengths = [env.step(actions)[2:4] for _ in range(4)]
+    ended = [bool((terminated | truncated).all()) for terminated, truncated in lengths]
+    assert ended == [True, False, True, False]
+
+
+@pytest.mark.parametrize("mode", [*AutoresetMode, *(mode.value for mode in AutoresetMode)], ids=str)
+def test_mode_may_be_given_by_name(mode: Any) -> None:
+    env = gymnasium.make_vec("Bandit-K5-v0", num_envs=2, autoreset_mode=mode)
+    assert env.metadata["autoreset_mode"] is AutoresetMode(mode)
+
+
+def test_unknown_mode_is_refused(base_env_id: str) -> None:
+    for mode in ("next-step", None, 3):
+        with pytest.raises(ValueError, match=r"autoreset_mode must be one of 'NextStep', 'SameStep', 'Disabled', got"):
+            gymnasium.make_vec(base_env_id, num_envs=2, autoreset_mode=mode)
+
+
+def test_only_vector_environments_declare_a_mode(base_env_id: str) -> None:
+    env = gymnasium.make(base_env_id)
+    assert "autoreset_mode" not in env.metadata
+    declared = gymnasium.make_vec(base_env_id, num_envs=1).metadata
+    assert env.metadata == {"render_modes": [], **{key: declared[key] for key in declared if key != "autoreset_mode"}}
+    with pytest.raises(TypeError, match=r"autoreset_mode is for gymnasium\.make_vec"):
+        gymnasium.make(base_env_id, autoreset_mode=AutoresetMode.DISABLED)
+
+
+def test_sampler_accepts_slots_without_autoreset(base_env_id: str) -> None:
+    env = make_vector_env(base_env_id, {}, 2)
+    assert env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+    with pytest.raises(ValueError, match="leave autoreset_mode out of the environment's arguments"):
+        make_vector_env(base_env_id, {"autoreset_mode": AutoresetMode.DISABLED})
+
+
+def test_mode_is_an_attribute_that_can_be_set(base_env_id: str) -> None:
+    """Other packages read the attribute, and prefer slots that they reset themselves by a mask."""
+    env: Any = gymnasium.make_vec(base_env_id, num_envs=3, max_episode_steps=1)
+    env.autoreset_mode = AutoresetMode.DISABLED
+    env.reset(seed=0)
+    actions = random_actions(env, 1)[0]
+    for _ in range(2):
+        _, _, terminated, truncated, _ = env.step(actions)
+        assert (terminated | truncated).all()
+    env.reset(options={"reset_mask": np.array([True, False, False])})
+    assert not (env.buffers.terminated | env.buffers.truncated)[0]
+
+
+COPIES: tuple[Callable[[Any], Any], ...] = (copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env)))
+
+
+def engines_of(env_id: str) -> tuple[str, ...]:
+    """The engines copy the states of all bodies by the same code: one family of each base tries both."""
+    if not FAMILIES[env_id].has_physics:
+        return ("",)
+    return ("mjbatch", "mujoco") if env_id in QUICK else ("mjbatch",)
+
+
+def on_engines(names: Iterable[str]) -> list[Any]:
+    """Return families, on an engine or both if they have physics."""
+    return [
+        pytest.param((env_id, {"engine": engine} if engine else {}), marks=marks(env_id), id=f"{env_id}-{engine}")
+        for env_id in names
+        for engine in engines_of(env_id)
+    ]
+
+
+def installed(family: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    if family[1] == {"engine": "mjbatch"}:
+        pytest.importorskip("mjbatch", exc_type=ImportError)
+    return family
+
+
+@pytest.fixture(params=on_engines(OWN_STEPS))
+def family(request: pytest.FixtureRequest) -> Any:
+    return installed(request.param)
+
+
+@pytest.fixture(params=on_engines(BASES))
+def base_family(request: pytest.FixtureRequest) -> Any:
+    return installed(request.param)
+
+
+def go_on(env: Any, actions: list[Any]) -> list[Any]:
+    """Return the results of some steps with an unseeded reset between them, which continues the current streams."""
+    seen: list[Any] = []
+    for index, action in enumerate(actions):
+        if index == len(actions) // 2:
+            seen.append(env.reset()[0])
+        seen += [np.asarray(part) for part in env.step(action)[:4]]
+    return seen
+
+
+def test_copy_of_a_single_environment_continues_bit_identically(family: tuple[str, dict[str, Any]]) -> None:
+    env_id, physics_kwargs = family
+    env: Any = gymnasium.make(env_id, **physics_kwargs)
+    env.reset(seed=3)
+    env.unwrapped.reset_task(env.unwrapped.sample_tasks(1)[0])
+    env.reset()
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(12)]
+    if "Bandit" not in env_id:
+        for action in actions[:5]:
+            env.step(action)
+    copies = [way(env) for way in COPIES] + [way(way(env)) for way in COPIES]
+    played, *others = [go_on(each, actions) for each in (env, *copies)]
+    assert all(same(played, other) for other in others)
+    tasks = str(env.unwrapped.sample_tasks(2))
+    assert all(str(each.unwrapped.sample_tasks(2)) == tasks for each in copies)
+    for each in (env, *copies):
+        each.close()
+
+
+def test_copy_of_a_batch_continues_bit_identically(base_family: tuple[str, dict[str, Any]]) -> None:
+    env_id, physics_kwargs = base_family
+    env: Any = make_vector_env(env_id, physics_kwargs, 3, max_episode_steps=7, num_threads=2)
+    env.reset_task(env.sample_tasks(3, seed=0))
+    env.reset(seed=3)
+    actions = random_actions(env, 12)
+    for action in actions[:5]:
+        env.step(action)
+    copies = [way(env) for way in COPIES]
+    played, *others = [go_on(each, actions) for each in (env, *copies)]
+    assert all(same(played, other) for other in others)
+    for each in (env, *copies):
+        each.close()
+
+
+def test_environment_can_be_reset_after_it_was_closed(base_family: tuple[str, dict[str, Any]]) -> None:
+    env_id, physics_kwargs = base_family
+    env: Any = gymnasium.make(env_id, **physics_kwargs)
+    before = env.reset(seed=1)[0]
+    env.close()
+    np.testing.assert_array_equal(env.reset(seed=1)[0], before)
+    env.step(env.action_space.sample())
+    env.close()
+    batch: Any = make_vector_env(env_id, physics_kwargs, 4, num_threads=2)
+    before = batch.reset(seed=1)[0]
+    batch.close()
+    np.testing.assert_array_equal(batch.reset(seed=1)[0], before)
+    batch.step(random_actions(batch, 1)[0])
+
+
+def test_deep_copies_share_the_model() -> None:
+    env: Any = gymnasium.make("HalfCheetahDir-v5").unwrapped
+    assert copy.deepcopy(env)._family.model is env._family.model
+
+
+@pytest.mark.slow
+def test_episodes_of_full_length_are_bit_identical_to_single_environments(stepping_env_id: str) -> None:
+    """Each slot has a task and a seed of its own, and some are reset while the others continue."""
+    batch: Any = make_vector_env(stepping_env_id, {}, 3)
+    tasks = batch.sample_tasks(3, seed=1)
+    batch.reset_task(tasks)
+    singles: list[Any] = [gymnasium.make(stepping_env_id, task=task) for task in tasks]
+    seeds = [2**40, 0, 77]
+    observations, infos = batch.reset(seed=seeds)
+    for slot, (single, seed) in enumerate(zip(singles, seeds, strict=True)):
+        assert_same_slot(slot, (observations, infos), single.reset(seed=seed))
+    running, restarted = {0, 1, 2}, False
+    for actions in random_actions(batch, 2 * (batch.max_episode_steps or 1) + 2):
+        results = batch.step(actions)
+        for slot in sorted(running):
+            result = singles[slot].step(actions[slot])
+            assert_same_slot(slot, results, result)
+            if result[2] or result[3]:
+                running.remove(slot)
+        if not running and restarted:
+            break
+        if 1 not in running and not restarted:
+            # Without a seed: slot 1 continues its own stream, as the single environment does.
+            observations, infos = batch.reset(options={"reset_mask": np.array([False, True, False])})
+            assert_same_slot(1, (observations, infos), singles[1].reset())
+            running.add(1)
+            restarted = True
+    assert restarted
+    assert not running
+    for env in (batch, *singles):
+        env.close()
+
+
+@pytest.mark.slow
+def test_unseeded_environments_differ(base_env_id: str) -> None:
+    one, other = make_vector_env(base_env_id, {}, 8), make_vector_env(base_env_id, {}, 8)
+    # A pull of a bandit has two outcomes; hundreds of them are practically never all equal.
+    times = 2 if FAMILIES[base_env_id].has_physics or FAMILIES[base_env_id].extra else 20
+    plays = [[array for _ in range(times) for array in play(env, None)] for env in (one, other, one)]
+    # Families whose episodes are deterministic.
+    sure = ("2DNavigation-v0", "PixelNavigation-v0", "SparsePointGoal-v0", "DarkRoom-v0", "GridNavi-v0", "Wind-v0")
+    chance = base_env_id not in sure and not base_env_id.startswith("MetaWorld/")
+    assert same(plays[0], plays[1]) is not chance
+    assert same(plays[0], plays[2]) is not chance
+    with pytest.raises(AssertionError):
+        assert_same_tasks(one.sample_tasks(30), other.sample_tasks(30))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_families_print_nothing_write_no_file_and_do_not_import_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, gymnasium, numpy as np, maml_rl\n"
+        f"for env_id in {[name for name in TRIED if not FAMILIES[name].extra]}:\n"
+        "    for env in (gymnasium.make(env_id), gymnasium.make_vec(env_id, num_envs=2)):\n"
+        "        env.reset(seed=0)\n"
+        "        env.unwrapped.sample_tasks(2)\n"
+        "        env.step(env.action_space.sample())\n"
+        "        env.close()\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", code]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=50)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
