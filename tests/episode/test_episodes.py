@@ -266,7 +266,10 @@ def test_tasks_stacked_again_are_bit_identical():
     arrays = make_arrays([[2, 4], [3, 1], [1, 1]])
     episodes = TaskEpisodes(**arrays, gamma=0.9, fast_lr=0.1, log_probs=arrays["rewards"].copy(), tasks=({}, {}, {}))
     episodes.compute_advantages(None)
+    episodes.memory = (episodes.mask * torch.arange(24.0).reshape(3, 4, 2),)
     again = TaskEpisodes.stack(list(episodes))
+    assert again.memory is not None
+    assert torch.equal(*again.memory, *episodes.memory)
     for name in (*ARRAYS, "mask", "advantages", "returns", "log_probs"):
         assert torch.equal(getattr(again, name), getattr(episodes, name)), name
     assert again.digest() == episodes.digest()

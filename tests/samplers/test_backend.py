@@ -169,19 +169,6 @@ def test_policy_acts_in_the_children_where_that_is_possible_and_faster(
     assert (case.policy.calls == 0) == case.in_children
 
 
-@pytest.mark.slow
-def test_number_of_tasks_is_considered_for_every_phase() -> None:
-    policy = NormalMLPPolicy(2, 2, (4,))
-    options: dict[str, Any] = {"start_method": "fork", "max_episode_steps": 3, "seed": 0}
-    with (
-        MultiTaskSampler("2DNavigation-v0", {}, 2, policy, num_workers=2, **options) as sampler,
-        MultiTaskSampler("2DNavigation-v0", {}, 2, policy, num_workers=0, **options) as in_process,
-    ):
-        for num_tasks in (4, 1, 4):
-            tasks = sampler.sample_tasks(num_tasks)
-            assert sampler.rollout(tasks).digest() == in_process.rollout(in_process.sample_tasks(num_tasks)).digest()
-
-
 def test_timer_gets_the_stages_of_children_that_act() -> None:
     timer = StageTimer()
     options: dict[str, Any] = {"start_method": "fork", "max_episode_steps": 20, "seed": 0, "timer": timer}

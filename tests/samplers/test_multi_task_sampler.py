@@ -97,6 +97,16 @@ def test_seed_zero_is_a_seed_and_another_seed_gives_other_episodes(policy: Norma
     assert not set(found[0]) & set(found[2])
 
 
+def test_rollout_trials_needs_one_slot_for_each_task(policy: NormalMLPPolicy) -> None:
+    found = []
+    for method in ("rollout", "rollout_trials"):
+        with make_sampler(policy, slots_per_task=1) as sampler:
+            found.append(getattr(sampler, method)(sampler.sample_tasks(2)).digest())
+    assert found[0] == found[1]
+    with make_sampler(policy) as sampler, pytest.raises(ValueError, match="slots_per_task=1"):
+        sampler.rollout_trials(sampler.sample_tasks(2))
+
+
 def test_without_a_seed_every_sampler_draws_its_own(policy: NormalMLPPolicy) -> None:
     with make_sampler(policy, seed=None) as first, make_sampler(policy, seed=None) as second:
         assert first.seed != second.seed

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from faulty_env import HORIZON
 from faulty_sampler import digests, faulty_sampler
+from trials import Recurrent, sample
 
 from maml_rl import MultiTaskSampler
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
+from maml_rl.seeding import seeded_torch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -54,3 +56,16 @@ def test_child_that_always_dies_ends_the_phase_with_an_error() -> None:
         pytest.raises(ChildEnvError, match="died 2 times in one phase"),
     ):
         sampler.rollout(sampler.sample_tasks(NUM_TASKS))
+
+
+@pytest.mark.parametrize("inference", ["worker", "central"])
+@pytest.mark.parametrize(("episode", "step"), [(2, 2), (3, "reset")])
+def test_trials_are_bit_identical_after_a_worker_died_during_one(
+    inference: str, episode: int, step: Any, tmp_path: Path
+) -> None:
+    with seeded_torch(0):
+        policy = Recurrent()
+    fault = {"fault": "kill", "place": step, "marker": str(tmp_path / "marker"), "in_episode": episode}
+    found = sample(policy, 2, fault, inference=inference)
+    assert (tmp_path / "marker").exists()
+    assert found.digest() == sample(policy).digest()

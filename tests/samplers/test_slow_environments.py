@@ -141,14 +141,6 @@ def test_every_method_may_be_async_or_is_refused(
         )
 
 
-@pytest.mark.parametrize("slots_per_task", [1, 2])
-@pytest.mark.parametrize("reset_memory", [False, True])
-def test_a_memory_is_carried_through_the_episodes_of_a_slot(slots_per_task: int, reset_memory: bool) -> None:
-    options = {"slots_per_task": slots_per_task, "reset_memory_each_episode": reset_memory, "num_workers": 0}
-    serial, _ = digests(SlowEnv, a_policy(memory=True), **options)
-    assert digests(partial(SlowEnv, wait=0.003), a_policy(memory=True), stepping="threads", **options)[0] == serial
-
-
 @pytest.mark.parametrize("slots_per_task", [1, 4])
 def test_last_step_is_that_of_serial_stepping(slots_per_task: int) -> None:
     policy = a_policy(memory=True, size=5)
@@ -187,34 +179,6 @@ class SteadyEnv(SlowEnv):
         return super().step(action)
 
 
-def test_deterministic_phases_of_other_lengths_are_those_of_serial_stepping() -> None:
-    found = []
-    for stepping, wait in (("serial", 0.0), ("threads", 0.003)):
-        options: dict[str, Any] = {"stepping": stepping, "num_workers": 0, "slots_per_task": 1}
-        with MultiTaskSampler(
-            partial(SlowEnv, wait), {}, 2, a_policy(), None, None, 0, max_episode_steps=9, **options
-        ) as it:
-            found.append(it.rollout(it.sample_tasks(3), num_episodes=3, deterministic=True).digest())
-    assert found[0] == found[1]
-
-
-def test_policy_acts_in_batches_of_one_shape() -> None:
-    shapes = set()
-
-    class Watching(NormalMLPPolicy):
-        def actor(self, params: Any, first_task: int = 0) -> Any:
-            act = super().actor(params, first_task)
-
-            def watched(observations: Any, noise: Any, memory: Any) -> Any:
-                shapes.add((tuple(observations.shape), tuple(noise.shape)))
-                return act(observations, noise, memory)
-
-            return watched
-
-    digests(partial(SlowEnv, wait=0.003), Watching(2, 1, (8,), "tanh"), **THREADS)
-    assert shapes == {((TASKS, EPISODES, 2), (TASKS, EPISODES, 1))}
-
-
 @pytest.mark.parametrize(
     "options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "inference": "central"}], ids=str
 )
@@ -226,15 +190,6 @@ def test_retried_episodes_restart_from_their_keys(
     found, retries = digests(env, stepping=stepping, **options)
     assert found == undisturbed
     assert retries == len(list(tmp_path.iterdir())) > 0
-
-
-@pytest.mark.parametrize("stepping", ["serial", "threads"])
-def test_retries_restore_the_memory_at_the_start_of_the_episode(stepping: str) -> None:
-    options = {"slots_per_task": 1, "num_workers": 0}
-    serial, _ = digests(SlowEnv, a_policy(memory=True), **options)
-    found, retries = digests(partial(SlowEnv, retry=0.05), a_policy(memory=True), stepping=stepping, **options)
-    assert found == serial
-    assert retries > 0
 
 
 def test_kills_and_retries_at_random_moments_change_no_episode_and_leave_no_process(

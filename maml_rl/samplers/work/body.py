@@ -84,7 +84,6 @@ class Body:
         from maml_rl.samplers.rollout.loop import sample_phase
 
         self.tasks, self.first_slot = tuple(phase.slot_tasks), first_slot
-        self._calls.raised = False
         slots = ReportingEnv(self.slots(len(self.tasks)), self._progress, self._index, self._calls)
         slots.begin(generation)
         sample_phase(slots, phase, arrays, timer)

@@ -1,18 +1,265 @@
-"""Transfers to an accelerator, tested on the CPU: the packing is the same, and the episodes must be, too."""
+"""What acts in a phase: for some slots as for all, with a memory of each slot, here or on an accelerator."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributions import Distribution, Normal
+from trials import Counting
 
 from maml_rl import MultiTaskSampler
-from maml_rl.envs import make_vector_env
-from maml_rl.policies import NormalMLPPolicy, get_policy_for_env
-from maml_rl.samplers.rollout import actor as acting
-from maml_rl.samplers.rollout.actor import DeviceLink
+from maml_rl.baseline import LinearFeatureBaseline
+from maml_rl.envs.make_env import ObservedLastStep, make_vector_env
+from maml_rl.errors import NonFiniteError
+from maml_rl.policies import (
+    CategoricalMLPPolicy,
+    GRUPolicy,
+    Memory,
+    NormalMLPPolicy,
+    Params,
+    Policy,
+    as_policy,
+    get_policy_for_env,
+    performed,
+)
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.rollout.actor import Actor, DeviceLink
+from maml_rl.samplers.rollout.recorder import SlotIndex
+from maml_rl.seeding import PhaseStreams
+from tests.envs.third_party import WalkEnv
 
-pytestmark = pytest.mark.timeout(120)
+NUM_TASKS, SLOTS = 3, 2
+ALL = slice(0, NUM_TASKS * SLOTS)
+OBSERVATIONS = np.random.default_rng(0).normal(size=(3, ALL.stop, 2))
+
+
+def phase_of(policy: Policy, params: Params | None = None, **options: Any) -> Phase:
+    """Return a phase of tasks 5 to 7, after one inner step."""
+    tasks = tuple({"goal": float(goal)} for goal in range(NUM_TASKS))
+    return Phase(tasks, policy, params, PhaseStreams(0, 0, 1, first_task=5), SLOTS, 4, **options)
+
+
+def spread(policy: Policy) -> dict[str, Tensor]:
+    """Return parameters that differ from task to task."""
+    params = policy.stack_parameters(NUM_TASKS)
+    return {
+        name: value.detach() + torch.arange(float(NUM_TASKS)).reshape(-1, *(1,) * (value.dim() - 1))
+        for name, value in params.items()
+    }
+
+
+def play(
+    actor: Actor, parts: Sequence[SlotIndex], observations: NDArray[Any] = OBSERVATIONS, first: int = 0
+) -> list[NDArray[Any]]:
+    """Act for parts of the slots in turn, at every step; the slots that are left out see something else meanwhile."""
+    seen = np.empty_like(observations[0])
+    actor.observe(seen)
+    actor.begin_trial()
+    actions = []
+    for step, of_step in enumerate(observations):
+        of_slots: dict[int, NDArray[Any]] = {}
+        for slots in parts:
+            numbers = np.arange(len(seen))[slots]
+            seen[:] = 100.0
+            seen[first + numbers] = of_step[first + numbers]
+            chosen = actor.act(slots, 0, step, np.ones(len(numbers), np.bool_))
+            of_slots |= dict(zip(numbers.tolist(), chosen.copy(), strict=True))
+        actions.append(np.stack([of_slots[slot] for slot in sorted(of_slots)]))
+    return actions
+
+
+PARTS: list[list[SlotIndex]] = [
+    [slice(0, 1), slice(1, 4), slice(4, 6)],
+    [slice(2, 4), slice(0, 2), slice(4, 6)],
+    [np.array([5, 0]), np.array([3]), np.array([1, 2, 4])],
+]
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+@pytest.mark.parametrize("policy", [NormalMLPPolicy(2, 1, (4,)), Counting(tells_count=False)], ids=["plain", "memory"])
+def test_actions_for_some_slots_are_those_for_all(policy: Policy, is_stacked: bool) -> None:
+    phase = phase_of(policy, spread(policy) if is_stacked else None)
+    whole = Actor(phase, "cpu")
+    expected = play(whole, [ALL])
+    for parts in PARTS:
+        actor = Actor(phase, "cpu")
+        np.testing.assert_array_equal(play(actor, parts), expected)
+        assert all(torch.equal(*kept) for kept in zip(actor.memory, whole.memory, strict=True))
+    # A unit of the slots, which cuts both of its tasks.
+    unit = Actor(phase.unit(slice(3, 5)), "cpu")
+    actions = play(unit, [slice(0, 1), np.array([1])], OBSERVATIONS[:, 2:], first=1)
+    np.testing.assert_array_equal(actions, [of_step[3:5] for of_step in expected])
+
+
+class Remembering(Counting):
+    """Is told which slots act; outputs what it remembers: how often each did."""
+
+    told_who_acts = True
+
+    def actor(self, params: Params | None, first_task: int = 0) -> Any:
+        def act(observations: Tensor, noise: Tensor, memory: Memory, acts: Tensor) -> tuple[Tensor, Memory]:
+            # Slots that do not act must keep their memory anyway.
+            told.append(acts.flatten().tolist())
+            return memory[0].float().unsqueeze(-1), (memory[0] + 1, memory[1])
+
+        told = self.told = getattr(self, "told", [])
+        return act
+
+
+def test_memory_changes_where_a_step_is_taken_and_returns_to_the_start_of_an_episode() -> None:
+    policy = Remembering()
+    actor = Actor(phase_of(policy), "cpu")
+    actor.observe(OBSERVATIONS[0])
+    actor.begin_trial()
+    actor.begin_episodes()
+    yes = np.ones(ALL.stop, np.bool_)
+
+    def counts() -> list[int]:
+        return actor.memory[0].flatten().tolist()
+
+    running = np.array([True, False, True, True, True, True])
+    actor.act(ALL, 0, 0, running)
+    assert (policy.told[-1], counts()) == (running.tolist(), [1, 0, 1, 1, 1, 1])
+    actor.act(np.array([1, 4]), 0, 0, yes[:2])
+    assert (policy.told[-1], counts()) == ([False, True, False, False, True, False], [1, 1, 1, 1, 2, 1])
+    actor.act(slice(2, 4), 0, 1, yes[:2])
+    assert (policy.told[-1], counts()) == ([False, False, True, True, False, False], [1, 1, 2, 2, 2, 1])
+    actor.begin_episodes(np.array([2, 3]))
+    actor.begin_episodes(np.array([4]), forget=True)
+    assert counts() == [1, 1, 2, 2, 0, 1]
+    actor.act(ALL, 0, 2, yes)
+    actor.begin_anew(np.array([0, 2, 4]))
+    assert counts() == [0, 2, 2, 3, 0, 2]
+    unit = Actor(phase_of(policy).unit(slice(3, 5)), "cpu")
+    unit.observe(OBSERVATIONS[0, 2:])
+    unit.begin_trial()
+    unit.begin_episodes()
+    unit.act(slice(0, 2), 0, 0, yes[:2])
+    unit.begin_anew(np.array([1]))
+    assert unit.memory[0].tolist() == [[0, 1], [0, 0]]
+
+
+class Comparing(Counting):
+    """Remembers the observation as it was given, and outputs what has changed since."""
+
+    def initial_memory(self, num: int) -> Memory:
+        return (torch.zeros(num, 2, dtype=torch.float64),)
+
+    def act(
+        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
+    ) -> tuple[Tensor, Memory]:
+        return (observations - memory[0]).sum(-1, keepdim=True).float(), (observations,)
+
+
+class Shrinking(Counting):
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Any:
+        return noise, (memory[0], memory[1][..., :1])
+
+
+def test_policy_may_remember_what_it_was_given_but_nothing_of_another_shape() -> None:
+    """The next step overwrites the observations, but not the memory."""
+    changes = np.diff(OBSERVATIONS, axis=0, prepend=0.0).sum(-1, keepdims=True)
+    np.testing.assert_allclose(play(Actor(phase_of(Comparing()), "cpu"), [ALL]), changes, atol=1e-6)
+    with pytest.raises(ValueError, match=r"Shrinking returned the shapes \(\(3, 2\) int64, \(3, 2, 1\) float32\), got"):
+        play(Actor(phase_of(Shrinking()), "cpu"), [ALL])
+
+
+def test_missing_parameter_of_a_policy_with_a_memory_is_named() -> None:
+    policy = GRUPolicy(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (1,)), 4)
+    (name, _), *others = policy.named_parameters()
+    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+        Actor(phase_of(policy, dict(others)), "cpu")
+
+
+def test_deterministic_phase_takes_the_most_probable_actions() -> None:
+    policy = CategoricalMLPPolicy(2, 4, (4,))
+    actions = play(Actor(phase_of(policy, deterministic=True), "cpu"), [ALL])
+    expected = policy(torch.from_numpy(OBSERVATIONS).float()).probs.argmax(-1)
+    np.testing.assert_array_equal(actions, expected)
+
+
+def test_actions_recorded_before_squashing_reach_the_environment_squashed() -> None:
+    env = make_vector_env(ObservedLastStep("PointGoal-v0"), {}, 1)
+    policy = GRUPolicy(env.single_observation_space, env.single_action_space, 8, squash=True, seed=1)
+    with torch.no_grad():
+        policy.head.bias += torch.tensor([4.0, -0.5, 0.3, 0.0])
+    settings: dict[str, Any] = {"seed": 0, "observe_last": True, "slots_per_task": 1, "max_episode_steps": 6}
+    with MultiTaskSampler("PointGoal-v0", {}, 2, policy, num_workers=0, **settings) as sampler:
+        episodes = sampler.rollout_trials(sampler.sample_tasks(3))
+    own, seen, after = episodes.actions, episodes.observations, episodes.next_observations
+    assert (own[..., 0] > 3.0).any()
+    moves = 0.1 * torch.tanh(own)
+    torch.testing.assert_close(after[..., :2] - seen[..., :2], moves, rtol=0, atol=1e-6)
+    # As the policy remembers them.
+    torch.testing.assert_close(after[:, :-1, :, 2:4], moves[:, :-1], rtol=0, atol=1e-7)
+    torch.testing.assert_close(performed(policy, episodes).actions, moves, rtol=0, atol=1e-7)
+    # Outside of a sampler a policy says what the environment gets.
+    chosen, _ = policy.choose(seen[0, 0, 0].numpy(), rng=np.random.default_rng(0))
+    assert env.single_action_space.contains(chosen)
+    env.close()
+
+
+class OwnDeviation(nn.Module):
+    """Learns its deviation without keeping it positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2, 1))
+        self.deviation = nn.Parameter(torch.ones(1))
+
+    def forward(self, observations: Tensor) -> Distribution:
+        return Normal(observations.float() @ self.weight, self.deviation.expand(len(observations), 1))
+
+
+class WithAMemory(OwnDeviation):
+    def initial_memory(self, num: int) -> tuple[Tensor, ...]:
+        return (torch.zeros(num, 1),)
+
+    def forward(self, observations: Tensor, memory: tuple[Tensor, ...]) -> Any:
+        return super().forward(observations), memory
+
+
+@pytest.mark.parametrize("made", [OwnDeviation, WithAMemory])
+@pytest.mark.parametrize(("value", "shown"), [(-2.5, "-2.5"), (float("nan"), "NaN")])
+def test_parameter_out_of_its_range_is_named_with_value_and_task(made: Any, value: float, shown: str) -> None:
+    policy = as_policy(made(), (2,))
+    policy.check_spaces(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (1,)))
+    params = policy.stack_parameters(NUM_TASKS)
+    params["deviation"] = torch.tensor([[1.0], [value], [value]])
+    for parts in ([ALL], [slice(2, 6)]):
+        with pytest.raises(NonFiniteError) as caught:
+            play(Actor(phase_of(policy, params), "cpu"), parts)
+        message = str(caught.value)
+        assert message.startswith(
+            f"in task 6 after 1 inner step, the parameter scale of the distribution Normal of {made.__name__} is "
+            f"{shown}, and must satisfy Gr"
+        )
+        assert "\n" not in message
+        assert "softplus" in message
+        assert caught.value.tasks == (6, 7)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "inference": "worker"}], ids=str)
+def test_inner_step_after_which_a_parameter_is_out_of_its_range_is_named(
+    options: dict[str, Any], forked_workers: None
+) -> None:
+    settings: dict[str, Any] = {"seed": 0, "max_episode_steps": 3, **options}
+    tasks = [{"slope": slope} for slope in (0.5, -0.5, 1.0)]
+    with (
+        MultiTaskSampler(WalkEnv, {}, 4, OwnDeviation(), LinearFeatureBaseline(2), **settings) as sampler,
+        pytest.raises(NonFiniteError, match=r"^in task \d after [12] inner steps?, the parameter scale of .* is -\d"),
+    ):
+        sampler.sample(tasks, num_steps=3, fast_lr=100.0, gamma=0.99, gae_lambda=1.0)
+
+
+# Transfers to an accelerator, tried on the CPU: the packing is the same, and the episodes must be, too.
+
 
 CPU = torch.device("cpu")
 
@@ -57,7 +304,7 @@ class CountingLink(DeviceLink):
         return super().fetch(actions)
 
 
-class LinkedActor(acting.Actor):
+class LinkedActor(Actor):
     """Transfers as to an accelerator, whatever the device."""
 
     def observe(self, observations: Any) -> None:

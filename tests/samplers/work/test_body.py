@@ -1,11 +1,14 @@
 """What a worker does with its slots, in this process."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 from faulty_env import FaultyEnv
 
+from maml_rl.envs import Retry
+from maml_rl.envs.calls import CallRules
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.profiling import NULL_TIMER
@@ -13,17 +16,17 @@ from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.work.body import Body
-from maml_rl.samplers.worker_progress import Progress
+from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, PhaseAbandonedError, Progress
 from maml_rl.seeding import PhaseStreams
 
 TASKS = ({"goal": 1.0}, {"goal": 7.0}, {"goal": 3.0})
 
 
-def body_of(**fault: object) -> Body:
-    return Body(Recipe.of(partial(FaultyEnv, **fault), {}, 5), Progress.here(), 0)
+def body_of(progress: Progress | None = None, **fault: object) -> Body:
+    return Body(Recipe.of(partial(FaultyEnv, **fault), {}, 5), progress or Progress.here(), 0)
 
 
-def run(body: Body, first: int, last: int) -> EpisodeArrays:
+def run(body: Body, first: int, last: int, generation: int = 0) -> EpisodeArrays:
     """Return the episodes of some of the tasks, two of each."""
     policy = NormalMLPPolicy(2, 1, (4,))
     for param in policy.parameters():
@@ -31,22 +34,36 @@ def run(body: Body, first: int, last: int) -> EpisodeArrays:
     phase = Phase(TASKS, policy, None, PhaseStreams(0, 0, 0), 2, 5).unit(slice(2 * first, 2 * last))
     slots = EnvDescription.of(body.slots(2 * (last - first)))
     arrays = EpisodeArrays.allocate(EpisodeArrays.layout(slots, *phase.sizes))
-    body.run(phase, 2 * first, arrays, NULL_TIMER)
+    body.run(phase, 2 * first, arrays, NULL_TIMER, generation)
     return arrays
 
 
 def test_fewer_slots_are_the_first_of_those_that_there_are_and_more_are_made() -> None:
-    body = body_of()
+    progress = Progress.here()
+    progress.steps[0] = 3
+    body = body_of(progress)
     whole = run(body, 0, 3)
+    assert progress.physics_seconds[0] > 0.0
     assert body.slots(6) is body.slots(6)
     assert body.slots(2) is body.slots(2)
     assert body.slots(2).envs[0] is body.slots(6).envs[0]  # type: ignore[attr-defined]
     for first, last in ((0, 1), (1, 3), (2, 3)):
         part = run(body, first, last)
         np.testing.assert_array_equal(part.rewards, whole.rewards[first:last])
-    made = body.slots(6)
+    made, progress.heartbeats[0] = body.slots(6), 0.0
     assert body.slots(8) is not made
+    assert progress.steps[0] == IN_RESET
+    assert progress.heartbeats[0] > 0.0
     assert body.any_slots() is body.slots(8)
+    body.close()
+
+
+def test_slots_that_cannot_be_divided_are_kept_in_two_numbers() -> None:
+    body = Body(Recipe.of("2DNavigation-v0", {}, 5), Progress.here(), 0)
+    four, two = body.slots(4), body.slots(2)
+    assert (two.num_envs, body.slots(4), body.slots(2)) == (2, four, two)
+    assert body.slots(3).num_envs == 3
+    assert body.slots(4) is not four
     body.close()
 
 
@@ -56,9 +73,90 @@ def test_failure_names_slot_and_task_and_whether_the_environment_raised() -> Non
         run(body, 1, 3)
     failure = body.failed(0, raised.value, of_env=False)
     assert (failure.slot, failure.task, failure.of_env) == (2, "{'goal': 7.0}", True)
+    other = body_of(fault="raise", place="make")
+    with pytest.raises(RuntimeError) as raised:
+        run(other, 0, 1)
+    assert other.failed(0, raised.value, of_env=False).of_env
     other = body_of()
     run(other, 0, 1)
     failure = other.failed(0, ValueError("of a learner"), of_env=False)
     assert (failure.of_env, other.failed(0, ValueError(), of_env=True).of_env) == (False, True)
     for each in (body, other):
         each.close()
+
+
+def test_phase_of_another_generation_is_abandoned() -> None:
+    progress = Progress.here()
+    body = body_of(progress)
+    progress.generation[0] = 3
+    assert run(body, 0, 1, generation=3).lengths.tolist() == [[5, 5]]
+    with pytest.raises(PhaseAbandonedError):
+        run(body, 0, 1, generation=2)
+    body.close()
+
+
+class RetryingEnv(FaultyEnv):
+    """Begins every episode at the second try, after a pause."""
+
+    closed, retried = 0, False
+
+    def reset(self, **options: Any) -> Any:
+        self.retried = not self.retried
+        if self.retried:
+            raise Retry(after=0.01)
+        return super().reset(**options)
+
+    def close(self) -> None:
+        RetryingEnv.closed += 1
+
+
+def test_retries_and_waiting_are_counted_since_the_last_time() -> None:
+    recipe = Recipe.of(RetryingEnv, {}, 5)
+    body, closed = (
+        Body(Recipe(RetryingEnv, {}, 5, recipe.spec, CallRules(stepping="threads")), Progress.here(), 0),
+        RetryingEnv.closed,
+    )
+    for _ in range(2):
+        body.slots(2).reset_buffers(np.arange(2))
+        retries, waited = body.take_counts()
+        assert (retries, waited >= 0.01) == (2, True)
+        assert body.take_counts() == (0, 0.0)
+        body.close()
+    assert RetryingEnv.closed == closed + 4
+
+
+def test_computing_shows_life_and_keeps_one_policy_until_another_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    progress = Progress.here()
+    body, events = body_of(progress, fault="raise", place=2), list[Any]()
+
+    class Kept:
+        def __init__(self, policy: Any, sample: Any, get: Any, beat: Any) -> None:
+            events.append(policy)
+
+        def carry_out(self, request: Any) -> Any:
+            if request == "raise":
+                raise ValueError("of a learner")
+            events.append((request, int(progress.steps[0]), progress.heartbeats[0] > 0.0))
+            return {0: "answer"}
+
+        def forget(self) -> None:
+            events.append("forgotten")
+
+    def compute(request: str) -> Any:
+        return body.compute(request, lambda: "policy", None, None)  # type: ignore[arg-type, return-value]
+
+    monkeypatch.setattr("maml_rl.samplers.remote_store.KeptBlocks", Kept)
+    assert [compute("one"), compute("two")] == [{0: "answer"}] * 2
+    body.forget()
+    body.forget_policy()
+    compute("three")
+    shown = [(request, IN_UPDATE, True) for request in ("one", "two", "three")]
+    assert events == ["policy", *shown[:2], "forgotten", "policy", shown[2]]
+    with pytest.raises(RuntimeError):
+        run(body, 0, 1)
+    with pytest.raises(ValueError, match="of a learner") as raised:
+        compute("raise")
+    assert not body.failed(0, raised.value, of_env=False).of_env
+    body.close()

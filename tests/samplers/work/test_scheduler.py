@@ -78,29 +78,56 @@ def test_assigning_looks_at_each_worker_a_few_times_for_any_number_of_units(idle
     assert looks(800) < 24
 
 
-@pytest.mark.parametrize("steals", [True, False])
-def test_idle_worker_repeats_the_unit_of_a_slow_one_and_the_first_result_counts(
-    steals: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, as a list of one number."""
+    time = [100.0]
     for module in (scheduler_module, unit_module):
-        monkeypatch.setattr(module, "monotonic", lambda: now[0])
-    (slow, fast), units = (FakeWorker(), FakeWorker()), units_of(2)
+        monkeypatch.setattr(module, "monotonic", lambda: time[0])
+    return time
+
+
+@pytest.mark.parametrize("steals", [True, False])
+def test_idle_worker_repeats_the_unit_of_a_slow_one_and_the_first_result_counts(steals: bool, now: list[float]) -> None:
+    workers, units = [FakeWorker() for _ in range(4)], units_of(3)
+    slow, fast, other, owner = workers
+    units[2].worker = owner
     made = scheduler_of(units, in_flight=1, steals=steals)
-    made.assign([slow, fast])
+    made.assign([slow, fast, owner])
     now[0] += 1.0
-    assert made.finish(fast.take_call().unit, fast, [slow, fast])
-    made.assign([slow, fast])
+    assert made.finish(fast.take_call().unit, fast, workers)
+    assert (units[1].worker, slow.abandoned) == (fast, 0)
+    made.assign(workers)
     assert fast.units() == []
-    # Twice as long as usual, and a little more.
+    # Twice as long as usual, and a little more; one worker is enough, and nobody else has the data of the last unit.
     now[0] += 1.3
-    made.assign([slow, fast])
-    assert fast.units() == ([units[0]] if steals else [])
+    made.assign(workers)
+    assert (fast.units(), other.units()) == ([units[0]] if steals else [], [])
     if steals:
-        assert made.finish(fast.take_call().unit, fast, [slow, fast])
+        assert made.finish(fast.take_call().unit, fast, workers)
         assert slow.abandoned == 1
-        assert not made.finish(slow.take_call().unit, slow, [slow, fast])
-        assert not made.open
+        made.take_back(slow)
+        assert not made.waiting
+        assert not made.finish(units[0], slow, workers)
+        assert made.open == {units[2]}
+
+
+def test_unit_that_has_not_begun_is_repeated_at_once_and_waits_only_if_nobody_has_it() -> None:
+    busy, idle = FakeWorker(), FakeWorker()
+    first, second = units = units_of(2)
+    made = scheduler_of(units)
+    made.assign([busy])
+    made.assign([busy, idle])
+    assert (busy.units(), idle.units()) == (units, [second])
+    made.put_back(second)
+    made.lose(busy.take_call().unit, "was lost")
+    made.lose(busy.take_call().unit, "was lost")
+    assert list(made.waiting) == [first]
+    # A unit that has lost a worker is not queued behind another.
+    made.assign([idle])
+    assert (idle.units(), list(made.waiting)) == ([second], [first])
+    made.put_back(idle.take_call().unit)
+    assert list(made.waiting) == [second, first]
 
 
 def test_unit_goes_to_the_worker_that_has_its_data_and_to_any_if_that_is_lost() -> None:
@@ -150,6 +177,8 @@ def test_task_that_ends_every_worker_is_found_by_trying_tasks_apart(hung: bool) 
     def lose_workers() -> None:
         for cause in ("first", "second", "third"):
             worker = FakeWorker()
+            # After its first loss it is tried as a whole.
+            assert (whole in scheduler.open) == (cause != "third")
             while True:
                 scheduler.assign([worker])
                 head = worker.take_call().unit
@@ -181,9 +210,9 @@ def test_losses_are_counted_apart_and_from_zero_again() -> None:
     assert losses.note("one", "c") == ["a", "c"]
     assert losses.worst() == ("one", ["a", "c"])
     losses.forget("one")
-    assert (losses.worst(), losses.note("one", "d")) == (None, None)
+    assert (losses.worst(), losses.note("one", "d"), losses.note("other", "e")) == (None, None, ["b", "e"])
     losses.forget()
-    assert losses.note("other", "e") is None
+    assert losses.note("other", "f") is None
 
 
 def test_limits_for_more_than_a_call_are_as_long_as_a_busy_machine_needs() -> None:

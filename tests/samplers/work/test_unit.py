@@ -1,5 +1,6 @@
 """A worker and the units that it has, with a transport that only records them."""
 
+import math
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ def test_units_are_numbered_and_taken_in_order_and_know_how_many_workers_have_th
     now = [5.0]
     monkeypatch.setattr(unit_module, "monotonic", lambda: now[0])
     one, other, unit, later = Recording(), Recording(), Unit("run", ()), Unit("work", ())
+    assert (one.since, unit.copies, unit.done, unit.losses) == (math.inf, 0, False, [])
     one.give(unit)
     now[0] = 6.0
     one.give(later)

@@ -3,6 +3,7 @@
 import pickle
 import socket
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -68,10 +69,9 @@ class ChildEnv:
             # Even SystemExit: an environment that calls sys.exit has failed, and the parent has to report it.
             except BaseException as error:
                 message = encode(self._failed(command, error))
-            try:
+            # A parent that has ended is noticed by the next command.
+            with suppress(OSError):
                 self._channel.send(message)
-            except OSError:
-                break
         if self._body is not None:
             self._body.close()
 

@@ -3,12 +3,19 @@
 import os
 import pickle
 import socket
+import sys
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from faulty_env import FaultyEnv
 
+from maml_rl.envs import Retry
+from maml_rl.envs.calls import CallRules
+from maml_rl.envs.meta_env import EnvDescription
+from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.failures import Failed
 from maml_rl.samplers.work.child.child_env import ChildEnv
@@ -21,6 +28,7 @@ from maml_rl.samplers.work.child.messages import (
     Make,
     ResetBuffers,
     ResetTask,
+    RunPhase,
     SampleTasks,
     Step,
     encode,
@@ -29,11 +37,14 @@ from maml_rl.samplers.work.child.shared_buffers import SharedBuffers, SharedProg
 
 pytestmark = pytest.mark.timeout(30)
 
+TASKS = ({"goal": 1.0}, {"goal": 3.0})
 
-def replies_to(memory: int, *commands: Any) -> list[Any]:
+
+def replies_to(memory: int, *commands: Any, env: Any = FaultyEnv, **rules: Any) -> list[Any]:
     """Return the replies of a worker whose slots are the last two of three, and which is asked to close."""
     end, other = socket.socketpair()
-    load = Load(0, {}, pickle.dumps(Recipe.of(FaultyEnv, {}, 5)))
+    recipe = replace(Recipe.of(env, {}, 5), rules=CallRules(timeout=20.0, **rules))
+    load = Load(0, {"sys_argv": ["a parent's"]}, pickle.dumps(recipe))
     with end, other:
         for command in (load, Make(0, 1, 2, 2, 1), AttachBuffers(0, 3), *commands, Close(9)):
             other.sendall(encode(command))
@@ -46,31 +57,83 @@ def replies_to(memory: int, *commands: Any) -> list[Any]:
 
 
 @pytest.fixture
-def memory() -> Any:
+def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "argv", sys.argv)
     descriptor = create_shared_file()
     yield descriptor
     os.close(descriptor)
 
 
-def test_worker_writes_its_own_slots_and_replies_to_every_command_in_order(memory: int) -> None:
+class SplitEnv(FaultyEnv):
+    """Has tasks of its own for tests, begins every episode at the second try, and counts how often it was closed."""
+
+    closed, retried = 0, False
+
+    def sample_test_tasks(self, num_tasks: int) -> list[dict[str, float]]:
+        return [{"goal": -1.0}] * num_tasks
+
+    def reset(self, **options: Any) -> Any:
+        self.retried = not self.retried
+        if self.retried:
+            raise Retry(after=0.01)
+        return super().reset(**options)
+
+    def close(self) -> None:
+        SplitEnv.closed += 1
+
+
+@pytest.mark.parametrize("stepping", ["serial", "threads"])
+def test_worker_writes_its_own_slots_and_replies_to_every_command_in_order(memory: int, stepping: str) -> None:
+    env = SerialVectorEnv(FaultyEnv, {}, 2)
     progress = SharedProgress(memory, 2)
-    tasks = ({"goal": 1.0}, {"goal": 3.0})
-    commands = (ResetTask(1, tasks), ResetBuffers(2), Step(3), SampleTasks(4, 2, 7, False))
-    load, made, *replies = replies_to(memory, *commands)
-    shared = SharedBuffers(memory, progress.size, made.result, 3)
-    assert load == Done(0)
+    shared = SharedBuffers(memory, progress.size, EnvDescription.of(env), 3)
+    shared.actions[:, 0], shared.seeds[:] = [0.0, -0.5, 0.5], [0, 5, 7]
+    commands = (ResetTask(1, TASKS), ResetBuffers(2), Step(3), SampleTasks(4, 2, 7, False))
+    load, _, *replies = replies_to(memory, *commands, stepping=stepping)
+    assert (load, sys.argv) == (Done(0), ["a parent's"])
     assert [reply.generation for reply in replies] == [0, 1, 2, 3, 4]
     assert len(replies[-1].result) == 2
-    # What a step returns here is the distance to the goal.
-    np.testing.assert_allclose((shared.step.rewards + shared.step.observations[:, 0])[1:], [1.0, 3.0])
+    env.reset_task(TASKS)
+    env.reset_buffers(np.array([5, 7]))
+    env.step_send(0, np.array([[-0.5], [0.5]], np.float32))
+    env.step_recv()
+    np.testing.assert_array_equal(shared.step.rewards[1:], env.buffers.rewards)
+    np.testing.assert_array_equal(shared.step.observations[1:], env.buffers.observations)
     assert not shared.step.observations[0].any()
-    assert progress.physics_seconds[0] == 0.0 < progress.physics_seconds[1]
+    assert (progress.physics_seconds > 0.0).tolist() == [False, stepping == "serial"]
 
 
-def test_command_that_raises_is_replied_with_slot_and_task_and_the_next_is_done(memory: int) -> None:
-    tasks = ({"goal": 1.0}, {"goal": "far"})
-    *_, failure, last = replies_to(memory, ResetTask(1, tasks), ResetBuffers(2), Step(3), SampleTasks(4, 1, 0, False))
+def test_counts_are_added_up_test_tasks_are_drawn_and_slots_are_closed(memory: int) -> None:
+    progress, closed = SharedProgress(memory, 2), SplitEnv.closed
+    commands = (ResetTask(1, TASKS), ResetBuffers(2), ResetBuffers(3), SampleTasks(4, 2, 7, True))
+    *_, last = replies_to(memory, *commands, env=SplitEnv, stepping="threads")
+    assert last.result == [{"goal": -1.0}] * 2
+    # Tasks are drawn after a reset, too.
+    assert progress.retries.tolist() == [0, 5]
+    assert progress.waiting_seconds[0] == 0.0 < 0.02 <= progress.waiting_seconds[1]
+    assert SplitEnv.closed == closed + 2
+
+
+@pytest.mark.parametrize("fault", ["raise", "leave"])
+def test_command_that_raises_is_replied_with_slot_and_task_and_the_next_is_done(memory: int, fault: str) -> None:
+    env = partial(FaultyEnv, fault, 0, slot_task=3.0)
+    *_, failure, unknown, last = replies_to(
+        memory,
+        ResetTask(1, TASKS),
+        ResetBuffers(2),
+        Step(3),
+        RunPhase(4, 0, None),
+        SampleTasks(5, 1, 0, False),
+        env=env,
+    )
     assert isinstance(failure, Failed)
     assert (failure.generation, failure.slot, failure.of_env) == (3, 2, True)
-    assert failure.task == "{'goal': 'far'}"
-    assert (last.generation, len(last.result)) == (4, 1)
+    assert failure.task == "{'goal': 3.0}"
+    # There is no policy for a phase, which is no fault of the environment.
+    assert (unknown.generation, unknown.of_env) == (4, False)
+    assert (last.generation, len(last.result)) == (5, 1)
+
+
+def test_slot_that_cannot_be_made_is_counted_over_all_workers(memory: int) -> None:
+    _, failure, *_ = replies_to(memory, env=partial(FaultyEnv, "raise", "make"))
+    assert (failure.slot, failure.of_env) == (1, True)

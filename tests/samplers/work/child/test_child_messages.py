@@ -11,8 +11,10 @@ import pytest
 from gymnasium import spaces
 
 from maml_rl.envs.meta_env import EnvDescription
+from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.work.child import messages
 from maml_rl.samplers.work.child.messages import Channel, describe_command, encode
+from maml_rl.seeding import PhaseStreams
 
 MESSAGES = [*get_args(messages.Command), *get_args(messages.Reply)]
 
@@ -35,7 +37,21 @@ def test_spaces_reach_the_parent_unchanged() -> None:
 def test_activity_of_a_child_is_reported() -> None:
     assert describe_command(messages.Step(1), 17) == "in step 17"
     assert describe_command(None, None) == "between commands"
+    assert describe_command(None, 0) == "between commands, after 0 steps"
     assert describe_command(messages.Make(0, 1, 2, 3, 4), None) == "while making the environment"
+
+
+def test_first_slot_of_a_unit_is_counted_over_all_tasks_of_its_phase() -> None:
+    phase = Phase(({}, {}), None, None, PhaseStreams(0, 0, 0), 6, 5, slots_per_task=3, slots=slice(2, 4))  # type: ignore[arg-type]
+    assert messages.RunPhase(0, 4, phase).first_slot == 14
+
+
+def test_message_that_cannot_be_pickled_is_an_error_that_names_a_task_of_it() -> None:
+    tasks = ({"goal": 1.0}, {"goal": lambda: 1.0})
+    with pytest.raises(TypeError, match="entry 'goal' of the task of slot 1"):
+        encode(messages.ResetTask(0, tasks), tasks)
+    with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
+        encode(messages.Done(0, lambda: 1.0))
 
 
 # The channel.
@@ -93,7 +109,10 @@ def test_full_socket_takes_what_it_can_and_does_not_wait() -> None:
 def test_closed_socket_is_noticed_after_its_last_message(ends: tuple[Channel, socket.socket]) -> None:
     channel, other = ends
     other.sendall(encode(1) + encode(2)[:5])
+    channel.send(encode("not read"))
     other.close()
     assert channel.receive() == 1
-    with pytest.raises(EOFError):
-        channel.receive()
+    # First that it was not read, then that there is no more.
+    for _ in range(2):
+        with pytest.raises(EOFError):
+            channel.receive()

@@ -219,14 +219,6 @@ def test_exception_of_any_kind_reaches_the_parent_as_bounded_text(fault: str, pa
     assert len(str(caught.value)) < 30_000
 
 
-def test_after_an_exception_the_slots_can_be_used_again(marker: str) -> None:
-    with make_parallel(fault="raise", place=3, marker=marker) as vector_env:
-        with pytest.raises(ChildEnvError, match="out of fuel"):
-            play(vector_env)
-        assert vector_env.pids == []
-        np.testing.assert_array_equal(play(vector_env), play_in_process())
-
-
 # Hangs.
 
 
@@ -248,6 +240,9 @@ def test_hung_child_is_shown_with_task_step_and_stack_and_killed(fault: str, pla
         f"{{'goal': {goal!r}}}",
         f"in _{fault}",
         "faulty_env.py",
+        "for more than 1 s",
+        "\nIf it only needs longer, raise step_timeout, the time for one call of one slot.",
+        "slots_per_task",
     ):
         assert part in message
     assert isinstance(caught.value, TimeoutError)
@@ -267,18 +262,6 @@ def test_slots_that_take_long_only_together_are_not_a_hang(place: Any, monkeypat
     # Five slots of one worker take 1 s.
     with make_parallel(1, options={"step_timeout": 0.6}, fault="work", place=place) as vector_env:
         np.testing.assert_array_equal(play(vector_env), play_in_process())
-
-
-def test_hang_is_reported_with_its_deadline_and_the_remedies() -> None:
-    vector_env = make_parallel(
-        1, options={"step_timeout": 0.6}, fault="hang", place="reset", slot_task=first_goals()[3]
-    )
-    with pytest.raises(ChildEnvTimeout, match=r"in reset of slot 3 .* for more than 0\.6 s") as caught:
-        play(vector_env)
-    assert (
-        str(caught.value).splitlines()[-1].startswith("If it only needs longer, raise step_timeout, the time for one")
-    )
-    assert "slots_per_task" in str(caught.value)
 
 
 def test_hang_is_noticed_while_other_workers_keep_stepping() -> None:
@@ -331,13 +314,6 @@ def test_worker_that_does_not_read_a_large_command_is_killed() -> None:
         tasks = [{"goal": 0.0, "map": np.zeros(1_000_000)} for _ in range(NUM_SLOTS)]
         with pytest.raises(ChildEnvTimeout, match="in reset_task"):
             vector_env.reset_task(tasks)
-
-
-def test_after_a_timeout_no_late_reply_is_taken_for_the_next(marker: str) -> None:
-    with make_parallel(options={"step_timeout": 0.5}, fault="hang", place=2, marker=marker) as vector_env:
-        with pytest.raises(ChildEnvTimeout):
-            play(vector_env)
-        np.testing.assert_array_equal(play(vector_env), play_in_process())
 
 
 def test_closing_with_a_hung_child_is_bounded() -> None:

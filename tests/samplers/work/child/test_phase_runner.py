@@ -2,34 +2,143 @@
 
 import os
 import pickle
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from faulty_env import FaultyEnv
+from phases import sample_here
 
 from maml_rl.envs.meta_env import EnvDescription
+from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.remote_store import Reference, Request
 from maml_rl.samplers.work.body import Body
-from maml_rl.samplers.work.child.messages import LoadPolicy, RunPhase
+from maml_rl.samplers.work.child.messages import LoadPolicy, RunPhase, Work
 from maml_rl.samplers.work.child.phase_runner import PhaseRunner
 from maml_rl.samplers.work.child.shared_buffers import PhasePlan, SharedPhase, SharedProgress, create_shared_file
 from maml_rl.seeding import PhaseStreams
 
+TASKS = tuple({"goal": float(goal)} for goal in range(3))
 
-def test_abandoned_unit_samples_nothing() -> None:
-    policy = NormalMLPPolicy(2, 2, (4,), "tanh")
-    stacked = {name: value.detach().numpy() for name, value in policy.stack_parameters(1).items()}
-    plan = PhasePlan((1, 2, 3), {name: (value.shape, value.dtype) for name, value in stacked.items()}, {})
-    memory = create_shared_file()
-    progress = SharedProgress(memory, 1)
-    body = Body(Recipe.of("2DNavigation-v0", {}, None), progress, 0)
-    env = EnvDescription.of(body.slots(2))
-    shared = SharedPhase(memory, progress.size, plan, env)
-    command = LoadPolicy(0, plan, pickle.dumps(policy), None)
-    runner = PhaseRunner(command, env, memory, progress.size, 0, body)
-    phase = Phase(({"goal": [0.1, 0.3]},), policy, None, PhaseStreams(0, 0, 0), 2, 3).without_policy()
-    progress.generation[0] = 1
-    assert runner.run(RunPhase(0, 0, phase, timed=True)) == {}
-    assert not shared.episodes[0].lengths.any()
-    assert min(runner.run(RunPhase(1, 0, phase, timed=True)).values()) > 0.0
-    assert shared.episodes[0].lengths.tolist() == [[3, 3]]
-    body.close()
-    os.close(memory)
+
+class Abandoning(FaultyEnv):
+    """Has its phase abandoned in its third step, if there is anything to abandon it with."""
+
+    abandon: Any = None
+
+    def _misbehave(self, place: Any) -> None:
+        if place == 2 and self.abandon is not None:
+            self.abandon()
+
+
+class Worker:
+    """Worker 1 of two, on the phases of three tasks with two slots each, whose policy has a constant."""
+
+    def __init__(self) -> None:
+        self.policy = NormalMLPPolicy(2, 1, (4,), "tanh")
+        self.policy.register_buffer("shift", torch.zeros(1))
+        scales = torch.linspace(0.5, 1.5, 3)
+        own = dict(self.policy.named_parameters())
+        self.params = {name: torch.stack([scale * value.detach() for scale in scales]) for name, value in own.items()}
+        layout = {name: (tuple(value.shape), np.dtype(np.float32)) for name, value in self.params.items()}
+        self.plan = PhasePlan((3, 2, 5), layout, {"shift": ((1,), np.dtype(np.float32))}, num_phases=2)
+        self.file = create_shared_file()
+        self.progress = SharedProgress(self.file, 2)
+        self.body = Body(Recipe.of(Abandoning, {}, 5), self.progress, 1)
+        self.env = EnvDescription.of(self.body.slots(6))
+        self.shared = SharedPhase(self.file, self.progress.size, self.plan, self.env)
+        for name, value in self.params.items():
+            self.shared.parameters[name][:] = value
+        self.shared.constants["shift"][:] = 7.0
+        self.phase = Phase(TASKS, self.policy, self.params, PhaseStreams(0, 0, 4), 2, 5)
+
+    def load(self, interpreter: Any = None) -> PhaseRunner:
+        command = LoadPolicy(0, self.plan, pickle.dumps(self.policy), interpreter)
+        return PhaseRunner(command, self.env, self.file, self.progress.size, 1, self.body)
+
+    def unit(self, generation: int = 0, **options: Any) -> RunPhase:
+        return RunPhase(generation, 1, self.phase.unit(slice(3, 6)).without_policy(), **options)
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    made = Worker()
+    yield made
+    made.body.close()
+    os.close(made.file)
+
+
+def test_abandoned_unit_samples_nothing_and_one_that_is_abandoned_later_stops(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = worker.load()
+    worker.progress.generation[0] = 1
+    assert runner.run(worker.unit(0, timed=True)) == {}
+    assert not worker.shared.episodes[0].lengths.any()
+    monkeypatch.setattr(Abandoning, "abandon", lambda _: worker.progress.generation.fill(2))
+    assert runner.run(worker.unit(1)) == {}
+    assert not worker.shared.episodes[0].lengths.any()
+    monkeypatch.undo()
+    assert min(runner.run(worker.unit(2, timed=True)).values()) > 0.0
+    assert worker.shared.episodes[0].lengths.tolist() == [[0, 0], [0, 5], [5, 5]]
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_unit_has_the_episodes_that_the_whole_phase_has_there(worker: Worker, alike: bool) -> None:
+    params = {name: value[:1].expand_as(value) for name, value in worker.params.items()} if alike else worker.params
+    whole = sample_here(SerialVectorEnv(FaultyEnv, {}, 6), worker.phase.with_policy(worker.policy, params))
+    worker.load().run(worker.unit(number=1, alike=alike))
+    for name in ("observations", "actions", "rewards"):
+        sampled, expected = getattr(worker.shared.episodes[1], name), getattr(whole, name).numpy()
+        np.testing.assert_array_equal(sampled[1, :, 1], expected[1, :, 1])
+        np.testing.assert_array_equal(sampled[2], expected[2])
+    assert not worker.shared.episodes[1].lengths[:2, 0].any()
+    assert not worker.shared.episodes[0].lengths.any()
+    assert worker.body.first_slot == 3
+
+
+def test_work_is_on_the_own_blocks_with_the_newest_policy_and_objects_that_come_once(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+
+    def keep(policy: Any, sample: Any, get: Any, beat: Any) -> Any:
+        kept.append(SimpleNamespace(policy=policy, sample=sample, get=get, carry_out=lambda request: request.blocks))
+        return kept[-1]
+
+    monkeypatch.setattr("maml_rl.samplers.remote_store.KeptBlocks", keep)
+    runner = worker.load({"sys_argv": ["first"]})
+    assert sys.argv == ["first"]
+    runner.run(worker.unit(number=1))
+
+    def work(objects: dict[int, bytes], interpreter: Any = None) -> Any:
+        blocks = {0: (0, 2), 1: (1, 3)}
+        return pickle.loads(runner.work(Work(0, Request(Reference(0), ()), blocks, objects, 3, interpreter)))
+
+    assert work({8: pickle.dumps("eight")}) == (1, 3)
+    work({9: pickle.dumps("nine")}, {"sys_argv": ["second"]})
+    assert sys.argv == ["second"]
+    (first,) = kept
+    assert first.policy.shift.item() == 7.0
+    first.policy.shift.zero_()
+    assert [first.get(Reference(number)) for number in (9, 8)] == ["nine", "eight"]
+    with pytest.raises(KeyError):
+        first.get(Reference(8))
+    # The second phase of the batch, of the last task.
+    episodes = first.sample(worker.phase.of_tasks(slice(2, 3)))
+    np.testing.assert_array_equal(episodes.rewards, worker.shared.episodes[1].rewards[2:])
+    assert episodes.lengths.tolist() == [[5, 5]]
+    # What acts is another copy, until another policy is loaded.
+    runner.run(worker.unit())
+    assert first.policy.shift.item() == 0.0
+    runner = worker.load()
+    work({})
+    assert len(kept) == 2

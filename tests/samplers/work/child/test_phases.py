@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from faulty_env import HORIZON, FaultyEnv
@@ -21,7 +20,7 @@ from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import make_vector_env
 from maml_rl.envs.meta_env import RecordedInfos
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.work.child.phases import WorkerPhases
@@ -139,16 +138,6 @@ def test_another_policy_and_another_horizon_replace_the_first() -> None:
             assert phase(phases, policy, 1, horizon=horizon).digest() == central.digest()
 
 
-def test_episodes_are_not_overwritten_by_the_next_phase() -> None:
-    policy = NormalMLPPolicy(2, 2, (4,), "tanh")
-    with make_slots() as slots:
-        phases = WorkerPhases(slots)
-        first = phase(phases, policy)
-        before = first.digest()
-        assert phase(phases, policy, 1).digest() != before
-    assert first.digest() == before
-
-
 @pytest.mark.slow
 def test_policy_of_the_main_script_is_found_by_the_children(run: Run) -> None:
     script = run("""
@@ -182,13 +171,6 @@ def test_killed_child_is_replaced_and_the_phase_is_bit_identical(
     (record,) = caplog.records
     doing = f"in step {place}" if isinstance(place, int) else f"in {place}"
     assert f"SIGKILL (by a user, or by the kernel when memory ran out) {doing} with the tasks" in record.getMessage()
-
-
-def test_exception_comes_with_traceback_slot_and_task() -> None:
-    with pytest.raises(ChildEnvError, match=r"out of fuel") as caught:
-        sample_faulty(2, fault="raise", place=2, slot_task=2.0)
-    for part in ("in slot 4 with the task {'goal': 2.0}", "in _raise", "worker 1 "):
-        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(("fault", "place"), [("hang", "reset"), ("hang_with_gil", 2)])
@@ -239,23 +221,6 @@ def test_phase_whose_worker_dies_too_often_ends_although_another_still_samples()
         assert slots.pids == []
 
 
-class PoisonEnv(FaultyEnv):
-    """Rewards goal 2 with NaN in the third step."""
-
-    def step(self, action: Any) -> Any:
-        observation, reward, *rest = super().step(action)
-        return observation, np.nan if self._task["goal"] == 2.0 and self._steps == 3 else reward, *rest
-
-
-def test_value_that_is_not_finite_is_named_with_the_number_of_its_task_among_all() -> None:
-    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
-    options: dict[str, Any] = {"max_episode_steps": HORIZON, **IN_CHILDREN}
-    with MultiTaskSampler(PoisonEnv, {}, 2, policy, seed=0, num_workers=3, **options) as sampler:
-        tasks = [{"goal": float(goal)} for goal in range(4)]
-        with pytest.raises(NonFiniteError, match="the reward of task 2, episode 0, step 2 is not finite: nan"):
-            sampler.rollout(tasks)
-
-
 # Bad input.
 
 
@@ -268,20 +233,6 @@ def test_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
 
 
 # The cut.
-
-
-class TaskwisePolicy(NormalMLPPolicy):
-    """Returns actions that show for how many slots of a task it was called."""
-
-    def act(self, observations: torch.Tensor, noise: torch.Tensor, memory: Any = (), params: Any = None) -> Any:
-        return torch.full((*observations.shape[:2], 2), float(observations.shape[1])), ()
-
-
-def test_the_policy_acts_for_whole_tasks_where_a_worker_has_some_of_their_slots() -> None:
-    options: dict[str, Any] = {"seed": 0, "max_episode_steps": 3, "num_workers": 3, **IN_CHILDREN}
-    with MultiTaskSampler("2DNavigation-v0", {}, 4, TaskwisePolicy(2, 2), **options) as sampler:
-        actions = sampler.rollout(sampler.sample_tasks(2)).actions
-    assert (actions == 4.0).all()
 
 
 class EndingEnv(FaultyEnv):

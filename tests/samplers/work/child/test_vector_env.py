@@ -104,13 +104,6 @@ def test_integers_and_floats_keep_their_types() -> None:
     np.testing.assert_array_equal(truncated, [False] * 3)
 
 
-def test_float64_observations_are_not_rounded() -> None:
-    with make_parallel() as vector_env:
-        observations, _ = vector_env.reset(seed=0)
-    assert observations.dtype == np.float64
-    assert (observations != observations.astype(np.float32)).any()
-
-
 def test_results_are_the_callers_own() -> None:
     with make_parallel() as vector_env:
         observations, _ = vector_env.reset(seed=0)
@@ -121,15 +114,6 @@ def test_results_are_the_callers_own() -> None:
         np.testing.assert_array_equal(observations, kept)
         np.testing.assert_array_equal(rewards, kept_rewards)
         assert not np.shares_memory(stepped, vector_env.buffers.observations)
-
-
-def test_seconds_of_physics_are_counted_for_every_child() -> None:
-    with make_parallel() as vector_env:
-        play(vector_env)
-        first = vector_env.physics_seconds.copy()
-        play(vector_env)
-        assert (first > 0).all()
-        assert (vector_env.physics_seconds > first).all()
 
 
 # Waiting.

@@ -18,7 +18,6 @@ pytest.importorskip("ray")
 import cloudpickle
 import psutil
 import ray
-import slow_env
 import text_env
 import torch
 from cluster_on_this_machine import FINDS_TESTS, STORE, actor_processes
@@ -27,7 +26,7 @@ from faulty_sampler import digests, faulty_sampler
 from maml_rl import LinearFeatureBaseline, MultiTaskSampler
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ConfigError
 from maml_rl.experiment.train import train
-from maml_rl.policies import ExternalPolicy, MemoryPolicy, NormalMLPPolicy
+from maml_rl.policies import ExternalPolicy, NormalMLPPolicy
 from maml_rl.profiling import StageTimer
 from maml_rl.runs.metrics import read_metrics
 from maml_rl.samplers import PopulationEvaluator
@@ -86,32 +85,6 @@ def test_policy_of_another_kind_that_replaces_the_first_acts_on_the_actors() -> 
     assert len(set(found["ray"])) == 3
     # Parameters and policies reach the same actors.
     assert pids[0] & pids[1] & pids[2]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("side_by_side", ["awaited", "threads"])
-def test_slots_that_wait_concurrently_give_the_episodes_of_serial_stepping_on_actors(side_by_side: str) -> None:
-    envs = {"awaited": slow_env.AwaitedEnv, "threads": slow_env.SlowEnv}
-    found = []
-    for settings in (
-        {"env": slow_env.SlowEnv, "num_workers": 0, "backend": "in-process", "stepping": "serial"},
-        {
-            "env": partial(envs[side_by_side], wait=0.004, retry=0.03),
-            "num_workers": 2,
-            "backend": "ray",
-            "stepping": "threads",
-        },
-    ):
-        policy = NormalMLPPolicy(2, 1, (4,), "tanh")
-        with torch.no_grad():
-            for parameter in policy.parameters():
-                parameter.fill_(0.1)
-        options: dict[str, Any] = {"max_retries": 50, "max_episode_steps": slow_env.HORIZON, "seed": 0, **settings}
-        with MultiTaskSampler(None, {}, 4, policy, slots_per_task=2, **options) as sampler:
-            found.append([sampler.rollout(sampler.sample_tasks(NUM_TASKS)).digest() for _ in range(2)])
-            retries = sampler.retries
-    assert found[0] == found[1]
-    assert retries > 0
 
 
 def test_texts_have_the_bytes_of_one_process_on_actors() -> None:
@@ -237,48 +210,6 @@ def test_population_sends_each_actor_only_the_parameters_of_its_tasks(
     # Two units, each with a part of 600 x 24 numbers.
     assert 0 < max(sizes) < 600 * 24 * 4 * 0.6
     assert found == returns(num_workers=0)
-
-
-class Counting(MemoryPolicy):
-    """Acts by the number of steps it has taken in its trial."""
-
-    noise_kind, noise_size = "normal", 2
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.full((1,), 0.01))
-
-    def initial_memory(self, num: int) -> tuple[torch.Tensor, ...]:
-        return (torch.zeros(num, 1),)
-
-    def act(self, observations: Any, noise: Any, memory: Any = (), params: Any = None) -> Any:
-        (steps,) = memory
-        return self.scale * steps + 0.0 * noise, (steps + 1,)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("reset", [False, True])
-def test_memory_is_kept_over_the_episodes_of_a_trial(reset: bool) -> None:
-    def found(**options: Any) -> Any:
-        with MultiTaskSampler(
-            "2DNavigation-v0",
-            {},
-            3,
-            Counting(),
-            seed=0,
-            slots_per_task=1,
-            max_episode_steps=4,
-            observe_last=True,
-            reset_memory_each_episode=reset,
-            record_memory=True,
-            **options,
-        ) as sampler:
-            return sampler.rollout_trials(sampler.sample_tasks(5))
-
-    episodes, expected = found(backend="ray", num_workers=2), found(num_workers=0)
-    assert episodes.digest() == expected.digest()
-    assert bool((episodes.actions[:, 0, 1] == 0.0).all()) == reset
-    assert torch.equal(episodes.memory[0], expected.memory[0])
 
 
 @pytest.mark.nightly

@@ -1,0 +1,352 @@
+"""The backend `device`: the CPU's own episodes from the same keys, step by step, recorded, or on a GPU."""
+
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from device_phases import Counting, policy_for, require_close, require_same_when_recorded, sample, sample_adapted
+
+from maml_rl import MultiTaskSampler, PopulationEvaluator
+from maml_rl.config.placement import Placement
+from maml_rl.envs.make_env import ObservedLastStep, make_vector_env
+from maml_rl.envs.meta_env import EnvDescription
+from maml_rl.envs.registration import FAMILIES
+from maml_rl.errors import ChildEnvError, ConfigError, NonFiniteError
+from maml_rl.policies import GRUPolicy, TransformerPolicy, get_policy_for_env
+from maml_rl.policies.transformer import Attention
+from maml_rl.samplers.device.backend import DeviceLoop
+from maml_rl.samplers.device.slots import DeviceSlots
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.make_backend import choose
+from maml_rl.samplers.phase import Phase
+from maml_rl.seeding import PhaseStreams
+from tests.device_alone import META, device_alone
+from tests.recorded_steps import record_on_the_cpu
+
+ARRAY_CODE = sorted(name for name, family in FAMILIES.items() if not family.has_physics and not family.extra)
+# One id of each class.
+CLASSES = {FAMILIES[env_id].name: env_id for env_id in ARRAY_CODE}
+PHYSICS = ("HalfCheetahDir-v5", "Walker2DRandParams-v5", "AntDir-finn2017-v0", "SwimmerVel-v5")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("env", [*CLASSES.values(), pytest.param("GymnaxCartPole-v0", marks=pytest.mark.jax)])
+def test_recorded_steps_have_the_episodes_of_the_cpu(env: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if env == "GymnaxCartPole-v0":
+        pytest.importorskip("jax")
+    require_same_when_recorded(env, monkeypatch)
+
+
+@pytest.mark.parametrize("env_id", ["2DNavigation-v0", "Bandit-K5-v0", "GridNavi-v0"])
+def test_a_memory_goes_through_a_trial_as_on_the_cpu(env_id):
+    env = gymnasium.make_vec(env_id, 1, vectorization_mode="vector_entry_point")
+    with MultiTaskSampler(env_id, {}, policy=policy_for(env_id), observe_last=True, num_workers=0) as sampler:
+        # Squashed actions are not those that are recorded.
+        squash = env_id == "2DNavigation-v0"
+        policy = GRUPolicy(sampler.single_observation_space, env.single_action_space, 8, squash=squash)
+    options = {"observe_last": True, "slots_per_task": 1}
+
+    (ours,), (theirs,) = (sample(backend, env_id, policy, **options) for backend in ("device", "in-process"))
+
+    require_close(ours, theirs)
+
+
+@pytest.mark.parametrize("env_id", CLASSES.values())
+def test_a_step_on_a_device_neither_waits_for_it_nor_copies_to_it(env_id):
+    recipe = Recipe.of(ObservedLastStep(env_id), {}, 12)
+    host = recipe.make(1)
+    policy = GRUPolicy(host.single_observation_space, host.single_action_space, 8)
+    slots, tasks = DeviceSlots(recipe.make(6), META), tuple(host.sample_tasks(3, seed=0))
+    phase = Phase(tasks, policy.to(META), None, PhaseStreams(0, 1, 0), 2, 12)
+    loop = DeviceLoop(slots, EnvDescription.of(host), phase)
+    loop._make_actor()
+    with torch.no_grad(), device_alone():
+        loop._begin(torch.zeros(6, dtype=torch.int64, device=META), forget=True)
+        loop._one_step()
+        # After the first, whether an episode may end early is known.
+        loop._one_step()
+
+
+def test_what_a_device_cannot_do_alone_is_refused():
+    rows, index = torch.zeros(3, device=META), torch.zeros(1, dtype=torch.int64, device=META)
+    for work in (
+        lambda: torch.tensor(1.0, device=META),
+        lambda: rows.__setitem__(index, 1.0),
+        lambda: rows + torch.zeros(3),
+    ):
+        with pytest.raises(AssertionError), device_alone():
+            work()
+    with pytest.raises((RuntimeError, NotImplementedError)), device_alone():
+        rows[rows > 0]
+
+
+@pytest.mark.parametrize("env_id", ["2DNavigation-v0", "GridNavi-v0"])
+def test_every_task_acts_under_its_own_parameters_as_on_the_cpu(env_id):
+    policy = policy_for(env_id)
+
+    ours, theirs = (sample_adapted(backend, env_id, policy) for backend in ("device", "in-process"))
+
+    for one, other in zip(ours, theirs, strict=True):
+        require_close(one, other)
+
+
+def test_deterministic_episodes_are_those_of_the_cpu():
+    policy, found = policy_for("2DNavigation-v0"), []
+    for backend in ("device", "in-process"):
+        with MultiTaskSampler(
+            "2DNavigation-v0", {}, 2, policy, backend=backend, seed=1, max_episode_steps=6
+        ) as sampler:
+            found.append(sampler.rollout(sampler.sample_tasks(2), deterministic=True))
+
+    require_close(*found)
+
+
+class Faulty(Counting):
+    """Shows NaN once, at a step that is drawn: in the middle of an episode, at its end, or never."""
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        super()._reset_slots(mask, streams)
+        self._fault = 1.0 + (12.0 * streams.uniform(1)[:, 0]) // 1.0
+
+    def _write_observations(self, out: Any) -> None:
+        out[:] = self.xp.where(self._count == self._fault, np.nan, self.tasks["first"])[:, None]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_first_number_that_is_not_finite_is_that_of_the_cpu_in_any_wave(seed):
+    env: Any = Faulty if seed else Counting
+    policy, messages = get_policy_for_env(make_vector_env(env, {}, 1), (4,)), []
+    if not seed:
+        # An action.
+        with torch.no_grad():
+            policy.get_parameter("mu.bias").fill_(float("inf"))
+    for backend in ("device", "in-process"):
+        with pytest.raises(NonFiniteError) as found:
+            sample(backend, env, policy, seed=seed, slots_per_task=1)
+        messages.append((str(found.value), found.value.tasks))
+
+    assert messages[0] == messages[1]
+
+
+def test_recorded_step_that_differs_from_the_step_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class InAVariable(Counting):
+        def _next(self) -> Any:
+            calls.append(1)
+            return super()._next() * len(calls)
+
+    policy = get_policy_for_env(make_vector_env(Counting, {}, 1), (4,))
+    record_on_the_cpu(monkeypatch)
+
+    with pytest.raises(ConfigError, match=r"recorded step of InAVariable differs .* 'rewards', at step \d: it dep"):
+        sample("device", InAVariable, policy)
+    sample("device", Counting, policy)
+
+
+def test_loop_of_a_policy_whose_buffer_was_replaced_is_made_anew():
+    policy = get_policy_for_env(make_vector_env(Counting, {}, 1), (4,))
+    policy.register_buffer("shift", torch.zeros(1))
+    with MultiTaskSampler(Counting, {}, 2, policy, seed=0, backend="device", device="cpu") as sampler:
+        tasks = sampler.sample_tasks(2)
+        loops = []
+        for shift in (policy.shift, policy.shift, torch.ones(1)):
+            policy.shift = shift
+            sampler.rollout(tasks)
+            loops.append(sampler._workers.backend._loops[0])
+    assert loops[0] is loops[1]
+    assert loops[1] is not loops[2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [
+        ({"device": "cuda"}, ("device", "cuda")),
+        ({"device": "cuda", "num_workers": 2}, ("auto", "cpu")),
+        ({"device": "cuda", "backend": "in-process"}, ("in-process", "cpu")),
+        ({"device": "cuda", "inference": "central", "num_workers": 2}, ("auto", "cuda")),
+        ({"device": "cpu"}, ("auto", "cpu")),
+        ({"device": "cpu", "backend": "device"}, ("device", "cpu")),
+    ],
+)
+def test_where_phases_are_and_where_the_policy_acts(asked, chosen):
+    placement = choose(Placement(**asked), Recipe.of("2DNavigation-v0", {}, None), policy_for("2DNavigation-v0"))
+
+    assert (placement.backend, placement.device) == chosen
+
+
+def test_images_with_further_numbers_are_sampled_on_a_device_as_on_the_cpu():
+    recipe = Recipe.of(ObservedLastStep("PixelNavigation-v0"), {}, None)
+    host = recipe.make(1)
+    policy = GRUPolicy(host.single_observation_space, host.single_action_space, 8)
+    options = {"observe_last": True, "slots_per_task": 1}
+
+    (ours,), (theirs,) = (
+        sample(backend, "PixelNavigation-v0", policy, **options) for backend in ("device", "in-process")
+    )
+
+    # The noise of actions may differ in its last bits, and so may what follows from it.
+    own = len(host.env.single_observation_space.low.ravel())
+    seen, expected = ours.observations[..., :own], theirs.observations[..., :own]
+    torch.testing.assert_close(seen[:, 0], expected[:, 0], rtol=0, atol=0)
+    assert (seen == expected).float().mean() > 0.99
+    torch.testing.assert_close(ours.rewards, theirs.rewards, rtol=1e-5, atol=1e-5)
+    assert choose(Placement(device="cuda"), recipe, policy).backend == "device"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engine": "warp", "num_workers": 2},
+        {"engine": "warp", "backend": "processes"},
+        {"backend": "device", "num_workers": 2},
+        {"backend": "device", "engine": "mujoco"},
+    ],
+)
+def test_workers_and_a_device_exclude_each_other(options):
+    with pytest.raises(ValueError, match=r"engine|backend"):
+        Placement(**options)
+
+
+def test_an_engine_for_what_has_no_physics_is_refused():
+    with pytest.raises(ValueError, match="engine='warp' is for the MuJoCo families"):
+        MultiTaskSampler("2DNavigation-v0", {}, 2, policy_for("2DNavigation-v0"), engine="warp")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("env_id", PHYSICS)
+def test_physics_agrees_with_mujoco_after_a_step(env_id):
+    pytest.importorskip("mujoco_warp")
+    policy = policy_for(env_id)
+
+    (ours,), (theirs,) = (sample(backend, env_id, policy, max_episode_steps=2) for backend in ("device", "in-process"))
+
+    np.testing.assert_array_equal(ours.lengths, theirs.lengths)
+    torch.testing.assert_close(ours.observations[:, 0], theirs.observations[:, 0], rtol=1e-5, atol=1e-5)
+    difference = (ours.observations[:, 1] - theirs.observations[:, 1]).abs() / (theirs.observations[:, 1].abs() + 1.0)
+    assert float(difference.median()) < 1e-6
+    assert float(difference.max()) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("backend", "engine", "num_rows"), [("device", {}, 1), ("device", {}, 12), ("in-process", {"engine": "warp"}, 12)]
+)
+def test_too_little_room_for_contacts_is_an_error_in_any_wave(backend, engine, num_rows):
+    pytest.importorskip("mujoco_warp")
+    options = {"env_kwargs": {"max_constraints": num_rows, **engine}, "batch_size": 6, "slots_per_task": 1}
+
+    with pytest.raises((ConfigError, ChildEnvError), match=rf"env-kwargs: \{{max_constraints: {2 * num_rows}\}}"):
+        sample(backend, "HalfCheetahDir-v5", policy_for("HalfCheetahDir-v5"), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [gymnasium.make, partial(gymnasium.make_vec, num_envs=2)], ids=["one", "many"])
+def test_too_little_room_for_contacts_is_an_error_without_a_sampler(make):
+    pytest.importorskip("mujoco_warp")
+    refused = pytest.raises(ConfigError, match=r"env-kwargs: \{max_constraints: 2\}")
+    with closing(make("HalfCheetahDir-v5", engine="warp", max_constraints=1)) as env, refused:
+        play(env)
+
+
+def play(env: Any) -> None:
+    env.reset(seed=0)
+    for _ in range(30):
+        env.step(env.action_space.sample())
+
+
+@on_gpu
+@pytest.mark.cuda
+@pytest.mark.parametrize("env_id", ARRAY_CODE)
+def test_episodes_on_cuda_are_those_of_the_cpu(env_id):
+    theirs = sample("in-process", env_id, policy_for(env_id), phases=2)
+    ours = sample("device", env_id, policy_for(env_id).to("cuda"), phases=2, device="cuda")
+
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.device.type == "cuda"
+        # A step may come to another cell, or end elsewhere, where a device rounds differently.
+        same = (one.lengths.cpu() == other.lengths).float().mean()
+        assert same > 0.9
+        steps = min(one.rewards.shape[1], other.rewards.shape[1], 3)
+        close = (one.observations[:, :steps].cpu().float() - other.observations[:, :steps].float()).abs() < 1e-4
+        assert close.float().mean() > 0.95
+
+
+@on_gpu
+@pytest.mark.cuda
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("env_id", PHYSICS[:2])
+def test_physics_on_cuda_agrees_with_mujoco_after_a_step(env_id):
+    pytest.importorskip("mujoco_warp")
+    (theirs,) = sample("in-process", env_id, policy_for(env_id), max_episode_steps=3)
+    ours = sample("device", env_id, policy_for(env_id).to("cuda"), phases=2, device="cuda", max_episode_steps=3)[0]
+
+    # The first phase, from the same keys.
+    first, second = ours.observations[:, :2].cpu(), theirs.observations[:, :2]
+    assert float(((first - second).abs() / (second.abs() + 1.0)).median()) < 1e-6
+
+
+@on_gpu
+@pytest.mark.cuda
+def test_graphs_follow_the_parameters_of_each_phase():
+    theirs = sample_adapted("in-process", "2DNavigation-v0", policy_for("2DNavigation-v0"))
+    ours = sample_adapted("device", "2DNavigation-v0", policy_for("2DNavigation-v0").to("cuda"), "cuda")
+
+    for one, other in zip(ours, theirs, strict=True):
+        require_close(one, other, 1e-4)
+
+
+@on_gpu
+@pytest.mark.cuda
+@pytest.mark.parametrize("cell", ["gru", "lstm", "transformer"])
+def test_a_memory_goes_through_a_trial_on_cuda_as_on_the_cpu(cell):
+    with MultiTaskSampler(
+        "2DNavigation-v0", {}, policy=policy_for("2DNavigation-v0"), observe_last=True, num_workers=0
+    ) as sampler:
+        spaces = sampler.single_observation_space, sampler.single_action_space
+    options = {"observe_last": True, "slots_per_task": 1}
+
+    def make() -> Any:
+        # A context that is shorter than a trial, so that the ring goes around.
+        attention = Attention(context=7, num_layers=2, num_heads=2)
+        return TransformerPolicy(*spaces, 8, attention) if cell == "transformer" else GRUPolicy(*spaces, 8, cell=cell)
+
+    theirs = sample_adapted("in-process", "2DNavigation-v0", make(), **options)
+    ours = sample_adapted("device", "2DNavigation-v0", make().to("cuda"), "cuda", **options)
+
+    for one, other in zip(ours, theirs, strict=True):
+        require_close(one, other, 1e-3)
+
+
+@on_gpu
+@pytest.mark.cuda
+def test_a_population_on_cuda_has_the_returns_of_the_cpu():
+    members = 0.3 * np.random.default_rng(0).standard_normal((5, 1))
+    found = []
+    for device in ("cuda", "cpu"):
+        with PopulationEvaluator(
+            "2DNavigation-v0", policy_for("2DNavigation-v0").to(device), 0, max_episode_steps=5, seed=1
+        ) as evaluator:
+            weights = evaluator.policy_weights() + members
+            weights[2] = np.nan
+            found.append(evaluator.evaluate(weights))
+
+    np.testing.assert_allclose(*found, rtol=1e-4, equal_nan=True)
+    assert np.isnan(found[0]).tolist() == [False, False, True, False, False]
+
+
+@on_gpu
+@pytest.mark.cuda
+def test_environments_on_the_cpu_give_the_bytes_of_a_run_without_a_gpu():
+    policy = policy_for("2DNavigation-v0")
+    (theirs,) = sample("in-process", "2DNavigation-v0", policy)
+    (ours,) = sample("in-process", "2DNavigation-v0", policy_for("2DNavigation-v0").to("cuda"), device="cuda")
+
+    assert ours.device.type == "cpu"
+    assert ours.digest() == theirs.digest()

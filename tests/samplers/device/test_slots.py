@@ -1,0 +1,195 @@
+"""Slots on a device: their tasks, what they show beside their own observations, and what of them can be recorded."""
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from device_phases import Counting, policy_for, require_close, require_same_when_recorded, sample
+
+from maml_rl import MultiTaskSampler
+from maml_rl.arrays import copied
+from maml_rl.config.placement import Placement
+from maml_rl.envs.last_step import LastStepVectorEnv
+from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, make_vector_env
+from maml_rl.errors import ConfigError, TaskError
+from maml_rl.policies import get_policy_for_env
+from maml_rl.samplers.device.slots import reason_against
+from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.make_backend import choose
+from tests.envs.third_party import WalkEnv
+
+
+def test_an_oracle_sees_its_task_as_on_the_cpu():
+    env: Any = ObservedTask("2DNavigation-v0")
+    with MultiTaskSampler(env, {}, policy=policy_for("2DNavigation-v0"), num_workers=0) as sampler:
+        policy = get_policy_for_env(sampler.env, hidden_sizes=(8,))
+
+    require_close(*(sample(backend, env, policy)[0] for backend in ("device", "in-process")))
+
+
+def test_a_malformed_task_is_named():
+    with (
+        MultiTaskSampler("2DNavigation-v0", {}, 2, policy_for("2DNavigation-v0"), backend="device") as sampler,
+        pytest.raises(TaskError, match=r"task 1: .*'goal'"),
+    ):
+        sampler.rollout([{"goal": (0.0, 0.1)}, {"goal": (1.0,)}])
+
+
+def test_what_is_not_array_code_of_numbers_is_refused_and_sampled_on_the_cpu():
+    assert "is not array code over slots" in reason_against(make_vector_env(ObservedLastStep(WalkEnv), {}, 1))
+    assert reason_against(make_vector_env(ObservedLastStep("2DNavigation-v0"), {}, 1)) == ""
+    kwargs = {"families": ["PointGoal-v0", "SparsePointGoal-v0"]}
+    policy = get_policy_for_env(make_vector_env("Mixture-v0", kwargs, 1), (4,))
+
+    assert choose(Placement(device="cuda"), Recipe.of("Mixture-v0", kwargs, 5), policy).backend == "auto"
+    with pytest.raises(ConfigError, match="tasks of MixtureVectorEnv have texts"):
+        sample("device", "Mixture-v0", policy, env_kwargs=kwargs)
+
+
+class InManyPlaces(Counting):
+    """Keeps state in all ways that work: views, arrays that become others, change places or are results, containers."""
+
+    def __init__(self, num_envs: int, **options: Any) -> None:
+        self._pair = np.zeros((num_envs, 2))
+        self._second, self._kind = self._pair[:, 1], np.zeros(num_envs, np.int64)
+        super().__init__(num_envs, **options)
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        super()._reset_slots(mask, streams)
+        self._pair[:] = 0.0
+        self._start, self._kind = self._count, self._count + 0.25
+        self._odd, self._even = self._count + 1.0, self._count + 2.0
+        self._past = {"counts": self._count, "listed": 1.0}
+        self._list = [self._count, self._count]
+
+    def _next(self) -> Any:
+        before, self._past = self._count, {"counts": self._count, "listed": 1.0}
+        super()._next()
+        self._pair += self._count[:, None]
+        self._odd, self._even = self._even, self._odd
+        self._list = [self._list[1], self._kind + self._count]
+        found = (self._second, self._start, self._kind, self._odd, self._past["counts"], self._list[0])
+        self._reward_terms = {"before": before}
+        self._sum = sum(place * array for place, array in zip((1, 10, 100, 1e3, 1e4, 1e5), found, strict=True))
+        return self._sum
+
+
+class ReplacingLastStep(LastStepVectorEnv):
+    """Shows the last step by another array after every step."""
+
+    def take_step(self, *arguments: Any) -> None:
+        self._last = copied(self._last)
+        super().take_step(*arguments)
+
+
+class ObservedReplacing(ObservedLastStep):
+    wrapper = ReplacingLastStep
+
+
+@pytest.mark.parametrize("env", [InManyPlaces, ObservedReplacing("2DNavigation-v0")], ids=["own", "shown"])
+def test_state_in_many_places_is_kept_when_steps_are_recorded(env: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_same_when_recorded(env, monkeypatch)
+
+
+class InATuple(Counting):
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        super()._reset_slots(mask, streams)
+        self._pair = (self._count, self._count)
+
+    def _next(self) -> Any:
+        self._pair = (self._pair[1], super()._next())
+        return self._pair[1]
+
+
+class InANumber(Counting):
+    _number = 0
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        super()._reset_slots(mask, streams)
+        self._number = 0
+
+    def _next(self) -> Any:
+        self._number += 1
+        count = super()._next()
+        return count if self._number % 2 else 2.0 * count
+
+
+class InAnObject(Counting):
+    def __init__(self, num_envs: int, **options: Any) -> None:
+        self._held = SimpleNamespace(steps=[0])
+        super().__init__(num_envs, **options)
+
+    def _next(self) -> Any:
+        self._held.steps[0] += 1
+        return super()._next()
+
+
+class Growing(Counting):
+    def _next(self) -> Any:
+        count = super()._next()
+        self._past = count[:, None] if not hasattr(self, "_past") else self._past.repeat(1, 2)
+        return count
+
+
+class OfAnEpisode(Counting):
+    _episode = 0
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        super()._reset_slots(mask, streams)
+        self._episode += 1
+
+
+class OfNumPy(Counting):
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        super()._reset_slots(mask, streams)
+        self._rates = np.ones(self.num_envs)
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "what"),
+    [
+        (InATuple, "_pair", "tuple"),
+        (InANumber, "_number", "int"),
+        (InAnObject, "_held", "SimpleNamespace"),
+        (Growing, "_past", "Tensor"),
+        (OfAnEpisode, "_episode", "int"),
+        (OfNumPy, "_rates", "ndarray"),
+    ],
+)
+def test_state_that_a_recorded_step_cannot_see_is_refused_by_name(made, name, what):
+    with pytest.raises(ConfigError, match=rf"{made.__name__} has state in its attribute '{name}', a {what}"):
+        sample("device", made, get_policy_for_env(make_vector_env(made, {}, 1), (4,)), slots_per_task=1)
+
+
+class EndsTogether(Counting):
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        return self._next(), True
+
+
+class EndsLater(Counting):
+    calls: ClassVar[list[int]] = []
+
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        self.calls.append(1)
+        return self._next(), len(self.calls) % 3 == 0
+
+
+class EndsSooner(Counting):
+    _calls = 0
+
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        type(self)._calls += 1
+        return self._next(), self._calls == 1 and self._count >= 3.0
+
+
+def test_terminated_may_be_a_bool_that_stays_the_same():
+    policies = [get_policy_for_env(make_vector_env(made, {}, 1), (4,)) for made in (Counting, EndsTogether)]
+    for made, policy in zip((Counting, EndsTogether), policies, strict=True):
+        ours, theirs = (sample(backend, made, policy)[0] for backend in ("device", "in-process"))
+        require_close(ours, theirs)
+    assert set(ours.lengths.flatten().tolist()) == {1}
+    with pytest.raises(ConfigError, match="EndsLater returns False for terminated in one step and more in another"):
+        sample("device", EndsLater, policies[0])
+    with pytest.raises(ConfigError, match="EndsSooner returns False for terminated in one step and more in another"):
+        sample("device", EndsSooner, policies[0])
