@@ -9,7 +9,7 @@ from torch import Tensor
 from maml_rl.adaptation import AdaptationRule, adapt, adapt_steps
 from maml_rl.config.config import Halving
 from maml_rl.policies import Policy
-from tests.synthetic import KINDS, direction, make_episodes, make_policy, make_problem
+from tests.synthetic import KINDS, direction, make_policy, make_problem
 
 RAGGED = ((5, 2), (1, 3), (4, 4))
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
@@ -103,62 +103,6 @@ def test_step_without_gradients_has_no_graph_and_changes_nothing() -> None:
     assert all(param.is_contiguous() for param in adapted.values())
     assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
     assert all(param.grad is None for param in policy.parameters())
-
-
-def test_adapted_parameters_do_not_depend_on_the_number_of_threads() -> None:
-    policy = make_policy("normal", hidden_sizes=(64, 64), dtype=torch.float32)
-    episodes = make_episodes(policy, ((90, 80),) * 30, dtype=torch.float32)
-    before, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 4):
-            torch.set_num_threads(count)
-            adapted = adapt(policy, episodes, step_size=0.1, create_graph=False)
-            results.append([param.numpy().tobytes() for param in adapted.values()])
-            assert torch.get_num_threads() == count
-    finally:
-        torch.set_num_threads(before)
-    assert results[0] == results[1] == results[2]
-
-
-def test_integer_observations_of_tables_can_be_adapted() -> None:
-    from maml_rl.episode import TaskEpisodes
-    from maml_rl.policies import CategoricalMLPPolicy
-
-    policy = CategoricalMLPPolicy(4, 3, (5,), "tanh", observation_start=1).double()
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.tensor([[3, 2], [1, 3]])
-    real = torch.arange(3).reshape(1, -1, 1) < lengths.unsqueeze(1)
-    episodes = TaskEpisodes(
-        torch.randint(1, 5, (2, 3, 2), generator=generator) * real,
-        torch.randint(3, (2, 3, 2), generator=generator) * real,
-        torch.zeros(2, 3, 2),
-        lengths,
-        torch.ones(2, 2),
-        torch.zeros(2, 2),
-        torch.ones(2, 2, dtype=torch.int64),
-    )
-    episodes.advantages = torch.randn(2, 3, 2, generator=generator, dtype=torch.float64)
-    adapted = adapt(policy, episodes, step_size=0.3, create_graph=False)
-    expected = one_task_at_a_time(policy, episodes, 0.3)
-    for name, param in expected.items():
-        torch.testing.assert_close(adapted[name], param, rtol=1e-10, atol=1e-12)
-
-
-def test_adaptation_descends_another_inner_loss() -> None:
-    policy, (episodes,), _ = make_problem("normal", 1, RAGGED)
-    for create_graph in (True, False):
-        plain = adapt(policy, episodes, step_size=0.3, create_graph=create_graph)
-        doubled = adapt(
-            policy,
-            episodes,
-            step_size=0.15,
-            inner_loss=lambda outcome: (
-                -2.0 * (outcome.log_probs * outcome.samples.advantages).sum((1, 2)) / outcome.samples.mask.sum((1, 2))
-            ),
-            create_graph=create_graph,
-        )
-        for name, param in plain.items():
-            torch.testing.assert_close(doubled[name], param, rtol=1e-10, atol=1e-12)
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from maml_rl.baseline import LinearFeatureBaseline, ZeroBaseline, make_baseline
 from maml_rl.episode import BatchEpisodes, TaskEpisodes
-from maml_rl.spaces import flat_observation_space
 
 
 def make(lengths: Any, observations: Any = None, rewards: Any = None, seed: int = 0, **ends: Any) -> TaskEpisodes:
@@ -244,17 +243,6 @@ def test_baseline_of_a_single_task_works_as_in_pytorch_maml_rl():
     torch.testing.assert_close(episodes.advantages, episodes.returns - baseline(episodes), rtol=0.0, atol=1e-4)
 
 
-def test_bootstrapping_at_a_limit_common_to_all_episodes_changes_little():
-    # Reward 1 for 50 steps, undiscounted: the remaining return is linear in time, and zero at the limit.
-    episodes = make([[50, 50]], rewards=1.0)
-    on, off = (
-        episodes.compute_advantages(LinearFeatureBaseline(3), gamma=1.0, normalize=False, bootstrap=bootstrap).clone()
-        for bootstrap in (True, False)
-    )
-    torch.testing.assert_close(on, off, rtol=0.0, atol=1e-2)
-    assert off.abs().max() < 1e-2
-
-
 def test_episode_truncated_early_bootstraps_with_the_later_rewards_of_others():
     # Terminated episodes last 50 steps; the one truncated at 10 has the same value under the policy.
     lengths = [[50] * 8 + [10]]
@@ -385,26 +373,3 @@ def test_state_of_a_fitted_baseline_predicts_the_same_in_another():
     assert torch.equal(other(episodes), fitted(episodes))
     with pytest.raises(ValueError, match="observations of 4 entries"):
         LinearFeatureBaseline(4).load_state_dict(fitted.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("space", "input_size"),
-    [
-        (spaces.Box(-1.0, 1.0, (2, 3)), 6),
-        (spaces.Discrete(5), 5),
-        (spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(0.0, 1.0, (2,))}), 5),
-        (spaces.Box(0, 255, (32, 32, 1), np.uint8), 64),
-        (spaces.Box(0, 10, (7, 7, 3), np.uint8), 192),
-    ],
-    ids=str,
-)
-def test_baseline_for_a_space_takes_its_observations(space: Any, input_size: int) -> None:
-    baseline = LinearFeatureBaseline.for_space(space)
-    assert baseline.input_size == input_size
-    flat = flat_observation_space(space)
-    observations = np.zeros((1, 4, 2, *(flat.shape or ())), flat.dtype)
-    ends = np.ones((1, 2), bool)
-    episodes = TaskEpisodes(
-        observations, np.zeros((1, 4, 2)), np.ones((1, 4, 2)), 4 * np.ones((1, 2)), ~ends, ends, observations[:, 0]
-    )
-    assert episodes.compute_advantages(baseline, gamma=0.9).isfinite().all()

@@ -142,17 +142,6 @@ def test_commands_do_not_wait_for_the_metrics_of_a_run(
     assert "metrics.jsonl" in line
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("kind", KINDS)
-def test_command_does_not_wait_for_tasks(
-    kind: Callable[[Path], None], finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kind(tmp_path / "tasks.json")
-    assert main(["test", str(finished), "--tasks", str(tmp_path / "tasks.json"), "--num-workers", "0"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "cannot read the tasks" in line
-
-
 @pytest.mark.parametrize("finished_iterations", [0, 1])
 def test_metrics_are_never_written_through_a_link(finished_iterations: int, finished: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"

@@ -101,17 +101,6 @@ def test_generalized_advantages_equal_a_double_loop_over_multi_step_errors(episo
     torch.testing.assert_close(advantages, expected)
 
 
-@property_test
-@given(ragged(), FACTORS)
-def test_advantages_with_lambda_one_are_returns_minus_values(episodes, discount):
-    lengths, mask, generator = episodes
-    rewards, values = numbers(generator, tuple(mask.shape)), numbers(generator, tuple(mask.shape))
-    following = functional.next_values(values, torch.zeros(lengths.shape, dtype=values.dtype), lengths)
-    advantages = functional.generalized_advantages(rewards, values, following, mask, discount=discount, gae_lambda=1.0)
-    returns = functional.discounted_returns(rewards, mask, discount=discount)
-    torch.testing.assert_close(advantages, mask * (returns - values), check_dtype=False)
-
-
 def test_next_values_of_ragged_episodes_end_with_the_final_values():
     values = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 0.0]])
     following = functional.next_values(values, torch.tensor([4.0, 30.0]), torch.tensor([3, 2]))
@@ -273,37 +262,10 @@ def test_categorical_divergences_with_an_impossible_action_are_finite():
     assert torch.isfinite(functional.categorical_kl(logits, logits + torch.tensor([0.1, 0.0, 0.0])))
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_gaussian_fisher_product_is_the_hessian_of_the_kl(shared):
-    mean, log_std = gaussians((2, 3, 2), shared, 0)
-    tangents = gaussians((2, 3, 2), shared, 1)
-    weights = torch.rand(2, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-
-    def weighted_kl(new_mean: Tensor, new_log_std: Tensor) -> Tensor:
-        return (weights * functional.gaussian_kl(mean, log_std, new_mean, new_log_std)).sum()
-
-    _, expected = torch.autograd.functional.hvp(weighted_kl, (mean, log_std), tangents)
-    products = functional.gaussian_fisher_product(log_std, *tangents, weights)
-    for product, reference in zip(products, expected, strict=True):
-        torch.testing.assert_close(product, reference)
-
-
 def test_gaussian_fisher_product_of_one_deviation_for_all_keeps_its_shape():
     log_std, weights = torch.zeros(2), torch.full((3, 4), 0.5)
     _, product = functional.gaussian_fisher_product(log_std, torch.zeros(3, 4, 2), torch.tensor([1.0, -1.0]), weights)
     torch.testing.assert_close(product, torch.tensor([12.0, -12.0]))
-
-
-def test_categorical_fisher_product_is_the_hessian_of_the_kl():
-    generator = torch.Generator().manual_seed(0)
-    logits, tangent = (torch.randn(2, 3, 4, generator=generator, dtype=torch.float64) for _ in range(2))
-    weights = torch.rand(2, 3, generator=generator, dtype=torch.float64)
-
-    def weighted_kl(new: Tensor) -> Tensor:
-        return (weights * functional.categorical_kl(logits, new)).sum()
-
-    _, expected = torch.autograd.functional.hvp(weighted_kl, logits, tangent)
-    torch.testing.assert_close(functional.categorical_fisher_product(logits, tangent, weights), expected)
 
 
 def test_vector_jacobian_products_have_the_bytes_of_torch_without_importing_sympy(monkeypatch):

@@ -1,10 +1,7 @@
 """The runner of trainings, its CSV files, and the pages that are made from them."""
 
-import json
 import math
 import re
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -471,62 +468,6 @@ def untimed_rows(path: Path) -> dict[str, list[dict[str, str]]]:
         each.name: [{name: str(getattr(row, name)) for name in names} for row in read_rows(each)]
         for each in sorted((path.parent / "navigation").glob("*.csv"))
     }
-
-
-# Its children are killed when they call a function for the last of so many times. It does not train itself: a process
-# that has trained cannot be forked.
-KILLER = """
-import itertools, json, os, pkgutil, signal, sys
-from unittest.mock import patch
-import torch._dynamo
-from benchmarks.learning.command import run
-from benchmarks.learning.plan import COMPARISON
-
-for place, count in json.loads(sys.argv[1]):
-    if (pid := os.fork()) == 0:
-        calls, called = itertools.count(1), pkgutil.resolve_name(place)
-
-        def die(*args, **kwargs):
-            if next(calls) == count:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return called(*args, **kwargs)
-
-        with patch(place, die):
-            run(COMPARISON, sys.argv[2:])
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, place
-"""
-# Between two checkpoints; before an evaluation; with a row in one of two files; before the page; in a checkpoint.
-KILLS = (
-    ("maml_rl.runs.run_folder.RunFolder.record", 3),
-    ("benchmarks.learning.training.evaluate", 2),
-    ("benchmarks.learning.training.write_rows", 2),
-    ("benchmarks.learning.command.write_page", 2),
-    ("maml_rl.runs.checkpoint.sync_folder", 3),
-)
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.timeout(300)
-def test_plan_that_is_killed_five_times_has_the_rows_of_an_undisturbed_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole, killed = plan_file(tmp_path / "whole"), plan_file(tmp_path / "killed")
-    carry_out(whole)
-    wanted = untimed_rows(whole)
-    assert {name: [each["iteration"] for each in rows] for name, rows in wanted.items()} == {
-        "promp.csv": ["0", "4", "8"],
-        "rl2.csv": ["0", "8", "16"],
-    }
-    assert "nothing is left" in capsys.readouterr().out
-    command = [sys.executable, "-c", KILLER, json.dumps(KILLS), *options_of(killed), "--train"]
-    subprocess.run(command, check=True, timeout=240, stdout=subprocess.DEVNULL)
-    carry_out(killed, "--left")
-    assert re.search(r"left: navigation, rl2, seed 0: from meta-update \d+ of 16, about", capsys.readouterr().out)
-    carry_out(killed)
-    assert untimed_rows(killed) == wanted
-    assert "| [rl2](navigation/rl2.csv) | 1 | 16 | 0.0 M |" in (tmp_path / "killed" / "page.md").read_text()
 
 
 @pytest.mark.slow

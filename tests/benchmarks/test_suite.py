@@ -54,25 +54,6 @@ def test_learners_of_experience_have_the_settings_of_a_config_for_the_family(nam
         assert planned.num_steps == shipped.num_steps
 
 
-def test_every_family_has_the_settings_of_rl2_that_suit_it() -> None:
-    for family in suite.SUITE.families.values():
-        settings = "rl2" if family.name in ("2d-navigation", "sparse-point-goal", "tabular-mdp") else "rl2-control"
-        assert {"rl2", "rl2-control"} & set(family.methods) == {settings}
-        assert ("pearl" in family.methods) == ("varibad" in family.methods) == family.name.endswith("-2x200")
-
-
-def test_learners_of_experience_have_their_own_batches_and_fewer_steps() -> None:
-    family = suite.SUITE.families["halfcheetah-vel-2x200"]
-    pearl, varibad, trpo = (suite.SUITE.methods[name] for name in ("pearl", "varibad", "maml-trpo"))
-    sizes = [
-        (config.meta_batch_size, config.fast_batch_size) for config in (m.config(family, 0) for m in (pearl, varibad))
-    ]
-    assert sizes == [(5, 1), (16, 2)]
-    assert env_steps_of(pearl.config(family, 0)) * pearl.points(family)[-1] == 1_000_000
-    for method in (varibad, trpo):
-        assert 19_000_000 < env_steps_of(method.config(family, 0)) * method.points(family)[-1] <= 20_000_000
-
-
 @pytest.mark.parametrize("name", ["2d-navigation", "halfcheetah-dir", "halfcheetah-vel", "ant-dir"])
 def test_rl2_has_as_many_training_episodes_as_gradient_based_methods(name: str) -> None:
     family, methods = suite.SUITE.families[name], suite.SUITE.methods

@@ -52,13 +52,6 @@ def test_computing_on_a_core_that_others_use_is_not_waiting(busy_core: None) -> 
     assert share < 0.1
 
 
-@pytest.mark.timeout(60)
-def test_sleeping_is_waiting() -> None:
-    seconds, share = measure_waiting(WaitsEnv())
-    assert seconds > 0.01
-    assert share > 0.5
-
-
 def test_waiting_is_the_wall_time_without_computing_where_the_system_tells_no_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -44,6 +44,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, a copy of the finished one."""
+    shutil.copytree(finished, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy"
+
+
 def compare_options(arguments: list[str]) -> argparse.Namespace:
     """Return the options of a comparison."""
     found: list[argparse.Namespace] = []
@@ -68,11 +76,7 @@ def test_configs_are_trained_to_equal_environment_steps(finished: Path) -> None:
     assert min(steps) >= 0.99 * 4 * 2 * 3 * 4 * 5
 
 
-def test_second_command_trains_nothing_and_writes_the_same_files(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(finished, tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
+def test_second_command_trains_nothing_and_writes_the_same_files(finished: Path, copied: Path) -> None:
     before = {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs_of(Path())}
     for path in ("figure.svg", "table.md"):
         Path(path).unlink()
@@ -176,8 +180,10 @@ def test_other_test_of_one_run_does_not_change_the_verdict(
         assert any("is not used here" in notice for notice in notices)
 
 
-# Each of the 40 combinations changes one thing of one config, and nothing that is finished may be taken for it.
-SETTINGS = {
+# Each changes one thing of one config, and nothing that is finished may be taken for it.
+OTHERS = {
+    "env-name": "PointGoal-v0",
+    "algorithm": "reptile",
     "fast-lr": 0.9,
     "num-steps": 2,
     "meta-batch-size": 5,
@@ -191,65 +197,48 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("way", ["--set", "edited", "other file"])
-@pytest.mark.parametrize("key", SETTINGS)
-def test_no_finished_run_is_taken_for_one_of_other_settings(
-    finished: Path, key: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(finished, tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
-    value, given = SETTINGS[key], "one.yaml"
-    if way == "--set":
-        changed = ["--set", f"{key}={json.dumps(value)}"]
-    else:
-        values = json.loads(Path(given).read_text())
-        values[key] = value
-        given = given if way == "edited" else "elsewhere/one.yaml"
+@pytest.mark.parametrize(
+    ("key", "way"), [*((key, "edited") for key in OTHERS), ("gamma", "--set"), ("gamma", "other file")]
+)
+def test_no_finished_run_is_taken_for_one_of_other_settings(copied: Path, key: str, way: str) -> None:
+    given = "elsewhere/one.yaml" if way == "other file" else "one.yaml"
+    changed = ["--set", f"{key}={json.dumps(OTHERS[key])}"] if way == "--set" else []
+    if not changed:
+        values = json.loads(Path("one.yaml").read_text())
         Path(given).parent.mkdir(exist_ok=True)
-        Path(given).write_text(json.dumps(values))
-        changed = []
-    options = compare_options([given, *changed, "--seeds", "3"])
-    (entry,) = compare._entries(options)
+        Path(given).write_text(json.dumps(values | {key: OTHERS[key]}))
+    (entry,) = compare._entries(compare_options([given, *changed, "--seeds", "3"]))
     assert entry.folder.name == f"one-{entry.identity[:8]}"
     assert not entry.folder.exists()
 
 
-@pytest.mark.parametrize("what", ["family", "algorithm", "seed", "length", "version", "learner's file", "two", "same"])
-def test_no_finished_run_is_taken_for_one_of_another_family_seed_or_length(
-    finished: Path, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["package_versions", "sources"])
+def test_no_finished_run_is_taken_for_one_of_another_version_or_learners_file(
+    copied: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(finished, tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
-    values = json.loads(Path("one.yaml").read_text())
-    changes = {"family": {"env-name": "PointGoal-v0"}, "algorithm": {"algorithm": "reptile"}}.get(what, {})
-    Path("one.yaml").write_text(json.dumps(values | changes))
-    if what == "version":
-        monkeypatch.setattr(identities, "package_versions", lambda: {"maml-rl": "9.9"})
-    if what == "learner's file":
-        monkeypatch.setattr(identities, "sources", lambda config: {"algorithm": "0" * 64})
-    given = ["one.yaml"]
-    if what == "two":
-        Path("b").mkdir()
-        Path("b/one.yaml").write_text(json.dumps(values | {"gamma": 0.5}))
-        given.append("b/one.yaml")
-    options = compare_options([*given, "--seeds", "4" if what == "seed" else "3"])
-    entries = compare._entries(options)
-    usual = Path("runs/compare/one")
-    if what in ("same", "seed", "length", "two"):
-        assert entries[0].folder == usual
-        # A seed more is trained, and a run of another length continues; others are taken.
-        assert [run.is_dir() for run in entries[0].runs(options.seeds)] == [True] * 3 + [False] * (what == "seed")
-        assert len({entry.folder for entry in entries}) == len(given)
-    else:
-        assert entries[0].folder != usual
-        assert not entries[0].folder.exists()
+    monkeypatch.setattr(identities, what, lambda *given: {"algorithm": "0" * 64})
+    (entry,) = compare._entries(compare_options(["one.yaml", "--seeds", "3"]))
+    assert not entry.folder.exists()
+
+
+@pytest.mark.parametrize("seeds", [3, 4])
+def test_finished_runs_are_taken_and_a_seed_more_is_trained(copied: Path, seeds: int) -> None:
+    options = compare_options(["one.yaml", "--seeds", str(seeds)])
+    (entry,) = compare._entries(options)
+    assert entry.folder == Path("runs/compare/one")
+    assert [run.is_dir() for run in entry.runs(options.seeds)] == [True] * 3 + [False] * (seeds - 3)
+
+
+def test_two_configs_of_one_file_name_have_folders_of_their_own(copied: Path) -> None:
+    Path("b").mkdir()
+    Path("b/one.yaml").write_text(json.dumps(json.loads(Path("one.yaml").read_text()) | {"gamma": 0.5}))
+    first, second = compare._entries(compare_options(["one.yaml", "b/one.yaml", "--seeds", "3"]))
+    assert first.folder == Path("runs/compare/one") != second.folder
 
 
 def test_run_that_diverges_is_named_and_the_others_are_compared(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(finished, tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
     trained = []
 
     def fails(config: object, run: Path, **options: object) -> None:
@@ -299,15 +288,8 @@ def test_longer_run_is_measured_where_the_shorter_one_ended(finished: Path, tmp_
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line_before_training(
-    finished: Path,
-    arguments: list[str],
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    copied: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(finished, tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
     Path("longer.yaml").write_text(json.dumps(SMALL | {"max-episode-steps": 11}))
     before = sorted(Path().rglob("*"))
     assert cli.main(["compare", *arguments, *OF_ALL]) == 2

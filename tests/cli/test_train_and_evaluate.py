@@ -25,19 +25,12 @@ from maml_rl.experiment import evaluate as evaluation_module
 from maml_rl.runs import metrics as metrics_module
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.metrics import read_metrics
+from tests import small_runs
+from tests.small_runs import assert_same_run, snapshot, untimed
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SMALL = """\
-env-name: 2DNavigation-v0
-max-episode-steps: 10
-hidden-sizes: [8]
-fast-batch-size: 4
-meta-batch-size: 3
-num-batches: 4
-cg-iters: 3
-checkpoint-every: 2
-"""
+SMALL = json.dumps(small_runs.SMALL | {"num-batches": 4})
 
 
 @pytest.fixture
@@ -65,21 +58,8 @@ def exit_code(run: Callable[[list[str]], int], options: list[str]) -> int:
         return int(exit_.code or 0)
 
 
-def snapshot(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_another_run_is_overwritten_only_on_request(
-    run_folder: Path, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = snapshot(run_folder)
-    assert exit_code(run_train, ["--config", str(config), "--output-folder", str(run_folder)]) == 2
-    assert "holds another run" in capsys.readouterr().err
-    assert snapshot(run_folder) == before
-
-
 @pytest.mark.parametrize(
-    "change", [("hidden-sizes: [8]", "hidden-sizes: [9]"), ("2DNavigation-v0", "HalfCheetahDir-v5")]
+    "change", [('"hidden-sizes": [8]', '"hidden-sizes": [9]'), ("2DNavigation-v0", "HalfCheetahDir-v5")]
 )
 def test_checkpoint_of_another_architecture_is_refused_with_both_shapes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path, change: tuple[str, str]
@@ -353,13 +333,6 @@ def test_full_disk_while_metrics_are_written_names_the_file_and_how_to_continue(
     assert [row["iteration"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2, 3]
 
 
-def test_folder_of_a_single_run_does_not_accept_seeds(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = snapshot(run_folder)
-    assert exit_code(run_train, ["--output-folder", str(run_folder), "--seeds", "0", "--resume"]) == 2
-    assert "is the folder of a single run; choose another --output-folder" in capsys.readouterr().err
-    assert snapshot(run_folder) == before
-
-
 def test_default_folder_is_named_after_the_config(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -424,29 +397,11 @@ def test_newest_of_the_runs_of_a_config_is_resumed(
     assert [len(read_metrics(Path("runs", name, "metrics.jsonl"))) for name in ("small", "small-2")] == [1, 2]
 
 
-def test_bad_input_without_a_folder_leaves_nothing_behind(
-    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = snapshot(tmp_path)
-    assert exit_code(run_train, [str(config), "--env-kwargs", "{hihg: 1}"]) == 2
-    assert snapshot(tmp_path) == before
-    assert not (tmp_path / "runs").exists()
-
-
 def test_default_config_is_2d_navigation(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     small = ["--num-batches", "1", "--meta-batch-size", "2", "--fast-batch-size", "2", "--num-workers", "0"]
     assert run_train(["--output-folder", str(folder), *small]) == 0
     assert load_config(folder / "config.json").env_name == "2DNavigation-v0"
-
-
-def test_resume_needs_only_the_folder(tmp_path: Path, config: Path) -> None:
-    folder = tmp_path / "run"
-    common = ["--output-folder", str(folder), "--num-workers", "0"]
-    assert run_train(["--config", str(config), "--num-batches", "2", *common]) == 0
-    assert run_train(["--resume", "--num-batches", "4", *common]) == 0
-    assert [row["iteration"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2, 3]
 
 
 @pytest.mark.slow
@@ -520,11 +475,6 @@ def lines_in(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def untimed(folder: Path) -> list[dict[str, object]]:
-    rows = read_metrics(folder / "metrics.jsonl")
-    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
@@ -577,9 +527,7 @@ def test_interrupted_run_resumes_bit_identically_from_its_last_finished_iteratio
     last = ["--num-batches", str(saved + 2), "--num-workers", "0"]
     assert run_train([*settings, *last, "--output-folder", str(run), "--resume"]) == 0
     assert run_train([*settings, *last, "--output-folder", str(undisturbed)]) == 0
-    assert untimed(run) == untimed(undisturbed)
-    found, wanted = (latest_intact(folder / "checkpoints")[1] for folder in (run, undisturbed))
-    assert all(found.tensors[name].equal(tensor) for name, tensor in wanted.tensors.items())
+    assert_same_run(run, undisturbed)
 
 
 # Makes its standard input the terminal of its session, and becomes the command.
@@ -709,13 +657,9 @@ def test_killed_run_leaves_no_process_and_resumes_bit_identically(
     assert script.survivors() == []
     assert lines_in(killed / "metrics.jsonl") < 20, "the run was over before it was killed"
     assert run_train(["--resume", "--output-folder", str(killed), "--num-workers", "0"]) == 0
-    assert untimed(killed) == untimed(undisturbed)
-    found, wanted = (latest_intact(folder / "checkpoints")[1] for folder in (killed, undisturbed))
-    assert found.iteration == 20
-    assert bool(wanted.learner) == (algorithm == "meta-sgd")
-    for mine, theirs in ((found.tensors, wanted.tensors), (found.learner, wanted.learner)):
-        assert mine.keys() == theirs.keys()
-        assert all(mine[name].equal(tensor) for name, tensor in theirs.items())
+    assert_same_run(killed, undisturbed)
+    last = latest_intact(killed / "checkpoints")[1]
+    assert (last.iteration, bool(last.learner)) == (20, algorithm == "meta-sgd")
 
 
 @pytest.mark.slow

@@ -86,6 +86,11 @@ COMMANDS: dict[str, Callable[..., int]] = {
         ["record", str(run / "config.json"), "--output", "recorded", "--tasks", "2", "--num-workers", "0", *options]
     ),
 }
+# Every spelling once, and every command; nightly each with all others.
+BY_DAY = {*product(SPELLINGS, ["test"]), *product(["weights of a mixture"], COMMANDS)}
+EVERY = [
+    pytest.param(*case, marks=[] if case in BY_DAY else pytest.mark.nightly) for case in product(SPELLINGS, COMMANDS)
+]
 # Every command that needs no second run and no Optuna with one name, and one command with every name.
 CASES = [
     *((NAMES[0], command) for command in COMMANDS if command not in ("compare runs", "tune")),
@@ -122,7 +127,7 @@ def hostile_run(request: pytest.FixtureRequest, place: Path, honest_run: Path) -
     return run
 
 
-@pytest.mark.parametrize(("hostile_run", "command"), list(product(SPELLINGS, COMMANDS)), indirect=["hostile_run"])
+@pytest.mark.parametrize(("hostile_run", "command"), EVERY, indirect=["hostile_run"])
 def test_run_of_another_user_executes_nothing(
     hostile_run: Path, command: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -298,6 +298,7 @@ FILE_CASES: list[Case] = [
         )
     ],
     (train("--output-folder", "file/x", "--seeds", "1", "2"), ["file is a file"]),
+    (train("--output-folder", "run", "--seeds", "0", "--resume"), ["is the folder of a single run; choose another"]),
     (train("--output-folder", "run", "--resume", "--overwrite"), ["--resume continues the run in run, and --over"]),
     (train("--output-folder", "run", "--resume", "--seed", "5"), ["made with another 'seed'"]),
     *[
@@ -346,11 +347,8 @@ FILE_CASES: list[Case] = [
             ("x" * 300, ["--checkpoint", "too long for a file system"]),
         )
     ],
-    # In a worker: the number of workers is that of the machine.
-    (
-        ["train.py", "--config", "small.yaml", "--output-folder", "out", "--env-kwargs", "{hihg: 1}"],
-        ["hihg", "did you mean 'high'"],
-    ),
+    # In a worker: the number of workers is that of the machine; and in no folder of a usual name.
+    (["train.py", "--config", "small.yaml", "--env-kwargs", "{hihg: 1}"], ["hihg", "did you mean 'high'"]),
     *[
         (evaluate(*options), words)
         for options, words in (
@@ -385,12 +383,10 @@ ZOO_CASES: list[Case] = [
     *[
         (["zoo", "add", "run", "--name", name], words)
         for name, words in (
-            ("rl2", ["'rl2' is above the policy 'rl2/"]),
             ("../mine", ["is not a name for the zoo"]),
             ("\udcff", ["--name", "UTF-8"]),
         )
     ],
-    (["zoo", "add", "run", "--name", "2d-navigation"], ["the zoo has a policy '2d-navigation'", "--overwrite"]),
     (["zoo", "add", "run"], ["required: --name"]),
     (["zoo", "add", "nowhere", "--name", "mine"], ["nowhere/config.json", "No such file"]),
 ]

@@ -453,13 +453,6 @@ def test_mapped_file_without_room_is_refused_before_anything_is_written(
         replay.append(make_batch(np.random.default_rng(0)))
 
 
-def test_steps_move_to_a_device() -> None:
-    replay = Replay(100)
-    replay.append(make_batch(np.random.default_rng(0)))
-    moved = replay.sample_transitions(np.random.default_rng(0), 3).to("meta")
-    assert moved.rewards.device == moved.infos["sparse"].device == torch.device("meta")
-
-
 def forged_states(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield states that no replay buffer has returned, by what is wrong with them."""
     segment = state["segments"][0]

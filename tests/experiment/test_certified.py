@@ -7,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-import torch
 
 from maml_rl.cli.main import main
-from maml_rl.envs import SampleTaskOnReset, make_vector_env
+from maml_rl.envs import make_vector_env
 from maml_rl.errors import ConfigError
 from maml_rl.experiment import certified
 from maml_rl.experiment.build import Experiment, make_experiment
@@ -240,27 +238,6 @@ def test_the_distance_to_the_nearest_task_is_euclidean() -> None:
     others = [{"goal": np.array([1.0, 0.5])}, {"goal": np.array([9.0, 9.0])}]
     assert nearest(tasks, others) == pytest.approx(0.5)
     assert nearest(tasks, []) == float("inf")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_policy_of_stable_baselines_is_measured(stable_baselines3: Any) -> None:
-    env = SampleTaskOnReset(gymnasium.make("Wind-v0"))
-    with torch.random.fork_rng(devices=[]):
-        model = stable_baselines3.PPO("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu")
-
-    class Model:
-        def reset(self, num_tasks: int) -> None:
-            self.calls = 0
-
-        def act(self, observations: Any, rewards: Any, dones: Any) -> Any:
-            self.calls += 1
-            return model.predict(observations, deterministic=True)[0]
-
-    policy = Model()
-    evaluation = measure(policy, replace(BENCHMARKS["wind-v1"], repetitions=1))
-    assert evaluation.returns.shape == (100, 1, 1)
-    assert policy.calls == 75
 
 
 def test_tasks_that_a_policy_was_trained_on_are_refused() -> None:

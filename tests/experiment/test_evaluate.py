@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from maml_rl.config import Config
-from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
@@ -17,18 +15,7 @@ from maml_rl.experiment.sampling import make_sampler
 from maml_rl.results import statistics as intervals
 from maml_rl.results.evaluation import Evaluation, interval_scope, pooled_intervals
 from maml_rl.results.statistics import interquartile_mean, mean
-
-SMALL = {
-    "env-name": "2DNavigation-v0",
-    "max-episode-steps": 10,
-    "hidden-sizes": [8],
-    "fast-batch-size": 4,
-}
-
-
-def config_of(**values: Any) -> Config:
-    settings = SMALL | {key.replace("_", "-"): value for key, value in values.items()}
-    return Config.from_mapping(parse_mapping(json.dumps(settings), "x.yaml"))
+from tests.small_runs import config_of
 
 
 def small_evaluation(**options: Any) -> Evaluation:
@@ -36,18 +23,6 @@ def small_evaluation(**options: Any) -> Evaluation:
         make_experiment(config_of(halve_step_size="once", fast_lr=options.pop("fast_lr", 0.1))),
         **{"tasks": 6, "meta_batch_size": 3, "num_steps": 2, "num_workers": 0, **options},
     )
-
-
-def test_every_task_has_returns_after_every_step() -> None:
-    evaluation = small_evaluation()
-    assert evaluation.returns.shape == (6, 3, 4)
-    assert len(evaluation.tasks) == 6
-    assert len({task["goal"].tobytes() for task in evaluation.tasks}) == 6
-    assert np.isfinite(evaluation.returns).all()
-
-
-def test_evaluation_without_steps_is_without_adaptation() -> None:
-    assert small_evaluation(num_steps=0).returns.shape == (6, 1, 4)
 
 
 @pytest.mark.slow
@@ -151,47 +126,6 @@ def test_interval_of_one_adaptation_to_fixed_tasks_is_unknown_with_the_remedy() 
     assert "--repetitions" in interval_scope([once])
 
 
-@pytest.mark.parametrize("statistic", [mean, interquartile_mean])
-@pytest.mark.parametrize("repetitions", [2, 3, 5])
-def test_interval_of_one_policy_on_fixed_tasks_covers_its_mean_on_them(
-    statistic: intervals.Statistic, repetitions: int
-) -> None:
-    rng = np.random.default_rng(repetitions)
-    tasks = rng.normal(0.0, 2.0, (20, 1, 1))
-    # The dimension of gradient steps holds 500 experiments; the adaptations differ more than their episodes.
-    adaptations = tasks[..., None] + rng.normal(0.0, 2.0, (20, 500, repetitions, 1))
-    episodes = adaptations + rng.normal(0.0, 0.5, (20, 500, repetitions, 4))
-    evaluation = fixed_evaluation(episodes.reshape(20, 500, -1), repetitions)
-    truth = intervals.pooled([tasks[:, 0]], statistic)[0]
-    _, low, high = evaluation.intervals(statistic).T
-    assert 0.90 <= ((low <= truth) & (truth <= high)).mean() <= 0.98
-
-
-@pytest.mark.parametrize("policies", [2, 3, 5])
-def test_interval_of_policies_on_fixed_tasks_covers_the_algorithm_on_them(policies: int) -> None:
-    rng = np.random.default_rng(policies)
-    tasks = rng.normal(0.0, 2.0, (20, 1))
-    evaluations = [
-        fixed_evaluation((tasks + rng.normal(0.0, 2.0, 500) + rng.normal(0.0, 2.0, (20, 500)))[..., None], 1)
-        for _ in range(policies)
-    ]
-    _, low, high = pooled_intervals(evaluations).T
-    assert 0.90 <= ((low <= tasks.mean()) & (tasks.mean() <= high)).mean() <= 0.98
-
-
-@pytest.mark.slow
-def test_interval_on_fixed_navigation_tasks_covers_the_mean_of_many_adaptations() -> None:
-    tasks = [{"goal": np.array(goal)} for goal in ([0.3, 0.2], [-0.4, 0.1], [0.0, -0.5])]
-    # A step so large that the adapted parameters are mostly noise.
-    every = small_evaluation(tasks=tasks, num_steps=1, fast_lr=2.0, repetitions=90)
-    assert every.returns.shape == (3, 2, 360)
-    truth = every.task_returns().mean(axis=0)
-    thirty = [replace(every, returns=part, repetitions=3) for part in np.split(every.returns, 30, axis=2)]
-    bounds = np.stack([each.intervals() for each in thirty])
-    covered = ((bounds[..., 1] <= truth) & (truth <= bounds[..., 2])).mean(axis=0)
-    assert (covered >= 0.85).all(), covered
-
-
 def test_interval_of_several_policies_leaves_out_one_at_a_time() -> None:
     policies = [evaluation_of(np.full((40, 2, 3), level)) for level in (0.0, 10.0, 20.0)]
     moved = [replace(each, tasks=each.tasks[::order]) for each, order in zip(policies, (1, -1, 1), strict=True)]
@@ -204,15 +138,6 @@ def test_interval_of_several_policies_leaves_out_one_at_a_time() -> None:
             # Leaving out one of three policies moves the interquartile mean of the others as far as their mean.
             np.testing.assert_allclose(bounds[:, 1:], [[10.0 - reach, 10.0 + reach]] * 2, rtol=1e-3)
     assert "include the seeds of training" in interval_scope(policies)
-
-
-def test_drawn_tasks_that_all_policies_share_make_the_interval_wider() -> None:
-    rng = np.random.default_rng(0)
-    tasks = rng.normal(0.0, 20.0, (20, 1, 1))
-    policies = [evaluation_of(np.broadcast_to(tasks + level, (20, 2, 3))) for level in (0.0, 1.0, 2.0)]
-    shared = pooled_intervals(policies)
-    fixed = pooled_intervals([replace(each, fixed_tasks=True) for each in policies])
-    assert (shared[:, 2] > fixed[:, 2] + 1.0).all()
 
 
 def test_interquartile_mean_is_over_tasks_however_the_interval_is_computed() -> None:
@@ -229,12 +154,6 @@ def test_policies_have_equal_weights_and_share_the_least_number_of_steps() -> No
     bounds = pooled_intervals([many, few])
     assert bounds.shape == (1, 3)
     assert bounds[0, 0] == pytest.approx(4.0)
-
-
-def test_interquartile_mean_ignores_an_outlier_task() -> None:
-    returns = 1.0 + 1e-4 * np.random.default_rng(0).normal(size=(40, 2, 3))
-    returns[3] = -1e6
-    assert evaluation_of(returns).intervals(interquartile_mean)[0].tolist() == pytest.approx([1.0] * 3, abs=1e-3)
 
 
 @pytest.mark.slow

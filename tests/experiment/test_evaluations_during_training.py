@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from maml_rl import load_policy
 from maml_rl.config import Config
@@ -23,7 +22,7 @@ from maml_rl.runs.checkpoint import find_checkpoint, latest_intact, list_checkpo
 from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.task_distributions.task_files import save_tasks
 from tests import small_runs
-from tests.small_runs import untimed
+from tests.small_runs import assert_same_run, untimed
 
 TASKS = [{"goal": [0.3, -0.2]}, {"goal": [0.1, 0.4]}]
 
@@ -54,11 +53,6 @@ def evaluations(folder: Path) -> dict[int, list[float]]:
 
 def parameters(folder: Path) -> dict[str, torch.Tensor]:
     return latest_intact(folder / "checkpoints")[1].tensors
-
-
-def assert_same(found: Path, wanted: Path) -> None:
-    assert untimed(found) == untimed(wanted)
-    assert all(torch.equal(parameters(found)[name], tensor) for name, tensor in parameters(wanted).items())
 
 
 def evaluated_afterward(config: Config, run: Path, checkpoint: int) -> Evaluation:
@@ -101,24 +95,6 @@ def test_tasks_are_neither_those_of_training_nor_those_of_a_later_test(evaluated
     assert not mine & others
 
 
-def test_evaluations_are_written_as_tensorboard_events(evaluated: Path) -> None:
-    (events,) = (evaluated / "tensorboard").glob("events.*")
-    accumulator = EventAccumulator(str(events)).Reload()
-    scalars = accumulator.Scalars("evaluation/return/step_2")
-    assert [event.step for event in scalars] == [1, 3, 5]
-    np.testing.assert_allclose(
-        [event.value for event in scalars], [each[2] for each in evaluations(evaluated).values()]
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(60)
-@pytest.mark.usefixtures("forked_workers")
-def test_number_of_workers_does_not_change_evaluations(tmp_path: Path, evaluated: Path) -> None:
-    train(config_of(), tmp_path, num_workers=2)
-    assert_same(tmp_path, evaluated)
-
-
 class Killed(CheckpointError):
     """Stands for SIGKILL: nothing more is saved, as where a checkpoint cannot be written."""
 
@@ -138,8 +114,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseE
     monkeypatch.setattr("maml_rl.experiment.train.evaluate", evaluate_and_fail)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize(("number", "error"), [(1, Killed), (2, KeyboardInterrupt), (3, Killed)])
 def test_run_interrupted_during_an_evaluation_makes_each_once(
     tmp_path: Path, evaluated: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
 ) -> None:
@@ -148,19 +123,7 @@ def test_run_interrupted_during_an_evaluation_makes_each_once(
         with pytest.raises(error):
             train(config_of(), tmp_path, num_workers=0)
     train(config_of(), tmp_path, num_workers=0, resume=True)
-    assert_same(tmp_path, evaluated)
-
-
-@pytest.mark.parametrize("iteration", range(6))
-def test_run_interrupted_anywhere_makes_each_evaluation_once(tmp_path: Path, evaluated: Path, iteration: int) -> None:
-    def stop(metrics: Metrics) -> None:
-        if metrics["iteration"] == iteration:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train(config_of(checkpoint_every=4), tmp_path, num_workers=0, on_iteration=stop)
-    train(config_of(checkpoint_every=4), tmp_path, num_workers=0, resume=True)
-    assert_same(tmp_path, evaluated)
+    assert_same_run(tmp_path, evaluated)
 
 
 @pytest.mark.slow
@@ -217,11 +180,6 @@ def test_best_checkpoint_follows_evaluations_that_begin_in_a_resumed_run(
     assert find_checkpoint("best", tmp_path / "checkpoints")[1].iteration == 6
 
 
-def test_missing_checkpoint_is_named_with_the_kept_ones(tmp_path: Path, evaluated: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no checkpoint of iteration 3; those that were kept are: 0, 2, 4, 6"):
-        load_policy(evaluated, 3)
-
-
 @pytest.fixture
 def held_out(tmp_path: Path) -> Callable[[str], str]:
     def write(env_name: str) -> str:
@@ -239,7 +197,7 @@ def test_tasks_of_a_file_are_stored_in_the_run(tmp_path: Path, held_out: Callabl
     train(config.override({"num-batches": 3}), tmp_path / "run", num_workers=0)
     Path(path).write_text("")
     train(config, tmp_path / "run", num_workers=0, resume=True)
-    assert_same(tmp_path / "run", tmp_path / "whole")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
     kept = json.loads((tmp_path / "run" / "evaluation-tasks.json").read_text())
     assert kept == {"env-name": "2DNavigation-v0", "tasks": TASKS}
     train(config_of(num_batches=1), tmp_path / "run", num_workers=0, overwrite=True)

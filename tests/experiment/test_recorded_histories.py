@@ -33,7 +33,6 @@ from maml_rl.experiment import record as record_module
 from maml_rl.experiment.record import Recorded, record, record_run
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.single_task import SingleTaskPPO
-from maml_rl.policies.classical.counting import check_countable
 from maml_rl.runs.atomic_files import LOCK, check_creatable, lock_folder
 from maml_rl.runs.segments import write_segment
 from tests.numbered_env import NumberedEnv
@@ -481,14 +480,6 @@ def test_classical_learner_without_beliefs_about_the_family_is_refused(
     with pytest.raises(ConfigError, match=message) as caught:
         record(config, tmp_path, num_tasks=2, learner=learner, minari=False)
     assert "\n" not in str(caught.value)
-
-
-def test_tables_need_states_that_can_be_counted() -> None:
-    for space in (spaces.Box(-1.0, 1.0, (2,)), spaces.Box(0.0, 1.0, (2, 2)), spaces.MultiBinary(2)):
-        with pytest.raises(TypeError, match="states that can be counted"):
-            check_countable(space)
-    for space in (spaces.Box(0.0, 1.0, (2,)), spaces.Discrete(2)):
-        check_countable(space)
 
 
 def test_settings_of_the_learner_replace_those_of_the_config_that_it_uses(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +107,12 @@ def test_recording_has_the_same_bytes_for_any_number_of_threads(
     }
     keys |= {"num_batches": 3, "num_workers": 0}
     found = []
-    for number in (1, 2, 4):
+    for number in (1, 4):
         threads(number)
         folder = record(config_of(**keys), tmp_path / str(number), num_tasks=20, learner=learner, minari=False).folder
         found.append({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
-    assert found[1:] == found[:1] * 2
-    assert learner != "ppo" or {many for _, count, many in chunks if count > 1} == {1, 2, 4}
+    assert found[0] == found[1]
+    assert learner != "ppo" or {many for _, count, many in chunks if count > 1} == {1, 4}
 
 
 def test_chunks_of_batches_collected_ahead_have_as_many_threads_as_those_of_updates(
@@ -158,19 +157,11 @@ def test_sampler_in_another_thread_changes_nothing_of_a_training(
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "setting"),
-    [
-        ("maml-trpo", torch.no_grad),
-        # It is the stricter of the two.
-        *((name, torch.inference_mode) for name in ("maml-trpo", "rl2", "rsac", "pearl", "ad")),
-    ],
-)
-def test_run_is_the_same_where_gradients_are_off(
-    algorithm: str, setting: Callable[[], AbstractContextManager[Any]], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "rl2", "pearl", "ad"])
+def test_run_is_the_same_where_gradients_are_off(algorithm: str, tmp_path: Path) -> None:
     train(config(algorithm), tmp_path / "usual", num_workers=0)
-    with setting():
+    # It is stricter than `no_grad`.
+    with torch.inference_mode():
         train(config(algorithm), tmp_path / "off", num_workers=0)
         assert not torch.is_grad_enabled()
     assert content(tmp_path / "off") == content(tmp_path / "usual")

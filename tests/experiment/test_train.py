@@ -1,6 +1,5 @@
 import hashlib
 import itertools
-import json
 import os
 from pathlib import Path
 from threading import Event
@@ -12,45 +11,22 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from maml_rl.config import Config, load_config
-from maml_rl.config.yaml_source import parse_mapping
+from maml_rl.config import load_config
 from maml_rl.envs.families.navigation import Navigation2DVectorEnv
-from maml_rl.errors import CheckpointError, ChildEnvError, ConfigError
+from maml_rl.errors import ChildEnvError, ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.runs.checkpoint import latest_intact, list_checkpoints
 from maml_rl.runs.metrics import Metrics, read_metrics
 from tests.envs.third_party import WordEnv
-from tests.small_runs import config_of, untimed
+from tests.small_runs import assert_same_run, config_of, train_until
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 def parameters(folder: Path) -> dict[str, torch.Tensor]:
     return latest_intact(folder / "checkpoints")[1].tensors
-
-
-def assert_same_run(found: Path, wanted: Path) -> None:
-    assert untimed(found) == untimed(wanted)
-    assert parameters(found).keys() == parameters(wanted).keys()
-    for name, tensor in parameters(wanted).items():
-        assert torch.equal(parameters(found)[name], tensor), name
-
-
-class Interruption(CheckpointError):
-    """Stands for a kill: nothing more is saved, as where a checkpoint cannot be written."""
-
-
-def train_until(iteration: int, config: Config, folder: Path, **options: Any) -> None:
-    """Train, and interrupt right after `iteration` was recorded."""
-
-    def stop(metrics: Metrics) -> None:
-        if metrics["iteration"] == iteration:
-            raise Interruption
-
-    with pytest.raises(Interruption):
-        train(config, folder, num_workers=0, on_iteration=stop, **options)
 
 
 @pytest.mark.slow
@@ -78,20 +54,6 @@ def test_methods_train_on_the_same_tasks_and_only_the_oracle_sees_them() -> None
     assert tasks[0] == tasks[1] == tasks[2]
     assert torch.equal(observations[0], observations[1])
     torch.testing.assert_close(observations[2][:, 2:], torch.tensor(tasks[0]), rtol=0.0, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_oracle_learns_what_no_blind_policy_can(tmp_path: Path) -> None:
-    # A bandit's tasks are the means of its arms: with them a policy soon pulls the best, for 5/6; without, 1/2.
-    settings = {"env-name": "Bandit-K5-v0", "meta-batch-size": 40, "fast-batch-size": 20, "num-batches": 40}
-    reached = {}
-    for method in ("pretrain", "oracle"):
-        config = Config.from_mapping(parse_mapping(json.dumps({**settings, "method": method, "max-kl": 0.1}), "x.yaml"))
-        train(config, tmp_path / method, num_workers=0)
-        rows = read_metrics(tmp_path / method / "metrics.jsonl")
-        reached[method] = sum(row["return/step_0"] for row in rows[-5:]) / 5
-    assert reached["pretrain"] == pytest.approx(0.5, abs=0.06)
-    assert reached["oracle"] > 0.65
 
 
 def test_oracle_of_tasks_that_are_not_numbers_is_refused_before_any_process_starts(
@@ -148,34 +110,6 @@ def test_first_iteration_agrees_with_the_sampler(undisturbed: Path) -> None:
     assert row["env_steps"] == int(train_episodes[0].mask.sum() + valid_episodes.mask.sum())
 
 
-def test_parameters_change_and_the_surrogate_falls(undisturbed: Path) -> None:
-    initial = make_experiment(config_of()).policy.state_dict()
-    assert any(not torch.equal(initial[name], tensor) for name, tensor in parameters(undisturbed).items())
-    assert any(row["loss/after"] < row["loss/before"] for row in read_metrics(undisturbed / "metrics.jsonl"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2, pytest.param(3, marks=pytest.mark.nightly)]
-)
-def test_training_is_bit_identical_for_any_number_of_workers(
-    tmp_path: Path, undisturbed: Path, num_workers: int
-) -> None:
-    train(config_of(), tmp_path / "run", num_workers=num_workers)
-    assert_same_run(tmp_path / "run", undisturbed)
-
-
-def test_training_with_waves_of_episodes_runs(tmp_path: Path) -> None:
-    train(config_of(slots_per_task=2, num_batches=1), tmp_path / "run", num_workers=0)
-    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[0]["env_steps"] > 0
-
-
-def test_another_seed_samples_other_episodes(tmp_path: Path, undisturbed: Path) -> None:
-    train(config_of(seed=1, num_batches=1), tmp_path / "run", num_workers=0)
-    assert untimed(tmp_path / "run")[0]["digest"] != untimed(undisturbed)[0]["digest"]
-
-
 @pytest.mark.parametrize("iteration", range(5))
 def test_run_interrupted_anywhere_and_resumed_is_bit_identical(
     tmp_path: Path, undisturbed: Path, iteration: int
@@ -185,7 +119,7 @@ def test_run_interrupted_anywhere_and_resumed_is_bit_identical(
     assert_same_run(tmp_path, undisturbed)
 
 
-def test_run_interrupted_repeatedly_is_bit_identical(tmp_path: Path, undisturbed: Path) -> None:
+def test_run_interrupted_and_resumed_repeatedly_is_bit_identical(tmp_path: Path, undisturbed: Path) -> None:
     train_until(0, config_of(), tmp_path)
     for iteration in (2, 3, 4):
         train_until(iteration, config_of(), tmp_path, resume=True)
@@ -216,18 +150,6 @@ def test_finished_run_does_nothing_when_resumed(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*.*")} == before
 
 
-def test_several_inner_steps_have_a_return_each(tmp_path: Path) -> None:
-    train(config_of(num_steps=3, num_batches=1), tmp_path, num_workers=0)
-    row = read_metrics(tmp_path / "metrics.jsonl")[0]
-    assert [key for key in row if key.startswith("return/")] == [f"return/step_{step}" for step in range(4)]
-
-
-@pytest.mark.parametrize("env_name", ["Bandit-K5-v0", "TabularMDP-v0"])
-def test_families_with_discrete_actions_train(tmp_path: Path, env_name: str) -> None:
-    train(config_of(env_name=env_name, max_episode_steps=None, num_batches=2), tmp_path, num_workers=0)
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
-
-
 def test_profile_accounts_for_the_time_of_an_iteration(tmp_path: Path) -> None:
     train(config_of(num_batches=2), tmp_path, num_workers=0, profile=True)
     for row in read_metrics(tmp_path / "metrics.jsonl"):
@@ -237,36 +159,9 @@ def test_profile_accounts_for_the_time_of_an_iteration(tmp_path: Path) -> None:
         assert 0.3 < sum(shares.values()) <= 1.001
 
 
-def test_wrong_environment_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'env-name' in .*'2DNavigatoin-v0'; did you mean '2DNavigation-v0'"):
-        train(config_of(env_name="2DNavigatoin-v0"), tmp_path / "run", num_workers=0)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"hihg": 1.0}, r"'env-kwargs.hihg' in .*no argument 'hihg'; did you mean 'high'\?"),
-        ({"low": "deep"}, r"'env-kwargs' in .*cannot be made"),
-        ({"low": 2.0, "high": 1.0}, r"'env-kwargs' in .*cannot be made"),
-    ],
-)
-def test_wrong_argument_of_an_environment_is_refused(tmp_path: Path, kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        train(config_of(env_kwargs=kwargs), tmp_path / "run", num_workers=0)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_wrong_argument_that_a_family_passes_on_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'env-kwargs.engin' in .*no argument 'engin'; did you mean 'engine'\?"):
         train(config_of(env_name="AntDir-v5", env_kwargs={"engin": "mujoco"}), tmp_path / "run", num_workers=0)
-
-
-@pytest.mark.parametrize("env_name", ["CartPole-v1", "no_such_module:Env-v0"])
-def test_environment_that_is_not_a_family_is_refused(tmp_path: Path, env_name: str) -> None:
-    with pytest.raises(ConfigError, match="'env-name' in"):
-        train(config_of(env_name=env_name), tmp_path / "run", num_workers=0)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_slots_that_do_not_divide_the_episodes_are_refused(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import torch
 from gymnasium import spaces
 
 from maml_rl.config import Config, load_config
-from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
+from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience import Histories
 from maml_rl.experience.histories import EnvKind
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.metalearners.ad import AD
 from maml_rl.metalearners.history_learner import LearnedTasks
-from maml_rl.policies import Attention, NormalMLPPolicy, TransformerPolicy
+from maml_rl.policies import NormalMLPPolicy
 from maml_rl.policies.heads import GaussianHead, LatentGaussianHead
 from maml_rl.runs.checkpoint import Checkpoint, restore
 from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
@@ -46,16 +46,6 @@ def test_loss_is_the_mean_cross_entropy_with_smoothed_targets() -> None:
             target[actions[step, column]] += 0.8
             total -= (target * np.log(probabilities)).sum()
     assert float(learner.imitation((logits,), actions)) == pytest.approx(total / 12, rel=1e-12)
-
-
-def test_loss_of_gaussian_actions_is_their_negative_log_density() -> None:
-    seen, done = spaces.Box(-1.0, 1.0, (2 + 2 + 2,)), spaces.Box(-1.0, 1.0, (2,))
-    policy = TransformerPolicy(seen, done, 8, Attention(4, num_layers=1, num_heads=2), value="none")
-    learner = AD(policy, None, settings=AD.Settings(context=4))
-    outputs = policy.unroll(torch.zeros(4, 3, 6)).distribution
-    actions = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
-    expected = -policy.distributions.distribution(outputs).log_prob(actions).mean()
-    assert torch.allclose(learner.imitation(outputs, actions), expected)
 
 
 BOX_CONFIG = {"env_name": "PointGoal-v0", "env_kwargs": {}, "fast_batch_size": 1, "observe_last": True}
@@ -147,13 +137,6 @@ def test_step_size_rises_then_falls_to_zero_by_the_gradient_steps_of_the_whole_r
     assert np.allclose(found, [min(1.0, (step + 1) / 4) * (1 - step / 12) for step in range(12)])
 
 
-def test_gradient_that_is_not_finite_stops_the_training() -> None:
-    learner = make()
-    learner.histories.rewards[:] = np.inf
-    with pytest.raises(NonFiniteError, match="lower learning-rate"):
-        learner.learn(learner.store_of(()), 0)
-
-
 def test_tasks_of_the_histories_are_refused_in_a_test_even_without_the_data_set(tmp_path: Path) -> None:
     learner = make()
     saved = Checkpoint(1, dict(learner.policy.state_dict()), None, {"algorithm": "ad"}, learner.state_dict())
@@ -208,14 +191,6 @@ def test_wrong_policies_and_settings_are_refused_in_one_line() -> None:
         make_experiment(bandit_config("ad").override({"prefetch": 1})).open_data()
     with pytest.raises(ValueError, match="has 8 steps, fewer than length=9"):
         make_experiment(bandit_config("ad", context=9)).metalearner.learn_from(bandit_histories())
-
-
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_recurrent_layer_learns_from_histories(cell: str) -> None:
-    learner = make(cell=cell, num_updates=30, learning_rate=0.01, warmup=0)
-    losses = [learner.learn(learner.store_of([]), number)["loss"] for number in range(2)]
-    assert losses[1] < losses[0]
-    assert learner.policy.cell == cell
 
 
 def test_returns_of_histories_of_unequal_lengths_are_means_of_existing_episodes() -> None:

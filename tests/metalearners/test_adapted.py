@@ -29,7 +29,6 @@ from maml_rl.policies.memory_policy import PolicyWithMemory
 from maml_rl.report import write_report
 from maml_rl.runs.metrics import read_metrics
 from tests.metalearners.test_every_algorithm import small
-from tests.small_runs import untimed
 
 NAVIGATION = gymnasium.make("2DNavigation-v0")
 GOAL = {"goal": [0.3, -0.2]}
@@ -155,14 +154,3 @@ def test_saved_policy_is_adapted_by_its_learner(run: Path) -> None:
         adapt_to_task(policy, "2DNavigation-v0", GOAL, rule=AdaptationRule(0.1))
     assert adapted.trained_with == policy.trained_with
     assert pickle.loads(pickle.dumps(policy)).trained_with is None, "a worker needs no learner"
-
-
-def test_learner_with_its_own_streams_repeats_and_resumes(run: Path, tmp_path: Path) -> None:
-    config = small(f"{__name__}:Guesser")
-    train(config.override({"num-batches": 2}), tmp_path / "run", num_workers=0)
-    with torch.random.fork_rng(devices=[]):
-        torch.randn(1)
-        train(config, tmp_path / "run", num_workers=0, resume=True)
-    assert untimed(tmp_path / "run") == untimed(run)
-    digests = [row["digest"] for row in untimed(run)]
-    assert len(set(digests)) == len(digests)

@@ -23,7 +23,6 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.registration import FamilySpec
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.errors import AlgorithmError, ConfigError
-from maml_rl.experience import Steps
 from maml_rl.experience.hindsight import Hindsight
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
@@ -243,17 +242,6 @@ def test_step_is_one_of_adamw_on_the_clipped_gradient_and_moves_the_targets(
         torch.testing.assert_close(target, old + 0.25 * (new.detach() - old), rtol=1e-12, atol=1e-12)
 
 
-def test_padding_changes_nothing() -> None:
-    learner, other = make_learner("discrete"), make_learner("discrete")
-    seen, actions, rewards, terminal, mask = make_trials("discrete")
-    found = learner.losses(seen, actions, rewards, terminal, mask, pair=PAIR)
-    padded = mask == 0
-    rewards = torch.where(padded, 1e3, rewards)
-    seen = torch.where(torch.cat((torch.zeros(1, 3, dtype=torch.bool), padded))[..., None], 7.0, seen)
-    for one, two in zip(found, other.losses(seen, actions, rewards, terminal, mask, pair=PAIR), strict=True):
-        torch.testing.assert_close(one, two)
-
-
 @pytest.mark.parametrize("scale", [1e-2, 1e2])
 def test_binary_filter_does_not_depend_on_the_scale_of_advantages(scale: float) -> None:
     log_probs, advantages = torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
@@ -399,29 +387,6 @@ def test_recorded_ends_and_what_follows_reach_the_losses(monkeypatch: pytest.Mon
 def test_policy_without_a_memory_is_refused() -> None:
     with pytest.raises(TypeError, match="amago trains a GRUPolicy or TransformerPolicy"):
         AMAGO(NormalMLPPolicy(3, 1), None)
-
-
-def test_trial_without_its_rewards_is_refused(tmp_path: Any) -> None:
-    (tmp_path / "hidden.yaml").write_text("env-name: PointGoal-v0\nalgorithm: amago\n")
-    with pytest.raises(ConfigError, match="observe-last: true"):
-        make_experiment(load_config(tmp_path / "hidden.yaml"))
-
-
-def test_end_of_trials_is_that_of_whole_trials() -> None:
-    steps = Steps(
-        observations=torch.arange(6.0).reshape(3, 2, 1),
-        actions=torch.zeros(3, 2),
-        rewards=torch.zeros(3, 2),
-        next_observations=10.0 + torch.arange(6.0).reshape(3, 2, 1),
-        terminations=torch.tensor([[True, False], [False, True], [False, False]]),
-        truncations=torch.zeros(3, 2, dtype=torch.bool),
-        mask=torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]),
-    )
-    seen, terminal = steps.with_end(), steps.terminal_ends()
-    assert seen.squeeze(-1)[:, 0].tolist() == [0.0, 2.0, 4.0, 14.0]
-    assert seen.squeeze(-1)[:3, 1].tolist() == [1.0, 3.0, 13.0]
-    # The end of the first trial's first episode is not the end of the trial.
-    assert terminal.tolist() == [[0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("on_device", [False, True])

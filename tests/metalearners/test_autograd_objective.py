@@ -7,14 +7,10 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
-from maml_rl.derivatives import LocalStore
-from maml_rl.errors import NonFiniteError
-from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
 from maml_rl.metalearners.losses import surrogate
-from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.policies import Policy
-from tests.synthetic import KINDS, direction, make_problem
+from tests.synthetic import direction, make_problem
 
 RAGGED = ((5, 2), (1, 3), (4, 4))
 RULE = AdaptationRule([0.3, 0.2])
@@ -42,23 +38,6 @@ def shift(policy: Policy, vector: Tensor) -> None:
 
 def gradient_of(policy: Policy) -> Tensor:
     return torch.cat([param.grad.flatten() for param in policy.parameters() if param.grad is not None])
-
-
-@pytest.mark.parametrize("first_order", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradient_equals_the_hand_written_one_at_and_away_from_old_parameters(kind: str, first_order: bool) -> None:
-    policy, train, valid = make_problem(kind, 2, RAGGED)
-    objective = AutogradObjective(policy, [*train, valid], rule=RULE, objective=last_surrogate, first_order=first_order)
-    cpu = torch.device("cpu")
-    hosts = LocalStore([*train, valid], policy, cpu)
-    meta = MetaObjective(policy, hosts, rule=RULE, objective=surrogate, first_order=first_order, device=cpu)
-    theta = meta.initial_parameters()
-    for step in (0.0, 0.1):
-        there = theta + step * direction(policy)
-        meta.write_to_policy(there)
-        loss, gradient = meta.gradient(there)
-        assert objective.backward() == pytest.approx(loss, rel=1e-10)
-        torch.testing.assert_close(gradient_of(policy), gradient, rtol=1e-9, atol=1e-12)
 
 
 def test_objective_of_every_phase_has_the_slope_of_finite_differences() -> None:
@@ -92,41 +71,3 @@ def test_learned_step_sizes_have_the_slope_of_finite_differences() -> None:
         ]
         assert size.grad is not None
         assert float((size.grad * vector).sum()) == pytest.approx((losses[0] - losses[1]) / (2.0 * step), rel=1e-5)
-
-
-def test_inner_loss_sees_the_log_probabilities_of_the_old_policy() -> None:
-    policy, train, valid = make_problem("normal", 1, RAGGED)
-
-    def likelihood_ratio(outcome: PhaseOutcome) -> Tensor:
-        assert outcome.samples.log_probs is not None
-        return surrogate(outcome.log_probs, outcome.samples.log_probs, outcome.samples)
-
-    rule = AdaptationRule(0.3, inner_loss=likelihood_ratio)
-    plain = AutogradObjective(policy, [*train, valid], rule=AdaptationRule(0.3), objective=last_surrogate)
-    ratio = AutogradObjective(policy, [*train, valid], rule=rule, objective=last_surrogate)
-    # At the old parameters the ratio is 1 and has the slope of the log-probability; elsewhere it differs.
-    assert ratio.backward() == pytest.approx(plain.backward(), rel=1e-12)
-    shift(policy, 0.1 * direction(policy))
-    assert ratio.backward() != pytest.approx(plain.backward(), rel=1e-6)
-
-
-def test_gradient_is_the_same_for_any_number_of_threads() -> None:
-    policy, train, valid = make_problem("normal", 1, ((5, 2), (1, 3), (4, 4)) * 4, dtype=torch.float32)
-    found = []
-    for threads in (1, 2, 4):
-        with intra_op_threads(threads):
-            # Chunks of one task, so that threads can share them.
-            hosts = LocalStore([*train, valid], policy, torch.device("cpu"), tasks_per_chunk=1)
-            objective = AutogradObjective(policy, hosts, rule=AdaptationRule(0.3), objective=all_phases)
-            loss = objective.backward()
-        found.append((loss, gradient_of(policy).numpy().tobytes()))
-    assert found[0] == found[1] == found[2]
-
-
-def test_objective_that_is_not_finite_is_named() -> None:
-    policy, train, valid = make_problem("normal", 1, RAGGED)
-    valid.advantages[1] = torch.nan
-    objective = AutogradObjective(policy, [*train, valid], rule=AdaptationRule(0.3), objective=last_surrogate)
-    with pytest.raises(NonFiniteError, match=r"not finite for the tasks \[1\]"):
-        objective.backward()
-    assert all(param.grad is None for param in policy.parameters())

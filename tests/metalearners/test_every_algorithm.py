@@ -14,17 +14,11 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import algorithms
-from maml_rl.report import write_report
-from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.metrics import Metrics
 from tests.metalearners.small_algorithms import OF_CONTEXTS, OF_HISTORIES, OF_TRIALS, once_a_kind, small
-from tests.small_runs import untimed
+from tests.small_runs import assert_same_run, train_until, untimed
 
 pytestmark = pytest.mark.usefixtures("forked_workers", "histories")
-
-
-class Interruption(CheckpointError):
-    """Stands for a kill: nothing more is saved, as where a checkpoint cannot be written."""
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +55,6 @@ def run(
     return request.param, folder
 
 
-def assert_same_run(found: Path, wanted: Path) -> None:
-    assert untimed(found) == untimed(wanted)
-    mine, theirs = (latest_intact(folder / "checkpoints")[1] for folder in (found, wanted))
-    assert mine.state == theirs.state
-    for found_values, wanted_values in ((mine.tensors, theirs.tensors), (mine.learner, theirs.learner)):
-        assert found_values.keys() == wanted_values.keys()
-        for name, value in wanted_values.items():
-            same = found_values[name]
-            assert torch.equal(same, value) if isinstance(value, torch.Tensor) else same == value, name
-
-
 def test_policy_has_moved(run: tuple[str, Path]) -> None:
     algorithm, folder = run
     initial = make_experiment(small(algorithm)).policy.state_dict()
@@ -88,12 +71,7 @@ def test_tensors_of_an_iteration_are_freed_without_the_garbage_collector(
 
 def test_interrupted_and_resumed_run_is_bit_identical(run: tuple[str, Path], tmp_path: Path) -> None:
     algorithm, folder = run
-
-    def stop(metrics: Metrics) -> None:
-        raise Interruption
-
-    with pytest.raises(Interruption):
-        train(small(algorithm, checkpoint_every=1), tmp_path / "run", num_workers=0, on_iteration=stop)
+    train_until(0, small(algorithm, checkpoint_every=1), tmp_path / "run")
     train(small(algorithm), tmp_path / "run", num_workers=0, resume=True)
     assert_same_run(tmp_path / "run", folder)
 
@@ -169,15 +147,6 @@ def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tupl
     names = policy.origin.rule.parameters
     assert changed
     assert names is None or changed <= set(names)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", ["maml-trpo", "cavia", "rl2", "pearl", "ad"], indirect=True, scope="module")
-def test_report_of_a_run_names_the_algorithm(run: tuple[str, Path], tmp_path: Path) -> None:
-    algorithm, folder = run
-    page = tmp_path / "report.html"
-    write_report([folder], page, tasks=2, placement={"num-workers": 0})
-    assert algorithm in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("run", ["maml-trpo"], indirect=True, scope="module")

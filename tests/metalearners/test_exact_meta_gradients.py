@@ -152,13 +152,6 @@ def test_e_maml_is_exact_for_sampled_inner_steps_of_any_number_of_episodes(name:
     assert errors[MAMLVPG] > 0.05, "the term matters"
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_clipping_and_penalty_do_not_change_the_first_step_on_a_batch(name: str) -> None:
-    problem = PROBLEMS[name]
-    clipped, plain = (estimated_meta_gradient(problem, algorithm) for algorithm in ("maml-ppo", "maml-vpg"))
-    torch.testing.assert_close(clipped, plain, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("algorithm", ["maml-vpg", "promp"])
 def test_first_order_keeps_only_the_gradient_after_adaptation(algorithm: str) -> None:
     adapted, _ = exact_meta_gradient(MDP)
@@ -202,18 +195,6 @@ def sampled_meta_gradients(
 def standard_errors_off(found: Tensor, exact: Tensor) -> float:
     """Return the largest distance of the mean of `found` (n, D) from `exact` (D,), in standard errors."""
     return float(((found.mean(0) - exact).abs() / (found.std(0) / len(found) ** 0.5)).max())
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_dice_on_sampled_trajectories_agrees_with_the_exact_meta_gradient(name: str) -> None:
-    exact = exact_meta_gradient(PROBLEMS[name])[1]
-    # Enough episodes to make the noise of the inner step negligible: its square is a bias of any estimator.
-    errors = {
-        algorithm: standard_errors_off(sampled_meta_gradients(PROBLEMS[name], algorithm, 30, 2, 4_000), exact)
-        for algorithm in ("dice-maml", "maml-vpg")
-    }
-    assert errors["dice-maml"] < 4.0
-    assert errors["maml-vpg"] > 4.0, "the test can tell a biased estimator"
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -21,7 +21,6 @@ STEP_SIZES = (0.3, 0.2, 0.25)
 RAGGED = ((5, 2), (1, 3), (4, 4))
 FULL = ((5, 5), (5, 5), (5, 5))
 STEPS = pytest.mark.parametrize("num_steps", [0, 1, 3])
-STEPS_AND_WAYS = pytest.mark.parametrize(("num_steps", "automatic"), [(0, False), (1, False), (3, False), (1, True)])
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 WAYS = pytest.mark.parametrize("automatic", [False, True], ids=["by_hand", "automatic"])
 
@@ -49,50 +48,15 @@ def linearized(
     return loss, gradient, meta.curvature_product(direction(policy))
 
 
-@pytest.mark.slow
-@STEPS_AND_WAYS
-@ALL_KINDS
-def test_meta_gradient_is_the_slope_of_the_loss_after_adaptation(kind: str, num_steps: int, automatic: bool) -> None:
-    policy, train, valid = make_problem(kind, num_steps, RAGGED)
-    size, step = direction(policy).numel(), 1e-5
-    meta = meta_objective(policy, train, valid, automatic=automatic)
-    theta = meta.initial_parameters()
-    _, gradient = meta.gradient(theta)
-    slopes = torch.empty(size, dtype=torch.float64)
-    for index, axis in enumerate(torch.eye(size, dtype=torch.float64)):
-        ahead, behind = meta.evaluate(theta + step * axis)[0], meta.evaluate(theta - step * axis)[0]
-        slopes[index] = (ahead - behind) / (2.0 * step)
-    assert float(gradient.norm()) > 0.01
-    torch.testing.assert_close(gradient, slopes, rtol=1e-6, atol=1e-8)
-
-
-@STEPS_AND_WAYS
-@ALL_KINDS
-def test_curvature_product_is_the_second_slope_of_the_divergence(kind: str, num_steps: int, automatic: bool) -> None:
-    policy, train, valid = make_problem(kind, num_steps, RAGGED)
-    meta = meta_objective(policy, train, valid, automatic=automatic)
-    theta, step = meta.initial_parameters(), 1e-3
-    meta.gradient(theta)
-    for seed in range(3):
-        vector = direction(policy, seed)
-        vector = vector / vector.norm()
-        # The divergence and its slope are zero at the old parameters.
-        ahead, behind = meta.evaluate(theta + step * vector)[1], meta.evaluate(theta - step * vector)[1]
-        curvature = float(vector @ meta.curvature_product(vector))
-        assert curvature == pytest.approx((ahead + behind) / step**2, rel=1e-4)
-
-
 @STEPS
 @ALL_KINDS
 @pytest.mark.parametrize(
-    ("nonlinearity", "lengths", "automatic"),
-    [("tanh", FULL, False), ("tanh", RAGGED, False), ("relu", RAGGED, False), ("tanh", RAGGED, True)],
-    ids=["full", "ragged", "relu", "automatic"],
+    ("nonlinearity", "automatic"), [("tanh", False), ("relu", False), ("tanh", True)], ids=["tanh", "relu", "automatic"]
 )
 def test_everything_agrees_with_the_double_backward_version(
-    kind: str, num_steps: int, nonlinearity: str, lengths: tuple[tuple[int, ...], ...], automatic: bool
+    kind: str, num_steps: int, nonlinearity: str, automatic: bool
 ) -> None:
-    policy, train, valid = make_problem(kind, num_steps, lengths, nonlinearity=nonlinearity)
+    policy, train, valid = make_problem(kind, num_steps, RAGGED, nonlinearity=nonlinearity)
     expected_loss, expected_gradient, product = ReferenceUpdate(
         policy, train, valid, STEP_SIZES[:num_steps]
     ).gradient_and_product()
@@ -100,18 +64,6 @@ def test_everything_agrees_with_the_double_backward_version(
     assert loss == pytest.approx(expected_loss, rel=1e-12)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(curvature, product(direction(policy)), rtol=1e-10, atol=1e-12)
-
-
-@WAYS
-def test_first_order_agrees_with_the_double_backward_version_and_differs_from_second(automatic: bool) -> None:
-    policy, train, valid = make_problem("normal", 2, RAGGED)
-    reference = ReferenceUpdate(policy, train, valid, STEP_SIZES[:2], first_order=True)
-    _, expected_gradient, product = reference.gradient_and_product()
-    _, gradient, curvature = linearized(policy, train, valid, first_order=True, automatic=automatic)
-    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(curvature, product(direction(policy)), rtol=1e-10, atol=1e-12)
-    _, second_order, _ = linearized(policy, train, valid, automatic=automatic)
-    assert float((gradient - second_order).norm()) > 0.01 * float(gradient.norm())
 
 
 @WAYS
@@ -128,20 +80,6 @@ def test_results_do_not_depend_on_the_size_of_chunks_or_on_what_is_cached(
         assert other[0] == pytest.approx(loss, rel=1e-13)
         torch.testing.assert_close(other[1], gradient, rtol=1e-11, atol=1e-13)
         torch.testing.assert_close(other[2], curvature, rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize("room", [0, 1 << 30], ids=["nothing_kept", "all_kept"])
-def test_results_are_bit_identical_for_any_number_of_threads(room: int) -> None:
-    policy, train, valid = make_problem("normal", 2, ((9, 7),) * 8, dtype=torch.float32)
-    before, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 4):
-            torch.set_num_threads(count)
-            loss, gradient, curvature = linearized(policy, train, valid, tasks_per_chunk=1, room=room)
-            results.append((loss, gradient.numpy().tobytes(), curvature.numpy().tobytes()))
-    finally:
-        torch.set_num_threads(before)
-    assert results[0] == results[1] == results[2]
 
 
 @WAYS

@@ -12,7 +12,6 @@ from maml_rl.adaptation import AdaptationRule, adapt, reinforce
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.derivatives import PhaseOutcome
-from maml_rl.envs import make_vector_env
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
@@ -25,9 +24,8 @@ from maml_rl.metalearners.losses import dice_and_divisor, likelihood_ratio, like
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.policies import Policy
 from maml_rl.samplers import MultiTaskSampler
-from tests.metalearners.updating import update
 from tests.small_runs import config_of as config_of_run
-from tests.synthetic import make_policy, make_problem
+from tests.synthetic import make_policy
 
 
 class Shift(MetaLearner):
@@ -161,26 +159,6 @@ def test_optimizer_restored_from_tensors_and_json_continues_bit_identically() ->
         assert torch.equal(mine, theirs)
 
 
-def test_state_of_an_optimizer_of_more_parameters_is_refused() -> None:
-    learner, small = Shift(make_policy("normal")), Shift(make_policy("normal", hidden_sizes=()))
-    learner.update(learner.store_of([]))
-    with pytest.raises(ValueError, match="the optimizer's state is for"):
-        small.load_state_dict(learner.state_dict())
-
-
-def test_trpo_update_of_a_batch_is_a_step_with_the_settings() -> None:
-    policy, train, valid = make_problem("normal", 1)
-    other, _, _ = make_problem("normal", 1)
-    values = {"max_kl": 0.03, "cg_iters": 4, "cg_damping": 0.1, "ls_max_steps": 3, "ls_backtrack_ratio": 0.5}
-    settings = MAMLTRPO.Settings(**values)
-    rule = AdaptationRule(0.2)
-    assert update(MAMLTRPO(policy, rule, settings=settings), [*train, valid]) == MAMLTRPO(other, 0.2).step(
-        train, valid, **values
-    )
-    for mine, theirs in zip(policy.parameters(), other.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
 class Rememberer(Shift):
     """Takes no gradient steps to adapt, and needs the log-probabilities of the actions."""
 
@@ -290,15 +268,3 @@ def test_divisor_that_would_change_nothing_is_refused_in_one_line(text: str, mes
     learner, settings, config = algorithm_of(config_of(f"algorithm-settings: {{{text}}}\n"))
     with pytest.raises(ConfigError, match=message):
         learner.from_config(make_policy("normal"), config, settings)
-
-
-def test_output_scale_of_a_config_reaches_the_policies_of_its_learners() -> None:
-    spaces_of = make_vector_env("2DNavigation-v0")
-    for algorithm in ("maml-trpo", "cavia"):
-        weights = []
-        for scale in (1.0, 0.5):
-            learner, settings, config = algorithm_of(config_of(f"algorithm: {algorithm}\noutput-scale: {scale}\n"))
-            weights.append(dict(learner.make_policy(spaces_of, config, settings).named_parameters()))
-        changed = [name for name, param in weights[0].items() if not torch.equal(param, weights[1][name])]
-        assert len(changed) == 1
-        assert torch.equal(0.5 * weights[0][changed[0]], weights[1][changed[0]])

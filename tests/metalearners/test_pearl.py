@@ -13,14 +13,12 @@ from maml_rl.config import Config, load_config
 from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.load_policy import adapt_to_task, load_policy
+from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.pearl import PEARL, Posterior, product_of_gaussians
 from maml_rl.policies import GRUPolicy, Policy
 from maml_rl.policies.soft_actors import CONTEXT, ContextActor
-from maml_rl.runs.checkpoint import latest_intact
 from tests.small_runs import config_of, untimed
 
 SETTINGS = {
@@ -168,6 +166,7 @@ def test_rounds_draw_contexts_from_the_prior_and_then_from_the_posterior() -> No
         tested = learner.test(sampler, tasks, 2)
         assert [each.digest() for each in tested.phases[:2]] == [each.digest() for each in adapted.phases]
         assert len(tested.phases) == 3
+        assert learner.columns == "round"
         sampler.seek(0)
         prior = sampler.generator("context").standard_normal((3, 2), np.float32)
         own = dict(experiment.policy.named_parameters())
@@ -201,31 +200,6 @@ def test_every_round_of_the_prior_draws_its_own_context_and_adds_to_the_posterio
         assert not torch.equal(first.observations, second.observations)
         learner.update(batch)
     assert [learner.experience[name].num_trials for name in ("from_prior", "all")] == [4, 8]
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_training_resumes_bit_identically_and_a_saved_policy_adapts_by_its_context(tmp_path: Path) -> None:
-    train(pearl(), tmp_path / "whole", num_workers=0)
-    assert untimed(tmp_path / "whole")[-1]["updates"] == 3
-    train(pearl(num_batches=2, checkpoint_every=1), tmp_path / "parts", num_workers=0)
-    train(pearl(checkpoint_every=1), tmp_path / "parts", num_workers=2, resume=True)
-    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
-    mine, theirs = (latest_intact(tmp_path / name / "checkpoints")[1] for name in ("parts", "whole"))
-    for found, wanted in ((mine.tensors, theirs.tensors), (mine.learner, theirs.learner)):
-        assert found.keys() == wanted.keys()
-        assert all(torch.equal(found[key], x) for key, x in wanted.items() if isinstance(x, Tensor))
-    experiment = make_experiment(pearl())
-    experiment.restore("last", tmp_path / "whole")
-    evaluation = evaluate(experiment, tasks=2, num_steps=2, num_workers=0)
-    assert (evaluation.returns.shape, evaluation.columns) == ((2, 3, 1), "round")
-    policy = load_policy(tmp_path / "whole")
-    adapted = adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]}, 2)
-    changed = {
-        name for name, value in policy.state_dict().items() if not torch.equal(value, adapted.state_dict()[name])
-    }
-    assert changed == {CONTEXT}
-    with pytest.raises(ConfigError, match="'pearl' does not adapt by gradient steps; leave out rule and step_size"):
-        adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]}, step_size=0.1)
 
 
 @pytest.mark.slow

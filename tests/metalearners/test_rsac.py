@@ -1,8 +1,6 @@
 """Recurrent SAC: its losses against plain loops over single trials and steps, learning, and refusals."""
 
-import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,11 +15,10 @@ from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.sampling import make_sampler
-from maml_rl.machine import intra_op_threads
 from maml_rl.metalearners.rsac import RSAC
 from maml_rl.metalearners.stepper import Stepper
 from maml_rl.plan import Plan
-from maml_rl.policies import Attention, EncoderSizes, GRUPolicy
+from maml_rl.policies import EncoderSizes, GRUPolicy
 from maml_rl.policies.soft_actors import RecurrentActor
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
 from tests.small_runs import config_of
@@ -30,14 +27,12 @@ GAMMA = 0.8
 BOX = spaces.Box(np.array([-0.5, 0.0], np.float32), np.array([0.5, 2.0], np.float32))
 ACTIONS = {"box": BOX, "discrete": spaces.Discrete(3)}
 SIZE = 3
-ATTENTION = Attention(context=4, num_layers=1, num_heads=1)
 
 
-def make(kind: str, cell: Any = "gru", **settings: Any) -> RSAC:
+def make(kind: str, **settings: Any) -> RSAC:
     action = ACTIONS[kind]
     observation = spaces.Box(-np.inf, np.inf, (SIZE + spaces.flatdim(action) + 2,), np.float32)
-    size = 6 if isinstance(cell, Attention) else 5
-    policy = RecurrentActor(observation, action, EncoderSizes(size, (4, 3, 2), cell), (6, 4)).double()
+    policy = RecurrentActor(observation, action, EncoderSizes(5, (4, 3, 2), "gru"), (6, 4)).double()
     learner = RSAC(policy, None, settings=RSAC.Settings(**settings), plan=Plan(gamma=GAMMA))
     generator = torch.Generator().manual_seed(3)
     for network in (learner.policy, learner.critics, learner.targets):
@@ -209,38 +204,6 @@ def test_losses_and_gradients_agree_with_plain_loops(kind: str, settings: dict[s
     assert all(param.grad is None for param in learner.targets.parameters())
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm", ATTENTION])
-def test_padding_changes_nothing(cell: Any) -> None:
-    learner = make("box", cell)
-    trials = make_trials(learner, [4, 4], [True, False])
-    generator = torch.Generator().manual_seed(9)
-    padded = trials.map(lambda value: torch.cat((value, torch.zeros(3, *value.shape[1:], dtype=value.dtype))))
-    noise = torch.randn((8, 2, 2), generator=generator)
-    found = []
-    for given, drawn in ((trials, noise[:5]), (padded, noise)):
-        learner._streams._torch["actions"] = Fixed(drawn)  # type: ignore[assignment]
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(torch, "randn", lambda shape, generator: generator.drawn)
-            found.append(torch.stack(learner.losses(given)).tolist())
-    assert found[0] == pytest.approx(found[1], rel=1e-9)
-
-
-class Fixed:
-    """A fake generator with one given draw."""
-
-    def __init__(self, drawn: Tensor) -> None:
-        self.drawn = drawn
-
-
-def test_targets_follow_the_critics() -> None:
-    learner = make("box", tau=0.25)
-    trials = make_trials(learner, [4, 2], [True, False])
-    before = [param.clone() for param in learner.targets.parameters()]
-    learner.stepper(*learner.inputs_of(trials))
-    for old, target, critic in zip(before, learner.targets.parameters(), learner.critics.parameters(), strict=True):
-        torch.testing.assert_close(target, 0.75 * old + 0.25 * critic.detach())
-
-
 def test_update_uses_sequences_from_anywhere_in_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make("box", sequence_length=3, batch_size=40, num_updates=1, warmup_trials=1)
     drawn: list[Steps] = []
@@ -261,14 +224,6 @@ def test_update_uses_sequences_from_anywhere_in_the_trials(monkeypatch: pytest.M
     assert torch.equal(sequences.observations[:, :, 0], firsts + torch.arange(3.0).unsqueeze(1))
 
 
-def test_temperature_falls_where_the_entropy_is_above_its_target() -> None:
-    for target, falls in ((-50.0, True), (50.0, False)):
-        learner = make("box", target_entropy=target)
-        before = float(learner.networks.log_temperature.detach())
-        learner.stepper(*learner.inputs_of(make_trials(learner, [4, 2], [True, False])))
-        assert (float(learner.networks.log_temperature.detach()) < before) is falls
-
-
 def test_loss_that_is_not_finite_ends_training_before_the_step() -> None:
     learner = make("box")
     trials = make_trials(learner, [4, 2], [True, False])
@@ -277,55 +232,6 @@ def test_loss_that_is_not_finite_ends_training_before_the_step() -> None:
     with pytest.raises(NonFiniteError, match="a loss of rsac or its gradient is not finite; lower learning-rate"):
         learner.stepper(*learner.inputs_of(trials))
     assert all(map(torch.equal, before, learner.policy.parameters()))
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Such small products are slower on several threads."""
-    with intra_op_threads(1):
-        yield
-
-
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(
-    ("kind", "cell"),
-    [("box", "gru"), ("discrete", "lstm"), pytest.param("discrete", ATTENTION, marks=pytest.mark.nightly)],
-)
-def test_memory_is_learned_off_policy_from_random_actions(kind: str, cell: Any) -> None:
-    """The first step shows the right action of the last; all actions in the trials are random."""
-    action = spaces.Box(-1.0, 1.0, (1,)) if kind == "box" else spaces.Discrete(2)
-    width = spaces.flatdim(action) + 3
-    observation = spaces.Box(-np.inf, np.inf, (width,), np.float32)
-    policy = RecurrentActor(observation, action, EncoderSizes(16, (8, 0, 0), cell), (16,))
-    settings = RSAC.Settings(learning_rate=5e-3, initial_temperature=0.01, tau=0.05)
-    learner = RSAC(policy, None, settings=settings, plan=Plan(gamma=0.0))
-    random = torch.Generator().manual_seed(0)
-    length, num = 4, 64
-    for _ in range(350):
-        shown = torch.randint(2, (num,), generator=random)
-        observations = torch.zeros(length, num, width)
-        observations[0, :, 0] = 2.0 * shown - 1.0
-        if kind == "box":
-            actions = 2.0 * torch.rand((length, num, 1), generator=random) - 1.0
-            reward = 1.0 - (actions[-1, :, 0] - 0.6 * observations[0, :, 0]).square()
-        else:
-            actions = torch.randint(2, (length, num), generator=random)
-            reward = (actions[-1] == shown).float()
-        rewards = torch.zeros(length, num)
-        rewards[-1] = reward
-        none = torch.zeros((length, num), dtype=torch.bool)
-        trials = Steps(
-            observations, actions, rewards, torch.zeros_like(observations), none, none, torch.ones(length, num)
-        )
-        learner.stepper(*learner.inputs_of(trials))
-    for sign in (-1.0, 1.0):
-        memory = None
-        for step in range(length):
-            seen = np.zeros(width, np.float32)
-            seen[0] = sign * (step == 0)
-            chosen, memory = policy.choose(seen, memory)
-        wanted = pytest.approx(0.6 * sign, abs=0.15) if kind == "box" else (sign + 1) / 2
-        assert np.asarray(chosen).item() == wanted
 
 
 def config_for(**values: Any) -> Any:
@@ -375,16 +281,6 @@ def test_tests_act_without_the_noise_of_training() -> None:
 
 def of_another_kind(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> GRUPolicy:
     return GRUPolicy(observation_space, action_space, 4)
-
-
-def test_state_survives_json_and_tensors() -> None:
-    learner, other = make("box"), make("box")
-    learner.stepper(*learner.inputs_of(make_trials(learner, [4, 2], [True, False])))
-    state = learner.state_dict()
-    json.dumps({name: value for name, value in state.items() if not isinstance(value, Tensor)})
-    other.load_state_dict(state)
-    assert all(torch.equal(value, other.state_dict()[name]) for name, value in state.items())
-    assert {name.split(".")[0] for name in state} == {"critic", "target", "optimizer", "log_temperature"}
 
 
 def test_policy_without_its_critics_loads_and_one_with_a_part_of_them_does_not() -> None:

@@ -69,17 +69,6 @@ def test_update_of_ppo_is_that_of_a_separate_network_and_optimizer_for_each_task
             assert not torch.allclose(mine, before[name][task], atol=1e-4), name
 
 
-def test_saved_learners_continue_with_the_same_bits() -> None:
-    one = ppo([1, 2, 3])
-    one.update(sample(one))
-    other = ppo([4, 5, 6])
-    other.load({name: tensor.clone() for name, tensor in one.state().items()})
-    for learner in (one, other):
-        learner.update(sample(learner, iteration=1))
-    assert one.state().keys() == other.state().keys()
-    assert all(torch.equal(tensor, other.state()[name]) for name, tensor in one.state().items())
-
-
 def test_q_learning_is_the_rule_applied_backward_through_each_episode() -> None:
     settings = QLearningSettings(learning_rate=0.3, initial_value=0.5, explore_over=4)
     learner = QLearning(DARK_ROOM, 3, settings, gamma=0.9)
@@ -102,17 +91,6 @@ def test_q_learning_is_the_rule_applied_backward_through_each_episode() -> None:
         assert np.allclose(learner.params["table"][task].numpy(), table, atol=1e-5)
     # A quarter of the way from 1 to 0.05.
     assert learner.params["epsilon"].tolist() == pytest.approx([0.7625] * 3)
-
-
-def test_learners_find_their_own_goals() -> None:
-    learner = QLearning(DARK_ROOM, 3, QLearningSettings(explore_over=20))
-    returns = []
-    for iteration in range(30):
-        episodes = sample(learner, iteration)
-        learner.update(episodes)
-        returns.append(episodes.episode_returns().mean(1))
-    assert (torch.stack(returns[-5:]).mean(0) > 5.0).all()
-    assert (torch.stack(returns[:3]).mean(0) < 4.0).all()
 
 
 def test_table_acts_greedily_except_with_probability_epsilon() -> None:

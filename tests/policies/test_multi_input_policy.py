@@ -11,14 +11,12 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
-from maml_rl.adaptation import adapt
 from maml_rl.baseline import LinearFeatureBaseline, make_baseline
 from maml_rl.envs import make_vector_env
 from maml_rl.envs.last_step import LastStepVectorEnv
 from maml_rl.episode import TaskEpisodes
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.plan import Plan
 from maml_rl.policies import Attention, BeliefPolicy, CNNPolicy, GRUPolicy, MultiInputPolicy, Policy, TransformerPolicy
@@ -154,20 +152,6 @@ def test_episodes_take_a_byte_for_each_number_of_an_image_and_read_back_as_they_
     lit = parts["image"][..., 6:, :].mean((-3, -2, -1)) > parts["image"][..., :6, :].mean((-3, -2, -1))
     left = np.array([task["left"] for task in episodes.tasks]).reshape(-1, 1, 1)
     assert np.array_equal((1 + episodes.actions.numpy() == left) == ~lit, episodes.rewards.numpy() > 0.0)
-
-
-def test_maml_learns_what_only_the_image_shows() -> None:
-    policy = get_policy_for_env(LookingEnv(), (16,), "tanh", seed=1)
-    with sampler_of(policy, batch_size=20, max_episode_steps=10) as sampler:
-        tasks = [{"left": 1}, {"left": 2}]
-        train, valid = sampler.sample(tasks, num_steps=1, fast_lr=0.5)
-        assert MAMLTRPO(policy, 0.5).step(train, valid)["accepted"]
-        params = None
-        for _ in range(15):
-            episodes = sampler.rollout(tasks, params)
-            episodes.compute_advantages(make_baseline("linear", SPACE), gamma=0.0)
-            params = adapt(policy, episodes, params, step_size=2.0)
-        assert float(sampler.rollout(tasks, params).rewards.mean()) > 0.8
 
 
 @pytest.mark.parametrize("memory", ["gru", "transformer"])

@@ -124,18 +124,6 @@ def test_actions_of_a_task_are_bit_identical_in_any_batch_of_tasks(kind, nonline
         assert torch.equal(policy.act(observations[1:3], noise[1:3], params=part)[0], together[1:3])
 
 
-@every_kind
-@pytest.mark.parametrize("hidden_sizes", [(), (7,), (7, 5)])
-def test_actions_under_the_same_parameters_are_those_of_single_calls(kind, hidden_sizes):
-    policy = make(kind, hidden_sizes=hidden_sizes)
-    params, noise = different_params(policy, 4), make_noise(policy, 4, 6)
-    with torch.inference_mode():
-        act = policy.actor(params)
-        for step in range(3):
-            observations = randn(4, 6, 3, seed=step)
-            assert torch.equal(act(observations, noise, ())[0], policy.act(observations, noise, params=params)[0])
-
-
 def test_class_derived_from_the_gaussian_policy_acts_by_its_own_methods():
     class Still(NormalMLPPolicy):
         def act(
@@ -176,25 +164,6 @@ def test_fisher_product_is_the_hessian_of_the_kl_at_equal_distributions(kind):
         policy.distributions.fisher_product(distribution, tangents, weights), expected, strict=True
     ):
         torch.testing.assert_close(product, reference)
-
-
-@pytest.mark.slow
-@every_kind
-def test_log_prob_is_twice_differentiable_in_stacked_parameters(kind):
-    policy = make(kind).double()
-    observations = randn(2, 3, 3).double()
-    names = list(policy.stack_parameters(2))
-    params = [value.detach().double().requires_grad_() for value in different_params(policy, 2).values()]
-    actions = policy.act(observations, make_noise(policy, 2, 3).double(), params=dict(zip(names, params, strict=True)))[
-        0
-    ].detach()
-
-    def loss(*values: Tensor) -> Tensor:
-        return policy.log_prob(observations, actions, dict(zip(names, values, strict=True))).square().mean()
-
-    with torch.random.fork_rng():
-        assert torch.autograd.gradcheck(loss, params)
-        assert torch.autograd.gradgradcheck(loss, params)
 
 
 # torch scripts the decompositions of forward mode at their first use, and warns about that.
@@ -305,13 +274,6 @@ def test_deviation_never_falls_below_its_minimum():
     with torch.no_grad():
         policy.sigma.copy_(torch.tensor([-50.0, 0.0]))
     torch.testing.assert_close(policy(randn(4, 3)).stddev, torch.tensor([0.1, 1.0]).expand(4, 2))
-
-
-def test_deviation_is_learned_and_independent_of_the_state():
-    policy = make("normal")
-    policy.log_prob(randn(4, 3), randn(4, 2)).sum().backward()
-    assert policy.sigma.grad.abs().min() > 0
-    assert policy.distribution_parameters(randn(4, 3))[1].shape == (2,)
 
 
 def test_gaussian_actions_have_the_shape_of_the_space():

@@ -8,7 +8,6 @@ import torch
 from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler
-from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.policies import GRUPolicy, TransformerPolicy
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -87,40 +86,6 @@ def test_a_discrete_observation_is_a_one_hot_vector() -> None:
     noise, memory = torch.full((2, 2, 1), 0.4), (torch.zeros(2, 2, 4),)
     acted, expected = (each.act(seen, noise, memory) for each, seen in ((policy, numbers), (same, vectors)))
     torch.testing.assert_close(acted, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(("env", "cell"), [("TabularMDP-v0", "gru"), ("2DNavigation-v0", "lstm")])
-def test_trials_of_a_recurrent_policy_are_bit_identical_for_any_placement(env: str, cell: Any) -> None:
-    slots = make_vector_env(ObservedLastStep(env), {}, 1)
-    # One of the two has all optional parts of a recurrent policy.
-    options = NORMALIZED if cell == "lstm" else {}
-    policy = GRUPolicy(slots.single_observation_space, slots.single_action_space, 16, cell=cell, **options)
-    if options:
-        size = spaces.flatdim(policy.observation_space)
-        policy.normalize_by(torch.linspace(-0.3, 0.3, size), torch.linspace(0.1, 4.0, size))
-    with torch.no_grad():
-        policy.head.weight.mul_(100.0)
-    scale = torch.linspace(0.5, 1.5, 70)
-    stacked = {
-        name: param.detach() * scale.reshape(-1, *(1,) * param.dim()) for name, param in policy.named_parameters()
-    }
-    for params in (None, stacked):
-        digests = set()
-        for options in (
-            {"num_workers": 0},
-            {"num_workers": 1},
-            {"num_workers": 2},
-            {"num_workers": 3, "inference": "central"},
-            {"num_workers": 3, "inference": "central", "num_groups": 3},
-        ):
-            settings: dict[str, Any] = {"max_episode_steps": 5, "slots_per_task": 1, "seed": 0, "observe_last": True}
-            if options["num_workers"]:
-                settings["start_method"] = "fork"
-            with MultiTaskSampler(env, {}, 3, policy, **settings, **options) as sampler:
-                digests.add(sampler.rollout(sampler.sample_tasks(70), params).digest())
-        assert len(digests) == 1
 
 
 @pytest.mark.parametrize(

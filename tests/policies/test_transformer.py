@@ -9,8 +9,6 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from maml_rl import MultiTaskSampler
-from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.policies import Attention, TransformerPolicy
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -86,23 +84,6 @@ def test_shifted_tokens_are_those_of_a_policy_that_observes_two_steps() -> None:
     before = torch.cat((torch.zeros(1, 4, 3), observations[:-1]))
     mine, theirs = policy.unroll(observations), twice.unroll(torch.cat((observations, before), -1))
     assert torch.equal(mine.distribution[0], theirs.distribution[0])
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.usefixtures("forked_workers")
-def test_episodes_of_different_lengths_are_the_same_in_workers() -> None:
-    slots = make_vector_env(ObservedLastStep("DarkRoom-v0"), {})
-    spaces_seen = slots.single_observation_space, slots.single_action_space
-    policy = TransformerPolicy(*spaces_seen, 16, Attention(24, num_heads=2), token_shift=True, seed=3)
-    slots.close()
-    options: dict[str, Any] = {"slots_per_task": 1, "observe_last": True, "seed": 0}
-    digests = []
-    for workers in (0, 1, 2):
-        with MultiTaskSampler(
-            "DarkRoom-v0", {}, batch_size=3, policy=policy, num_workers=workers, **options
-        ) as sampler:
-            digests.append(sampler.rollout_trials(sampler.sample_tasks(5)).digest())
-    assert len(set(digests)) == 1
 
 
 def test_long_sequences_have_the_same_gradient_with_less_memory() -> None:

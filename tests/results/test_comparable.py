@@ -176,17 +176,6 @@ def test_interval_of_one_seed_is_unknown(tmp_path: Path) -> None:
     np.testing.assert_array_equal([curve.low, curve.high], np.full((2, 2), np.nan))
 
 
-def test_interval_of_many_seeds_is_that_of_a_normal_mean(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).normal(size=40)
-    for seed, value in enumerate(values):
-        write_run(tmp_path / "study" / str(seed), [float(value)], seed=seed)
-    curve = only_group(tmp_path / "study").curve("return/step_0")
-    error = values.std() / np.sqrt(len(values))
-    np.testing.assert_allclose(
-        [curve.low[0], curve.high[0]], values.mean() + np.array([-1.96, 1.96]) * error, atol=0.1 * error
-    )
-
-
 def test_mean_ends_with_the_shortest_run_and_has_no_value_where_a_seed_has_none(tmp_path: Path) -> None:
     for seed, returns in enumerate(([1.0, 1.0, 7.0, 7.0], [3.0, None, 5.0])):
         write_run(tmp_path / "study" / str(seed), returns, seed=seed)

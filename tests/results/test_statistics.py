@@ -49,22 +49,6 @@ def weights(*numbers: float) -> np.ndarray:
     return np.array(numbers) / sum(numbers)
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([8.0, 1.0, 7.0, 2.0, 6.0, 3.0, 5.0, 4.0], 4.5),
-        ([0.0, 0.0, 10.0, 1000.0], 5.0),
-        # Of five values the middle half is the third, and three quarters of each of its neighbors.
-        ([-99.0, 0.0, 4.0, 10.0, 99.0], (0.75 * 0.0 + 4.0 + 0.75 * 10.0) / 2.5),
-        ([3.0], 3.0),
-        ([1.0, 2.0], 1.5),
-    ],
-)
-def test_interquartile_mean_is_that_of_the_middle_half(values: list[float], expected: float) -> None:
-    array = np.array(values)
-    assert interquartile_mean(array, weights(*[1.0] * len(values))) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("count", [3, 4, 5, 6, 7, 8, 40])
 def test_interquartile_mean_is_that_of_rliable_for_multiples_of_four(count: int) -> None:
     values = np.random.default_rng(count).normal(size=count)
@@ -96,13 +80,6 @@ def test_interval_of_a_sample_is_the_textbook_t_interval() -> None:
     assert [value, low, high] == pytest.approx([3.0, 3.0 - reach, 3.0 + reach], abs=1e-3)
 
 
-def test_interval_of_policies_that_differ_only_in_their_seed_reflects_their_spread() -> None:
-    policies = [np.full((40, 1), level) for level in (0.0, 10.0, 20.0)]
-    ((value, low, high),) = jackknife_intervals(pooled(policies, mean), [without_each(policies, mean)])
-    reach = 4.3027 * 10.0 / np.sqrt(3.0)
-    assert [value, low, high] == pytest.approx([10.0, 10.0 - reach, 10.0 + reach], abs=1e-3)
-
-
 @pytest.mark.parametrize("statistic", [mean, interquartile_mean])
 def test_interval_of_equal_values_is_a_point(statistic: Statistic) -> None:
     values = np.full((5, 2), -3.5)
@@ -116,12 +93,6 @@ def test_interval_of_a_single_unit_is_unknown(statistic: Statistic) -> None:
     for left_out in (without_each([one], statistic), without_each_row([one], statistic)):
         intervals = jackknife_intervals(pooled([one], statistic), [left_out])
         np.testing.assert_array_equal(intervals, [[1.0, np.nan, np.nan]] * 2)
-
-
-def test_groups_of_different_sizes_have_equal_weights() -> None:
-    groups = [np.zeros((40, 1)), np.full((10, 1), 8.0)]
-    assert pooled(groups, mean) == pytest.approx([4.0])
-    assert without_each(groups, mean).ravel().tolist() == pytest.approx([8.0, 0.0])
 
 
 def test_interval_of_strata_has_only_the_errors_within_them() -> None:
@@ -138,39 +109,11 @@ def test_interval_of_strata_has_only_the_errors_within_them() -> None:
 
 # Coverage, simulated: each column is one experiment; a policy has an effect as large as a task's.
 COLUMNS = 500
-COVERAGE = 0.90, 0.98
 
 
 def coverage(intervals: np.ndarray, truth: float) -> float:
     _, low, high = intervals.T
     return float(((low <= truth) & (truth <= high)).mean())
-
-
-@pytest.mark.parametrize("statistic", [mean, interquartile_mean])
-@pytest.mark.parametrize("tasks", [20, 40])
-def test_interval_of_one_policy_covers_its_mean_over_the_family(statistic: Statistic, tasks: int) -> None:
-    scores = np.random.default_rng(tasks).normal(7.0, 2.0, (tasks, COLUMNS))
-    intervals = jackknife_intervals(pooled([scores], statistic), [without_each_row([scores], statistic)])
-    assert COVERAGE[0] <= coverage(intervals, 7.0) <= COVERAGE[1]
-
-
-@pytest.mark.parametrize("statistic", [mean, interquartile_mean])
-@pytest.mark.parametrize("policies", [2, 3, 5, 10])
-def test_interval_of_several_policies_covers_the_mean_of_the_algorithm(statistic: Statistic, policies: int) -> None:
-    rng = np.random.default_rng(policies)
-    scores = list(rng.normal(7.0, 2.0, (policies, 1, COLUMNS)) + rng.normal(0.0, 2.0, (policies, 40, COLUMNS)))
-    intervals = jackknife_intervals(pooled(scores, statistic), [without_each(scores, statistic)])
-    assert COVERAGE[0] <= coverage(intervals, 7.0) <= COVERAGE[1]
-
-
-@pytest.mark.parametrize("statistic", [mean, interquartile_mean])
-@pytest.mark.parametrize("policies", [2, 3, 5])
-def test_interval_of_policies_on_the_same_drawn_tasks_includes_both(statistic: Statistic, policies: int) -> None:
-    rng = np.random.default_rng(policies)
-    seeds, tasks = rng.normal(7.0, 2.0, (policies, 1, COLUMNS)), rng.normal(0.0, 2.0, (1, 40, COLUMNS))
-    scores = list(seeds + tasks + rng.normal(0.0, 0.5, (policies, 40, COLUMNS)))
-    tasks_alike = evaluations_of(np.stack(scores))
-    assert 0.90 <= coverage(pooled_intervals(tasks_alike, statistic), 7.0) <= COVERAGE[1]
 
 
 def evaluation_of(returns: np.ndarray, successes: np.ndarray | None = None, **options: Any) -> Evaluation:
@@ -364,17 +307,6 @@ def test_intervals_cover_the_truth_where_tasks_are_of_two_kinds_or_outcomes_alik
     assert all(0.7 <= cell.covered < 0.9 for cell in cells if "fails" in cell.kind)
 
 
-def test_difference_of_several_trainings_includes_their_seeds() -> None:
-    rng = np.random.default_rng(0)
-    tasks = rng.normal(0.0, 20.0, 40)
-    one, other = ([evaluation_of(tasks + level) for level in levels] for levels in ((5.0, 7.0, 9.0), (1.0, 2.0, 3.0)))
-    value, low, high = difference_interval(one, other)
-    # The tasks are equally hard for all: the interval is that of the two samples of three seeds.
-    expected = ttest_ind((5.0, 7.0, 9.0), (1.0, 2.0, 3.0), equal_var=False).confidence_interval()
-    reach = (expected.high - expected.low) / 2.0
-    assert [value, low, high] == pytest.approx([5.0, 5.0 - reach, 5.0 + reach], abs=1e-3)
-
-
 def test_improvement_is_the_share_of_pairs_of_trainings_on_a_task() -> None:
     scores, others = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[2.0, 2.0], [0.0, 9.0]])
     chance = probability_of_improvement(evaluations_of(scores[..., None]), evaluations_of(others[..., None]))
@@ -472,17 +404,6 @@ def test_interval_of_a_share_is_that_of_its_log_odds_or_of_units_of_one_outcome(
     assert [value, low, high] == pytest.approx([0.5, 1.0 - 0.975**0.5, 0.975**0.5], abs=1e-6)
 
 
-def test_whether_an_interval_is_shown_depends_on_numbers_of_tasks_and_trainings() -> None:
-    rng = np.random.default_rng(0)
-    for rate in (0.0, 0.05, 0.5, 1.0):
-        for seeds in (1, 3):
-            evaluations = [evaluation_of(np.zeros(5), rng.random((5, 3, 10)) < rate) for _ in range(seeds)]
-            bounds = pooled_intervals(evaluations, info="success")
-            assert np.isfinite(bounds).all()
-            assert (bounds[:, 1] >= 0.0).all()
-            assert (bounds[:, 2] <= 1.0).all()
-
-
 def test_few_adaptations_to_fixed_tasks_are_warned_of_and_skewed_ones_too() -> None:
     rng = np.random.default_rng(0)
 
@@ -500,17 +421,6 @@ def test_few_adaptations_to_fixed_tasks_are_warned_of_and_skewed_ones_too() -> N
 def test_trainings_are_warned_of_skewed_luck() -> None:
     scope = interval_scope([evaluation_of(np.arange(30.0) + seed) for seed in range(3)])
     assert "where their luck is skewed, they cover the truth in fewer cases" in scope
-
-
-def test_percentile_bootstrap_of_three_seeds_is_too_narrow_by_three_fifths() -> None:
-    seeds = np.random.default_rng(0).normal(size=(3, 2000, 1))
-    # Of the 27 resamples of three values, one in 27 consists of the least alone: more than 2.5 %.
-    low, high = seeds.min(axis=0), seeds.max(axis=0)
-    assert ((low <= 0.0) & (high >= 0.0)).mean() == pytest.approx(0.75, abs=0.03)
-    below, above = jackknife_intervals(seeds[..., 0].mean(axis=0), [without_each(list(seeds[:, None, :, 0]), mean)]).T[
-        1:
-    ]
-    assert np.median((high - low)[:, 0] / (above - below)) == pytest.approx(0.4, abs=0.03)
 
 
 # Ranges of returns that a family knows.

@@ -17,6 +17,7 @@ from maml_rl.metalearners import MAMLTRPO
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.runs.metrics import read_metrics
 from maml_rl.runs.run_folder import RunFolder, load_run_config, load_system
+from tests.small_runs import snapshot
 
 
 def config_of(**values: Any) -> Config:
@@ -29,10 +30,6 @@ def learner_of(size: int = 4, seed: int = 0) -> MAMLTRPO:
     return MAMLTRPO(NormalMLPPolicy(2, 2, (size,), seed=seed))
 
 
-def snapshot(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def write_run(folder: Path, iterations: int, config: Config | None = None) -> None:
     config = config or config_of()
     with RunFolder(folder, config, learner_of(seed=3)) as run:
@@ -41,12 +38,6 @@ def write_run(folder: Path, iterations: int, config: Config | None = None) -> No
         if iterations:
             run.keep(1.0)
             run.save()
-
-
-def test_new_run_begins_with_its_config_and_a_checkpoint(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", 0)
-    assert load_config(tmp_path / "run" / "config.json").differences(config_of()) == []
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["iteration-000000"]
 
 
 def test_resumed_run_has_the_parameters_and_the_count_of_its_checkpoint(tmp_path: Path) -> None:
@@ -90,12 +81,6 @@ def test_folder_that_holds_something_else_is_never_written_to(tmp_path: Path, ov
     with pytest.raises(ConfigError, match="is not empty and is not a run folder"):
         RunFolder(tmp_path, config_of(), learner_of(), overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_file_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with pytest.raises(ConfigError, match="is a file"):
-        RunFolder(tmp_path / "run", config_of(), learner_of())
 
 
 def test_resuming_without_a_run_starts_it_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -334,27 +319,6 @@ def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"another 'fast-lr' and 'seed'"):
         RunFolder(tmp_path, config_of(seed=5, fast_lr=0.3), learner_of(), resume=True)
     assert snapshot(tmp_path) == before
-
-
-def test_resumed_run_may_have_more_iterations(tmp_path: Path) -> None:
-    write_run(tmp_path, 1)
-    with RunFolder(tmp_path, config_of(num_batches=1000), learner_of(), resume=True):
-        pass
-    assert load_config(tmp_path / "config.json").num_batches == 1000
-
-
-def test_run_without_an_intact_checkpoint_does_not_start_from_scratch(tmp_path: Path) -> None:
-    write_run(tmp_path, 1)
-    for file in (tmp_path / "checkpoints").glob("*/state.json"):
-        file.write_bytes(b"{}")
-    with pytest.raises(CheckpointError, match="no intact checkpoint"):
-        RunFolder(tmp_path, config_of(), learner_of(), resume=True)
-
-
-def test_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
-    write_run(tmp_path, 1)
-    with pytest.raises(CheckpointError, match=r"another architecture.*\(4,\) there and \(5,\) in the policy"):
-        RunFolder(tmp_path, config_of(), learner_of(5), resume=True)
 
 
 def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
