@@ -146,28 +146,19 @@ def test_policies_are_measured_on_the_tasks_of_a_file_again_and_again(
     tasks, saved = tmp_path / "tasks.json", {}
     common = ["--config", str(run_folder / "config.json"), "--num-workers", "0", "--meta-batch-size", "4"]
     for name, options in {
-        "drawn": ["--num-batches", "2"],
         "kept": ["--save-tasks", str(tasks), "--num-batches", "2"],
         "given": ["--tasks", str(tasks)],
         "given once": ["--tasks", str(tasks), "--repetitions", "1"],
-        "initial": ["--tasks", str(tasks), "--policy", "initial"],
     }.items():
         assert run_test([*common, "--output", str(tmp_path / f"{name}.npz"), *options]) == 0
         with np.load(tmp_path / f"{name}.npz", allow_pickle=False) as arrays:
             saved[name] = {**arrays, "printed": capsys.readouterr().out}
-    # Keeping the tasks changes nothing.
-    for key in ("returns", "mean", "low", "high", "iqm", "iqm_low", "iqm_high", "fixed_tasks"):
-        assert np.array_equal(saved["kept"][key], saved["drawn"][key], equal_nan=True), key
-    for key in ("returns", "mean", "iqm"):
-        assert np.array_equal(saved["given once"][key], saved["drawn"][key]), key
-    assert np.isnan(saved["given once"]["low"]).all()
+    assert np.array_equal(saved["given once"]["returns"], saved["kept"]["returns"])
     assert "--repetitions 3" in saved["given once"]["printed"]
     assert saved["given"]["returns"].shape == (8, 4, 12)
-    assert np.array_equal(saved["given"]["returns"][..., :4], saved["drawn"]["returns"])
-    assert (saved["given"]["low"] < saved["given"]["high"]).all()
+    assert np.array_equal(saved["given"]["returns"][..., :4], saved["kept"]["returns"])
     assert "this policy on these very tasks, and include the adaptation" in saved["given"]["printed"]
     assert f"8 tasks of {tasks}, 4 episodes of each before each step, 3 times" in saved["given"]["printed"]
-    assert not np.array_equal(saved["initial"]["returns"], saved["given"]["returns"])
 
 
 def test_oracle_is_trained_and_tested_without_adaptation(

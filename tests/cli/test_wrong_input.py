@@ -97,7 +97,7 @@ gymnasium.register("WrongModule-v0", entry_point="gone.away:Missing", max_episod
 gymnasium.register("WrongEntryPoint-v0", entry_point="no_colon", max_episode_steps=5)
 """
 
-FILES: dict[str, str | bytes] = {
+FILES = {
     "small.yaml": SMALL,
     "kwargs.yaml": SMALL + "env-kwargs: {low: -1, high: 1}\n",
     "wrong_envs.py": ENVIRONMENTS,
@@ -110,9 +110,7 @@ FILES: dict[str, str | bytes] = {
     "full/file": "x",
     "broken_run/config.json": "{",
     "list.yaml": "- 1\n",
-    "binary.yaml": b"\x00\xff\xfe",
     "deep.yaml": "a: " + "[" * 500,
-    "digits.yaml": SMALL + "seed: " + "9" * 5000 + "\n",
     "overflow.yaml": SMALL + "fast-lr: 1e400\n",
     "misspelled.yaml": SMALL + "num_steps: 1\n",
     "unmade.yaml": SMALL + "env-kwargs: {high: 2, low: x}\n",
@@ -124,12 +122,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with everything that the commands below name."""
     folder = tmp_path_factory.mktemp("wrong_input")
     (folder / "dangling").symlink_to("nowhere")
-    (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "fifo")
     for name in ("folder", "full", "broken_run"):
         (folder / name).mkdir()
     for name, content in FILES.items():
-        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        (folder / name).write_text(content)
     options = ["--config", str(folder / "small.yaml"), "--output-folder", str(folder / "run"), "--num-workers", "0"]
     assert run_train(options) == 0
     for name in ("linked_metrics", "linked_to_nowhere", "linked_to_another", "edited"):
@@ -236,26 +233,20 @@ ENVIRONMENT_CASES: list[Case] = [
     ),
     (train("--env-name", "wrong_envs:Base"), ["is not an id", "gymnasium.register('Base-v0'"]),
     (check_env("wrong_envs:function"), ["makes int, which is not a gymnasium.Env", "derive"]),
-    (
-        check_env("wrong_envs:RaisesInInit"),
-        [raised_by('raise RuntimeError("no', "RuntimeError", ": no license for this host")],
-    ),
     (check_env("builtins:exit"), ["cannot be made: SystemExit"]),
     (check_env("two\nlines"), ["two\\nlines"]),
     (check_env("\x1b[31mred"), ["\\x1b[31mred"]),
     (train("--env-name", "json:Foo-v0"), ["unknown family 'Foo-v0'"]),
-    (train("--env-name", ""), ["--env-name", "expected a value, got an empty text"]),
     (train("--env-name", "2DNavigation"), ["in the command line", "did you mean '2DNavigation-v0'"]),
     (train("--env-name", "CartPole-v1"), ["not a task family", "sample_tasks"]),
     (train("--config", "kwargs.yaml", "--env-kwargs", "{lo: 1}"), ["command line", "did you mean 'low'"]),
     (train("--env-kwargs", "{low: 1, high: 0}"), ["command line", "low must be below high"]),
-    *[(train("--env-kwargs", value), ["a mapping"]) for value in ("[1]", "x")],
-    *[(train("--env-kwargs", value), ["finite"]) for value in ("{low: .nan}", "{low: [-.inf]}")],
+    (train("--env-kwargs", "[1]"), ["a mapping"]),
+    (train("--env-kwargs", "{low: [-.inf]}"), ["finite"]),
     (train("--env-kwargs", "{1: 2}"), ["must be text"]),
     (train("--env-kwargs", "{low: 2020-01-01}"), ["low must be a finite number, got '2020-01-01'"]),
     (train("--env-kwargs", "{low: !!timestamp 2020-01-01}"), ["plain data"]),
     (check_env("wrong_envs:Base", "--env-kwargs", "{"), ["--env-kwargs", "not valid YAML"]),
-    (check_env("wrong_envs:Base", "--env-kwargs", "[]"), ["must be a mapping"]),
     (check_env("wrong_envs:Base", "--env-kwargs", "{a: 1}"), ["cannot be made"]),
 ]
 
@@ -266,16 +257,12 @@ FILE_CASES: list[Case] = [
         for config, words in (
             ("x" * 300, ["--config", "too long for a file system"]),
             ("null\0byte", ["--config", "expected text in UTF-8", "null\\x00byte"]),
-            ("\udcff.yaml", ["--config", "expected text in UTF-8"]),
             ("", ["--config", "an empty text"]),
             ("folder", ["not a run folder", "config.json"]),
             ("dangling", ["cannot read the config", "No such file"]),
-            ("loop", ["cannot read the config", "symbolic links"]),
             ("/dev/zero", ["cannot read the config /dev/zero", "it is a device"]),
             ("list.yaml", ["list.yaml is not a mapping"]),
-            ("binary.yaml", ["not valid YAML"]),
             ("deep.yaml", ["nested too deeply"]),
-            ("digits.yaml", ["cannot be read"]),
             ("overflow.yaml", ["fast-lr", "line 8", "finite"]),
             ("broken_run", ["broken_run/config.json", "not valid YAML"]),
             ("misspelled.yaml", ["misspelled.yaml, line 8", "did you mean 'num-steps'"]),
@@ -286,13 +273,10 @@ FILE_CASES: list[Case] = [
         (train("--output-folder", folder), words)
         for folder, words in (
             ("file", ["file is a file", "--output-folder"]),
-            ("file/x/y", ["file is a file", "--output-folder"]),
             ("dangling", ["dangling is a link to nowhere", "--output-folder"]),
             ("fifo/x", ["fifo is a device", "--output-folder"]),
             ("/proc/x", ["cannot write to /proc/x", "No such file", "--output-folder"]),
-            ("x" * 300, ["--output-folder", "too long for a file system"]),
             ("new/\udcff/x", ["--output-folder", "expected text in UTF-8"]),
-            ("", ["--output-folder", "an empty text"]),
             ("full", ["not empty and is not a run folder"]),
             ("run", ["holds another run", "--resume", "--overwrite"]),
         )
@@ -313,9 +297,7 @@ FILE_CASES: list[Case] = [
         (evaluate("--output", output, "--overwrite"), ["--output", *words])
         for output, words in (
             ("folder", ["folder is a folder"]),
-            ("", ["an empty text"]),
             ("file/x", ["there is no folder file"]),
-            ("missing/x", ["there is no folder missing"]),
             ("dangling", ["dangling is a link to nowhere"]),
             ("fifo", ["fifo is a device"]),
             ("/proc/x", ["cannot write /proc/x"]),
@@ -344,7 +326,6 @@ FILE_CASES: list[Case] = [
         for policy, words in (
             ("lastest", ["there is no checkpoint lastest"]),
             ("file", ["cannot read"]),
-            ("x" * 300, ["--checkpoint", "too long for a file system"]),
         )
     ],
     # In a worker: the number of workers is that of the machine; and in no folder of a usual name.
@@ -373,20 +354,13 @@ FILE_CASES: list[Case] = [
             (["run", "--output", "folder"], ["folder is a folder"]),
             (["run", "--output", "file"], ["file exists and is not a report"]),
             (["run", "--output", "/proc/x"], ["cannot write /proc/x"]),
-            (["run", "--title", "\udcff"], ["--title", "UTF-8"]),
             (["run", "--tasks", "folder"], ["cannot read the tasks in folder"]),
         )
     ],
 ]
 
 ZOO_CASES: list[Case] = [
-    *[
-        (["zoo", "add", "run", "--name", name], words)
-        for name, words in (
-            ("../mine", ["is not a name for the zoo"]),
-            ("\udcff", ["--name", "UTF-8"]),
-        )
-    ],
+    *[(["zoo", "add", "run", "--name", name], words) for name, words in (("../mine", ["is not a name for the zoo"]),)],
     (["zoo", "add", "run"], ["required: --name"]),
     (["zoo", "add", "nowhere", "--name", "mine"], ["nowhere/config.json", "No such file"]),
 ]
@@ -476,23 +450,19 @@ VALUE_CASES: list[Case] = [
         for key, module, words in (
             ("algorithm", "wrong_name", ["NameError in wrong_name.py, line 3"]),
             ("algorithm", "wrong_exit", ["SystemExit in wrong_exit.py, line 2"]),
-            ("algorithm", "nowhere", ["No module named 'nowhere'"]),
-            ("algorithm", "json", ["json"]),
             ("policy", "wrong_syntax", ["SyntaxError in wrong_syntax.py, line 1"]),
             ("policy", ".relative", ["relative import"]),
             ("policy", "json", ["json"]),
         )
     ],
-    (train("--fast-lr", "\udcff"), ["--fast-lr", "not valid YAML"]),
     (train("--fast-lr", "["), ["--fast-lr", "not valid YAML"]),
     (train("--fast-lr", "*a"), ["--fast-lr", "aliases"]),
     # The value of one option may have several lines.
     (train("--gamma", "0.5\nseed: 3"), ["--gamma", "expected one value", "'seed'"]),
     *[
         (train(f"--{key}={value}"), [f"--{key}", "expected a value, got an empty text"])
-        for key, value in (("tasks", ""), ("policy", " "), ("gamma", "# nothing"), ("max-kl", ""))
+        for key, value in (("tasks", ""), ("gamma", "# nothing"))
     ],
-    (evaluate("--fast-lr="), ["--fast-lr", "expected a value, got an empty text"]),
     *[
         (command, ["'backend' in the command line", "'zz'"])
         for command in (["report", "run", "--backend", "zz"], evaluate("--backend", "zz"))

@@ -25,25 +25,6 @@ from tests.small_runs import assert_same_run, config_of, train_until
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
-def parameters(folder: Path) -> dict[str, torch.Tensor]:
-    return latest_intact(folder / "checkpoints")[1].tensors
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("method", ["pretrain", pytest.param("oracle", marks=pytest.mark.nightly)])
-def test_baselines_are_trained_without_adaptation_on_any_number_of_workers(tmp_path: Path, method: str) -> None:
-    config = config_of(method=method, num_steps=2, num_batches=3)
-    for workers in (0, 2):
-        train(config, tmp_path / str(workers), num_workers=workers)
-    assert_same_run(tmp_path / "2", tmp_path / "0")
-    rows = read_metrics(tmp_path / "0" / "metrics.jsonl")
-    assert all({key for key in row if key.startswith("return/")} == {"return/step_0"} for row in rows)
-    # 3 tasks, 4 episodes, 10 steps, and only one phase.
-    assert rows[-1]["env_steps"] <= 3 * 120
-    assert any(row["accepted"] and row["loss/after"] < row["loss/before"] for row in rows)
-
-
 def test_methods_train_on_the_same_tasks_and_only_the_oracle_sees_them() -> None:
     tasks, observations = [], []
     for method in ("maml", "pretrain", "oracle"):

@@ -6,22 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
-from maml_rl.envs import FAMILIES, make_vector_env
-from maml_rl.envs.family import BatchedFamily, one_slot
+from maml_rl.envs import make_vector_env
 from maml_rl.envs.last_step import LastStepParts
-from maml_rl.envs.registration import FamilySpec
-from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.errors import AlgorithmError, ConfigError
 from maml_rl.experience.hindsight import Hindsight
 from maml_rl.experiment.build import make_experiment
@@ -468,60 +463,3 @@ def test_memory_sees_the_last_reward_as_its_symlog_in_steps_and_in_updates(cell:
         )
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs)
-
-
-class ArmsVectorEnv(BatchedFamily):
-    """Four arms, of which one pays."""
-
-    task_description = "arm: the one that pays"
-
-    def __init__(self, num_envs: int = 1, *, scale: float = 1.0, **options: Any) -> None:
-        self._scale = scale
-        seen, arms = spaces.Box(-1.0, 1.0, (1,), np.float32), spaces.Discrete(4)
-        super().__init__(num_envs, seen, arms, {"arm": TaskEntry()}, **options)
-
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Any]:
-        return [{"arm": float(arm)} for arm in random.integers(4, size=num_tasks)]
-
-    def _reset_slots(self, mask: Any, streams: Any) -> None:
-        pass
-
-    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
-        return self._scale * (actions == self.tasks["arm"]), False
-
-    def _write_observations(self, out: Any) -> None:
-        out[:] = 0.0
-
-
-ArmsEnv = one_slot(ArmsVectorEnv)
-SCALES = {"Few-v0": 1.0, "Many-v0": 1000.0}
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_families_whose_rewards_differ_by_1000_learn_in_a_mixture_as_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With as many steps and updates: returns over the scale, of 12 steps. Without normalization they are 3 and 4."""
-    for name, scale in SCALES.items():
-        monkeypatch.setitem(FAMILIES, name, FamilySpec(__name__, "Arms", 12, {"scale": scale}))
-        made: dict[str, Any] = {"entry_point": ArmsEnv, "vector_entry_point": ArmsVectorEnv, "max_episode_steps": 12}
-        monkeypatch.setitem(gymnasium.registry, name, EnvSpec(name, kwargs={"scale": scale}, **made))
-    sizes = {"cell": "gru", "hidden-size": 64, "critic-layers": [64], "num-bins": 64, "largest-value": 2e4}
-    steps = {"batch-size": 32, "num-updates": 30, "warmup-trials": 40, "tau": 0.02, "learning-rate": 1e-3}
-    values = {"algorithm": "amago", "observe-last": True, "fast-batch-size": 1, "num-batches": 60, "gamma": 0.9}
-    values |= {"algorithm-settings": sizes | steps | {"further-discounts": []}}
-
-    def returns(env_name: Any, tasks: int) -> dict[str, float]:
-        config = Config.from_mapping(Mapping("the test", values | {"env-name": env_name, "meta-batch-size": tasks}))
-        train(config, tmp_path / str(env_name), num_workers=0)
-        experiment = make_experiment(config, num_workers=0)
-        experiment.restore("last", tmp_path / str(env_name))
-        found = evaluate(experiment, 400, num_workers=0)
-        names = np.array([task.get("family", env_name) for task in found.tasks])
-        of_tasks = found.returns[:, -1].mean(1)
-        return {name: float(of_tasks[names == name].mean() / SCALES[name]) for name in np.unique(names).tolist()}
-
-    mixture = returns(list(SCALES), 40)
-    for name in SCALES:
-        assert mixture[name] >= 0.8 * returns(name, 20)[name]

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
 
-from maml_rl import MAMLTRPO, LinearFeatureBaseline, MultiTaskSampler, PopulationEvaluator, adapt
+from maml_rl import MAMLTRPO, LinearFeatureBaseline, MultiTaskSampler, adapt
 from maml_rl.policies import CategoricalMLPPolicy, MultiCategorical, NormalMLPPolicy, Policy, as_policy
 from tests.synthetic import make_episodes
 
@@ -323,10 +323,3 @@ def test_module_samples_adapts_and_updates_bit_identically_wherever_it_acts(env,
         outcomes.append((train[0].digest(), valid.digest(), result["loss/before"], state.tolist()))
     assert all(outcome == outcomes[0] for outcome in outcomes[1:])
     assert result["accepted"] == env.startswith("2D")
-
-
-def test_population_of_a_module_is_evaluated():
-    module = seeded(lambda: Gaussian(2, 2, 4))
-    with PopulationEvaluator("2DNavigation-v0", module, num_workers=0, max_episode_steps=5) as evaluator:
-        weights = np.stack([evaluator.policy_weights()] * 2)
-        assert np.isfinite(evaluator.evaluate(weights)).all()

@@ -158,22 +158,6 @@ def test_interval_of_skewed_returns_covers_their_mean_or_is_missing_with_a_sente
         assert "too few" not in interval_scope([evaluation])
 
 
-def interval_of_rates(success: np.ndarray) -> np.ndarray:
-    """Return the intervals (K, 3) of episodes (N, K, B); the dimension of gradient steps holds experiments."""
-    return evaluation_of(success * 100.0, success).intervals(info="success")
-
-
-def test_interval_of_rates_that_differ_between_tasks_is_one_over_tasks() -> None:
-    rng = np.random.default_rng(0)
-    # A task is solved nearly always or nearly never.
-    rates = np.where(rng.random((40, COLUMNS, 1)) < 0.3, 0.95, 0.05)
-    success = rng.random((40, COLUMNS, 20)) < rates
-    for tasks in (10, 40):
-        bounds = interval_of_rates(success[:tasks])
-        assert 0.0 <= bounds.min() <= bounds.max() <= 1.0
-        assert 0.92 <= coverage(bounds, 0.3 * 0.95 + 0.7 * 0.05) <= 0.99
-
-
 def test_rate_without_a_success_has_an_interval_and_equal_returns_have_none() -> None:
     evaluation = evaluation_of(np.zeros(30), np.zeros((30, 1, 1)))
     _, low, high = evaluation.intervals(info="success")[-1]
@@ -232,21 +216,6 @@ def test_interval_of_two_samples_of_runs_is_that_of_welch(runs: int) -> None:
     value, low, high = difference_interval(*pair)
     assert value == pytest.approx(one.mean() - other.mean(), rel=1e-5)
     assert (low, high) == pytest.approx((expected.low, expected.high), rel=1e-4)
-
-
-@pytest.mark.parametrize(("runs", "least"), [((1, 1), 1.0), ((1, 5), 1.0), ((2, 2), 0.95), ((5, 5), 0.93)])
-def test_equal_algorithms_are_seldom_told_apart(runs: tuple[int, int], least: float) -> None:
-    rng = np.random.default_rng(sum(runs))
-    undecided = 0
-    for _ in range(200):
-        tasks = rng.normal(size=(1, 40, 1))
-        pair = [
-            evaluations_of(rng.normal(size=(count, 1, 1)) + tasks + 0.3 * rng.normal(size=(count, 40, 1)))
-            for count in runs
-        ]
-        _, low, high = difference_interval(*pair)
-        undecided += not (low > 0.0 or high < 0.0)
-    assert undecided / 200 >= least
 
 
 @pytest.mark.parametrize("runs", [2, 3, 5, 10])
