@@ -17,6 +17,7 @@ from maml_rl.arguments import check_choices, check_count
 from maml_rl.arrays import move_state, torch_arrays
 from maml_rl.envs.meta_env import MetaEnv, OneBatchVectorEnv, Task, check_flags
 from maml_rl.envs.task_entries import TaskArrays, TaskEntry, parse_tasks
+from maml_rl.envs.task_space import TaskSpace
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.seeding import SlotStreams
 
@@ -60,13 +61,16 @@ class ArrayFamily(ABC):
     num_envs: int
     entries: dict[str, TaskEntry]
     tasks: TaskArrays
+    task_space: TaskSpace | None
     _time_limit: int | None
     _elapsed: NDArray[np.int64]
     _reward_terms: dict[str, NDArray[np.float64]]
 
-    @abstractmethod
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        """Draw tasks from the distribution of the family."""
+        """Draw tasks from the distribution of the family: by default from its `task_space`."""
+        if self.task_space is None:
+            raise NotImplementedError(f"{type(self).__name__} has neither draw_tasks nor a task_space")
+        return self.task_space.tasks_at(random.random((num_tasks, len(self.task_space.parameters))))
 
     @abstractmethod
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
@@ -177,8 +181,8 @@ class ArrayFamily(ABC):
 class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
     """Base of the families whose dynamics, reward and observation are array code over slots.
 
-    A family sets its spaces and task entries, and implements `draw_tasks`, `_reset_slots`, `_step_slots` and
-    `_write_observations`.
+    A family sets its spaces and task entries, has `draw_tasks` or a `task_space`, and implements `_reset_slots`,
+    `_step_slots` and `_write_observations`.
 
     In `step`, a slot whose episode is over is treated as in Gymnasium: by default the next call resets it and ignores
     its action. `step_send` and `step_recv`, with which `rollout` steps, never reset a slot.

@@ -39,19 +39,9 @@ class TaskEntry:
     choices: tuple[str, ...] = ()
 
 
-class IsCell:
-    """Tells whether an array is a cell of a grid; for `TaskEntry.fulfills`.
-
-    Args:
-        shape: cells along each axis.
-    """
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._shape = np.array(shape)
-
-    def __call__(self, cell: NDArray[np.float64]) -> bool:
-        """Return whether all numbers are whole, and within the grid."""
-        return bool(((cell == np.floor(cell)) & (cell >= 0) & (cell < self._shape)).all())
+def is_cell(shape: tuple[int, ...], cell: NDArray[np.float64]) -> bool:
+    """Return whether an array is a cell of a grid of this shape: whole numbers within it."""
+    return bool(((cell == np.floor(cell)) & (cell >= 0) & (cell < np.array(shape))).all())
 
 
 def parse_task(task: Mapping[str, Any], entries: Mapping[str, TaskEntry]) -> TaskArrays:

@@ -6,6 +6,7 @@ section 4, https://arxiv.org/abs/2210.14215 (dark rooms).
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -17,7 +18,7 @@ from maml_rl.arrays import as_floats, as_integers, copied, write_one_hot
 from maml_rl.envs.drawing import Color, draw_grid
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import AT_MOST_1, RecordedInfos, Task, ValueRanges
-from maml_rl.envs.task_entries import IsCell, TaskEntry
+from maml_rl.envs.task_entries import TaskEntry, is_cell
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
@@ -55,7 +56,7 @@ class GridFamily(BatchedFamily):
         requirement: str,
         **options: Unpack[FamilyOptions],
     ) -> None:
-        entry = TaskEntry((2,), requirement, IsCell(shape))
+        entry = TaskEntry((2,), requirement, partial(is_cell, shape))
         self._last, self._moves = np.array(shape) - 1, self.moves
         super().__init__(
             num_envs, observation_space, spaces.Discrete(len(self.moves)), dict.fromkeys(self.colors, entry), **options

@@ -14,7 +14,7 @@ from maml_rl.arrays import as_floats, as_singles
 from maml_rl.envs.drawing import GOAL_COLOR, PATH_COLOR, START_COLOR, Canvas
 from maml_rl.envs.families.point import PointFamily, PointOptions
 from maml_rl.envs.family import FamilyOptions, one_slot
-from maml_rl.envs.meta_env import NEVER_POSITIVE, RecordedInfos, Task
+from maml_rl.envs.meta_env import NEVER_POSITIVE, RecordedInfos
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
@@ -51,14 +51,11 @@ class Navigation2DVectorEnv(PointFamily):
         self, num_envs: int = 1, *, low: float = -0.5, high: float = 0.5, **options: Unpack[PointOptions]
     ) -> None:
         self.low, self.high = check_interval(low, high)
-        super().__init__(num_envs, **options)
         self.task_space = TaskSpace({"goal": (TaskParameter.between(self.low, self.high), (2,))})
+        super().__init__(num_envs, **options)
         # Where all slots were after every step, and at which of these entries each slot's episode began.
         self._paths: list[NDArray[np.float64]] = []
         self._path_starts = np.zeros(num_envs, np.int64)
-
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        return [{"goal": goal} for goal in random.uniform(self.low, self.high, (num_tasks, 2))]
 
     def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
         super()._reset_slots(mask, streams)

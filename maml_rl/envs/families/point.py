@@ -154,9 +154,6 @@ class PointGoalVectorEnv(PointFamily):
     task_space = TaskSpace({"goal": (TaskParameter.between(-1.0, 1.0), (2,))})
     farthest_start = 1.0
 
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        return [{"goal": goal} for goal in random.uniform(-1.0, 1.0, (num_tasks, 2))]
-
 
 class SparsePointGoalVectorEnv(PointFamily):
     """The reward is 1 - distance within 0.2 of the goal, else 0; goals are on the half-circle around the start.
@@ -260,9 +257,6 @@ class WindVectorEnv(PointFamily):
     def __init__(self, num_envs: int = 1, **options: Unpack[PointOptions]) -> None:
         super().__init__(num_envs, **options)
         self._target = _TARGET
-
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        return [{"wind": wind} for wind in random.uniform(-0.08, 0.08, (num_tasks, 2))]
 
     @property
     def _goals(self) -> Floats:

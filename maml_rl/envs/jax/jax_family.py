@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 import jax
@@ -311,24 +311,17 @@ def _to_device(tree: Any, device: Any) -> Any:
     return jax.tree.map(one, tree, is_leaf=lambda leaf: isinstance(leaf, _KeyData))
 
 
-class _Numbers:
-    """Tells whether the numbers of a task are those of a type; for `TaskEntry.fulfills`."""
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._is_real = dtype.kind == "f"
-        limits = (np.finfo if self._is_real else np.iinfo)(jax.dtypes.canonicalize_dtype(dtype))
-        self._least, self._most = limits.min, limits.max
-
-    def __call__(self, values: NDArray[np.float64]) -> bool:
-        """Return whether the type has all of them."""
-        outside = (values < self._least) | (values > self._most)
-        return not np.count_nonzero(outside if self._is_real else outside | (values != np.floor(values)))
+def _has(kept: np.dtype[Any], values: NDArray[np.float64]) -> bool:
+    """Return whether a type has all these numbers."""
+    limits = np.finfo(kept) if kept.kind == "f" else np.iinfo(kept)
+    outside = (values < limits.min) | (values > limits.max)
+    return not np.count_nonzero(outside if kept.kind == "f" else outside | (values != np.floor(values)))
 
 
 def _entry(array: NDArray[Any]) -> TaskEntry:
     kept = jax.dtypes.canonicalize_dtype(array.dtype)
     kind = "numbers" if kept.kind == "f" else "whole numbers"
-    return TaskEntry(array.shape[1:], f"{kind} that {kept} has", _Numbers(array.dtype))
+    return TaskEntry(array.shape[1:], f"{kind} that {kept} has", partial(_has, kept))
 
 
 def _split(arrays: Mapping[str, NDArray[Any]], num_tasks: int) -> list[Task]:

@@ -112,9 +112,9 @@ class SlotFunctions:
             state, _, _ = jax.eval_shape(self._begin_one, key, task)
         with _watched("step"):
             jax.eval_shape(self._step_one, key, state, action, task)
-        self.begin = _Watched("reset", jax.jit(self._begin))
-        self.begin_some = _Watched("reset", jax.jit(self._begin_some, donate_argnums=4))
-        self.advance = _Watched("step", jax.jit(self._advance, donate_argnums=0))
+        self.begin = _watched_while_traced("reset", jax.jit(self._begin))
+        self.begin_some = _watched_while_traced("reset", jax.jit(self._begin_some, donate_argnums=4))
+        self.advance = _watched_while_traced("step", jax.jit(self._advance, donate_argnums=0))
 
     def _begin_one(self, key: Any, task: Tree) -> tuple[Tree, Any, Any]:
         state, observation = _pair(self._reset(key, task))
@@ -213,25 +213,19 @@ class SlotFunctions:
         return f"slot {slot}, step {step}: an observation with {what}{where}, outside of its space {part}"
 
 
-class _Watched:
-    """A compiled function: while it is traced, which it is once a shape, the user's code runs, and is watched.
+def _watched_while_traced(name: str, compiled: Any) -> Callable[..., Any]:
+    """Return a compiled function with a key of its shapes first: once a key it is traced, which runs the user's."""
+    known = set[Any]()
 
-    Args:
-        name: of the user's function.
-        compiled: of all slots.
-    """
-
-    def __init__(self, name: str, compiled: Any) -> None:
-        self._name, self._compiled, self._known = name, compiled, set[Any]()
-
-    def __call__(self, key: Any, *arguments: Any) -> Any:
-        """Return what it returns; `key` is one for each of its shapes."""
-        if key in self._known:
-            return self._compiled(*arguments)
-        with _watched(self._name):
-            result = self._compiled(*arguments)
-        self._known.add(key)
+    def call(key: Any, *arguments: Any) -> Any:
+        if key in known:
+            return compiled(*arguments)
+        with _watched(name):
+            result = compiled(*arguments)
+        known.add(key)
         return result
+
+    return call
 
 
 @contextmanager

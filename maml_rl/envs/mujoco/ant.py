@@ -6,15 +6,12 @@ Source: Finn et al. 2017, section 5.3, https://arxiv.org/abs/1703.03400
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_interval, check_positive
-from maml_rl.arrays import copied
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE, Task
-from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.shared_tasks import AngleTasks, DirectionTasks, RandomParameters, VelocityTasks
@@ -35,18 +32,14 @@ class AntFamily(MujocoFamily):
     clipped forces. An episode terminates when the torso's height leaves [0.2, 1.0] m or the state is not finite.
     """
 
+    model_file, contact_forces, observation_size = "ant.xml", True, 125
     survive_reward: ClassVar[float] = 0.05
     control_cost = 0.005
     terminates: ClassVar[bool] = True
 
     def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
-        super().__init__(num_envs, self.body_model(), 125, entries, **options)
+        super().__init__(num_envs, entries, **options)
         self._clipped_forces = np.zeros(self._forces.shape)
-
-    @staticmethod
-    def body_model() -> mujoco.MjModel:
-        """Return the model."""
-        return load_model("ant.xml", contact_forces=True)
 
     def _bind_fields(self) -> None:
         super()._bind_fields()
@@ -57,14 +50,7 @@ class AntFamily(MujocoFamily):
         super()._reset_slots(mask, streams)
         self._clip_forces()
 
-    def _move(self, controls: Floats, active: Mask | None) -> Floats:
-        before = copied(self._torso_position[:, :2])
-        self._simulate(controls, active)
-        velocity: Floats = (self._torso_position[:, :2] - before) / self.dt
-        return velocity
-
     def _place(self) -> Floats:
-        """Return the positions (N, 2) in the plane that the reward uses."""
         place: Floats = self._torso_position[:, :2]
         return place
 
@@ -126,11 +112,8 @@ class AntPosVectorEnv(AntFamily):
         self, num_envs: int = 1, *, low: float = -3.0, high: float = 3.0, **options: Unpack[MujocoOptions]
     ) -> None:
         self.low, self.high = check_interval(low, high)
-        super().__init__(num_envs, {"position": TaskEntry((2,))}, **options)
         self.task_space = TaskSpace({"position": (TaskParameter.between(self.low, self.high), (2,))})
-
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        return [{"position": position} for position in random.uniform(self.low, self.high, (num_tasks, 2))]
+        super().__init__(num_envs, {"position": TaskEntry((2,))}, **options)
 
     def _task_reward(self, velocity: Floats) -> Floats:
         offset: Floats = self.xp.abs(self._place() - self.tasks["position"])
@@ -149,9 +132,6 @@ class AntDir2DVectorEnv(AngleTasks, AntFamily):
     """
 
     survive_reward, control_cost = 1.0, 0.5
-
-    def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
-        super().__init__(num_envs, {"angle": TaskEntry()}, **options)
 
 
 class AntGoalVectorEnv(AntFamily):

@@ -14,7 +14,6 @@ from maml_rl.arrays import copied
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE
 from maml_rl.envs.mujoco.ant import AntDirVectorEnv, AntFamily, AntPosVectorEnv, AntVelVectorEnv
-from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily
 from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.planar import HalfCheetahFamily
@@ -28,10 +27,10 @@ class RllabBody(MujocoFamily):
     A step is one substep. Start states are `_start_positions` with 0.01 N(0, 1) added to the positions and
     0.1 N(0, 1) to the velocities. The velocity in the reward is that of the whole body's center of mass at the end of
     the step, and the last three observations are the center of mass instead of the torso's position. All observations
-    are computed after the step (`mj_forward`), not up to one substep earlier. The model needs
-    `center_of_mass_velocity`.
+    are computed after the step (`mj_forward`), not up to one substep earlier.
     """
 
+    center_of_mass_velocity = True
     substeps, start_noise, velocity_noise, forward_after_step = 1, 0.01, 0.1, True
     # Which entries of the velocity the reward uses.
     moves_along: ClassVar[Any]
@@ -65,10 +64,6 @@ class Finn2017HalfCheetahFamily(RllabBody, HalfCheetahFamily):
     metadata = {**HalfCheetahFamily.metadata, "render_fps": 100}  # noqa: RUF012
     moves_along = 0
 
-    @staticmethod
-    def body_model() -> mujoco.MjModel:
-        return load_model("half_cheetah.xml", center_of_mass_velocity=True)
-
 
 class Finn2017AntFamily(RllabBody, AntFamily):
     """Mixin, to be put before the family of an ant's task: rllab's ant; see `RllabBody`.
@@ -82,9 +77,13 @@ class Finn2017AntFamily(RllabBody, AntFamily):
     metadata = {**AntFamily.metadata, "render_fps": 50}  # noqa: RUF012
     moves_along = slice(2)
 
-    @staticmethod
-    def body_model() -> mujoco.MjModel:
-        return _ant_model()
+    @classmethod
+    @cache
+    def body_model(cls) -> mujoco.MjModel:
+        model = copy.copy(super().body_model())
+        model.opt.timestep = 0.02
+        model.geom_solimp[:, :3] = 0.8, 0.8, 0.01
+        return model
 
     def _positions_at_start(self) -> Floats:
         positions: Floats = self.model.numeric("init_qpos").data
@@ -92,14 +91,6 @@ class Finn2017AntFamily(RllabBody, AntFamily):
 
     def _place(self) -> Floats:
         return self._center_of_mass[:, :2]
-
-
-@cache
-def _ant_model() -> mujoco.MjModel:
-    model = copy.copy(load_model("ant.xml", contact_forces=True, center_of_mass_velocity=True))
-    model.opt.timestep = 0.02
-    model.geom_solimp[:, :3] = 0.8, 0.8, 0.01
-    return model
 
 
 class Finn2017HalfCheetahVelVectorEnv(VelocityTasks, Finn2017HalfCheetahFamily):

@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 from maml_rl.arrays import as_floats
 from maml_rl.envs.family import one_slot
-from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.mujoco_family import MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.shared_tasks import AngleTasks
-from maml_rl.envs.task_entries import TaskEntry
 
 _FORWARD_REWARD = 1.25
 _SURVIVE_REWARD = 5.0
@@ -33,13 +31,13 @@ class HumanoidDirVectorEnv(AngleTasks):
         **options: see `MujocoFamily`; the task is `{"angle": radians}`.
     """
 
+    model_file, contact_forces, observation_size = "humanoid.xml", True, 348
     start_noise, uniform_velocities, control_cost = 1e-2, True, 0.1
     velocity_terms = ("x_velocity", "y_velocity")
 
     def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
-        model = load_model("humanoid.xml", contact_forces=True)
-        super().__init__(num_envs, model, 348, {"angle": TaskEntry()}, **options)
-        self._mass_fractions = tuple((model.body_mass / model.body_mass.sum()).tolist())
+        super().__init__(num_envs, **options)
+        self._mass_fractions = tuple((self.model.body_mass / self.model.body_mass.sum()).tolist())
 
     def _bind_fields(self) -> None:
         super()._bind_fields()
@@ -49,19 +47,13 @@ class HumanoidDirVectorEnv(AngleTasks):
         bodies = [self.physics.bind(name)[:, 1:] for name in ("cinert", "cvel")]
         self._seen = [*bodies, self.physics.bind("qfrc_actuator")[:, 6:], self.physics.bind("cfrc_ext")[:, 1:]]
 
-    def _center_of_mass(self) -> Floats:
+    def _place(self) -> Floats:
         """Return the center of mass (N, 2) in the plane."""
         center: Floats = self.xp.zeros((self.num_envs, 2))
         # A loop over bodies: a sum over an axis may be rounded differently for another number of slots.
         for body, fraction in enumerate(self._mass_fractions):
             center += fraction * self._centers[:, body, :2]
         return center
-
-    def _move(self, controls: Floats, active: Mask | None) -> Floats:
-        before = self._center_of_mass()
-        self._simulate(controls, active)
-        velocity: Floats = (self._center_of_mass() - before) / self.dt
-        return velocity
 
     def _task_reward(self, velocity: Floats) -> Floats:
         return _FORWARD_REWARD * super()._task_reward(velocity)

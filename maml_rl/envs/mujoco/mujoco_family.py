@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from maml_rl.arguments import check_positive
 from maml_rl.arrays import copied, namespace
 from maml_rl.envs.family import BatchedFamily, FamilyOptions
+from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import Floats, Mask, PhysicsOptions, make_physics
 from maml_rl.envs.mujoco.rendering import Renderer
 from maml_rl.envs.mujoco.warp_physics import WarpLimits
@@ -44,8 +44,6 @@ class MujocoFamily(BatchedFamily):
     body positions, rotations and forces are those that the last substep computed: up to one substep behind the joints.
 
     Args:
-        model: the compiled model; its position is that of its first body.
-        observation_size: length of an observation.
         entries: the format of its tasks.
         normalization_scale: actions are Box(-scale, scale), mapped linearly onto the actuators' range and clipped.
         engine: "mjbatch", "mujoco", or "auto", one of these; they give the same bits on one version of MuJoCo. Or
@@ -58,7 +56,7 @@ class MujocoFamily(BatchedFamily):
         **options: see `BatchedFamily`; pictures are "rgb_array".
 
     Attributes:
-        model: as given; read-only.
+        model: of its body, whose position is that of its first part; read-only.
         physics: the simulations of the slots.
         dt: seconds per step.
     """
@@ -67,6 +65,11 @@ class MujocoFamily(BatchedFamily):
     single_on_device = True
     default_steps = 200
 
+    # The file of its model, for which sensors, and how long an observation is; see `load_model`.
+    model_file: ClassVar[str]
+    contact_forces: ClassVar[bool] = False
+    center_of_mass_velocity: ClassVar[bool] = False
+    observation_size: ClassVar[int]
     substeps: ClassVar[int] = 5
     # Noise of start states: in positions, and in velocities, where it is normal or uniform.
     start_noise: ClassVar[float] = 0.1
@@ -82,8 +85,6 @@ class MujocoFamily(BatchedFamily):
     def __init__(
         self,
         num_envs: int,
-        model: mujoco.MjModel,
-        observation_size: int,
         entries: Mapping[str, TaskEntry],
         *,
         normalization_scale: float = 1.0,
@@ -91,10 +92,10 @@ class MujocoFamily(BatchedFamily):
     ) -> None:
         others: dict[str, Any] = {**options}
         physics = {name: others.pop(name) for name in options if name in PhysicsOptions.__annotations__}
-        scale = check_positive("normalization_scale", normalization_scale)
+        scale, model = check_positive("normalization_scale", normalization_scale), self.body_model()
         super().__init__(
             num_envs,
-            spaces.Box(-np.inf, np.inf, (observation_size,), np.float32),
+            spaces.Box(-np.inf, np.inf, (self.observation_size,), np.float32),
             spaces.Box(-scale, scale, (model.nu,), np.float32),
             entries,
             **others,
@@ -108,6 +109,12 @@ class MujocoFamily(BatchedFamily):
         self._center, self._gain = (self._lowest + self._highest) / 2.0, (self._highest - self._lowest) / (2.0 * scale)
         self._start_positions = self._positions_at_start()
         self._renderer: Renderer | None = None
+
+    @classmethod
+    def body_model(cls) -> mujoco.MjModel:
+        """Return the model."""
+        sensors = {"contact_forces": cls.contact_forces, "center_of_mass_velocity": cls.center_of_mass_velocity}
+        return load_model(cls.model_file, **sensors)
 
     def _positions_at_start(self) -> Floats:
         """Return the positions (nq,) around which episodes start."""
@@ -151,9 +158,17 @@ class MujocoFamily(BatchedFamily):
         self.xp.minimum(controls, self._highest, out=controls)
         return controls
 
-    @abstractmethod
+    def _place(self) -> Floats:
+        """Return the positions that the reward uses, in m: (N,) forward, or (N, 2) in the plane."""
+        place: Floats = self._qpos[:, 0]
+        return place
+
     def _move(self, controls: Floats, active: Mask | None) -> Floats:
         """Step, and return the velocities that the reward uses, in m/s: (N,) forward, or (N, 2) with those sideways."""
+        before = copied(self._place())
+        self._simulate(controls, active)
+        velocity: Floats = (self._place() - before) / self.dt
+        return velocity
 
     def _task_reward(self, velocity: Floats) -> Floats:
         """Return rewards (N,) for velocities that `_move` has returned, or for the state after it."""
@@ -224,16 +239,6 @@ class MujocoFamily(BatchedFamily):
             if resource is not None:
                 resource.close()
         self._renderer = None
-
-
-class ForwardFamily(MujocoFamily):
-    """Base of bodies that move forward and backward alone."""
-
-    def _move(self, controls: Floats, active: Mask | None) -> Floats:
-        before = copied(self._qpos[:, 0])
-        self._simulate(controls, active)
-        velocity: Floats = (self._qpos[:, 0] - before) / self.dt
-        return velocity
 
 
 def sum_of_squares(rows: Floats) -> Floats:

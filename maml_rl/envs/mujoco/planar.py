@@ -4,41 +4,29 @@ Sources: Finn et al. 2017, section 5.3, https://arxiv.org/abs/1703.03400 (half-c
 (ProMP), https://arxiv.org/abs/1810.06784 (swimmer), with the authors' environments.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.arrays import as_floats
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE
-from maml_rl.envs.mujoco.models import load_model
-from maml_rl.envs.mujoco.mujoco_family import ForwardFamily, MujocoOptions
+from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions
 from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.shared_tasks import DirectionTasks, RandomParameters, VelocityTasks
-from maml_rl.envs.task_entries import TaskEntry
 
 _FASTEST_SHOWN = 10.0
 
 
-class HalfCheetahFamily(ForwardFamily):
+class HalfCheetahFamily(MujocoFamily):
     """Base of the half-cheetah families: everything except the task's part of the reward.
 
     Observations (20,): qpos[1:] (8), qvel (9), position of the torso (3). The reward is that of the task minus
     `control_cost` |a|^2.
     """
 
-    control_cost = 0.05
-
-    def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
-        super().__init__(num_envs, self.body_model(), 20, entries, **options)
-
-    @staticmethod
-    def body_model() -> mujoco.MjModel:
-        """Return the model."""
-        return load_model("half_cheetah.xml")
+    model_file, observation_size, control_cost = "half_cheetah.xml", 20, 0.05
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:, :8] = self._qpos[:, 1:]
@@ -65,7 +53,7 @@ class HalfCheetahRandParamsVectorEnv(RandomParameters, HalfCheetahFamily):
     control_cost = 0.1
 
 
-class PlanarWalkerFamily(ForwardFamily):
+class PlanarWalkerFamily(MujocoFamily):
     """Base of the planar walkers: everything except the task's part of the reward.
 
     Start states, observations, terminations and the other rewards are those of Gymnasium's v5 environments:
@@ -75,21 +63,11 @@ class PlanarWalkerFamily(ForwardFamily):
     """
 
     substeps, start_noise, uniform_velocities, control_cost = 4, 5e-3, True, 1e-3
-    model_file: ClassVar[str]
     # Limits of the torso, in m and radians, and of all positions and velocities from the torso's height on.
     lowest: ClassVar[float]
     highest: ClassVar[float] = np.inf
     steepest: ClassVar[float]
     largest: ClassVar[float] = np.inf
-
-    def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
-        model = self.body_model()
-        super().__init__(num_envs, model, model.nq - 1 + model.nv, entries, **options)
-
-    @classmethod
-    def body_model(cls) -> mujoco.MjModel:
-        """Return the model."""
-        return load_model(cls.model_file)
 
     def _survival(self) -> tuple[Floats, Mask]:
         xp, height, angle = self.xp, self._qpos[:, 1], self._qpos[:, 2]
@@ -109,14 +87,14 @@ class PlanarWalkerFamily(ForwardFamily):
 class Walker2DFamily(PlanarWalkerFamily):
     """Walks on two legs; healthy with its torso between 0.8 and 2 m and less than 1 radian from upright."""
 
-    model_file = "walker2d_v5.xml"
+    model_file, observation_size = "walker2d_v5.xml", 17
     lowest, highest, steepest = 0.8, 2.0, 1.0
 
 
 class HopperFamily(PlanarWalkerFamily):
     """Hops on one leg; healthy with its torso above 0.7 m and upright within 0.2 radians, and a state below 100."""
 
-    model_file = "hopper.xml"
+    model_file, observation_size = "hopper.xml", 11
     lowest, steepest, largest = 0.7, 0.2, 100.0
 
 
@@ -142,7 +120,7 @@ class Walker2DDirVectorEnv(DirectionTasks, Walker2DFamily):
     task_description = "direction: 1 to walk forward, -1 to walk backward, each with probability 1/2"
 
 
-class SwimmerFamily(ForwardFamily):
+class SwimmerFamily(MujocoFamily):
     """Base of the swimmer families: everything except the task's part of the reward.
 
     Start states and observations are those of Gymnasium's Swimmer-v5: qpos[2:] (3) and qvel (5); the model's own state
@@ -150,10 +128,8 @@ class SwimmerFamily(ForwardFamily):
     reward is that of the task minus 0.0001 |a|^2.
     """
 
+    model_file, observation_size = "swimmer.xml", 8
     substeps, uniform_velocities, control_cost = 4, True, 1e-4
-
-    def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
-        super().__init__(num_envs, load_model("swimmer.xml"), 8, entries, **options)
 
     def _write_observations(self, out: NDArray[Any]) -> None:
         out[:, :3] = self._qpos[:, 2:]

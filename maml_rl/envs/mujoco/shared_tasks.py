@@ -1,6 +1,6 @@
 """Tasks that several bodies share, each a mixin before the family of a body: a velocity, a direction, parameters."""
 
-from typing import Any, ClassVar, Unpack
+from typing import Unpack
 
 import mujoco
 import numpy as np
@@ -36,12 +36,8 @@ class VelocityTasks(MujocoFamily):
         self, num_envs: int = 1, *, low: float = 0.0, high: float = 2.0, **options: Unpack[MujocoOptions]
     ) -> None:
         self.low, self.high = check_interval(low, high)
-        # The family of the body loads the model itself.
-        super().__init__(num_envs, {"velocity": TaskEntry()}, **options)  # type: ignore[call-arg]
         self.task_space = TaskSpace.of_numbers(velocity=TaskParameter.between(self.low, self.high))
-
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        return [{"velocity": velocity} for velocity in random.uniform(self.low, self.high, num_tasks).tolist()]
+        super().__init__(num_envs, {"velocity": TaskEntry()}, **options)
 
     def _forward_reward(self, velocity: Floats) -> Floats:
         reward: Floats = -self.xp.abs(velocity - self.tasks["velocity"])
@@ -54,8 +50,8 @@ class AngleTasks(MujocoFamily):
     task_description = "angle: the direction to walk in, in radians, uniform in [0, 2 pi)"
     task_space = TaskSpace.of_numbers(angle=TaskParameter.between(0.0, 2.0 * np.pi))
 
-    def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
-        return [{"angle": angle} for angle in random.uniform(0.0, 2.0 * np.pi, num_tasks).tolist()]
+    def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
+        super().__init__(num_envs, {"angle": TaskEntry()}, **options)
 
     def _tasks_changed(self) -> None:
         xp, angle = self.xp, self.tasks["angle"]
@@ -79,7 +75,7 @@ class DirectionTasks(MujocoFamily):
 
     def __init__(self, num_envs: int = 1, **options: Unpack[MujocoOptions]) -> None:
         entries = {"direction": TaskEntry((), "-1 or 1", _is_direction)}
-        super().__init__(num_envs, entries, **options)  # type: ignore[call-arg]
+        super().__init__(num_envs, entries, **options)
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         return [{"direction": direction} for direction in (2.0 * random.integers(2, size=num_tasks) - 1.0).tolist()]
@@ -107,7 +103,6 @@ class RandomParameters(MujocoFamily):
     task_description = (
         "body_mass, body_inertia, geom_friction: factors 1.5^U(-3, 3) each; dof_damping: factors 1.3^U(-3, 3) each"
     )
-    body_model: ClassVar[Any]
 
     def __init__(self, num_envs: int = 1, *, log_scale_limit: float = 3.0, **options: Unpack[MujocoOptions]) -> None:
         self.log_scale_limit = check_positive("log_scale_limit", log_scale_limit)
@@ -117,8 +112,7 @@ class RandomParameters(MujocoFamily):
             name: TaskEntry(values.shape, "positive factors", _are_positive)
             for name, values in self._own_parameters.items()
         }
-        # The family of the body loads the model itself.
-        super().__init__(num_envs, entries, **options)  # type: ignore[call-arg]
+        super().__init__(num_envs, entries, **options)
         limit = self.log_scale_limit
         self.task_space = TaskSpace(
             {
