@@ -146,11 +146,11 @@ def test_evaluation_has_a_baseline_of_its_own() -> None:
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> None:
-    """Make the evaluations return these returns."""
+    """Make the evaluations return these returns after adaptation, and equal ones before."""
     left = iter(returns)
 
     def find(*arguments: Any, **options: Any) -> Evaluation:
-        values = np.full((1, 2, 1), next(left), np.float32)
+        values = np.array([[[0.0], [next(left)]]], np.float32)
         return Evaluation("2DNavigation-v0", 0, [{}], (0.1,), values)
 
     monkeypatch.setattr("maml_rl.experiment.train.evaluate", find)
@@ -160,7 +160,7 @@ def test_best_checkpoint_is_that_of_the_best_evaluation_and_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted(monkeypatch, [-900.0, -700.0, -800.0])
-    train(config_of(), tmp_path, num_workers=0)
+    train(config_of(checkpoint_every=100), tmp_path, num_workers=0)
     names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
     # Training returns, which are far higher, are ignored once there are evaluations.
     assert names == ["iteration-000004", "iteration-000006"]

@@ -136,11 +136,6 @@ def test_policy_of_another_family_is_refused(run_folder: Path) -> None:
         maml_rl.adapt_to_task(maml_rl.load_policy(run_folder), "HalfCheetahDir-v5", {"direction": 1})
 
 
-def test_negative_number_of_steps_is_refused(run_folder: Path) -> None:
-    with pytest.raises(ValueError, match="number of inner steps must not be negative"):
-        maml_rl.adapt_to_task(maml_rl.load_policy(run_folder), "2DNavigation-v0", GOAL, num_steps=-1)
-
-
 def test_drawn_actions_follow_the_distribution_and_the_generator() -> None:
     policy = NormalMLPPolicy(2, 1, [], init_std=0.5)
     rng = np.random.default_rng(0)
