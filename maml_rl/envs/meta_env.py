@@ -536,6 +536,15 @@ class EnvDescription:
             dict(env.value_ranges),
         )
 
+    def require_same(self, other: EnvDescription, who: str, whose: str) -> None:
+        """Refuse slots of other spaces or recorded infos; `who` and `whose` name both, for the message."""
+        for kind in ("observation_space", "action_space", "recorded_infos"):
+            one, two = getattr(self, kind), getattr(other, kind)
+            if one != two:
+                raise ValueError(
+                    f"all slots must have the same {kind.replace('_', ' ')}: {who} has {one}, {whose} has {two}"
+                )
+
 
 def require_one_each(tasks: Sequence[Task], num_envs: int) -> None:
     """Refuse tasks of which there is not one for each slot."""

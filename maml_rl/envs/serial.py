@@ -31,6 +31,7 @@ from maml_rl.envs.calls import (
 from maml_rl.envs.checking import find_method, has_method, require_meta_env, seed_draws
 from maml_rl.envs.global_generators import DRAWS, EPISODE, DrawsGloballyError, SlotGenerators, key_of_seed, key_of_task
 from maml_rl.envs.meta_env import (
+    EnvDescription,
     MetaVectorEnv,
     OneBatchVectorEnv,
     StepBuffers,
@@ -219,12 +220,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
         self.slots.append(slot)
         self._check(env)
         slot.env = without_wrappers(env)
-        first, other = _description(self.slots[0].env), _description(env)
-        for kind in first:
-            if first[kind] != other[kind]:
-                raise ValueError(
-                    f"all slots must have the same {kind}: slot 0 has {first[kind]}, slot {number} has {other[kind]}"
-                )
+        _description(self.slots[0].env).require_same(_description(env), "slot 0", f"slot {number}")
 
     def _check(self, env: Env) -> None:
         """Refuse an environment whose methods cannot be called here."""
@@ -324,10 +320,6 @@ class SerialVectorEnv(OneBatchVectorEnv):
             close_quietly(partial(self._run, slot.number, slot.call(slot.env.close)), slot)
 
 
-def _description(env: Env) -> dict[str, Any]:
+def _description(env: Env) -> EnvDescription:
     """Return the properties that all slots must have in common."""
-    return {
-        "observation space": env.observation_space,
-        "action space": env.action_space,
-        "recorded infos": declarations(env).recorded_infos,
-    }
+    return EnvDescription(env.observation_space, env.action_space, None, declarations(env).recorded_infos)

@@ -53,7 +53,6 @@ class Supervised:
         self.backend, self._slots_per_task = backend, slots_per_task
         self.closed = self.interrupted = False
 
-    @single_threaded()
     def do(self, work: Callable[[RolloutBackend], Result]) -> Result:
         """Do work, again after every loss of a worker; an error about a malformed task names the task.
 
@@ -61,19 +60,20 @@ class Supervised:
         """
         if self.closed:
             raise RuntimeError("this sampler or evaluator is closed; make a new one")
-        self.backend.start_phase()
-        while not self.interrupted:
-            try:
-                return work(self.backend)
-            except ChildLost:
-                if not self.interrupted:
-                    self.backend.recover()
-            except TaskError as error:
-                if not error.in_slots:
-                    raise
-                # The caller never chose slots.
-                found = [f"task {slot // self._slots_per_task}: {what}" for slot, what in error.in_slots]
-                raise TaskError("; ".join(found)) from error
+        with single_threaded():
+            self.backend.start_phase()
+            while not self.interrupted:
+                try:
+                    return work(self.backend)
+                except ChildLost:
+                    if not self.interrupted:
+                        self.backend.recover()
+                except TaskError as error:
+                    if not error.in_slots:
+                        raise
+                    # The caller never chose slots.
+                    found = [f"task {slot // self._slots_per_task}: {what}" for slot, what in error.in_slots]
+                    raise TaskError("; ".join(found)) from error
         raise RuntimeError("sampling was interrupted by another thread")
 
 

@@ -196,15 +196,9 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         if self._first is None:
             self.shared = SharedBuffers(self.memory, self._progress.size, slot, self.num_envs)
             self._first = index, slot
-        first_index, first_slot = self._first
-        for kind in ("observation_space", "action_space", "recorded_infos"):
-            first, other = getattr(first_slot, kind), getattr(slot, kind)
-            if first != other:
-                raise ValueError(
-                    f"all slots must have the same {kind.replace('_', ' ')}: "
-                    f"{describe_slots(self.parts[first_index])} (worker {first_index}) has {first}, "
-                    f"{describe_slots(self.parts[index])} (worker {index}) has {other}"
-                )
+        first, first_slot = self._first
+        who, whose = (f"{describe_slots(self.parts[number])} (worker {number})" for number in (first, index))
+        first_slot.require_same(slot, who, whose)
 
     @property
     def retries(self) -> int:
