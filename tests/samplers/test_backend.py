@@ -1,6 +1,5 @@
 """Backends: all give the same episodes, for any range of the tasks; and the default place where the policy acts."""
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -133,40 +132,29 @@ def test_policy_with_a_memory_acts_in_this_process_for_all_slots_at_once() -> No
         assert sampler.rollout(sampler.sample_tasks(2)).num_steps == 12
 
 
-@dataclasses.dataclass
-class Case:
-    """A sampler with two children, and whether the policy must act in them."""
-
-    in_children: bool
-    num_tasks: int = 2
-    policy: type[CountingPolicy] = CountingPolicy
-    nonlinearity: Any = "tanh"
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
 @pytest.mark.parametrize(
-    "case",
+    ("in_children", "num_tasks", "options"),
     [
-        pytest.param(Case(True), id="a task for every child"),
-        pytest.param(Case(True, 5), id="more tasks than children"),
-        pytest.param(Case(True, 1), id="a task for two children"),
-        pytest.param(Case(True, 1, options={"num_workers": 3}), id="a child without a slot"),
-        pytest.param(Case(False, nonlinearity=lambda units: torch.relu(units)), id="a policy that cannot be pickled"),
-        pytest.param(Case(False, options={"inference": "central"}), id="asked for the parent"),
-        pytest.param(Case(False, options={"recv_timeout": 1.0}), id="recv_timeout"),
-        pytest.param(Case(False, options={"num_groups": 2}), id="num_groups"),
-        pytest.param(Case(False, options={"num_workers": 0}), id="no children"),
+        pytest.param(True, 2, {}, id="a task for every child"),
+        pytest.param(True, 5, {}, id="more tasks than children"),
+        pytest.param(True, 1, {}, id="a task for two children"),
+        pytest.param(True, 1, {"num_workers": 3}, id="a child without a slot"),
+        pytest.param(False, 2, {"inference": "central"}, id="asked for the parent"),
+        pytest.param(False, 2, {"recv_timeout": 1.0}, id="recv_timeout"),
+        pytest.param(False, 2, {"num_groups": 2}, id="num_groups"),
+        pytest.param(False, 2, {"num_workers": 0}, id="no children"),
+        pytest.param(False, 2, {"policy": lambda units: torch.relu(units)}, id="a policy that cannot be pickled"),
     ],
 )
 def test_policy_acts_in_the_children_where_that_is_possible_and_faster(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+    in_children: bool, num_tasks: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CountingPolicy, "calls", 0)
-    policy = case.policy(2, 2, (4,), case.nonlinearity)
-    options = {"num_workers": 2, "start_method": "fork", "max_episode_steps": 3, "seed": 0, **case.options}
-    with MultiTaskSampler("2DNavigation-v0", {}, 2, policy, **options) as sampler:
-        sampler.rollout(sampler.sample_tasks(case.num_tasks))
-    assert (case.policy.calls == 0) == case.in_children
+    settings = {"num_workers": 2, "start_method": "fork", "max_episode_steps": 3, "seed": 0, **options}
+    settings["policy"] = CountingPolicy(2, 2, (4,), options.get("policy", "tanh"))
+    with MultiTaskSampler("2DNavigation-v0", {}, 2, **settings) as sampler:
+        sampler.rollout(sampler.sample_tasks(num_tasks))
+    assert (CountingPolicy.calls == 0) == in_children
 
 
 def test_timer_gets_the_stages_of_children_that_act() -> None:

@@ -21,7 +21,7 @@ from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import Retry, global_generators
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import MamlRLError, TaskError
+from maml_rl.errors import TaskError
 from tests.envs.third_party import WalkEnv
 
 PLACES: dict[str, dict[str, Any]] = {
@@ -59,10 +59,6 @@ class KeepsActions(gymnasium.Env[Any, Any]):
         return np.zeros(2, np.float32), -self.price * float(change), False, False, {}
 
 
-class KeepsSwitches(KeepsActions):
-    action_space = spaces.MultiBinary(3)
-
-
 class KeepsForces(KeepsActions):
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -89,13 +85,6 @@ class KeepsTask(KeepsActions):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.goal += 0.5
         return np.zeros(2, np.float32), float((self.goal - self.start)[0]), False, False, {}
-
-
-class TakesTaskApart(KeepsActions):
-    action_space = spaces.Discrete(2)
-
-    def reset_task(self, task: dict[str, Any]) -> None:
-        self.price = task.pop("price")
 
 
 def sampled(make_env: Any, num_tasks: int = 3, **options: Any) -> TaskEpisodes:
@@ -130,61 +119,12 @@ def rewards_of_a_plain_loop(make_env: Any, episodes: TaskEpisodes) -> Any:
     return rewards
 
 
-@pytest.mark.parametrize(
-    ("make_env", "place"),
-    [
-        *((KeepsForces, place) for place in PLACES),
-        *((make_env, place) for make_env in (KeepsActions, KeepsSwitches) for place in ("in process", "central")),
-    ],
-)
-def test_environment_that_keeps_its_action_gets_the_rewards_of_a_plain_loop(make_env: Any, place: str) -> None:
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("make_env", [KeepsForces, KeepsActions, KeepsTask])
+def test_environment_that_keeps_what_it_is_given_gets_the_rewards_of_a_plain_loop(make_env: Any, place: str) -> None:
     episodes = sampled(make_env, **PLACES[place])
     assert episodes.rewards.any()
     np.testing.assert_array_equal(episodes.rewards, rewards_of_a_plain_loop(make_env, episodes))
-
-
-def test_environment_that_keeps_its_action_with_fewer_tasks_than_workers() -> None:
-    episodes = sampled(KeepsForces, num_tasks=1, num_workers=2)
-    assert episodes.rewards.any()
-    np.testing.assert_array_equal(episodes.rewards, rewards_of_a_plain_loop(KeepsForces, episodes))
-
-
-@pytest.mark.parametrize(
-    ("make_env", "place"),
-    [*((KeepsTask, place) for place in PLACES), (TakesTaskApart, "in process"), (TakesTaskApart, "acting workers")],
-)
-def test_environment_that_changes_its_task_changes_only_its_own(make_env: Any, place: str) -> None:
-    episodes = sampled(make_env, **PLACES[place])
-    np.testing.assert_array_equal(episodes.rewards, rewards_of_a_plain_loop(make_env, episodes))
-
-
-class Observes(WalkEnv):
-    """Observes something of its space, and at the third step `wrong`."""
-
-    def __init__(self, space: spaces.Space[Any], right: Any, wrong: Any) -> None:
-        super().__init__()
-        self.observation_space, self.right, self.wrong = space, right, wrong
-
-    def observe(self) -> Any:
-        return self.wrong if self.steps == 3 else self.right
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observation, reward, _, _, info = super().step(action)
-        return observation, reward, False, False, info
-
-
-@pytest.mark.parametrize("place", ["in process", "central", "threads"])
-def test_observation_outside_of_its_space_by_value_is_refused_at_its_step(place: str) -> None:
-    space = spaces.Box(-128, 127, (3,), np.int8)
-    make_env = partial(Observes, space, np.zeros(3, np.int64), [-153, 1000, -467])
-    policy = get_policy_for_env(make_env(), (4,))
-    options = {**PLACES[place], **({} if place == "in process" else {"start_method": "fork"})}
-    with MultiTaskSampler(make_env, policy=policy, batch_size=2, seed=0, max_episode_steps=5, **options) as sampler:
-        tasks = sampler.sample_tasks(2)
-        slot = "[0-3]" if place == "threads" else 0
-        with pytest.raises(MamlRLError, match=rf"(?s)slot {slot} with the task .*-153 at \[0\]") as caught:
-            sampler.rollout(tasks)
-    assert "in step 2" in str(caught.value)
 
 
 class Levels(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -7,7 +7,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -278,19 +277,6 @@ def test_fault_is_reported_and_the_generation_can_be_repeated(
         assert evaluator.generation == 0
         if fault != "nan":
             assert evaluator.evaluate(weights).tolist() == generations(make_local(0), weights)[0]
-
-
-def test_children_end_with_the_evaluator() -> None:
-    with make_evaluator(2) as evaluator:
-        assert evaluator.pids == []
-        evaluator.evaluate(members(navigator(), 2))
-        pids = evaluator.pids
-        assert len(pids) == 2
-        assert all(psutil.pid_exists(pid) for pid in pids)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-    evaluator.close()
-    with pytest.raises(RuntimeError, match="closed; make a new one"):
-        evaluator.evaluate(members(navigator(), 2))
 
 
 # Bad input.

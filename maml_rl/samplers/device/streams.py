@@ -70,8 +70,6 @@ class PhaseNoise:
     def draw(self, streams: PhaseStreams, episodes: range) -> None:
         """Draw the noise of `episodes` of all tasks."""
         steps, tasks, slots, size = self._shape
-        if not size:
-            return
         counters = -(-size // 4)
         (seed, purpose_and_phase), iteration = streams.action_key(tasks, episodes)
         numbers = torch.arange(tasks, device=self._device) + streams.first_task

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from maml_rl.samplers.device import streams as device_streams
 from maml_rl.samplers.device.streams import DeviceSlotStreams, PhaseNoise, philox
 from maml_rl.seeding import PhaseStreams, SlotStreams
 from maml_rl.seeding import philox as philox_of_numpy
@@ -21,20 +22,32 @@ def test_philox_gives_the_same_words_as_on_the_cpu():
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 @pytest.mark.parametrize("common", [False, True])
-def test_action_noise_is_that_of_the_cpu(kind, common):
+@pytest.mark.parametrize("size", [0, 6])
+def test_action_noise_is_that_of_the_cpu(kind, common, size, monkeypatch):
+    # Few steps at once.
+    monkeypatch.setattr(device_streams, "_AT_ONCE", 100)
     streams = PhaseStreams(2**32 - 1, 7, 3, first_task=5, common=common)
-    ours = PhaseNoise(kind, (11, 4, 5, 6), CPU)
+    ours = PhaseNoise(kind, (11, 4, 5, size), CPU)
     ours.draw(streams, range(2, 7))
 
-    theirs = streams.action_noise(kind, 4, range(2, 7), range(11), 6).reshape(11, 20, 6)
+    theirs = streams.action_noise(kind, 4, range(2, 7), range(11), size).reshape(11, 20, size)
     np.testing.assert_allclose(ours.rows.numpy(), theirs, rtol=0, atol=0 if kind == "uniform" else 1e-6)
 
 
-def test_slots_draw_what_they_draw_on_the_cpu():
+def test_slots_draw_what_they_draw_on_the_cpu_and_again_from_the_same_state():
     seeds = np.array([0, 5, 2**63 - 1, 123_456_789_012_345])
-    ours, theirs = DeviceSlotStreams(4, CPU), SlotStreams(seeds)
-    ours.reseed(torch.from_numpy(seeds))
-
-    for size in (3, 1, 4):
-        np.testing.assert_array_equal(ours.uniform(size).numpy(), theirs.uniform(size))
-        np.testing.assert_allclose(ours.normal(size).numpy(), theirs.normal(size), rtol=1e-14)
+    ours = DeviceSlotStreams(4, CPU)
+    for _ in range(2):
+        theirs, places = SlotStreams(seeds), []
+        ours.reseed(torch.from_numpy(seeds))
+        for size in (3, 1, 4):
+            np.testing.assert_array_equal(ours.uniform(size).numpy(), theirs.uniform(size))
+            np.testing.assert_allclose(ours.normal(size).numpy(), theirs.normal(size), rtol=1e-14)
+            places.append((ours.next_episodes()[1], theirs.next_episodes()[1]))
+        for own, expected in places:
+            np.testing.assert_array_equal(own.numpy(), expected)
+    before = {name: value.clone() for name, value in ours.state().items()}
+    first = ours.uniform(2)
+    for name, value in ours.state().items():
+        value.copy_(before[name])
+    assert torch.equal(ours.uniform(2), first)

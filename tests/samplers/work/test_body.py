@@ -22,8 +22,13 @@ from maml_rl.seeding import PhaseStreams
 TASKS = ({"goal": 1.0}, {"goal": 7.0}, {"goal": 3.0})
 
 
+def of_two() -> Progress:
+    return Progress({name: np.zeros(shape, dtype) for name, (shape, dtype) in Progress.layout(2).items()})
+
+
 def body_of(progress: Progress | None = None, **fault: object) -> Body:
-    return Body(Recipe.of(partial(FaultyEnv, **fault), {}, 5), progress or Progress.here(), 0)
+    """Return that of the second of two workers."""
+    return Body(Recipe.of(partial(FaultyEnv, **fault), {}, 5), progress or of_two(), 1)
 
 
 def run(body: Body, first: int, last: int, generation: int = 0) -> EpisodeArrays:
@@ -39,21 +44,21 @@ def run(body: Body, first: int, last: int, generation: int = 0) -> EpisodeArrays
 
 
 def test_fewer_slots_are_the_first_of_those_that_there_are_and_more_are_made() -> None:
-    progress = Progress.here()
-    progress.steps[0] = 3
+    progress = of_two()
+    progress.steps[1] = 3
     body = body_of(progress)
     whole = run(body, 0, 3)
-    assert progress.physics_seconds[0] > 0.0
+    assert (progress.physics_seconds > 0.0).tolist() == [False, True]
     assert body.slots(6) is body.slots(6)
     assert body.slots(2) is body.slots(2)
     assert body.slots(2).envs[0] is body.slots(6).envs[0]  # type: ignore[attr-defined]
     for first, last in ((0, 1), (1, 3), (2, 3)):
         part = run(body, first, last)
         np.testing.assert_array_equal(part.rewards, whole.rewards[first:last])
-    made, progress.heartbeats[0] = body.slots(6), 0.0
+    made, progress.heartbeats[1] = body.slots(6), 0.0
     assert body.slots(8) is not made
-    assert progress.steps[0] == IN_RESET
-    assert progress.heartbeats[0] > 0.0
+    assert progress.steps.tolist() == [0, IN_RESET]
+    assert progress.heartbeats[1] > 0.0
     assert body.any_slots() is body.slots(8)
     body.close()
 
@@ -86,7 +91,7 @@ def test_failure_names_slot_and_task_and_whether_the_environment_raised() -> Non
 
 
 def test_phase_of_another_generation_is_abandoned() -> None:
-    progress = Progress.here()
+    progress = of_two()
     body = body_of(progress)
     progress.generation[0] = 3
     assert run(body, 0, 1, generation=3).lengths.tolist() == [[5, 5]]
@@ -128,7 +133,7 @@ def test_retries_and_waiting_are_counted_since_the_last_time() -> None:
 def test_computing_shows_life_and_keeps_one_policy_until_another_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    progress = Progress.here()
+    progress = of_two()
     body, events = body_of(progress, fault="raise", place=2), list[Any]()
 
     class Kept:
@@ -138,7 +143,7 @@ def test_computing_shows_life_and_keeps_one_policy_until_another_comes(
         def carry_out(self, request: Any) -> Any:
             if request == "raise":
                 raise ValueError("of a learner")
-            events.append((request, int(progress.steps[0]), progress.heartbeats[0] > 0.0))
+            events.append((request, int(progress.steps[1]), progress.heartbeats[1] > 0.0))
             return {0: "answer"}
 
         def forget(self) -> None:

@@ -137,3 +137,11 @@ def test_command_that_raises_is_replied_with_slot_and_task_and_the_next_is_done(
 def test_slot_that_cannot_be_made_is_counted_over_all_workers(memory: int) -> None:
     _, failure, *_ = replies_to(memory, env=partial(FaultyEnv, "raise", "make"))
     assert (failure.slot, failure.of_env) == (1, True)
+
+
+def test_worker_whose_parent_has_ended_ends_without_an_error(memory: int) -> None:
+    end, other = socket.socketpair()
+    with end, other:
+        other.sendall(encode(Load(0, {}, pickle.dumps(Recipe.of(FaultyEnv, {}, 5)))) + encode(Make(0, 0, 1, 1, 0)))
+        other.close()
+        ChildEnv(Channel(end), memory).run()

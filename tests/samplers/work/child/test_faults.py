@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,6 @@ from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 PLACES = ["make", "sample_tasks", "reset_task", "reset", 0, 2, HORIZON - 1]
-
-
-@pytest.fixture(autouse=True)
-def no_process_is_left() -> Iterator[None]:
-    before = child_processes()
-    yield
-    assert child_processes() <= before
 
 
 @pytest.fixture

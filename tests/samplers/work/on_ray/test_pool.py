@@ -236,15 +236,6 @@ def test_node_that_cannot_import_the_engine_is_left_out_and_others_take_its_task
     assert warning.startswith("Ray actors cannot load 'env' or the policy on the node 10.0.0.2: ImportError: no libGL")
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_blocks_are_counted_in_words(
-    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    pool, client, _ = pool_of({"1": 3}, monkeypatch)
-    pool.warn_of_unused_places(client, number, "block")
-    assert f"a phase has {['1 block', '2 blocks'][number - 1]}, and" in warnings_of(caplog)[0]
-
-
 # CPUs and tasks.
 
 
@@ -256,6 +247,9 @@ def test_workers_beyond_the_number_of_tasks_are_reported_once(
         pool.warn_of_unused_places(client, num_tasks)
     (warning,) = warnings_of(caplog)
     assert "a phase has 20 tasks, and one actor samples each, so that 28 of the 48 actors" in warning
+    pool, client, _ = pool_of({"1": 3}, monkeypatch)
+    pool.warn_of_unused_places(client, 1, "block")
+    assert "a phase has 1 block, and" in warnings_of(caplog)[-1]
 
 
 def test_start_limit_ends_with_the_name_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
