@@ -103,6 +103,13 @@ def test_adaptation_leaves_the_policy_as_it_was_and_repeats(run_folder: Path) ->
     assert (parameters(first)["mu.bias"] != before["mu.bias"]).any()
 
 
+def test_adaptation_without_steps_is_a_copy(run_folder: Path) -> None:
+    policy = maml_rl.load_policy(run_folder)
+    copy = maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL, num_steps=0)
+    assert copy is not policy
+    assert_same(parameters(copy), parameters(policy))
+
+
 def test_adaptation_raises_the_return_in_its_task() -> None:
     policy = CategoricalMLPPolicy(1, 5, [])
     task = {"mean": [0.0, 0.0, 1.0, 0.0, 0.0]}

@@ -79,9 +79,12 @@ def test_lists_of_single_tasks_are_accepted_like_a_batch() -> None:
 
 def test_step_with_a_fraction_of_the_curvature_stays_within_the_bound() -> None:
     policy, train, valid = make_problem("normal", 1, ((6, 6, 6, 6),) * 6)
+    other, _, _ = make_problem("normal", 1, ((6, 6, 6, 6),) * 6)
     logs = MAMLTRPO(policy, 0.1, curvature_fraction=0.5).step(train, valid, **SETTINGS)
     assert logs["accepted"]
     assert 0.0 < logs["kl"] <= SETTINGS["max_kl"]
+    MAMLTRPO(other, 0.1).step(train, valid, **SETTINGS)
+    assert snapshot(policy) != snapshot(other), "its direction is that of other curvature"
 
 
 def test_error_during_a_step_leaves_parameters_and_threads_unchanged() -> None:

@@ -204,6 +204,15 @@ def test_losses_and_gradients_agree_with_plain_loops(kind: str, settings: dict[s
     assert all(param.grad is None for param in learner.targets.parameters())
 
 
+def test_targets_follow_the_critics() -> None:
+    learner = make("box", tau=0.25)
+    trials = make_trials(learner, [4, 2], [True, False])
+    before = [param.clone() for param in learner.targets.parameters()]
+    learner.stepper(*learner.inputs_of(trials))
+    for old, target, critic in zip(before, learner.targets.parameters(), learner.critics.parameters(), strict=True):
+        torch.testing.assert_close(target, 0.75 * old + 0.25 * critic.detach())
+
+
 def test_update_uses_sequences_from_anywhere_in_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make("box", sequence_length=3, batch_size=40, num_updates=1, warmup_trials=1)
     drawn: list[Steps] = []

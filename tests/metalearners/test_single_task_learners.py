@@ -105,8 +105,9 @@ def test_table_acts_greedily_except_with_probability_epsilon() -> None:
 
 
 def test_spaces_without_a_table_are_refused() -> None:
-    with pytest.raises(TypeError, match="states that can be counted"):
-        QTablePolicy(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2))
+    for space in (spaces.Box(-1.0, 1.0, (2,)), spaces.MultiBinary(2)):
+        with pytest.raises(TypeError, match="states that can be counted"):
+            QTablePolicy(space, spaces.Discrete(2))
     with pytest.raises(TypeError, match="needs Discrete actions"):
         QTablePolicy(spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,)))
     with pytest.raises(ValueError, match="needs one-hot observations"):
