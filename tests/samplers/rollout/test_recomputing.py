@@ -12,7 +12,7 @@ from trials import EPISODES, TASKS, Counting, Recurrent, make_sampler, sample
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import make_vector_env
-from maml_rl.policies import NormalMLPPolicy
+from maml_rl.policies import Memory, NormalMLPPolicy
 from maml_rl.samplers.rollout import recomputing
 from maml_rl.seeding import PhaseStreams, seeded_torch
 
@@ -70,6 +70,22 @@ def test_recorded_memory_is_that_before_each_action(options: dict[str, Any]) -> 
                 expected[task, step, episode] = remembered
                 remembered = 0.9 * remembered + torch.tanh(episodes.observations[task, step, episode].float())
     torch.testing.assert_close(sums, expected)
+
+
+class Echoing(Counting):
+    """Acts by the noise alone, and remembers its last action."""
+
+    def initial_memory(self, num: int) -> Memory:
+        return (torch.zeros(num, 1),)
+
+    def act(self, observations: Any, noise: Any, memory: Memory = (), params: Any = None) -> tuple[Any, Memory]:
+        return noise, (noise,)
+
+
+def test_recorded_memory_is_that_after_the_noise_of_each_episode() -> None:
+    episodes = sample(Echoing(), record_memory=True)
+    assert episodes.memory is not None
+    assert torch.equal(episodes.memory[0][:, 1:], episodes.actions[:, :-1] * episodes.mask[:, 1:, :, None])
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -108,6 +108,7 @@ class Remembering(Counting):
             return memory[0].float().unsqueeze(-1), (memory[0] + 1, memory[1])
 
         told = self.told = getattr(self, "told", [])
+        self.first_task = first_task
         return act
 
 
@@ -124,7 +125,7 @@ def test_memory_changes_where_a_step_is_taken_and_returns_to_the_start_of_an_epi
 
     running = np.array([True, False, True, True, True, True])
     actor.act(ALL, 0, 0, running)
-    assert (policy.told[-1], counts()) == (running.tolist(), [1, 0, 1, 1, 1, 1])
+    assert (policy.told[-1], counts(), policy.first_task) == (running.tolist(), [1, 0, 1, 1, 1, 1], 5)
     actor.act(np.array([1, 4]), 0, 0, yes[:2])
     assert (policy.told[-1], counts()) == ([False, True, False, False, True, False], [1, 1, 1, 1, 2, 1])
     actor.act(slice(2, 4), 0, 1, yes[:2])
@@ -135,6 +136,10 @@ def test_memory_changes_where_a_step_is_taken_and_returns_to_the_start_of_an_epi
     actor.act(ALL, 0, 2, yes)
     actor.begin_anew(np.array([0, 2, 4]))
     assert counts() == [0, 2, 2, 3, 0, 2]
+    actor.begin_episodes()
+    actor.act(ALL, 0, 3, yes)
+    actor.begin_anew(np.array([1, 3]))
+    assert counts() == [1, 2, 3, 3, 1, 3]
     unit = Actor(phase_of(policy).unit(slice(3, 5)), "cpu")
     unit.observe(OBSERVATIONS[0, 2:])
     unit.begin_trial()
