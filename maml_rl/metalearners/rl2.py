@@ -49,6 +49,12 @@ class RL2(TrialPPOLearner):
                 "the values, which see the observation, too; []: none",
             ),
         ] = ()
+        products: Annotated[
+            int,
+            Field(
+                ge=0, description="products of linear functions of the observation and of the memory, which layers see"
+            ),
+        ] = 0
         embedding_size: Annotated[
             Count | None,
             Field(description="units of a linear layer between observations and all else; null: none"),
@@ -97,6 +103,8 @@ class RL2(TrialPPOLearner):
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
         refuse_hidden_rewards(config)
+        if settings.products and not settings.layers:
+            raise config.error("only layers see products; set layers of a gru or lstm, or leave it out", "products")
         if settings.cell == "transformer":
             if settings.layers:
                 raise config.error("a transformer has layers of its own; leave it out, or take a gru", "layers")
@@ -106,7 +114,7 @@ class RL2(TrialPPOLearner):
         else:
             if settings.token_shift and not config.is_recorded:
                 raise config.error("a recurrent layer has no tokens; leave it out", "token-shift")
-            own = {"memory_span": settings.memory_span, "layers": settings.layers}
+            own = {"memory_span": settings.memory_span, "layers": settings.layers, "products": settings.products}
         policy: Policy = settings.make_policy(
             env,
             config,

@@ -25,13 +25,15 @@ from maml_rl.policies.memory_policy import BodyPolicy, Enter, Leave, MemoryBody,
 from maml_rl.policies.mlp import Perceptron, register_parameters
 from maml_rl.policies.policy import Memory, Unrolled, perform
 from maml_rl.policies.recurrent import Cell, Recurrent, RecurrentStep, make_recurrent
-from maml_rl.policies.slot_rows import SlotRows, row_layers, through
+from maml_rl.policies.slot_rows import SlotRows, row_layers, row_product, through
 from maml_rl.policies.transformer import Attention, Transformer, make_transformer
 from maml_rl.policies.two_hot import OF_BINS, TwoHot, symlog
 from maml_rl.spaces import PackedSpace, category_counts, is_image, parts_of, stored_actions
 
 ValueKind = Literal["head", "network", "two-hot", "none"]
 
+# Of products: of the observation, and of the memory.
+_FACTORS = ("seen_factor", "memory_factor")
 # Lower bound of the deviation of an observation.
 _LEAST_STD = 1e-2
 
@@ -143,8 +145,9 @@ class SequencePolicy(BodyPolicy):
         self.distributions = head_for(action_space, *stds, squash=options.get("squash", False))
         register_parameters(self, self.distributions)
         self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
-        # Layers before a head, by its name; they take inputs and units.
+        # Layers before a head, by its name; they take inputs, units, and so many products of both.
         self._layers: dict[str, Perceptron] = {}
+        self._products = 0
 
     def _normalize(self, which: Tensor) -> None:
         """Normalize those of the first numbers of an observation for which `which` (size,) is true."""
@@ -197,11 +200,16 @@ class SequencePolicy(BodyPolicy):
         prepared = params if self._inputs is None else {**params, **self._inputs.prepared(params)}
         names = self._layers["head"].layer_names if self._layers else (("head.weight", "head.bias"),)
         layers = [(params[weight].mT.contiguous(), params[bias]) for weight, bias in names]
+        named = [(f"{name}.weight", f"{name}.bias") for name in _FACTORS] if self._products else []
+        factors = [(params[weight].mT.contiguous(), params[bias]) for weight, bias in named]
         choose = self.distributions.actor(prepared)
 
         def make(rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
             # Layers see the observation, too.
             first = step.seen if self._layers and isinstance(step, RecurrentStep) else step.units
+            multiply = None
+            if self._products:
+                first, multiply = _with_products(first, step, factors)
             compute, outputs = row_layers(first, layers, torch.tanh_)
             own, chosen_from = step.inputs[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
@@ -210,6 +218,8 @@ class SequencePolicy(BodyPolicy):
                 return observations
 
             def leave(observations: Tensor, noise: Tensor) -> Tensor:
+                if multiply is not None:
+                    multiply()
                 compute()
                 return choose(chosen_from, noise, observations)
 
@@ -260,17 +270,25 @@ class SequencePolicy(BodyPolicy):
         """Return the outputs of the heads for inputs (L, N, I), units (L, N, H), and the units for values."""
 
         def read(head: str, known: Tensor) -> Tensor:
-            if head in self._layers:
-                return self._layers[head].units(torch.cat((inputs, known), -1), params)
-            return through(known, params, head)
+            return self._layers[head].units(known, params) if head in self._layers else through(known, params, head)
 
-        distribution = self.distributions.parametrize(read("head", units), params)
+        seen = self._known(inputs, units, params)
+        distribution = self.distributions.parametrize(read("head", seen), params)
+        shown = seen if "reward_head" in self._layers else units
         if of_values is None:
-            return Unrolled(distribution, None, memory, units)
-        values = read("value_head", of_values)
+            return Unrolled(distribution, None, memory, shown)
+        values = read("value_head", seen if of_values is units else self._known(inputs, of_values, params))
         if self._is_two_hot:
-            return Unrolled(distribution, TwoHot().decode(values), memory, units, values)
-        return Unrolled(distribution, values.squeeze(-1), memory, units)
+            return Unrolled(distribution, TwoHot().decode(values), memory, shown, values)
+        return Unrolled(distribution, values.squeeze(-1), memory, shown)
+
+    def _known(self, inputs: Tensor, units: Tensor, params: Params) -> Tensor:
+        """Return what heads see: the units; before layers also the inputs, and products of both."""
+        if not self._layers:
+            return units
+        of_inputs, of_memory = _FACTORS
+        products = [through(inputs, params, of_inputs) * through(units, params, of_memory)] if self._products else []
+        return torch.cat((inputs, units, *products), -1)
 
     def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
         """Return the predicted reward of each action, (L, N); see `PredictsRewards`."""
@@ -281,7 +299,10 @@ class SequencePolicy(BodyPolicy):
         units = unrolled.units
         if not self._has_one_choice:
             units = torch.cat((units, perform(self, actions).flatten(2).to(units)), -1)
-        rewards = linear(units, params["reward_head.weight"], params["reward_head.bias"])
+        if "reward_head" in self._layers:
+            rewards = self._layers["reward_head"].units(units, params)
+        else:
+            rewards = linear(units, params["reward_head.weight"], params["reward_head.bias"])
         if self._has_one_choice:
             rewards = rewards.gather(-1, actions.long().unsqueeze(-1))
         return rewards.squeeze(-1)
@@ -328,6 +349,27 @@ class SequencePolicy(BodyPolicy):
         return rows.join([self._encode(block, params) for block in rows.split(observations)])
 
 
+def _with_products(
+    known: Tensor, step: MemoryStep, factors: Sequence[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Callable[[], None]]:
+    """Return rows for what is known and products of inputs and units, and what writes them."""
+    size, products = known.shape[-1], factors[0][0].shape[-1]
+    wide = known.new_zeros(*known.shape[:-1], size + products)
+    pair = [known.new_zeros(*known.shape[:-1], products) for _ in factors]
+    compute = [
+        row_product(units, *factor, out)
+        for units, factor, out in zip((step.inputs, step.units), factors, pair, strict=True)
+    ]
+
+    def write() -> None:
+        for each in compute:
+            each()
+        wide[..., :size].copy_(known)
+        torch.mul(*pair, out=wide[..., size:])
+
+    return wide, write
+
+
 class GRUPolicy(SequencePolicy):
     """A recurrent layer whose output gives the distribution of actions, and the values.
 
@@ -341,6 +383,9 @@ class GRUPolicy(SequencePolicy):
             None: each unit forgets half of it at every step, and values are random at first.
         layers: units of tanh layers that compute actions from observation and memory, and of equally many that
             estimate values. Without any, both are linear functions of the memory.
+        products: K; layers then also see K products, each of a linear function of the observation and one of the
+            memory, and predicted rewards go through such layers, too. What matches what is remembered is then learned
+            sooner (Jayakumar et al., "Multiplicative Interactions and Where to Find Them", ICLR 2020). 0: none.
         seed: of the initial weights; the global random state does not change.
         options: `value`, `init_std`, ... These and the spaces are those of `SequencePolicy`.
 
@@ -362,6 +407,7 @@ class GRUPolicy(SequencePolicy):
         cell: Cell = "gru",
         memory_span: int | None = None,
         layers: Sequence[int] = (),
+        products: int = 0,
         seed: int = 0,
         **options: Unpack[SequenceOptions],
     ) -> None:
@@ -369,14 +415,28 @@ class GRUPolicy(SequencePolicy):
             raise ValueError(f"cell must be one of {', '.join(get_args(Cell))}, got {cell!r}")
         if memory_span is not None and memory_span < 1:
             raise ValueError(f"memory_span must be positive, got {memory_span}")
+        if products < 0 or (products and not layers):
+            raise ValueError(
+                f"products must be 0, or a number of inputs of layers, got {products} and {len(layers) or 'no'} layers"
+            )
         super().__init__(observation_space, action_space, hidden_size, **options)
         self.cell, generator = cell, torch.Generator().manual_seed(seed)
         self._make(
             partial(make_recurrent, cell, self.input_size, hidden_size, generator, memory_span), values_first=True
         )
-        for name, last, outputs in (("acting", "head", self.head), ("estimating", "value_head", self.value_head)):
+        heads = [("acting", "head", self.head, hidden_size), ("estimating", "value_head", self.value_head, hidden_size)]
+        self._products = products
+        if products:
+            for factor, size in zip(_FACTORS, (self.input_size, hidden_size), strict=True):
+                layer = empty_layer(nn.Linear, size, products)
+                nn.init.normal_(layer.weight, std=size**-0.5, generator=generator)
+                nn.init.zeros_(layer.bias)
+                self.add_module(factor, layer)
+            if self.reward_head is not None:
+                heads.append(("predicting", "reward_head", self.reward_head, self.reward_head.in_features))
+        for name, last, outputs, known in heads:
             if layers and outputs is not None:
-                sizes = (self.input_size + hidden_size, *layers, outputs.out_features)
+                sizes = (self.input_size + known + products, *layers, outputs.out_features)
                 names = [*(f"{name}_{index}" for index in range(len(layers))), last]
                 self._layers[last] = Perceptron(sizes, names, torch.tanh)
                 self._layers[last].register(self, generator)

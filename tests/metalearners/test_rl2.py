@@ -369,6 +369,10 @@ def test_policies_that_the_learner_cannot_train_are_refused() -> None:
             "'layers' in .*: a transformer has layers of its own; leave it out, or take a gru",
         ),
         (
+            {"algorithm-settings": {"products": 8}},
+            "'products' in .*: only layers see products; set layers of a gru or lstm, or leave it out",
+        ),
+        (
             {"algorithm-settings": {"token-shift": True}},
             "'token-shift' in .*: a recurrent layer has no tokens; leave it out",
         ),

@@ -13,7 +13,7 @@ from maml_rl.policies import GRUPolicy, TransformerPolicy
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
 # Arguments with which a policy has all its optional parts.
-NORMALIZED: dict[str, Any] = {"layers": (5, 6), "normalize_observations": True, "embedding_size": 7}
+NORMALIZED: dict[str, Any] = {"layers": (5, 6), "normalize_observations": True, "embedding_size": 7, "products": 4}
 STATISTICS = ("observation_mean", "observation_std")
 KINDS = [(cell, actions) for cell in ("gru", "lstm") for actions in ACTIONS]
 
@@ -43,14 +43,22 @@ def test_values_come_from_a_head_or_a_network_or_are_omitted(make: Any, body: st
     assert make(SEEN, ACTIONS["box"], 16, value="none").unroll(observations).values is None
 
 
-@pytest.mark.parametrize("embedding_size", [None, 6])
-def test_layers_act_on_what_is_seen_and_remembered_and_are_separate_for_values(embedding_size: int | None) -> None:
-    policy = make_policy("gru", "box", layers=(5,), embedding_size=embedding_size)
+@pytest.mark.parametrize(("embedding_size", "products"), [(None, 0), (6, 4)])
+def test_layers_act_on_what_is_seen_and_remembered_and_are_separate_for_values(
+    embedding_size: int | None, products: int
+) -> None:
+    options: dict[str, Any] = {"embedding_size": embedding_size, "products": products, "predict_rewards": products > 0}
+    policy = make_policy("gru", "box", layers=(5,), **options)
     observations = torch.randn((4, 2, 3), generator=torch.Generator().manual_seed(0))
     unrolled = policy.unroll(observations)
     seen = observations if policy.embedding is None else policy.embedding(observations)
     units, _ = policy.core(seen)
     known = torch.cat((seen, units), -1)
+    if products:
+        known = torch.cat((known, policy.seen_factor(seen) * policy.memory_factor(units)), -1)
+        actions = torch.linspace(-1.0, 1.0, 16).reshape(4, 2, 2)
+        rewards = policy.reward_head(torch.tanh(policy.predicting_0(torch.cat((known, actions), -1))))
+        torch.testing.assert_close(policy.predict_rewards(unrolled, actions), rewards.squeeze(-1))
     mean = policy.head(torch.tanh(policy.acting_0(known)))
     torch.testing.assert_close(unrolled.distribution[0], mean, rtol=0.0, atol=1e-5)
     values = policy.value_head(torch.tanh(policy.estimating_0(known)))
@@ -95,6 +103,7 @@ def test_a_discrete_observation_is_a_one_hot_vector() -> None:
         ({"value": "two"}, ValueError, "value must be one of head, network, two-hot, none"),
         ({"hidden_size": 0}, ValueError, "hidden_size must be positive"),
         ({"embedding_size": 0}, ValueError, "embedding_size must be positive"),
+        ({"products": 4}, ValueError, "products must be 0, or a number of inputs of layers, got 4 and no layers"),
         ({"action_space": spaces.Text(2)}, TypeError, "no policy for the action space"),
         ({"observation_space": spaces.MultiBinary(2)}, TypeError, "no policy for the observation space"),
     ],
