@@ -82,8 +82,9 @@ def test_config_can_be_made_and_spells_out_the_familiar_keys_under_comments(path
         if "cell" in settings:
             has_transformer = config.algorithm_settings["cell"] == "transformer"
             settings -= OF_RECURRENT_LAYERS if has_transformer else OF_TRANSFORMERS
-        # A trial ends in a terminal state, as in the published RL2; PEARL decides by the family.
-        usual = {"bootstrap-trials", "next-observations"}
+        # A trial ends in a terminal state, as in the published RL2; PEARL decides by the family; a memory multiplies
+        # and embeds what it sees where symbols are to be matched.
+        usual = {"bootstrap-trials", "next-observations", "products", "embedding-size"}
         assert set(config.algorithm_settings) | usual == settings | usual
     for number, line in enumerate(lines):
         if line and not line.startswith("#"):
