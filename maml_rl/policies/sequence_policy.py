@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from maml_rl.policies.cnn import ConvLayer, InputEncoder, refuse_image_options
 from maml_rl.policies.heads import Head, Params, head_for
@@ -145,9 +144,9 @@ class SequencePolicy(BodyPolicy):
         self.distributions = head_for(action_space, *stds, squash=options.get("squash", False))
         register_parameters(self, self.distributions)
         self.noise_kind, self.noise_size = self.distributions.noise_kind, self.distributions.noise_size
-        # Layers before a head, by its name; they take inputs, units, and so many products of both.
+        # Layers before a head, by its name; they take inputs and units, and where there are some, products of both.
         self._layers: dict[str, Perceptron] = {}
-        self._products = 0
+        self._has_products = False
 
     def _normalize(self, which: Tensor) -> None:
         """Normalize those of the first numbers of an observation for which `which` (size,) is true."""
@@ -198,19 +197,22 @@ class SequencePolicy(BodyPolicy):
 
     def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:
         prepared = params if self._inputs is None else {**params, **self._inputs.prepared(params)}
-        names = self._layers["head"].layer_names if self._layers else (("head.weight", "head.bias"),)
-        layers = [(params[weight].mT.contiguous(), params[bias]) for weight, bias in names]
-        named = [(f"{name}.weight", f"{name}.bias") for name in _FACTORS] if self._products else []
-        factors = [(params[weight].mT.contiguous(), params[bias]) for weight, bias in named]
+        last = self._layers["head"].layer_names if self._layers else (("head.weight", "head.bias"),)
+        of_products = [(f"{name}.weight", f"{name}.bias") for name in _FACTORS] if self._has_products else []
+        layers, factors = (
+            [(params[weight].mT.contiguous(), params[bias]) for weight, bias in names] for names in (last, of_products)
+        )
         choose = self.distributions.actor(prepared)
 
         def make(rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
             # Layers see the observation, too.
-            first = step.seen if self._layers and isinstance(step, RecurrentStep) else step.units
-            multiply = None
-            if self._products:
-                first, multiply = _with_products(first, step, factors)
-            compute, outputs = row_layers(first, layers, torch.tanh_)
+            known = step.seen if self._layers and isinstance(step, RecurrentStep) else step.units
+            calls = list[Callable[[], None]]()
+            if factors:
+                known, multiply = _with_products(known, step, factors)
+                calls.append(multiply)
+            compute, outputs = row_layers(known, layers, torch.tanh_)
+            calls.append(compute)
             own, chosen_from = step.inputs[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
             def enter(observations: Tensor) -> Tensor:
@@ -218,9 +220,8 @@ class SequencePolicy(BodyPolicy):
                 return observations
 
             def leave(observations: Tensor, noise: Tensor) -> Tensor:
-                if multiply is not None:
-                    multiply()
-                compute()
+                for call in calls:
+                    call()
                 return choose(chosen_from, noise, observations)
 
             return enter, leave
@@ -268,27 +269,29 @@ class SequencePolicy(BodyPolicy):
         self, inputs: Tensor, units: Tensor, of_values: Tensor | None, params: Params, memory: Memory
     ) -> Unrolled:
         """Return the outputs of the heads for inputs (L, N, I), units (L, N, H), and the units for values."""
-
-        def read(head: str, known: Tensor) -> Tensor:
-            return self._layers[head].units(known, params) if head in self._layers else through(known, params, head)
-
         seen = self._known(inputs, units, params)
-        distribution = self.distributions.parametrize(read("head", seen), params)
+        distribution = self.distributions.parametrize(self._through_head("head", seen, params), params)
         shown = seen if "reward_head" in self._layers else units
         if of_values is None:
             return Unrolled(distribution, None, memory, shown)
-        values = read("value_head", seen if of_values is units else self._known(inputs, of_values, params))
+        known = seen if of_values is units else self._known(inputs, of_values, params)
+        values = self._through_head("value_head", known, params)
         if self._is_two_hot:
             return Unrolled(distribution, TwoHot().decode(values), memory, shown, values)
         return Unrolled(distribution, values.squeeze(-1), memory, shown)
+
+    def _through_head(self, head: str, known: Tensor, params: Params) -> Tensor:
+        return self._layers[head].units(known, params) if head in self._layers else through(known, params, head)
 
     def _known(self, inputs: Tensor, units: Tensor, params: Params) -> Tensor:
         """Return what heads see: the units; before layers also the inputs, and products of both."""
         if not self._layers:
             return units
         of_inputs, of_memory = _FACTORS
-        products = [through(inputs, params, of_inputs) * through(units, params, of_memory)] if self._products else []
-        return torch.cat((inputs, units, *products), -1)
+        if not self._has_products:
+            return torch.cat((inputs, units), -1)
+        products = through(inputs, params, of_inputs) * through(units, params, of_memory)
+        return torch.cat((inputs, units, products), -1)
 
     def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
         """Return the predicted reward of each action, (L, N); see `PredictsRewards`."""
@@ -299,10 +302,7 @@ class SequencePolicy(BodyPolicy):
         units = unrolled.units
         if not self._has_one_choice:
             units = torch.cat((units, perform(self, actions).flatten(2).to(units)), -1)
-        if "reward_head" in self._layers:
-            rewards = self._layers["reward_head"].units(units, params)
-        else:
-            rewards = linear(units, params["reward_head.weight"], params["reward_head.bias"])
+        rewards = self._through_head("reward_head", units, params)
         if self._has_one_choice:
             rewards = rewards.gather(-1, actions.long().unsqueeze(-1))
         return rewards.squeeze(-1)
@@ -425,7 +425,7 @@ class GRUPolicy(SequencePolicy):
             partial(make_recurrent, cell, self.input_size, hidden_size, generator, memory_span), values_first=True
         )
         heads = [("acting", "head", self.head, hidden_size), ("estimating", "value_head", self.value_head, hidden_size)]
-        self._products = products
+        self._has_products = products > 0
         if products:
             for factor, size in zip(_FACTORS, (self.input_size, hidden_size), strict=True):
                 layer = empty_layer(nn.Linear, size, products)

@@ -37,6 +37,16 @@ from tests.envs.contract import (
 )
 
 
+def step_beside(batch: Any, singles: list[Any], actions: Any, running: set[int]) -> None:
+    """Step all slots, compare those that run with single environments, and remove those that are over."""
+    results = batch.step(actions)
+    for slot in sorted(running):
+        result = singles[slot].step(actions[slot])
+        assert_same_slot(slot, results, result)
+        if result[2] or result[3]:
+            running.remove(slot)
+
+
 def test_slots_are_bit_identical_to_single_environments(stepping_env_id: str) -> None:
     """The test of episodes of full length tries all families."""
     env_id = stepping_env_id
@@ -52,12 +62,7 @@ def test_slots_are_bit_identical_to_single_environments(stepping_env_id: str) ->
         observation, info = single.reset(seed=7 + slot)
         assert_same_slot(slot, (observations, infos), (observation, info))
     for actions in random_actions(batch, STEPS):
-        results = batch.step(actions)
-        for slot in sorted(running):
-            result = singles[slot].step(actions[slot])
-            assert_same_slot(slot, results, result)
-            if result[2] or result[3]:
-                running.remove(slot)
+        step_beside(batch, singles, actions, running)
     assert not running
 
 
@@ -454,12 +459,7 @@ def test_episodes_of_full_length_are_bit_identical_to_single_environments(steppi
         assert_same_slot(slot, (observations, infos), single.reset(seed=seed))
     running, restarted = {0, 1, 2}, False
     for actions in random_actions(batch, 2 * (batch.max_episode_steps or 1) + 2):
-        results = batch.step(actions)
-        for slot in sorted(running):
-            result = singles[slot].step(actions[slot])
-            assert_same_slot(slot, results, result)
-            if result[2] or result[3]:
-                running.remove(slot)
+        step_beside(batch, singles, actions, running)
         if not running and restarted:
             break
         if 1 not in running and not restarted:

@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from maml_rl.envs import Retry
 from maml_rl.envs.meta_env import RecordedInfos
 
 HORIZON = 6
@@ -187,6 +188,21 @@ class LargeEnv(FaultyEnv):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, *rest = super().step(action)
         return np.full(25_000, observation[0], np.float32), *rest
+
+
+class RetryingEnv(FaultyEnv):
+    """Begins every episode at the second try, after a pause, and counts how often it was closed."""
+
+    closed, retried = 0, False
+
+    def reset(self, **options: Any) -> Any:
+        self.retried = not self.retried
+        if self.retried:
+            raise Retry(after=0.01)
+        return super().reset(**options)
+
+    def close(self) -> None:
+        RetryingEnv.closed += 1
 
 
 class DifferentEnv(FaultyEnv):

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty_env import FaultyEnv
+from faulty_env import FaultyEnv, RetryingEnv
 
-from maml_rl.envs import Retry
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.policies import NormalMLPPolicy
@@ -98,21 +97,6 @@ def test_phase_of_another_generation_is_abandoned() -> None:
     with pytest.raises(PhaseAbandonedError):
         run(body, 0, 1, generation=2)
     body.close()
-
-
-class RetryingEnv(FaultyEnv):
-    """Begins every episode at the second try, after a pause."""
-
-    closed, retried = 0, False
-
-    def reset(self, **options: Any) -> Any:
-        self.retried = not self.retried
-        if self.retried:
-            raise Retry(after=0.01)
-        return super().reset(**options)
-
-    def close(self) -> None:
-        RetryingEnv.closed += 1
 
 
 def test_retries_and_waiting_are_counted_since_the_last_time() -> None:

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty_env import FaultyEnv
+from faulty_env import FaultyEnv, RetryingEnv
 
-from maml_rl.envs import Retry
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.envs.serial import SerialVectorEnv
@@ -64,22 +63,11 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
     os.close(descriptor)
 
 
-class SplitEnv(FaultyEnv):
-    """Has tasks of its own for tests, begins every episode at the second try, and counts how often it was closed."""
-
-    closed, retried = 0, False
+class SplitEnv(RetryingEnv):
+    """Has tasks of its own for tests."""
 
     def sample_test_tasks(self, num_tasks: int) -> list[dict[str, float]]:
         return [{"goal": -1.0}] * num_tasks
-
-    def reset(self, **options: Any) -> Any:
-        self.retried = not self.retried
-        if self.retried:
-            raise Retry(after=0.01)
-        return super().reset(**options)
-
-    def close(self) -> None:
-        SplitEnv.closed += 1
 
 
 @pytest.mark.parametrize("stepping", ["serial", "threads"])
