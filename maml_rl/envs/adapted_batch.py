@@ -28,6 +28,7 @@ from maml_rl.envs.meta_env import (
     own_drawn,
     own_task,
     require_one_each,
+    slot_seeds,
 )
 from maml_rl.envs.results import recorded_number
 from maml_rl.spaces import ArrayElements, array_writer, own_actions, require_numbers, stored_actions
@@ -301,7 +302,9 @@ class CheckedVectorEnv(_BatchOfOthers, MetaVectorWrapper):
     ) -> tuple[NDArray[Any], dict[str, Any]]:
         """Reset all slots, or some of them, as the environment does."""
         result: tuple[NDArray[Any], dict[str, Any]]
-        result = self._generators.step(0, partial(self.env.reset, seed=seed, options=options))
+        low = [None if each is None else each & self._seed_mask for each in slot_seeds(seed, self.num_envs)]
+        begin = partial(self.env.reset, seed=None if seed is None else low, options=options)
+        result = self._generators.step(0, begin)
         self._check()
         return result
 

@@ -55,6 +55,10 @@ def make_backend(
     """Make the backend of a sampler, without starting a worker."""
     if placement.backend in ("ray", "device") or placement.workers or slots_per_task < episodes_per_task:
         _check_stateless(policy)
+    if policy.told_who_acts and not placement.acts_on_cpu:
+        raise ValueError(
+            f"{type(policy).__name__} is told on the CPU which slots act, got device={placement.device!r}; leave it out"
+        )
     if placement.backend == "ray":
         # Only users of the backend need the package.
         try:

@@ -516,8 +516,10 @@ def test_environment_gets_as_many_bits_of_a_seed_as_it_declares(way: str) -> Non
     adapt, rules = WAYS[way]
     made = type("Declares", (adapt(TakesFewBits),), {"seed_bits": 31})
     with closing(make_vector_env(made, {}, SLOTS, rules=rules)) as env:
-        env.reset_buffers(np.array([5, 2**31 + 7, 2**40 + 2**31 + 9]))
+        seeds = [5, 2**31 + 7, 2**40 + 2**31 + 9]
+        env.reset_buffers(np.array(seeds))
         assert env.buffers.observations[:, 0].tolist() == [5.0, 7.0, 9.0]
+        assert env.reset(seed=seeds)[0][:, 0].tolist() == [5.0, 7.0, 9.0]
         assert env.sample_tasks(2, seed=2**31 + 3) == env.sample_tasks(2, seed=3) != env.sample_tasks(2, seed=4)
 
 

@@ -126,6 +126,14 @@ def test_policy_with_a_memory_is_refused_where_its_actions_could_be_wrong(option
         MultiTaskSampler("2DNavigation-v0", {}, 2, RememberingPolicy(2, 2, (4,)), **options)
 
 
+@pytest.mark.parametrize("options", [{"backend": "device"}, {"backend": "in-process", "inference": "central"}])
+def test_policy_that_is_told_who_acts_is_refused_on_an_accelerator(options: dict[str, Any]) -> None:
+    policy = NormalMLPPolicy(2, 2, (4,))
+    policy.told_who_acts = True  # type: ignore[misc]
+    with pytest.raises(ValueError, match=r"NormalMLPPolicy is told on the CPU which slots act, got device='cuda:0'"):
+        MultiTaskSampler("2DNavigation-v0", {}, 2, policy, num_workers=0, device="cuda:0", **options)
+
+
 def test_policy_with_a_memory_acts_in_this_process_for_all_slots_at_once() -> None:
     policy = RememberingPolicy(2, 2, (4,))
     with MultiTaskSampler("2DNavigation-v0", {}, 2, policy, seed=0, num_workers=0, max_episode_steps=3) as sampler:
