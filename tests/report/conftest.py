@@ -9,7 +9,7 @@ from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.experiment.measure import measure
 from maml_rl.experiment.train import train
-from maml_rl.results.comparable import RunGroup
+from maml_rl.results.comparable import read_runs
 from maml_rl.results.verdict import GroupResult
 
 NAVIGATION = {
@@ -30,9 +30,9 @@ def make_run(folder: Path, settings: dict[str, object]) -> Path:
     return folder
 
 
-def measured(groups: Sequence[RunGroup], tasks: int | Path) -> tuple[list[GroupResult], list[str]]:
-    """Measure runs as a report does."""
-    return measure(groups, tasks, placement={"num-workers": 0}, pictures=True, with_untrained=True)
+def measured(folders: Sequence[Path], tasks: int | Path) -> tuple[list[GroupResult], list[str]]:
+    """Read runs, and measure them as a report does."""
+    return measure(read_runs(folders)[0], tasks, placement={"num-workers": 0}, pictures=True, with_untrained=True)
 
 
 @pytest.fixture(scope="session")

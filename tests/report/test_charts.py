@@ -24,8 +24,7 @@ from tests.report.conftest import NAVIGATION, make_run, measured
 
 @pytest.fixture(scope="module")
 def navigation(navigation_runs: Path) -> GroupResult:
-    (group,), _ = read_runs([navigation_runs])
-    return measured([group], 20)[0][0]
+    return measured([navigation_runs], 20)[0][0]
 
 
 def read(markup: Markup | None) -> ElementTree.Element:
@@ -33,13 +32,26 @@ def read(markup: Markup | None) -> ElementTree.Element:
     return ElementTree.fromstring(markup)
 
 
+def marks(root: ElementTree.Element, tag: str, css: str) -> list[ElementTree.Element]:
+    return [mark for mark in root.iter(tag) if css in mark.get("class", "").split()]
+
+
 def count(root: ElementTree.Element, tag: str, css: str) -> int:
-    return sum(css in mark.get("class", "").split() for mark in root.iter(tag))
+    return len(marks(root, tag, css))
+
+
+def places(dots: list[ElementTree.Element], axis: str) -> list[float]:
+    """Return where dots are along one axis of the drawing."""
+    return [float(dot.get(f"c{axis}", 0)) for dot in dots]
+
+
+def rows_of(root: ElementTree.Element) -> list[list[str]]:
+    return [[" ".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
 
 
 def over_steps(root: ElementTree.Element) -> ElementTree.Element:
     """Return the drawing over environment steps."""
-    return [mark for mark in root.iter("g") if "by-steps" in mark.get("class", "").split()][-1]
+    return marks(root, "g", "by-steps")[-1]
 
 
 def unsmoothed(root: ElementTree.Element) -> ElementTree.Element:
@@ -63,31 +75,22 @@ def evaluation(task_list: list[dict[str, object]], returns: np.ndarray) -> Evalu
 BEFORE_AND_AFTER = np.array([[-3.0, 1.0], [-2.0, 2.0], [-1.0, 3.0], [0.0, 4.0], [1.0, 5.0]])
 
 
-@pytest.mark.slow
-def test_learning_curve_of_three_seeds_has_a_line_and_a_band_for_every_inner_step(navigation: GroupResult) -> None:
+@pytest.mark.parametrize(
+    ("seeds", "drawn", "phrase"),
+    [
+        (1, {"line": 2, "seed": 0, "band": 0}, "--seeds"),
+        (2, {"line": 6, "seed": 4, "band": 0}, "the mean over 2 seeds, the thin ones are the seeds"),
+        (3, {"line": 2, "seed": 0, "band": 2}, "the mean over 3 seeds, the band its 95 % interval"),
+    ],
+)
+def test_learning_curve_has_a_line_for_every_step_and_its_seeds_or_a_band(
+    navigation: GroupResult, seeds: int, drawn: dict[str, int], phrase: str
+) -> None:
     first, second = navigation.group.runs
-    root = read(curves.learning_curve(replace(navigation.group, runs=[first, second, first])))
-    assert (count(unsmoothed(root), "path", "line"), count(unsmoothed(root), "path", "band")) == (2, 2)
-    assert "before adaptation" in words(root)
-    assert "after 1 step" in words(root)
-    assert "the mean over 3 seeds, the band its 95 % interval" in words(root)
-
-
-def test_learning_curve_of_two_seeds_shows_both_instead_of_a_band(navigation: GroupResult) -> None:
-    root = read(curves.learning_curve(navigation.group))
-    assert (
-        count(unsmoothed(root), "path", "line"),
-        count(unsmoothed(root), "path", "seed"),
-        count(unsmoothed(root), "path", "band"),
-    ) == (6, 4, 0)
-    assert "the mean over 2 seeds, the thin ones are the seeds" in words(root)
-
-
-def test_learning_curve_of_one_seed_has_no_band(navigation_runs: Path) -> None:
-    (group,), _ = read_runs([navigation_runs / "seed-0"])
-    root = read(curves.learning_curve(group))
-    assert (count(unsmoothed(root), "path", "line"), count(unsmoothed(root), "path", "band")) == (2, 0)
-    assert "--seeds" in words(root)
+    root = read(curves.learning_curve(replace(navigation.group, runs=[first, second, first][:seeds])))
+    assert {css: count(unsmoothed(root), "path", css) for css in drawn} == drawn
+    for text in ("before adaptation", "after 1 step", phrase):
+        assert text in words(root)
 
 
 def evaluated_group(folder: Path, seeds: int, every: int = 2) -> RunGroup:
@@ -120,9 +123,8 @@ def test_evaluations_between_iterations_without_any_are_joined(tmp_path: Path, n
     rows[1] = {key: value for key, value in rows[1].items() if not key.startswith("evaluation/")}
     group = replace(group, runs=[replace(run, metrics=rows)])
     root = read(curves.evaluation_curve(group))
-    paths = [mark.get("d", "") for mark in over_steps(root).iter("path") if "line" in mark.get("class", "").split()]
-    assert [path.count("M") for path in paths] == [1, 1, 1]
-    assert [path.count("L") for path in paths] == [1, 1, 1]
+    paths = [mark.get("d", "") for mark in marks(over_steps(root), "path", "line")]
+    assert [(path.count("M"), path.count("L")) for path in paths] == [(1, 1)] * 3
     # Runs without evaluations add no line to the chart.
     compared = read(curves.compared_evaluation_curves([replace(group, index=1), navigation.group]))
     assert (count(over_steps(compared), "path", "line"), len(list(compared.iter("li")))) == (1, 1)
@@ -145,8 +147,7 @@ def test_step_returns_compare_with_the_untrained_policy(navigation: GroupResult)
 
 @pytest.fixture(scope="module")
 def compared(navigation_runs: Path, compared_runs: list[Path]) -> list[GroupResult]:
-    groups, _ = read_runs([navigation_runs / "seed-0", *compared_runs])
-    return measured(groups, 20)[0]
+    return measured([navigation_runs / "seed-0", *compared_runs], 20)[0]
 
 
 def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[GroupResult]) -> None:
@@ -175,8 +176,7 @@ def test_compared_learning_curves_name_the_steps_and_run_over_environment_steps(
     # the steps that all have.
     used = [[row["env_steps"] for row in group.runs[0].metrics] for group in groups]
     assert [series["places"]["steps"] for series in numbers(root)] == [used[0][:1], used[1], used[2]]
-    lines = [mark for mark in unsmoothed(root).iter("path") if "line" in mark.get("class", "").split()]
-    assert len(lines) == 2
+    assert count(unsmoothed(root), "path", "line") == 2
     assert count(unsmoothed(root), "circle", "group0") == 1
 
 
@@ -200,7 +200,7 @@ def test_policies_on_different_tasks_are_marked(compared: list[GroupResult]) -> 
 
 def test_table_has_means_and_interquartile_means_of_every_policy(compared: list[GroupResult]) -> None:
     root = read(step_table(compared))
-    rows = [[" ".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
+    rows = rows_of(root)
     assert rows[0] == ["", "gradient steps", "mean return", "interquartile mean"]
     # An oracle takes no steps; the others take two.
     assert [len(row) for row in rows[1:]] == [4, 3, 3, 4, 3, 3, 4, 4, 3, 3]
@@ -211,8 +211,7 @@ def test_table_has_means_and_interquartile_means_of_every_policy(compared: list[
 def test_table_has_the_mean_of_each_of_a_few_runs(compared: list[GroupResult]) -> None:
     first = compared[0].evaluations[0]
     three = [replace(first, seed=seed, returns=first.returns - np.float32(10 * seed)) for seed in range(3)]
-    root = read(step_table([replace(compared[0], evaluations=three, untrained=None)]))
-    rows = [[" ".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
+    rows = rows_of(read(step_table([replace(compared[0], evaluations=three, untrained=None)])))
     assert rows[0][-1] == "each run"
     expected = [float(each.task_returns()[:, 0].mean()) for each in three]
     shown = [float(number.replace("\N{MINUS SIGN}", "-")) for number in rows[1][-1].split(", ")]
@@ -268,7 +267,7 @@ def test_long_trial_is_drawn_with_a_band_beside_the_distilled_learners(navigatio
     assert (count(root, "path", "band"), count(root, "circle", "dot"), count(root, "path", "source")) == (1, 0, 1)
     assert {"what was learned from (dashed)", "Return by episode of the trial"} <= {*root.itertext()}
     # The curve of the source learners has as many episodes as the trial.
-    line = next(mark for mark in root.iter("path") if "source" in mark.get("class", "").split())
+    (line,) = marks(root, "path", "source")
     assert len(re.findall("[ML]", line.get("d", ""))) == 40
     heads = [cell.text for cell in read(step_table([result])).iter("th")]
     assert len(heads) < 20
@@ -309,9 +308,6 @@ def test_published_returns_are_shown_for_as_many_steps_as_keep_their_schedule() 
 )
 def test_published_returns_are_shown_only_for_their_protocol(changes: dict[str, object]) -> None:
     assert published_returns(published_run(**changes), evaluated(40, 0.5, 0.25)) is None
-
-
-def test_published_returns_are_shown_only_for_their_number_of_episodes() -> None:
     assert published_returns(published_run(), evaluated(20, 0.5, 0.25)) is None
 
 
@@ -324,7 +320,7 @@ def test_published_returns_are_shown_for_no_other_config(name: str) -> None:
 def test_returns_are_drawn_over_the_number_that_distinguishes_tasks() -> None:
     task_list: list[dict[str, object]] = [{"velocity": 0.1 * index} for index in range(5)]
     root = read(task_charts.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
-    before = [float(dot.get("cx", 0)) for dot in root.iter("circle") if "before" in dot.get("class", "")]
+    before = places(marks(root, "circle", "before"), "x")
     assert before == sorted(before)
     assert count(root, "circle", "after") == 5
     assert "Return against velocity" in words(root)
@@ -333,7 +329,7 @@ def test_returns_are_drawn_over_the_number_that_distinguishes_tasks() -> None:
 def test_tasks_of_two_kinds_are_in_two_columns() -> None:
     task_list: list[dict[str, object]] = [{"direction": sign} for sign in (1, -1, 1, -1, 1)]
     root = read(task_charts.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))
-    after = [float(dot.get("cx", 0)) for dot in root.iter("circle") if "after" in dot.get("class", "")]
+    after = places(marks(root, "circle", "after"), "x")
     assert max(after[1::2]) < min(after[0::2])
     assert {"1", "\N{MINUS SIGN}1"} <= {text.text for text in root.iter("text")}
 
@@ -353,10 +349,9 @@ def test_tasks_without_an_axis_are_in_the_order_in_which_they_were_drawn(entry: 
     returns = BEFORE_AND_AFTER[[3, 0, 4, 1, 2]]
     root = read(task_charts.task_returns(evaluation([dict(entry) for _ in range(5)], returns)))
     assert count(root, "path", "link") == 5
-    dots = [dot for dot in root.iter("circle") if "before" in dot.get("class", "")]
-    assert [float(dot.get("cx", 0)) for dot in dots] == sorted(float(dot.get("cx", 0)) for dot in dots)
-    heights = [-float(dot.get("cy", 0)) for dot in dots]
-    assert np.argsort(heights).tolist() == np.argsort(returns[:, 0]).tolist()
+    dots = marks(root, "circle", "before")
+    assert places(dots, "x") == sorted(places(dots, "x"))
+    assert np.argsort([-height for height in places(dots, "y")]).tolist() == np.argsort(returns[:, 0]).tolist()
     assert "in the order in which they were drawn" in words(root)
 
 
@@ -370,12 +365,11 @@ def test_paths_go_from_the_start_to_the_end_of_the_episode(navigation: GroupResu
     maps = [plot for plot in root.iter("svg") if plot.get("role") == "img"]
     assert len(maps) == 8
     (line,) = (mark for mark in maps[0].iter("path") if mark.get("class") == "line before")
-    (start,) = (mark for mark in maps[0].iter("circle") if "start" in mark.get("class", ""))
+    (start,), (goal,) = marks(maps[0], "circle", "start"), marks(maps[0], "circle", "goal")
     points = [tuple(map(float, point.split())) for point in line.get("d", "")[1:].split("L")]
     assert points[0] == pytest.approx((float(start.get("cx", 0)), float(start.get("cy", 0))), abs=0.1)
     length = int(navigation.sampled.phases[0].lengths[0, 0])
     assert len(points) == length + 1
-    (goal,) = [mark for mark in maps[0].iter("circle") if "goal" in mark.get("class", "")]
     # The goal and the end of the path have the same scale from meters to pixels.
     metres = np.stack(
         [navigation.sampled.phases[0].final_observations[0, 0].numpy(), navigation.sampled.evaluation.tasks[0]["goal"]]
@@ -397,7 +391,7 @@ def test_paths_are_completely_within_axes_with_numbers(navigation: GroupResult) 
     sampled = replace(navigation.sampled, phases=[moved, second, second])
     for plot in read(task_charts.navigation_paths(sampled)).iter("svg"):
         _, _, width, height = map(float, plot.get("viewBox", "").split())
-        for line in (mark for mark in plot.iter("path") if "line" in mark.get("class", "").split()):
+        for line in marks(plot, "path", "line"):
             points = np.array([tuple(map(float, point.split())) for point in line.get("d", "")[1:].split("L")])
             assert (points >= 0.0).all()
             assert (points <= [width, height]).all()
@@ -441,11 +435,15 @@ def test_recorded_infos_are_drawn_over_training_and_reported_on_new_tasks(tmp_pa
     assert re.search(rate, page)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_color_of_the_charts_has_one_meaning(scheme: str) -> None:
+@pytest.fixture(params=["light", "dark"])
+def colors(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The colors of the charts by name, of one scheme."""
     style = (Path(curves.__file__).parent / "charts.css").read_text()
     light, dark = style.split("@media (prefers-color-scheme: dark)")[:2]
-    colors = dict(re.findall(r"--([a-z]+[0-9]?): (#[0-9a-f]{6})", light if scheme == "light" else dark))
+    return dict(re.findall(r"--([a-z]+[0-9]?): (#[0-9a-f]{6})", light if request.param == "light" else dark))
+
+
+def test_every_color_of_the_charts_has_one_meaning(colors: dict[str, str]) -> None:
     meanings = [name for name in colors if re.fullmatch(r"before|after|step\d|group\d|run|plain|published|goal", name)]
     assert len(meanings) == 2 + 4 + 6 + 4
     assert len({colors[name] for name in meanings}) == len(meanings)
@@ -473,11 +471,7 @@ def lab(light: np.ndarray) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_reader_can_distinguish_the_colors_of_groups(scheme: str) -> None:
-    style = (Path(curves.__file__).parent / "charts.css").read_text()
-    light, dark = style.split("@media (prefers-color-scheme: dark)")[:2]
-    colors = dict(re.findall(r"--([a-z]+[0-9]?): (#[0-9a-f]{6})", light if scheme == "light" else dark))
+def test_every_reader_can_distinguish_the_colors_of_groups(colors: dict[str, str]) -> None:
     groups = [light_of(colors[f"group{number}"]) for number in range(6)]
     for vision, matrix in VISIONS.items():
         seen = [lab(np.clip(np.asarray(matrix) @ group, 0.0, 1.0)) for group in groups]

@@ -16,7 +16,6 @@ from maml_rl.cli.main import main
 from maml_rl.config import load_config
 from maml_rl.envs.mujoco import rendering
 from maml_rl.report import videos
-from maml_rl.results.comparable import read_runs
 from maml_rl.results.evaluation import SampledEvaluation
 from tests.lamp_env import LampEnv
 from tests.report.conftest import NAVIGATION, make_run, measured
@@ -31,8 +30,7 @@ def moving_square(count: int, size: int = 64) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def cheetah_episodes(cheetah_run: Path) -> SampledEvaluation:
-    (group,), _ = read_runs([cheetah_run])
-    (result,), _ = measured([group], 3)
+    (result,), _ = measured([cheetah_run], 3)
     assert result.sampled is not None
     return result.sampled
 
@@ -44,15 +42,7 @@ def test_h264_holds_every_frame_up_to_compression() -> None:
     assert len(data) < frames.nbytes / 20
     decode = [
         imageio_ffmpeg.get_ffmpeg_exe(),
-        "-loglevel",
-        "error",
-        "-i",
-        "-",
-        "-f",
-        "rawvideo",
-        "-pix_fmt",
-        "rgb24",
-        "-",
+        *["-loglevel", "error", "-i", "-", "-f", "rawvideo", "-pix_fmt", "rgb24", "-"],
     ]
     decoded = subprocess.run(decode, input=data, capture_output=True, check=True, timeout=60).stdout
     again = np.frombuffer(decoded, np.uint8).reshape(-1, 64, 64, 3)
@@ -81,16 +71,22 @@ def test_shorter_film_waits_on_its_last_picture() -> None:
     assert (both[:, :, 4:] == 200).all()
 
 
-def test_replay_draws_the_sampled_episode(cheetah_episodes: SampledEvaluation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering.Renderer, "__init__", lambda self, model: None)
-    monkeypatch.setattr(rendering.Renderer, "close", lambda self: None)
-    drawn: list[np.ndarray] = []
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """Draw empty pictures without OpenGL; returns the joints of each."""
+    joints: list[np.ndarray] = []
 
     def draw(self: object, qpos: np.ndarray) -> np.ndarray:
-        drawn.append(qpos.copy())
+        joints.append(qpos.copy())
         return np.zeros((8, 8, 3), np.uint8)
 
+    monkeypatch.setattr(rendering.Renderer, "__init__", lambda self, model: None)
+    monkeypatch.setattr(rendering.Renderer, "close", lambda self: None)
     monkeypatch.setattr(rendering.Renderer, "draw", draw)
+    return joints
+
+
+def test_replay_draws_the_sampled_episode(cheetah_episodes: SampledEvaluation, drawn: list[np.ndarray]) -> None:
     last = len(cheetah_episodes.phases) - 1
     frames, fps = videos.replay(cheetah_episodes, last, 1)
     episodes, episode = cheetah_episodes.phases[last], cheetah_episodes.median_episode(last, 1)
@@ -100,51 +96,23 @@ def test_replay_draws_the_sampled_episode(cheetah_episodes: SampledEvaluation, m
     np.testing.assert_array_equal(np.array(drawn)[:, 1:].astype(np.float32), seen)
 
 
-@pytest.fixture
-def cheap_pictures(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Draw empty pictures without OpenGL; returns a function that counts them."""
-    count = 0
-
-    def draw(self: object, qpos: np.ndarray) -> np.ndarray:
-        nonlocal count
-        count += 1
-        return np.zeros((8, 8, 3), np.uint8)
-
-    monkeypatch.setattr(rendering.Renderer, "__init__", lambda self, model: None)
-    monkeypatch.setattr(rendering.Renderer, "close", lambda self: None)
-    monkeypatch.setattr(rendering.Renderer, "draw", draw)
-    return lambda: count
-
-
 def test_long_episode_is_drawn_in_fewer_pictures_and_takes_as_long(
-    cheetah_episodes: SampledEvaluation, cheap_pictures: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    cheetah_episodes: SampledEvaluation, drawn: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(videos, "_MOST_PICTURES", 5)
     frames, fps = videos.replay(cheetah_episodes, 0, 0)
-    assert len(frames) == cheap_pictures() == 5
+    assert len(frames) == len(drawn) == 5
     assert fps == 7
 
 
+@pytest.mark.usefixtures("drawn")
 def test_environment_that_is_not_reproducible_has_no_video(
-    cheetah_episodes: SampledEvaluation, cheap_pictures: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    cheetah_episodes: SampledEvaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SampledEvaluation, "episode_seed", lambda self, phase, task, episode: 0)
     picture, (notice,) = videos.videos(cheetah_episodes, 1)
     assert picture is None
     assert "does not repeat an episode" in notice
-
-
-def test_machine_that_cannot_draw_gets_a_sentence(
-    cheetah_episodes: SampledEvaluation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_opengl(self: object, model: Any) -> None:
-        raise gymnasium.error.DependencyNotInstalled("cannot draw: no usable OpenGL; set MUJOCO_GL")
-
-    monkeypatch.setattr(rendering.Renderer, "__init__", no_opengl)
-    monkeypatch.setattr(rendering.Renderer, "close", lambda self: None)
-    picture, notices = videos.videos(cheetah_episodes, 2)
-    assert picture is None
-    assert notices == ["There are no videos: cannot draw: no usable OpenGL; set MUJOCO_GL."]
 
 
 HORIZON = 5
@@ -223,8 +191,7 @@ def painted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def painted_episodes(painted_run: Path) -> SampledEvaluation:
-    (group,), _ = read_runs([painted_run])
-    (result,), _ = measured([group], 3)
+    (result,), _ = measured([painted_run], 3)
     assert result.sampled is not None
     return result.sampled
 
@@ -255,11 +222,10 @@ def test_family_whose_constructor_takes_no_render_mode_gets_a_sentence(painted_e
     assert "render_mode" in notice
 
 
-@pytest.mark.parametrize("wrong", ["exit", "late"])
-def test_report_without_pictures_has_everything_else(painted_run: Path, tmp_path: Path, wrong: str) -> None:
+def test_report_without_pictures_has_everything_else(painted_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(painted_run, run)
-    config = load_config(run / "config.json").override({"env-kwargs": {"wrong": wrong}})
+    config = load_config(run / "config.json").override({"env-kwargs": {"wrong": "exit"}})
     (run / "config.json").write_text(config.to_json())
     (run / "SHA256SUMS").unlink()
     assert main(["report", str(run), "--tasks", "2", "--videos", "1", "--num-workers", "0"]) == 0
@@ -308,8 +274,9 @@ def test_failed_opengl_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert (tries, len(messages)) == (1, 1)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_without_an_encoder_the_videos_are_animated_pictures(
-    cheetah_episodes: SampledEvaluation, cheap_pictures: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    cheetah_episodes: SampledEvaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(videos, "_has_encoder", lambda: False)
     picture, (notice,) = videos.videos(cheetah_episodes, 1)
@@ -321,8 +288,7 @@ def test_without_an_encoder_the_videos_are_animated_pictures(
 def test_no_video_is_made_without_request_or_where_the_family_has_paths(
     navigation_runs: Path, cheetah_episodes: SampledEvaluation
 ) -> None:
-    (group,), _ = read_runs([navigation_runs / "seed-0"])
-    (result,), _ = measured([group], 1)
+    (result,), _ = measured([navigation_runs / "seed-0"], 1)
     assert result.sampled is not None
     assert videos.videos(result.sampled, 2) == (None, [])
     assert videos.videos(cheetah_episodes, 0) == (None, [])
