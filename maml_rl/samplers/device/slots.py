@@ -29,8 +29,6 @@ _DEPTH = 2
 
 def reason_against(env: MetaVectorEnv) -> str:
     """Return why slots cannot be on a device; "" if they can."""
-    while isinstance(env, ObservingVectorEnv):
-        env = env.env
     family = env.unwrapped
     if not isinstance(family, BatchedFamily):
         return f"{type(family).__name__} is not array code over slots, as a BatchedFamily"

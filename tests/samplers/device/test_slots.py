@@ -12,6 +12,7 @@ from maml_rl.arrays import copied
 from maml_rl.config.placement import Placement
 from maml_rl.envs.last_step import LastStepVectorEnv
 from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, make_vector_env
+from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.errors import ConfigError, TaskError
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers.device.slots import reason_against
@@ -20,10 +21,9 @@ from maml_rl.samplers.make_backend import choose
 from tests.envs.third_party import WalkEnv
 
 
-def test_an_oracle_sees_its_task_as_on_the_cpu():
-    env: Any = ObservedTask("2DNavigation-v0")
-    with MultiTaskSampler(env, {}, policy=policy_for("2DNavigation-v0"), num_workers=0) as sampler:
-        policy = get_policy_for_env(sampler.env, hidden_sizes=(8,))
+def test_an_oracle_sees_its_task_and_its_last_step_as_on_the_cpu():
+    env: Any = ObservedTask(ObservedLastStep("Bandit-K5-v0"))
+    policy = get_policy_for_env(MultiTaskSampler.spaces(env), hidden_sizes=(8,))
 
     require_close(*(sample(backend, env, policy)[0] for backend in ("device", "in-process")))
 
@@ -36,7 +36,33 @@ def test_a_malformed_task_is_named():
         sampler.rollout([{"goal": (0.0, 0.1)}, {"goal": (1.0,)}])
 
 
+class TakesTasks(Counting):
+    taken: ClassVar[list[int]] = []
+
+    def _tasks_changed(self) -> None:
+        self.taken.append(len(self.tasks["first"]))
+
+
+def test_the_tasks_of_the_phase_before_are_not_given_again():
+    policy = get_policy_for_env(make_vector_env(TakesTasks, {}, 1), (4,))
+    with MultiTaskSampler(TakesTasks, {}, 2, policy, seed=0, backend="device") as sampler:
+        tasks, others = sampler.sample_tasks(2), sampler.sample_tasks(2)
+        taken = []
+        for given in (tasks, tasks, others, others, tasks):
+            TakesTasks.taken.clear()
+            sampler.rollout(given)
+            taken.append(len(TakesTasks.taken) > 0)
+    assert taken == [True, False, True, False, True]
+
+
+class OfTexts(Counting):
+    def __init__(self, num_envs: int, **options: Any) -> None:
+        super().__init__(num_envs, **options)
+        self.entries = {"first": TaskEntry(), "kind": TaskEntry(choices=("one", "other"))}
+
+
 def test_what_is_not_array_code_of_numbers_is_refused_and_sampled_on_the_cpu():
+    assert "the tasks of OfTexts have texts in them" in reason_against(OfTexts(1))
     assert "is not array code over slots" in reason_against(make_vector_env(ObservedLastStep(WalkEnv), {}, 1))
     assert reason_against(make_vector_env(ObservedLastStep("2DNavigation-v0"), {}, 1)) == ""
     kwargs = {"families": ["PointGoal-v0", "SparsePointGoal-v0"]}
