@@ -429,7 +429,7 @@ class PhaseSampler(ClosesAtExit):
         if self._memory_tried is not self.policy:
             try_memory(self.policy, slot.observation_space)
             self._memory_tried = self.policy
-        horizon = self._recipe.max_episode_steps or slot.max_episode_steps
+        horizon = min(filter(None, (self._recipe.max_episode_steps, slot.max_episode_steps)), default=None)
         if horizon is None:
             raise ValueError(f"the environment {self._recipe.env} has no time limit; pass max_episode_steps")
         return Phase(

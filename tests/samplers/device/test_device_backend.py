@@ -41,18 +41,45 @@ def test_recorded_steps_have_the_episodes_of_the_cpu(env: Any, monkeypatch: pyte
     require_same_when_recorded(env, monkeypatch)
 
 
-@pytest.mark.parametrize("env_id", ["2DNavigation-v0", "Bandit-K5-v0", "GridNavi-v0"])
-def test_a_memory_goes_through_a_trial_as_on_the_cpu(env_id):
-    env = gymnasium.make_vec(env_id, 1, vectorization_mode="vector_entry_point")
-    with MultiTaskSampler(env_id, {}, policy=policy_for(env_id), observe_last=True, num_workers=0) as sampler:
-        # Squashed actions are not those that are recorded.
-        squash = env_id == "2DNavigation-v0"
-        policy = GRUPolicy(sampler.single_observation_space, env.single_action_space, 8, squash=squash)
-    options = {"observe_last": True, "slots_per_task": 1}
+class Ending(Counting):
+    """Ends an episode by its action, so that slots end at different steps of different episodes."""
 
-    (ours,), (theirs,) = (sample(backend, env_id, policy, **options) for backend in ("device", "in-process"))
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        return self._next(), actions[:, 0] > 0.5
+
+
+class Shrinking(GRUPolicy):
+    """Returns less of its memory than it gets, but not when it is tried with one task."""
+
+    def actor(self, params: Any, first_task: int = 0) -> Any:
+        act = super().actor(params, first_task)
+
+        def shrunk(*given: Any) -> Any:
+            actions, memory = act(*given)
+            return actions, tuple(kept[..., :1] for kept in memory) if len(actions) > 1 else memory
+
+        return shrunk
+
+
+def memory_for(env: Any, made: type[GRUPolicy] = GRUPolicy) -> GRUPolicy:
+    spaces = MultiTaskSampler.spaces(env, observe_last=True)
+    # Squashed actions are not those that are recorded.
+    return made(spaces.observation_space, spaces.action_space, 8, squash=env == "2DNavigation-v0", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("env", "forgets"), [("2DNavigation-v0", True), ("Bandit-K5-v0", False), ("GridNavi-v0", False), (Ending, False)]
+)
+def test_a_memory_goes_through_a_trial_as_on_the_cpu(env, forgets):
+    policy = memory_for(env)
+    options = {"observe_last": True, "slots_per_task": 1, "reset_memory_each_episode": forgets}
+
+    (ours,), (theirs,) = (sample(backend, env, policy, **options) for backend in ("device", "in-process"))
 
     require_close(ours, theirs)
+    assert env is not Ending or len(set(ours.lengths.flatten().tolist())) > 2
+    with pytest.raises(ValueError, match="Shrinking returned the shape"):
+        sample("device", env, memory_for(env, Shrinking), **options)
 
 
 @pytest.mark.parametrize("env_id", CLASSES.values())
@@ -94,12 +121,11 @@ def test_every_task_acts_under_its_own_parameters_as_on_the_cpu(env_id):
         require_close(one, other)
 
 
-def test_deterministic_episodes_are_those_of_the_cpu():
-    policy, found = policy_for("2DNavigation-v0"), []
+@pytest.mark.parametrize("env_id", ["2DNavigation-v0", "GridNavi-v0"])
+def test_deterministic_episodes_are_those_of_the_cpu(env_id):
+    policy, found = policy_for(env_id), []
     for backend in ("device", "in-process"):
-        with MultiTaskSampler(
-            "2DNavigation-v0", {}, 2, policy, backend=backend, seed=1, max_episode_steps=6
-        ) as sampler:
+        with MultiTaskSampler(env_id, {}, 2, policy, backend=backend, seed=1, max_episode_steps=6) as sampler:
             found.append(sampler.rollout(sampler.sample_tasks(2), deterministic=True))
 
     require_close(*found)
