@@ -18,7 +18,7 @@ NUM_TASKS = 3
 
 
 def make_sampler(num_workers: int, fault: dict[str, Any] | None = None, **options: Any) -> MultiTaskSampler:
-    # Faults of workers that act by themselves are tested in work/child/test_phases.py.
+    # Faults of workers that act by themselves are tested in work/child/test_child_backend.py.
     return faulty_sampler(fault, num_workers=num_workers, start_method="fork", inference="central", **options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,21 +12,25 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from maml_rl.config.placement import Placement
-from maml_rl.envs.meta_env import MetaVectorEnv
+from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
-from maml_rl.profiling import StageTimer
+from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.episode_arrays import EpisodeArrays, Layout
 from maml_rl.samplers.importing import pickled
 from maml_rl.samplers.in_process import VectorEnvBackend
-from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, slots_together, units_of
-from maml_rl.samplers.policy_copies import is_loadable, require_loadable
+from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, count_busiest, slots_together, units_of
+from maml_rl.samplers.policy_copies import is_loadable, pickle_policy, require_loadable
 from maml_rl.samplers.remote_store import Reference, RemoteBatch, RemoteStore, Request, pickle_tensors
-from maml_rl.samplers.work.child.messages import Work, encode
-from maml_rl.samplers.work.child.phases import WorkerPhases
-from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
+from maml_rl.samplers.rollout.actor import phase_parameters
+from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
+from maml_rl.samplers.work.child.messages import LoadPolicy, RunPhase, Work, encode
+from maml_rl.samplers.work.child.shared_buffers import PhasePlan, SharedPhase
+from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv, require_sendable
 from maml_rl.samplers.work.child.worker_pool import ChildWorker
 from maml_rl.samplers.work.unit import Unit
 
@@ -34,7 +39,13 @@ _UNEVEN_SECONDS, _UNEVEN_FRACTION = 0.2, 0.2
 
 
 class ProcessBackend(VectorEnvBackend):
-    """Steps the slots in child processes, in which the policy acts where that is possible and faster."""
+    """Steps the slots in child processes, in which the policy acts where that is possible and faster.
+
+    Where it does, parameters go to the workers, a message starts a unit, and episodes come back.
+
+    Attributes:
+        newest: the batch whose phases are in the shared memory, if a store computes on them.
+    """
 
     _env: ParallelVectorEnv | None
 
@@ -42,27 +53,32 @@ class ProcessBackend(VectorEnvBackend):
         super().__init__(placement, recipe, slots_per_task)
         start_method = placement.start_method
         # Refused here rather than in the first phase.
-        recipe.pickled()
-        if start_method != "fork":
-            recipe.require_importable()
+        require_sendable(recipe, start_method)
         self._placement = placement
         # Whether in the last phase some workers had to wait long for others, whose tasks took more time.
         self._uneven = False
         if placement.inference == "worker":
             require_loadable(policy, start_method)
         self._workers_act = placement.workers_act and is_loadable(policy, start_method)
-        self._phases: WorkerPhases | None = None
+        self.newest: RemoteBatch | None = None
+        # Policy, plan, memory, and what makes the command that loads the policy.
+        self._loaded: tuple[Policy, PhasePlan, SharedPhase, dict[str, Any]] | None = None
 
     @property
     def num_stores(self) -> int:
         """The workers of the last `prepare`, if the policy acts in them, and they are to compute updates."""
-        computes = self._placement.update == "workers" and self._phases is not None
+        computes = self._placement.update == "workers" and self._workers_act
         return self._env.num_workers if computes and self._env is not None else 0
 
     def collect(self, batch: RemoteBatch, phase: Phase, timer: StageTimer) -> ChildStore:
         """Have the workers sample a batch into the memory that they share."""
-        assert self._phases is not None
-        return ChildStore(self._phases, batch, phase, timer)
+        return ChildStore(self, batch, phase, timer)
+
+    @property
+    def env(self) -> ParallelVectorEnv:
+        """The slots."""
+        assert self._env is not None
+        return self._env
 
     @property
     def pids(self) -> list[int]:
@@ -83,7 +99,8 @@ class ProcessBackend(VectorEnvBackend):
 
     def _make(self, num_tasks: int) -> MetaVectorEnv:
         workers_act, per_task = self._workers_act, self._slots_per_task
-        env = ParallelVectorEnv(
+        self.newest = self._loaded = None
+        return ParallelVectorEnv(
             self._recipe.env,
             self._recipe.env_kwargs,
             num_envs=num_tasks * per_task,
@@ -93,28 +110,128 @@ class ProcessBackend(VectorEnvBackend):
             preload=("maml_rl.samplers.work.child.phase_runner",) if workers_act else (),
             placement=self._placement,
         )
-        self._phases = WorkerPhases(env) if workers_act else None
-        return env
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
         """Sample a phase: each worker its own slots, or where these take very different times whichever are next."""
+        if not self._workers_act:
+            return super().run(phase, timer)
         num_tasks = len(phase.tasks)
         self._slots_for(num_tasks)
-        env, phases = self._env, self._phases
-        if env is None or phases is None:
-            return super().run(phase, timer)
-        phases.newest = None
-        units = None
+        env, units, self.newest = self.env, None, None
         if self._uneven and env.num_envs > env.num_workers:
             num_units = UNITS_PER_WORKER * env.num_workers
             units = units_of(env.num_envs, num_units, phase.per_task if num_tasks >= num_units else 1)
-        episodes, seconds_of = phases.sample(phase, timer, units)
+        episodes, seconds_of = self.sample(phase, timer, units)
         if env.divides:
             self._uneven = _are_uneven(seconds_of, env.parts)
         if episodes.lengths.max() < phase.horizon:
             with timer.stage("assembly"):
                 episodes = episodes.copy()
         return TaskEpisodes(**episodes.by_name(), tasks=phase.tasks)
+
+    def sample(
+        self,
+        phase: Phase,
+        timer: StageTimer,
+        units: Sequence[slice] | None = None,
+        *,
+        number: int = 0,
+        num_phases: int = 1,
+        copies: bool = True,
+    ) -> tuple[EpisodeArrays, list[tuple[slice, float]]]:
+        """Have workers sample a phase, and wait for it; a unit whose worker dies is sampled by another.
+
+        A worker hangs if one call of one slot takes too long.
+
+        Args:
+            phase: its policy's parameters are sent every time, the rest of the policy only the first time.
+            timer: gets the seconds of the stages.
+            units: ranges of slots, none longer than any worker's, which workers take when they are idle; None if each
+                samples its own slots.
+            number: which of the phases in the shared memory it is.
+            num_phases: for how many there is room.
+            copies: return a copy, which is made while workers run, as they write the next phase into their memory.
+
+        Returns:
+            The episodes, (M, T, B, ...), in the shared memory or copied; and the units, each with the seconds that its
+            environments took.
+        """
+        env, pool, timed = self.env, self.env.pool, timer is not NULL_TIMER
+        env.recover()
+        shared, alike = self._write_parameters(phase, num_phases)
+        timer.observe(WORKERS_PER_INFERENCE, 1)
+        episodes = shared.episodes[number].empty_like(self._memory) if copies else shared.episodes[number]
+        without, generation = phase.without_policy(), pool.generation
+
+        def unit_of(slots: slice) -> Unit:
+            part = without.unit(slots)
+            command = RunPhase(generation, slots.start // phase.per_task, part, alike, timed, number)
+            given = command, encode(command, phase.slot_tasks), pool.limits.call
+            return Unit("phase", (lambda worker: given,), slots, part.tasks)
+
+        seconds_of: list[tuple[slice, float]] = []
+        stages: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        work = pool.results([unit_of(slots) for slots in units or env.parts], self.give_policy)
+        with timer.stage("waiting"):
+            for unit, worker, seconds in work:
+                stages[worker.index].update(seconds)
+                seconds_of.append((unit.part, float(env.physics_seconds[worker.index]) - worker.physics))
+                if copies:
+                    for of_tasks in phase.ranges(unit.part):
+                        episodes.view(*of_tasks).fill(shared.episodes[number].view(*of_tasks))
+        if timed:
+            count_busiest(timer, stages.values())
+        return episodes, seconds_of
+
+    def _write_parameters(self, phase: Phase, num_phases: int) -> tuple[SharedPhase, bool]:
+        """Write the parameters of a phase into the shared memory.
+
+        Workers get the policy, all of it except parameters and constants, before their next unit.
+
+        Returns:
+            The memory, the same as long as policy and plan are the same; and whether only the parameters of the first
+            task are there, which are those of all.
+        """
+        num_tasks, constants = len(phase.tasks), dict(phase.policy.named_buffers())
+        # The policy's own parameters are sent once, in the place of those of the first task.
+        alike = phase.params is None and not phase.policy.has_memory
+        if alike:
+            of_phase, is_stacked = {name: value.unsqueeze(0) for name, value in phase.policy.named_parameters()}, True
+        else:
+            with torch.no_grad():
+                of_phase, is_stacked = phase_parameters(phase.policy, num_tasks, phase.params)
+        plan = PhasePlan(
+            phase.sizes, _layout(of_phase, num_tasks if alike else None), _layout(constants), is_stacked, num_phases
+        )
+        env, policy = self.env, phase.policy
+        if self._loaded is None or self._loaded[0] is not policy or self._loaded[1] != plan:
+            shared = SharedPhase(env.memory, env.shared.size, plan, EnvDescription.of(env))
+            text = pickle_policy(policy)
+            load: dict[str, Any] = {"plan": plan, "policy": text, "interpreter": env.interpreter_for(text)}
+            self._loaded = policy, plan, shared, load
+        shared = self._loaded[2]
+        for tensors, arrays in ((of_phase, shared.parameters), (constants, shared.constants)):
+            for name, tensor in tensors.items():
+                target = arrays[name][:1] if alike and tensors is of_phase else arrays[name]
+                target[...] = tensor.detach().cpu().numpy()
+        return shared, alike
+
+    def episodes(self, number: int) -> EpisodeArrays:
+        """Return the episodes of a phase in the shared memory, which are valid until the next of this number begins."""
+        assert self._loaded is not None
+        return self._loaded[2].episodes[number]
+
+    def give_policy(self) -> None:
+        """Start the workers that are missing, and give those without it the policy."""
+        assert self._loaded is not None
+        env, load = self.env, self._loaded[3]
+        pool = env.pool
+        env.complete()
+        without = [index for index in range(env.num_workers) if pool.worker(index).policy is not load]
+        if without:
+            pool.ask(without, pool.limits.load, [LoadPolicy(pool.generation, **load) for _ in without])
+            for index in without:
+                pool.worker(index).policy = load
 
 
 def _are_uneven(seconds_of: Sequence[tuple[slice, float]], parts: Sequence[slice]) -> bool:
@@ -129,6 +246,17 @@ def _are_uneven(seconds_of: Sequence[tuple[slice, float]], parts: Sequence[slice
     return max(loads) - mean > max(_UNEVEN_SECONDS, _UNEVEN_FRACTION * mean)
 
 
+def _layout(tensors: Mapping[str, Tensor], num_tasks: int | None = None) -> Layout:
+    """Return shapes and types of tensors; with `num_tasks` for so many tasks, where the tensors are of one."""
+    return {
+        name: (
+            tuple(tensor.shape) if num_tasks is None else (num_tasks, *tensor.shape[1:]),
+            torch.empty(0, dtype=tensor.dtype).numpy().dtype,
+        )
+        for name, tensor in tensors.items()
+    }
+
+
 class ChildStore(RemoteStore):
     """Episodes in the workers of a vector environment, which sample all phases of a batch for it.
 
@@ -136,21 +264,21 @@ class ChildStore(RemoteStore):
     that replaces a lost worker computes again what that has kept, and samples nothing.
     """
 
-    def __init__(self, phases: WorkerPhases, batch: RemoteBatch, phase: Phase, timer: StageTimer) -> None:
-        self._phases, self._env = phases, phases.env
+    def __init__(self, backend: ProcessBackend, batch: RemoteBatch, phase: Phase, timer: StageTimer) -> None:
+        self._backend, self._env = backend, backend.env
         # Pickled, by number.
         self._objects: dict[int, bytes] = {}
         # By worker, the policy under which it has received objects, and how many.
         self._sent: WeakKeyDictionary[ChildWorker, tuple[object, frozenset[int]]] = WeakKeyDictionary()
         super().__init__(batch)
-        phases.newest = batch
+        backend.newest = batch
         # All workers sample a phase, then adapt the tasks of their blocks. What follows the last phase is done with
         # the first call.
         params, request = None, Request(self._reference, self._blocks)
         for number in range(self.num_phases):
             streams = phase.streams._replace(phase=phase.streams.phase + number)
             own = replace(phase, params=params, streams=streams)
-            phases.sample(own, timer, number=number, num_phases=self.num_phases, copies=False)
+            backend.sample(own, timer, number=number, num_phases=self.num_phases, copies=False)
             if number + 1 < self.num_phases:
                 with timer.stage("inner"):
                     of_blocks = [each for _, each in sorted(self._carry_out(replace(request, sampled=number + 1)))]
@@ -173,7 +301,7 @@ class ChildStore(RemoteStore):
             of_worker[index] = (*of_worker.get(index, ()), block)
         make = self._commands(request, of_worker)
         units = [Unit("work", (partial(make, index),), worker=pool.workers[index]) for index in of_worker]
-        for _, _, reply in pool.results(units, self._phases.prepare):
+        for _, _, reply in pool.results(units, self._backend.give_policy):
             yield from pickle.loads(reply).items()
         if request.call is not None:
             del self._objects[request.call.number]
@@ -209,10 +337,10 @@ class ChildStore(RemoteStore):
 
     def _as_sampled(self) -> TaskEpisodes:
         self._check()
-        arrays, phase = self._phases.episodes(0).copy(), self._batch.phase
+        arrays, phase = self._backend.episodes(0).copy(), self._batch.phase
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks, horizon=phase.horizon)
 
     def _check(self) -> None:
         """Refuse, by a RuntimeError, to compute on episodes whose memory another phase has taken."""
-        if self._phases.newest is not self._batch:
+        if self._backend.newest is not self._batch:
             raise RuntimeError("the episodes are gone, since others have been sampled; ask about a batch before that")

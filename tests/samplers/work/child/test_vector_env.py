@@ -241,3 +241,9 @@ def test_time_limit_reaches_the_children() -> None:
         vector_env.reset(seed=0)
         ends = [vector_env.step(np.zeros((2, 1), np.float32))[3].all() for _ in range(HORIZON - 3)]
     assert ends == [False] * (HORIZON - 4) + [True]
+
+
+@pytest.mark.parametrize(("num_workers", "lengths"), [(1, [6]), (2, [2, 4]), (3, [2, 2, 2]), (9, [2, 2, 2])])
+def test_children_get_whole_tasks_where_they_stay_together(num_workers: int, lengths: list[int]) -> None:
+    with ParallelVectorEnv("2DNavigation-v0", {}, 6, num_workers, granularity=2, start_method="fork") as slots:
+        assert [part.stop - part.start for part in slots.parts] == lengths
