@@ -1,16 +1,14 @@
-"""How the calls of environment objects are carried out: by which rules, and again where they raise `Retry`."""
+"""Calls of environment objects: the rules for them, `Retry`, methods that must be awaited, and seeds of 31 bits."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import getcoroutinelocals, iscoroutinefunction
+from inspect import iscoroutinefunction
 from math import inf
-from time import monotonic, sleep
 from typing import Any, Literal, get_args
 
 import gymnasium
@@ -25,8 +23,6 @@ Stepping = Literal["auto", "serial", "threads"]
 # What a sampler calls of an environment, each of which may be a coroutine.
 METHODS = ("sample_tasks", "sample_test_tasks", "reset_task", "reset", "step", "close")
 _INT32 = 2**31 - 1
-# A pause is waited for in steps, so that the supervisor recognizes it.
-_PAUSE_SECONDS = 0.3
 
 
 class Retry(Exception):
@@ -87,132 +83,6 @@ class CallRules:
     def want_threads(self) -> bool:
         """Whether slots must run concurrently, regardless of the family."""
         return self.stepping == "threads" or self.threads is not None
-
-
-# The result of a call, with whether the episode was restarted for it; or what the call raised.
-Outcome = tuple[bool, Any] | BaseException
-Pause = Callable[[float], Coroutine[Any, Any, None]]
-# What carries out a call: its arguments are how to pause, and whether a coroutine that the call returns is awaited.
-Attempt = Callable[[Pause, bool], Coroutine[Any, Any, Outcome]]
-
-
-class Attempts:
-    """Handles calls that raise `Retry`, in the same way for calls in threads, awaited calls and serial calls.
-
-    Attributes:
-        retries: number of restarts in each slot since its episode was begun.
-        total: number of all restarts.
-    """
-
-    def __init__(self, max_retries: int, num_envs: int) -> None:
-        self._max_retries = max_retries
-        self.retries, self.total = [0] * num_envs, 0
-        self._lock = threading.Lock()
-
-    def of(
-        self,
-        slot: int,
-        call: Callable[[], Any],
-        anew: Callable[[], Any] | None = None,
-        raised: Retry | None = None,
-    ) -> Attempt:
-        """Return what carries out a call, again as often as it raises `Retry`.
-
-        The outcome is a RuntimeError if that is too often.
-
-        Args:
-            slot: whose call.
-            call: the call itself.
-            anew: restarts the episode, for a call within one; None to repeat the call.
-            raised: the error that the call has already raised, if it was tried before.
-        """
-        return partial(self._carry_out, slot, call, anew, raised)
-
-    async def _carry_out(
-        self,
-        slot: int,
-        call: Callable[[], Any],
-        anew: Callable[[], Any] | None,
-        retry: Retry | None,
-        pause: Pause,
-        awaits: bool,
-    ) -> Outcome:
-        restarted = False
-        # Errors are returned: a StopIteration that leaves a coroutine would become another one.
-        try:
-            while True:
-                try:
-                    if retry is None:
-                        result = call()
-                        if isinstance(result, Coroutine):
-                            result = await _allowed(result, awaits)
-                        return restarted, result
-                except Retry as error:
-                    retry = error
-                seconds, retry = self._pause(slot, retry), None
-                await pause(seconds)
-                if anew is not None:
-                    call, anew, restarted = anew, None, True
-        except BaseException as error:
-            return error
-
-    def _pause(self, slot: int, retry: Retry) -> float:
-        with self._lock:
-            self.retries[slot] += 1
-            if self.retries[slot] > self._max_retries:
-                count, self.retries[slot] = self.retries[slot], 0
-                raise RuntimeError(
-                    f"it raised Retry {count} times in one episode, more often than max_retries={self._max_retries} "
-                    f"allows{f'; the last reason: {retry.reason}' if retry.reason else ''}; check the service behind "
-                    "it, or raise max_retries"
-                ) from retry
-            self.total += 1
-        return retry.after
-
-
-def _allowed(coroutine: Coroutine[Any, Any, Any], awaits: bool) -> Coroutine[Any, Any, Any]:
-    """Return a coroutine that a call has returned, where it is awaited."""
-    if not awaits:
-        # That of the environment, where another coroutine looks after it.
-        own = getcoroutinelocals(coroutine).get("coroutine", coroutine)
-        coroutine.close()
-        own.close()
-        name = getattr(own, "__qualname__", own)
-        raise TypeError(
-            f"it returned the coroutine {name}, which only a method that is async itself may; write "
-            "async def and return await"
-        )
-    return coroutine
-
-
-def carry_out(attempt: Attempt, pause: Callable[[float], None]) -> Outcome:
-    """Carry out a call with all its attempts, in this thread."""
-
-    async def wait(seconds: float) -> None:
-        pause(seconds)
-
-    try:
-        attempt(wait, False).send(None)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    raise AssertionError("a coroutine that awaits nothing ends at once")
-
-
-def result_of(outcome: Outcome) -> tuple[bool, Any]:
-    """Return whether the episode was restarted, and the result of a call; or raise what it raised."""
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
-
-
-def pause_visibly(seconds: float, mark: Callable[[bool], None]) -> None:
-    """Wait some seconds, calling `mark` alternately with True and False meanwhile, and with False at the end."""
-    until, flag = monotonic() + seconds, False
-    while (left := until - monotonic()) > 0:
-        flag = not flag
-        mark(flag)
-        sleep(min(left, _PAUSE_SECONDS))
-    mark(False)
 
 
 def async_methods(made: Any) -> list[str]:

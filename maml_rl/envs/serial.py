@@ -3,9 +3,9 @@
 import copy
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from inspect import iscoroutinefunction
-from time import perf_counter
-from typing import Any
+from inspect import getcoroutinelocals, iscoroutinefunction
+from time import monotonic, perf_counter, sleep
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -14,17 +14,12 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.calls import (
-    Attempt,
-    Attempts,
     CallRules,
     Retry,
     awaits_steps,
-    carry_out,
     close_quietly,
     is_async,
     not_awaited,
-    pause_visibly,
-    result_of,
     seeded_reset,
     without_wrappers,
 )
@@ -45,66 +40,81 @@ from maml_rl.envs.results import ResultWriter, collect_infos, time_limit
 from maml_rl.spaces import own_actions, stored_actions
 
 Env = gymnasium.Env[Any, Any]
+# The result of a call, or what it has raised.
+Outcome = tuple[Any, BaseException | None]
+
+# A pause is waited for in steps, so that the supervisor recognizes it.
+_PAUSE_SECONDS = 0.3
 
 
 class Slot:
-    """Makes the calls of one environment object, with copies, keyed seeds and generators, and attempts after `Retry`.
+    """One environment object, and the call that is made of it next.
+
+    `make`, `draw`, `give`, `reset`, `step` and `close` say what is called, with copies, keyed seeds and generators, and
+    return the slot; `carry_out` or `carry_out_awaited` calls it, again after every `Retry`.
 
     Args:
         number: of the slot.
-        env: its environment.
-        attempts: of all slots.
+        max_retries: how often an episode may restart because of `Retry`.
         generators: of all slots.
-        awaited: whether it was made on an event loop.
+        awaited: whether the environment is made on an event loop.
 
     Attributes:
         env: the environment in the form whose methods are called.
-        awaited: whether its calls are made on an event loop, because `reset` or `step` must be awaited.
+        awaited: whether `reset` and `step` are called on an event loop, because one of them must be awaited.
         limit: its time limit; None if it has none.
-        resetting: whether its last call was a reset.
+        call: what is called next, or was called last.
+        awaits: whether that is called on an event loop.
+        restarted: whether the episode was restarted for it.
+        resetting: whether it is a reset.
+        restarts: number of all restarts.
     """
 
     __slots__ = (
-        "_attempts",
+        "_again",
         "_begin",
         "_generators",
         "_mask",
+        "_max_retries",
         "_reset_task",
+        "_retries",
         "_steps",
         "awaited",
+        "awaits",
+        "call",
         "env",
         "limit",
         "number",
         "resetting",
+        "restarted",
+        "restarts",
     )
 
-    def __init__(
-        self, number: int, env: Env, attempts: Attempts, generators: SlotGenerators, *, awaited: bool = False
-    ) -> None:
-        self.number, self.env, self.limit = number, env, time_limit(env)
-        self.awaited, self.resetting, self._steps = awaited or awaits_steps(env), False, 0
-        self._attempts, self._generators = attempts, generators
-        self._mask, self._reset_task = declarations(env).seed_mask, find_method(env, "reset_task")
-        # What begins an episode again.
-        self._begin: Callable[[], Any] = env.reset
+    def __init__(self, number: int, max_retries: int, generators: SlotGenerators, *, awaited: bool = False) -> None:
+        self.number, self._max_retries, self._generators, self.awaited = number, max_retries, generators, awaited
+        self.env: Env
+        self.call: Callable[[], Any]
+        # What is called instead after `Retry`, because it begins the episode again; None for the same.
+        self._again: Callable[[], Any] | None = None
+        self.awaits = self.restarted = self.resetting = False
+        # How often it has raised `Retry` in this episode.
+        self._retries = self._steps = self.restarts = 0
 
     def __str__(self) -> str:
         return f"slot {self.number}, {self.env}"
 
-    def awaits(self, method: Callable[..., Any]) -> bool:
-        """Return whether a method of the environment is called on an event loop."""
-        return self.awaited or iscoroutinefunction(method)
+    def take(self, env: Env) -> None:
+        """Have this environment from now on."""
+        self.env, self.limit, self.awaited = env, time_limit(env), self.awaited or awaits_steps(env)
+        self._begin: Callable[[], Any] = env.reset
+        self._mask, self._reset_task = declarations(env).seed_mask, find_method(env, "reset_task")
 
-    def call(self, call: Callable[[], Any]) -> Attempt:
-        """Return an attempt at something outside of its episodes, which is repeated after `Retry`."""
-        self._attempts.retries[self.number] = 0
-        return self._attempts.of(self.number, call)
+    def make(self, make: Callable[[], Env]) -> Self:
+        """Make an environment."""
+        return self._outside(make, make)
 
-    def draw(self, method: Callable[[int], Any], num_tasks: int, seed: int | None) -> tuple[Attempt, bool]:
-        """Return an attempt at drawing tasks, and whether that is made on an event loop.
-
-        A seed resets the environment, and seeds its generator, before it draws.
-        """
+    def draw(self, method: Callable[[int], Any], num_tasks: int, seed: int | None) -> Self:
+        """Draw tasks; a seed resets the environment, and seeds its generator, before it draws."""
         low = None if seed is None else int(seed) & self._mask
 
         def draw() -> Any:
@@ -123,40 +133,107 @@ class Slot:
             tasks = method(num_tasks)
             return await tasks if isinstance(tasks, Coroutine) else tasks
 
-        return self.call(partial(self._generators.begin, 0, key_of_seed(low, DRAWS), draw)), self.awaits(method)
+        return self._outside(partial(self._generators.begin, 0, key_of_seed(low, DRAWS), draw), method)
 
-    def give(self, task: Task) -> tuple[Attempt, bool]:
-        """Return an attempt at giving it a copy of a task, and whether that is made on an event loop."""
-        reset_task = self._reset_task
-        key = partial(key_of_task, task)
+    def give(self, task: Task) -> Self:
+        """Give it a copy of a task, for every attempt another one."""
+        reset_task, key = self._reset_task, partial(key_of_task, task)
         call = partial(self._generators.begin, self.number, key, lambda: reset_task(own_task(task)))
-        return self.call(call), self.awaits(reset_task)
+        return self._outside(call, reset_task)
 
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> Attempt:
-        """Return an attempt at beginning an episode."""
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> Self:
+        """Begin an episode."""
         low = None if seed is None else int(seed) & self._mask
         reset = partial(seeded_reset, self.env, low, options=options)
         self._begin = partial(self._generators.begin, self.number, key_of_seed(low, EPISODE), reset)
+        self._outside(self._begin, reset)
         self.resetting, self._steps = True, 0
-        return self.call(self._begin)
+        return self
 
-    def step(self, action: Any) -> Callable[[], Any]:
-        """Return a call that takes a step with an action, which is the environment's own."""
-        return partial(self._generators.step, self.number, partial(self.env.step, action))
+    def step(self, action: Any) -> Self:
+        """Take a step with an action, which is the environment's own."""
+        self.call = partial(self._generators.step, self.number, partial(self.env.step, action))
+        self._again, self.awaits, self.restarted, self.resetting = self._begin, self.awaited, False, False
+        return self
 
-    def attempt(self, step: Callable[[], Any], raised: Retry | None = None) -> Attempt:
-        """Return an attempt at a step, which begins the episode again after `Retry`."""
-        return self._attempts.of(self.number, step, self._begin, raised)
+    def close(self) -> Self:
+        """Close the environment."""
+        return self._outside(self.env.close, self.env.close)
 
-    def begin_again(self) -> Attempt:
-        """Return an attempt at beginning the episode again."""
-        return self._attempts.of(self.number, self._begin)
+    def _outside(self, call: Callable[[], Any], method: Callable[..., Any]) -> Self:
+        """Call something that is not part of an episode, by which a method of the environment is called."""
+        self.call, self._again, self.awaits = call, None, self.awaited or iscoroutinefunction(method)
+        self.restarted, self.resetting, self._retries = False, False, 0
+        return self
 
-    def write(self, writer: ResultWriter, buffers: StepBuffers, result: Any, *, restarted: bool = False) -> None:
-        """Write the result of the last call, a reset or a step, for which the episode may have `restarted`."""
-        if restarted or self.resetting:
-            self.resetting, self._steps = False, 0
-            writer.write_reset(buffers, self.number, self.env, result, restarted=restarted)
+    def carry_out(self, pause: Callable[[int, float], None]) -> Any:
+        """Make the call in this thread, and return its result.
+
+        Args:
+            pause: waits before another attempt; gets the number of the slot, and seconds.
+
+        Raises:
+            RuntimeError: If it raises `Retry` too often.
+            TypeError: If it returns a coroutine.
+        """
+        while True:
+            try:
+                result = self.call()
+                break
+            except Retry as retry:
+                seconds = self.begin_again(retry)
+            pause(self.number, seconds)
+        if isinstance(result, Coroutine):
+            # That of the environment, where another coroutine looks after it.
+            own = getcoroutinelocals(result).get("coroutine", result)
+            result.close()
+            own.close()
+            name = getattr(own, "__qualname__", own)
+            raise TypeError(
+                f"it returned the coroutine {name}, which only a method that is async itself may; write "
+                "async def and return await"
+            )
+        return result
+
+    async def carry_out_awaited(self, pause: Callable[[int, float], Coroutine[Any, Any, None]]) -> Outcome:
+        """Make the call in an event loop; see `carry_out`."""
+        # Errors are returned: a StopIteration that leaves a coroutine would become another one.
+        try:
+            while True:
+                try:
+                    result = self.call()
+                    return (await result if isinstance(result, Coroutine) else result), None
+                except Retry as retry:
+                    seconds = self.begin_again(retry)
+                await pause(self.number, seconds)
+        except BaseException as error:
+            return None, error
+
+    def begin_again(self, retry: Retry | None) -> float:
+        """Have the episode begin again, or a call outside of it repeated, and return the seconds before that.
+
+        Args:
+            retry: why; None where nothing has failed, for which there is no limit.
+        """
+        if retry is not None:
+            self._retries += 1
+            if self._retries > self._max_retries:
+                count, self._retries = self._retries, 0
+                raise RuntimeError(
+                    f"it raised Retry {count} times in one episode, more often than max_retries={self._max_retries} "
+                    f"allows{f'; the last reason: {retry.reason}' if retry.reason else ''}; check the service behind "
+                    "it, or raise max_retries"
+                ) from retry
+            self.restarts += 1
+        if self._again is not None:
+            self.call, self._again, self.restarted = self._again, None, True
+        return 0.0 if retry is None else retry.after
+
+    def write(self, writer: ResultWriter, buffers: StepBuffers, result: Any) -> None:
+        """Write the result of the last call, a reset or a step."""
+        if self.restarted or self.resetting:
+            self._steps = 0
+            writer.write_reset(buffers, self.number, self.env, result, restarted=self.restarted)
             return
         self._steps += 1
         writer.write_step(buffers, self.number, self.env, result)
@@ -192,7 +269,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
     ) -> None:
         self.slots: list[Slot] = []
         self.num_envs = check_count("num_envs", num_envs)
-        self._attempts, self._generators = Attempts(rules.max_retries, num_envs), self.make_generators(num_envs)
+        self._max_retries, self._generators = rules.max_retries, self.make_generators(num_envs)
         self.current_slots = np.zeros(1, np.int64) if current_slots is None else current_slots
         try:
             for number in range(self.num_envs):
@@ -209,13 +286,14 @@ class SerialVectorEnv(OneBatchVectorEnv):
 
     def _make_slot(self, number: int, make: Callable[[], Any]) -> None:
         self.current_slots[0] = number
-        env = self._run(number, self._attempts.of(number, make), awaited=self._made_awaited)
+        slot = Slot(number, self._max_retries, self._generators, awaited=self._made_awaited)
+        slot.env = env = self._run(slot.make(make))
         try:
             require_meta_env(env)
-            slot = Slot(number, env, self._attempts, self._generators, awaited=self._made_awaited)
+            slot.take(env)
         except BaseException:
             # What is wrong with it is the error, and not what its close raises.
-            close_quietly(lambda: self._run(number, self._attempts.of(number, env.close), awaited=self._made_awaited))
+            close_quietly(lambda: self._run(slot.close()))
             raise
         self.slots.append(slot)
         self._check(env)
@@ -244,7 +322,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
 
     @property
     def retries(self) -> int:
-        return self._attempts.total
+        return sum(slot.restarts for slot in self.slots)
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from the generator of slot 0; `seed` resets that slot, and seeds its generator, first.
@@ -255,23 +333,26 @@ class SerialVectorEnv(OneBatchVectorEnv):
         first = self.slots[0]
         name = "sample_test_tasks" if evaluation and has_method(first.env, "sample_test_tasks") else "sample_tasks"
         method = find_method(first.env, name)
-        attempt, awaited = first.draw(method, num_tasks, seed)
         self._ready = self._ready and seed is None
-        return own_drawn(list(self._run(0, attempt, awaited=awaited)), num_tasks, name, first.env)
+        return own_drawn(list(self._run(first.draw(method, num_tasks, seed))), num_tasks, name, first.env)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         require_one_each(tasks, self.num_envs)
         for slot, task in zip(self.slots, tasks, strict=True):
             self.current_slots[0] = slot.number
-            self._run(slot.number, slot.give(task)[0])
+            slot.give(task).carry_out(self._pause)
 
-    def _run(self, number: int, attempt: Attempt, *, awaited: bool = False) -> Any:
-        """Return the result of an attempt of a slot."""
+    def _run(self, slot: Slot) -> Any:
+        """Carry out the call of a slot, and return its result."""
+        return slot.carry_out(self._pause)
 
-        def mark(pausing: bool) -> None:
-            self.current_slots[0] = -1 if pausing else number
-
-        return result_of(carry_out(attempt, partial(pause_visibly, mark=mark)))[1]
+    def _pause(self, number: int, seconds: float) -> None:
+        """Wait before a slot's next attempt, with a mark that changes meanwhile: no supervisor takes it for a hang."""
+        until = monotonic() + seconds
+        while (left := until - monotonic()) > 0:
+            self.current_slots[0] = number if self.current_slots[0] == -1 else -1
+            sleep(min(left, _PAUSE_SECONDS))
+        self.current_slots[0] = number
 
     def _reset(
         self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
@@ -281,7 +362,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
         for number in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
             self.current_slots[0] = number
             slot = self.slots[number]
-            slot.write(self._writer, self.buffers, self._run(number, slot.reset(seeds[number], options)))
+            slot.write(self._writer, self.buffers, slot.reset(seeds[number], options).carry_out(self._pause))
         self._ready = True
         self.physics_seconds[0] += perf_counter() - start
 
@@ -292,19 +373,16 @@ class SerialVectorEnv(OneBatchVectorEnv):
         writer.infos = {}
         for number in np.flatnonzero(~buffers.over).tolist():
             self.current_slots[0] = number
-            slot = self.slots[number]
-            step = slot.step(own_actions(self.single_action_space, actions[number]))
+            slot = self.slots[number].step(own_actions(self.single_action_space, actions[number]))
             try:
-                slot.write(writer, buffers, step())
+                slot.write(writer, buffers, slot.call())
                 continue
             except Retry as retry:
-                anew = slot.attempt(step, retry)
+                seconds = slot.begin_again(retry)
             except DrawsGloballyError:
-                anew = slot.begin_again()
-            result = self._run(number, anew)
-            # It holds the error, whose traceback holds this frame, and with it what the environment had open.
-            del anew
-            slot.write(writer, buffers, result, restarted=True)
+                seconds = slot.begin_again(None)
+            self._pause(number, seconds)
+            slot.write(writer, buffers, slot.carry_out(self._pause))
         self.physics_seconds[0] += perf_counter() - start
 
     def _infos(self) -> dict[str, Any]:
@@ -317,7 +395,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Close every environment; an error of `close` is only a warning, because its work is done."""
         for slot in self.slots:
-            close_quietly(partial(self._run, slot.number, slot.call(slot.env.close)), slot)
+            close_quietly(partial(self._run, slot.close()), slot)
 
 
 def _description(env: Env) -> EnvDescription:

@@ -7,7 +7,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from math import inf
 from queue import Empty, SimpleQueue
@@ -15,7 +15,7 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any
 
-from maml_rl.envs.calls import Attempt, Outcome, carry_out
+from maml_rl.envs.serial import Outcome, Slot
 
 # Interval at which a wait for calls checks for those that take too long.
 LOOK_SECONDS = 0.1
@@ -41,12 +41,12 @@ class SideBySide:
     def __init__(self, limit: int, timeout: float = inf) -> None:
         self._limit, self.timeout = limit, timeout
         self._room = threading.Semaphore(limit)
-        # What the thread of each slot is to do.
-        self._todo: dict[int, SimpleQueue[Attempt | None]] = {}
+        # Wakes the thread of a slot for a call, or, with False, to end.
+        self._todo: dict[int, SimpleQueue[bool]] = {}
         self._done: SimpleQueue[tuple[int, Outcome]] = SimpleQueue()
         self._loop: _EventLoop | None = None
         self._slots_of_loop: asyncio.Semaphore | None = None
-        self._to_await: deque[tuple[int, Attempt]] = deque()
+        self._to_await: deque[Slot] = deque()
         self._awaiting: set[asyncio.Task[None]] = set()
         self._coroutines: dict[int, Coroutine[Any, Any, Outcome]] = {}
         # The start times of running calls, later than now during a pause; and the threads of slots.
@@ -55,18 +55,19 @@ class SideBySide:
         self.outstanding: set[int] = set()
         self._next_look = self._latest_start = 0.0
 
-    def start(self, slot: int, attempt: Attempt, *, awaited: bool) -> None:
-        """Start a call of a slot that has none outstanding: on the event loop, where results are `awaited`."""
-        self.outstanding.add(slot)
+    def start(self, slot: Slot) -> None:
+        """Start the call of a slot that has none outstanding: in its thread, or on the event loop if it `awaits`."""
+        number = slot.number
+        self.outstanding.add(number)
         self._latest_start = monotonic()
-        if awaited:
+        if slot.awaits:
             # `wait` wakes the loop once for all calls started until then, because waking it costs more than a call.
-            self._to_await.append((slot, attempt))
+            self._to_await.append(slot)
             return
-        if slot not in self._todo:
-            todo = self._todo[slot] = SimpleQueue()
-            threading.Thread(target=self._work, args=(slot, todo), name=f"slot-{slot}", daemon=True).start()
-        self._todo[slot].put(attempt)
+        if number not in self._todo:
+            todo = self._todo[number] = SimpleQueue()
+            threading.Thread(target=self._work, args=(slot, todo), name=f"slot-{number}", daemon=True).start()
+        self._todo[number].put(True)
 
     def wait(self, seconds: float) -> list[tuple[int, Outcome]]:
         """Wait until a call is over, at most some seconds, and return all finished calls, each with its outcome."""
@@ -106,7 +107,7 @@ class SideBySide:
     def close(self) -> None:
         """End the threads that are idle; those of calls that never return end with the process."""
         for todo in self._todo.values():
-            todo.put(None)
+            todo.put(False)
         self._todo.clear()
         if self._loop is not None:
             self._loop.close()
@@ -143,44 +144,46 @@ class SideBySide:
             "raise step_timeout, the time for one call of one slot."
         )
 
-    def _work(self, slot: int, todo: SimpleQueue[Attempt | None]) -> None:
+    def _work(self, slot: Slot, todo: SimpleQueue[bool]) -> None:
         """Carry out the calls of a slot until there are no more."""
+        number = slot.number
+        self._thread_of[number] = threading.get_ident()
 
-        def pause(seconds: float) -> None:
-            self._since[slot] = monotonic() + seconds
+        def pause(number: int, seconds: float) -> None:
+            self._since[number] = monotonic() + seconds
             sleep(seconds)
 
-        self._thread_of[slot] = threading.get_ident()
-        while (attempt := todo.get()) is not None:
+        while todo.get():
             with self._room:
-                self._since[slot] = monotonic()
+                self._since[number] = monotonic()
                 # An environment's error is raised where its result is awaited.
-                outcome = _not_ctrl_c(carry_out(attempt, pause))
-                self._since.pop(slot, None)
-            self._done.put((slot, outcome))
-            del attempt, outcome
+                outcome = _outcome_of(slot, pause)
+                self._since.pop(number, None)
+            self._done.put((number, outcome))
+            del outcome
 
     def _await_all(self) -> None:
         """Begin with the calls that were started, in the thread of the loop."""
         while self._to_await:
-            task = asyncio.get_running_loop().create_task(self._await(*self._to_await.popleft()))
+            task = asyncio.get_running_loop().create_task(self._await(self._to_await.popleft()))
             # The loop itself refers to its tasks only weakly.
             self._awaiting.add(task)
             task.add_done_callback(self._awaiting.discard)
 
-    async def _await(self, slot: int, attempt: Attempt) -> None:
-        async def pause(seconds: float) -> None:
-            self._since[slot] = monotonic() + seconds
+    async def _await(self, slot: Slot) -> None:
+        async def pause(number: int, seconds: float) -> None:
+            self._since[number] = monotonic() + seconds
             await asyncio.sleep(seconds)
 
+        number = slot.number
         assert self._slots_of_loop is not None
         async with self._slots_of_loop:
-            self._since[slot] = monotonic()
-            coroutine = self._coroutines[slot] = attempt(pause, True)
+            self._since[number] = monotonic()
+            coroutine = self._coroutines[number] = slot.carry_out_awaited(pause)
             outcome = _not_ctrl_c(await coroutine)
-            self._coroutines.pop(slot, None)
-            self._since.pop(slot, None)
-        self._done.put((slot, outcome))
+            self._coroutines.pop(number, None)
+            self._since.pop(number, None)
+        self._done.put((number, outcome))
 
     def _stack(self, slot: int) -> str:
         """Return where the call of a slot is, as text."""
@@ -237,13 +240,21 @@ class _EventLoop:
             loop.close()
 
 
+def _outcome_of(slot: Slot, pause: Callable[[int, float], None]) -> Outcome:
+    """Make the call of a slot, and return its outcome."""
+    try:
+        return slot.carry_out(pause), None
+    except BaseException as error:
+        return _not_ctrl_c((None, error))
+
+
 def _not_ctrl_c(outcome: Outcome) -> Outcome:
     """Return the outcome of a call in a helper thread, which Ctrl-C never reaches."""
-    if not isinstance(outcome, KeyboardInterrupt):
+    if not isinstance(outcome[1], KeyboardInterrupt):
         return outcome
     own = RuntimeError("it raised KeyboardInterrupt itself")
-    own.__cause__ = outcome
-    return own
+    own.__cause__ = outcome[1]
+    return None, own
 
 
 async def _end_loop(loop: asyncio.AbstractEventLoop, ended: threading.Event) -> None:

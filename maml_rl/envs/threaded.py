@@ -14,10 +14,10 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.calls import Attempt, CallRules, Outcome, close_quietly, result_of
+from maml_rl.envs.calls import CallRules, close_quietly
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
 from maml_rl.envs.meta_env import SlotCounts, Task, declared, require_one_each
-from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.envs.serial import Outcome, SerialVectorEnv, Slot
 from maml_rl.envs.side_by_side import LOOK_SECONDS, CallHangsError, SideBySide
 from maml_rl.spaces import own_actions
 
@@ -68,12 +68,12 @@ class ThreadedVectorEnv(SerialVectorEnv):
     def _check(self, env: gymnasium.Env[Any, Any]) -> None:
         refuse_unsafe(env)
 
-    def _run(self, number: int, attempt: Attempt, *, awaited: bool = False) -> Any:
-        self._calls.start(number, attempt, awaited=awaited)
+    def _run(self, slot: Slot) -> Any:
+        self._calls.start(slot)
         while True:
-            for finished, outcome in self._results(inf):
-                if finished == number:
-                    return self._result(number, outcome)[1]
+            for number, outcome in self._results(inf):
+                if number == slot.number:
+                    return self._result(number, outcome)
 
     @property
     def waiting_seconds(self) -> float:
@@ -97,8 +97,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         require_one_each(tasks, self.num_envs)
         self._settle()
         for slot, task in zip(self.slots, tasks, strict=True):
-            attempt, awaited = slot.give(task)
-            self._calls.start(slot.number, attempt, awaited=awaited)
+            self._calls.start(slot.give(task))
         while self._calls.outstanding:
             for number, outcome in self._results(inf):
                 self._result(number, outcome)
@@ -110,13 +109,13 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._writer.infos = {}
         slots = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         for slot in slots:
-            self._start_reset(slot, seeds[slot], options)
+            self._calls.start(self.slots[slot].reset(seeds[slot], options))
         self._wait_for(set(slots))
         self._ready = True
 
     def reset_send(self, index: int, seed: int) -> None:
         self._require_idle(index)
-        self._start_reset(index, seed, None)
+        self._calls.start(self.slots[index].reset(seed, None))
         self._awaited.add(index)
         self._ready = True
 
@@ -131,9 +130,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         if buffers.terminated[index] or buffers.truncated[index]:
             self._unread.add(index)
             return
-        slot = self.slots[index]
-        step = slot.step(own_actions(self.single_action_space, actions[0]))
-        self._calls.start(index, slot.attempt(step), awaited=slot.awaited)
+        self._calls.start(self.slots[index].step(own_actions(self.single_action_space, actions[0])))
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         if not self._awaited:
@@ -151,9 +148,6 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._awaited -= received
         return sorted(received)
 
-    def _start_reset(self, number: int, seed: int | None, options: dict[str, Any] | None) -> None:
-        self._calls.start(number, self.slots[number].reset(seed, options), awaited=self.slots[number].awaited)
-
     def _require_idle(self, slot: int) -> None:
         if slot in self._awaited:
             raise RuntimeError("the step before has not been received; call step_recv first")
@@ -167,8 +161,6 @@ class ThreadedVectorEnv(SerialVectorEnv):
             self._results(inf)
         self._unread.clear()
         self._awaited.clear()
-        for slot in self.slots:
-            slot.resetting = False
 
     def _wait_for(self, slots: set[int]) -> None:
         """Wait until the results of all these slots are in the buffers."""
@@ -181,8 +173,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         taken = set()
         for number, outcome in self._results(seconds):
             try:
-                restarted, result = self._result(number, outcome)
-                self.slots[number].write(self._writer, self.buffers, result, restarted=restarted)
+                self.slots[number].write(self._writer, self.buffers, self._result(number, outcome))
             except BaseException:
                 self.current_slots[0] = number
                 raise
@@ -190,11 +181,13 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._unread |= taken & self._awaited
         return taken
 
-    def _result(self, slot: int, outcome: Outcome) -> tuple[bool, Any]:
+    def _result(self, slot: int, outcome: Outcome) -> Any:
         """Return the result of a call, or raise its error."""
-        if isinstance(outcome, BaseException):
+        result, error = outcome
+        if error is not None:
             self.current_slots[0] = slot
-        return result_of(outcome)
+            raise error
+        return result
 
     def _results(self, seconds: float) -> list[tuple[int, Outcome]]:
         """Wait a moment for calls, and report whose has run for longest."""
@@ -219,13 +212,13 @@ class ThreadedVectorEnv(SerialVectorEnv):
         """Close every environment, after waiting a moment for calls that run; one whose call still runs stays open."""
         self._calls.drain(self._calls.outstanding.copy(), monotonic() + _CLOSE_SECONDS)
         idle = [slot for slot in self.slots if slot.number not in self._calls.outstanding]
-        awaited = {slot.number for slot in idle if slot.awaits(slot.env.close)}
         for slot in idle:
-            self._calls.start(slot.number, slot.call(slot.env.close), awaited=slot.number in awaited)
+            self._calls.start(slot.close())
+        awaited = {slot.number for slot in idle if slot.awaits}
         others = {slot.number for slot in idle} - awaited
         for numbers, seconds in ((awaited, _CLOSE_SECONDS), (others, self._calls.timeout)):
             for number, outcome in self._calls.drain(numbers, monotonic() + seconds):
-                close_quietly(partial(result_of, outcome), self.slots[number])
+                close_quietly(partial(self._result, number, outcome), self.slots[number])
         self._calls.close()
 
 

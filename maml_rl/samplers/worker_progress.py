@@ -87,18 +87,21 @@ class PhaseAbandonedError(Exception):
 class ReportingEnv(MetaVectorWrapper):
     """An environment that reports progress before each reset and step, and stops when the phase is abandoned."""
 
-    def __init__(self, env: MetaVectorEnv, progress: Progress, index: int, guard: AbstractContextManager[None]) -> None:
+    def __init__(
+        self,
+        env: MetaVectorEnv,
+        progress: Progress,
+        index: int,
+        guard: AbstractContextManager[None],
+        generation: int = 0,
+    ) -> None:
         super().__init__(env)
-        self._index, self._guard, self._generation = index, guard, 0
+        self._index, self._guard, self._generation = index, guard, generation
         self._generations, self._heartbeats, self._progress = progress.generation, progress.heartbeats, progress.steps
         self._slots, self._counts = progress.current_slots, progress.slot_counts
         self.observes_anywhere, self._by_slot = env.observes_anywhere, env.advances_by_slot
         # Of every part: one, except where slots advance independently.
         self._steps = [0] * len(env.parts)
-
-    def begin(self, generation: int) -> None:
-        """Begin work of the parent's `generation`."""
-        self._generation = generation
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         self._report(IN_RESET_TASK)

@@ -1,4 +1,4 @@
-"""How calls of environments are carried out, and again after `Retry`."""
+"""Rules for calls of environments, seeds of 31 bits, and what must be awaited."""
 
 from contextlib import closing
 from typing import Any
@@ -9,47 +9,8 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from maml_rl.envs import Retry, check_meta_env, make_vector_env
-from maml_rl.envs.calls import Attempts, CallRules, async_methods, carry_out, pause_visibly, result_of, without_wrappers
+from maml_rl.envs.calls import CallRules, async_methods, without_wrappers
 from tests.envs.third_party import WalkEnv
-
-
-def busy(times: int, after: float = 0.0) -> Any:
-    """Return a call that raises `Retry` a few times before it returns how often."""
-    left = [times]
-
-    def call() -> int:
-        if left[0]:
-            left[0] -= 1
-            raise Retry(after, "the service is busy")
-        return times
-
-    return call
-
-
-def test_call_is_repeated_as_often_as_allowed_after_the_pauses_that_it_asks_for() -> None:
-    attempts, pauses = Attempts(2, 3), []
-    assert result_of(carry_out(attempts.of(1, busy(0)), pauses.append)) == (False, 0)
-    assert result_of(carry_out(attempts.of(1, busy(2, 0.5)), pauses.append)) == (False, 2)
-    assert (pauses, attempts.retries, attempts.total) == ([0.5, 0.5], [0, 2, 0], 2)
-    with pytest.raises(RuntimeError, match=r"raised Retry 3 times .*max_retries=2 .*: the service is busy"):
-        result_of(carry_out(attempts.of(1, busy(1)), pauses.append))
-    # The count begins anew.
-    assert (attempts.retries, attempts.total, len(pauses)) == ([0, 0, 0], 2, 2)
-
-
-def test_call_within_an_episode_begins_it_again_once() -> None:
-    attempts = Attempts(3, 1)
-    step, begin = busy(1), busy(1)
-    assert result_of(carry_out(attempts.of(0, step, begin), lambda seconds: None)) == (True, 1)
-    # An error that was raised before is the first try.
-    assert result_of(carry_out(attempts.of(0, step, begin, Retry()), lambda seconds: None)) == (True, 1)
-    assert attempts.total == 3
-
-
-def test_pause_alternates_its_mark_and_ends_with_none() -> None:
-    marks: list[bool] = []
-    pause_visibly(0.35, marks.append)
-    assert marks == [True, False, False]
 
 
 @pytest.mark.parametrize("after", [-1.0, float("inf"), True, "1"])

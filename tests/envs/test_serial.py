@@ -9,7 +9,10 @@ import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
-from maml_rl.envs.serial import SerialVectorEnv
+from maml_rl.envs import Retry
+from maml_rl.envs.calls import CallRules
+from maml_rl.envs.global_generators import SlotGenerators
+from maml_rl.envs.serial import SerialVectorEnv, Slot
 from tests.envs.third_party import CellEnv, PixelEnv, SplitEnv, WalkEnv
 
 SLOPES = [{"slope": slope} for slope in (0.5, -2.0, 3.0)]
@@ -222,3 +225,60 @@ def test_every_slot_is_rendered() -> None:
     assert pictures is not None
     assert [picture.shape for picture in pictures] == [(2, 2, 3)] * 2
     assert SerialVectorEnv(WalkEnv).render() is None
+
+
+class Busy(WalkEnv):
+    """Raises `Retry` in as many resets and steps as are left of them."""
+
+    resets, steps = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.resets:
+            self.resets -= 1
+            raise Retry(0.5, "the service is busy")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        if self.steps:
+            self.steps -= 1
+            raise Retry
+        return super().step(action)
+
+
+def test_call_is_repeated_as_often_as_allowed_after_the_pauses_that_it_asks_for() -> None:
+    env, slot, pauses = Busy(), Slot(1, 2, SlotGenerators(2)), []
+    slot.take(env)
+
+    def begin(resets: int) -> Any:
+        env.resets = resets
+        observation, _ = slot.reset(7, None).carry_out(lambda number, seconds: pauses.append((number, seconds)))
+        return observation.tolist()
+
+    assert begin(0) == begin(2)
+    assert (pauses, slot.restarts, slot.restarted) == ([(1, 0.5)] * 2, 2, False)
+    with pytest.raises(RuntimeError, match=r"raised Retry 3 times .*max_retries=2 .*: the service is busy"):
+        begin(3)
+    # The count begins anew.
+    assert begin(2) == begin(0)
+    assert (len(pauses), slot.restarts) == (6, 6)
+
+
+def test_retry_of_a_step_begins_the_episode_again_once() -> None:
+    env, slot = Busy(), Slot(0, 3, SlotGenerators(1))
+    slot.take(env)
+    first, _ = slot.reset(7, None).carry_out(lambda number, seconds: None)
+    env.steps, env.resets = 1, 1
+    again, _ = slot.step(np.zeros(1, np.float32)).carry_out(lambda number, seconds: None)
+    np.testing.assert_array_equal(again, first)
+    assert (slot.restarts, slot.restarted) == (2, True)
+
+
+def test_mark_changes_during_a_pause_and_is_the_slot_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busier(Busy):
+        resets = 1
+
+    vector_env, marks = SerialVectorEnv(Busier, {}, 1, rules=CallRules(max_retries=1)), []
+    monkeypatch.setattr("maml_rl.envs.serial.sleep", lambda seconds: marks.append(int(vector_env.current_slots[0])))
+    monkeypatch.setattr("maml_rl.envs.serial.monotonic", lambda: 0.3 * len(marks))
+    vector_env.reset(seed=0)
+    assert (marks, vector_env.current_slots.tolist()) == ([-1, 0], [0])

@@ -39,8 +39,7 @@ def test_steps_are_reported_before_they_are_taken_until_the_phase_is_abandoned()
             seen.append(int(progress.steps[0]))
             super()._misbehave(place)
 
-    slots = ReportingEnv(make_vector_env(Watching, {}, 2), progress, 0, calls)
-    slots.begin(4)
+    slots = ReportingEnv(make_vector_env(Watching, {}, 2), progress, 0, calls, 4)
     with pytest.raises(PhaseAbandonedError):
         slots.reset_task(TASKS)
     progress.generation[0] = 4

@@ -1,4 +1,4 @@
-"""What a worker does, whatever brings its work: it makes slots, samples phases in them, and computes on episodes.
+"""What a worker has, whatever brings its work: slots, in which it samples phases, and episodes, on which it computes.
 
 torch is imported where it is needed: a worker in which no policy acts never loads it.
 """
@@ -11,9 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
-from maml_rl.profiling import StageTimer
 from maml_rl.samplers.env_recipe import Recipe
-from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import Failed, failed
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, EnvCalls, Progress, ReportingEnv
@@ -79,14 +77,13 @@ class Body:
         """Return slots, whatever their number."""
         return next(iter(self._made.values()), None) or self.slots(1)
 
-    def run(self, phase: Phase, first_slot: int, arrays: EpisodeArrays, timer: StageTimer, generation: int = 0) -> None:
-        """Sample a phase, whose first slot is slot `first_slot` of all, or stop if another generation has begun."""
-        from maml_rl.samplers.rollout.loop import sample_phase
+    def slots_of(self, phase: Phase, first_slot: int, generation: int) -> MetaVectorEnv:
+        """Return the slots of a phase, the first of which is slot `first_slot` of all.
 
+        They report their progress, and stop once another generation of work has begun.
+        """
         self.tasks, self.first_slot = tuple(phase.slot_tasks), first_slot
-        slots = ReportingEnv(self.slots(len(self.tasks)), self._progress, self._index, self._calls)
-        slots.begin(generation)
-        sample_phase(slots, phase, arrays, timer)
+        return ReportingEnv(self.slots(len(self.tasks)), self._progress, self._index, self._calls, generation)
 
     def compute(
         self, request: Request, policy: Callable[[], Policy], sample: SampleTasks, get: Callable[[Reference], Any]

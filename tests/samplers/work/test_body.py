@@ -10,10 +10,10 @@ from faulty_env import FaultyEnv, RetryingEnv
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.policies import NormalMLPPolicy
-from maml_rl.profiling import NULL_TIMER
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.work.body import Body
 from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, PhaseAbandonedError, Progress
 from maml_rl.seeding import PhaseStreams
@@ -36,9 +36,9 @@ def run(body: Body, first: int, last: int, generation: int = 0) -> EpisodeArrays
     for param in policy.parameters():
         param.data.fill_(0.1)
     phase = Phase(TASKS, policy, None, PhaseStreams(0, 0, 0), 2, 5).unit(slice(2 * first, 2 * last))
-    slots = EnvDescription.of(body.slots(2 * (last - first)))
-    arrays = EpisodeArrays.allocate(EpisodeArrays.layout(slots, *phase.sizes))
-    body.run(phase, 2 * first, arrays, NULL_TIMER, generation)
+    slots = body.slots_of(phase, 2 * first, generation)
+    arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(slots), *phase.sizes))
+    sample_phase(slots, phase, arrays)
     return arrays
 
 

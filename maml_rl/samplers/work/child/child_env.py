@@ -22,7 +22,6 @@ from maml_rl.samplers.work.child.messages import (
     Load,
     LoadPolicy,
     Make,
-    Reply,
     ResetBuffers,
     ResetTask,
     RunPhase,
@@ -56,27 +55,23 @@ class ChildEnv:
 
     def run(self) -> None:
         """Carry out commands until the parent sends `Close` or has ended."""
-        while True:
-            try:
-                command: Command = self._channel.receive()
-            except EOFError:
-                break
-            if isinstance(command, Close):
-                break
-            try:
-                message = encode(self._carry_out(command))
-                self._report()
-            # Even SystemExit: an environment that calls sys.exit has failed, and the parent has to report it.
-            except BaseException as error:
-                message = encode(self._failed(command, error))
-            # A parent that has ended is noticed by the next command.
-            with suppress(OSError):
-                self._channel.send(message)
+        command: Command
+        with suppress(EOFError):
+            while not isinstance(command := self._channel.receive(), Close):
+                try:
+                    message = encode(Done(command.generation, self._carry_out(command)))
+                    self._report()
+                # Even SystemExit: an environment that calls sys.exit has failed, and the parent has to report it.
+                except BaseException as error:
+                    message = encode(self._failed(command, error))
+                # A parent that has ended is noticed by the next command.
+                with suppress(OSError):
+                    self._channel.send(message)
         if self._body is not None:
             self._body.close()
 
-    def _carry_out(self, command: Command) -> Reply:
-        generation = command.generation
+    def _carry_out(self, command: Command) -> Any:
+        """Return what is to be replied; None where other results are in the shared memory."""
         match command:
             case Step():
                 for index, part in enumerate(self._env.parts):
@@ -88,9 +83,9 @@ class ChildEnv:
                 self._made.tasks, self._made.first_slot = tasks, self._slots.start
                 self._env.reset_task(tasks)
             case RunPhase():
-                return Done(generation, self._phases.run(command))
+                return self._phases.run(command)
             case Work():
-                return Done(generation, self._phases.work(command))
+                return self._phases.work(command)
             case LoadPolicy():
                 # It imports torch, which workers that do not act do not need.
                 from maml_rl.samplers.work.child.phase_runner import PhaseRunner
@@ -98,7 +93,7 @@ class ChildEnv:
                 env, place = EnvDescription.of(self._env), (self._memory, self._buffers.size)
                 self._phases = PhaseRunner(command, env, *place, self._index, self._made)
             case SampleTasks(num_tasks=num_tasks, seed=seed, evaluation=evaluation):
-                return Done(generation, self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation))
+                return self._env.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
             case Load(interpreter=interpreter, recipe=recipe):
                 restore_interpreter(interpreter)
                 self._recipe = pickle.loads(recipe)
@@ -109,12 +104,12 @@ class ChildEnv:
                 self._body = Body(self._recipe, self._progress, self._index)
                 self._body.first_slot = command.first_slot
                 self._env = self._body.slots(command.num_envs)
-                return Done(generation, EnvDescription.of(self._env))
+                return EnvDescription.of(self._env)
             case AttachBuffers(num_envs=num_envs):
                 self._buffers = SharedBuffers(self._memory, self._progress.size, EnvDescription.of(self._env), num_envs)
                 self._env.buffers = self._buffers.step.part(self._slots)
                 self._actions, self._seeds = self._buffers.actions[self._slots], self._buffers.seeds[self._slots]
-        return Done(generation)
+        return None
 
     @property
     def _made(self) -> Body:

@@ -389,19 +389,14 @@ def run_server(ends: ChildEnds, env_id: str, preload: Sequence[str]) -> NoReturn
             leave_child()
         (number,) = _NUMBER.unpack(data)
         if number == _FORK:
-            reply = _fork(ends, ChildEnds(*descriptors))
+            reply = os.fork()
+            for descriptor in descriptors if reply else ends:
+                os.close(descriptor)
+            if not reply:
+                run_child(ChildEnds(*descriptors))
         else:
             reply = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
         requests.sendall(_NUMBER.pack(reply))
-
-
-def _fork(own: ChildEnds, child: ChildEnds) -> int:
-    pid = os.fork()
-    for descriptor in own if pid == 0 else child:
-        os.close(descriptor)
-    if pid == 0:
-        run_child(child)
-    return pid
 
 
 def _import_ahead(env_id: str) -> None:

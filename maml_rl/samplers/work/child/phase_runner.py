@@ -16,9 +16,7 @@ from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.remote_store import pickle_tensors
-
-# The loop is imported with this module, which the fork server loads ahead.
-from maml_rl.samplers.rollout import loop as _loop  # noqa: F401
+from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.work.body import Body
 from maml_rl.samplers.work.child.messages import LoadPolicy, RunPhase, Work
 from maml_rl.samplers.work.child.process_setup import restore_interpreter
@@ -76,7 +74,8 @@ class PhaseRunner:
         phase, episodes = command.phase.with_policy(self._policy, params), self._shared.episodes[command.number]
         # The parent no longer waits for a phase that it has abandoned, and drops the reply.
         with suppress(PhaseAbandonedError):
-            self._body.run(phase, command.first_slot, episodes.view(tasks), timer, command.generation)
+            slots = self._body.slots_of(phase, command.first_slot, command.generation)
+            sample_phase(slots, phase, episodes.view(tasks), timer)
         return timer.take()
 
     def work(self, command: Work) -> bytes:

@@ -29,6 +29,7 @@ from maml_rl.samplers.failures import Failed, describe_task, failed
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import take_state
 from maml_rl.samplers.remote_store import Reference, Request
+from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.work.body import Body
 from maml_rl.samplers.work.ray.source_digests import digests_of, modules_of_user
 from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, PhaseAbandonedError, Progress
@@ -328,9 +329,9 @@ class RolloutActor:
         return hosted
 
     def _sample(self, body: Body, phase: Phase, first_slot: int, timer: StageTimer) -> EpisodeArrays:
-        slots = EnvDescription.of(body.slots(len(phase.slot_tasks)))
-        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(slots, *phase.sizes))
-        body.run(phase, first_slot, arrays, timer, self._number)
+        slots = body.slots_of(phase, first_slot, self._number)
+        arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(slots), *phase.sizes))
+        sample_phase(slots, phase, arrays, timer)
         return arrays
 
     def _steps(self) -> int | None:
