@@ -38,7 +38,7 @@ class ObservationParts:
         self.image_spaces = [part for part, _ in fields if is_image(part)]
         self._images = [field for field in fields if is_image(field[0])]
         self._others = [field for field in fields if not is_image(field[0])]
-        self._tables: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
+        self._tables: dict[Any, tuple[Tensor, ...]] = {}
         self.num_numbers = sum(spaces.flatdim(part) for part, _ in self._others)
 
     def images(self, observations: Tensor) -> list[Tensor]:
@@ -68,21 +68,23 @@ class ObservationParts:
         counts = category_counts(part)
         if not counts:
             return values.reshape(*lead, math.prod(shape)).to(dtype)
-        # One comparison for all entries: those of a grid are many.
-        start, entries, wanted = self._categories(part, counts, values.device)
-        return ((values - start).reshape(*lead, len(counts)).index_select(-1, entries) == wanted).to(dtype)
+        # All entries at once: those of a grid are many. What is no category, as after an episode, is zeros.
+        least, most, places = self._categories(part, counts, values.device)
+        numbers = values.reshape(*lead, len(counts)).long()
+        near = torch.clamp(numbers, least, most)
+        zeros = torch.zeros((*lead, sum(counts)), dtype=dtype, device=values.device)
+        return zeros.scatter(-1, near + places, (near == numbers).to(dtype))
 
-    def _categories(self, part: Space, counts: list[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the least numbers of a part, and for each number of its one-hot vectors its entry and its category.
+    def _categories(self, part: Space, counts: list[int], device: torch.device) -> tuple[Tensor, ...]:
+        """Return of each entry of a part its least and its greatest number, and where 0 is among all vectors.
 
         They are made on the device, since nothing is copied there while a graph is recorded.
         """
         key = id(part), device
         if key not in self._tables:
-            starts = np.resize(part.start, len(counts)).tolist()  # type: ignore[attr-defined]
-            self._tables[key] = (
-                torch.cat([torch.full((1,), start, device=device) for start in starts]).reshape(part.shape or ()),
-                torch.cat([torch.full((count,), entry, device=device) for entry, count in enumerate(counts)]),
-                torch.cat([torch.arange(count, device=device) for count in counts]),
+            starts, sizes = np.resize(part.start, len(counts)), np.array(counts)  # type: ignore[attr-defined]
+            self._tables[key] = tuple(
+                torch.cat([torch.full((1,), number, device=device) for number in numbers.tolist()])
+                for numbers in (starts, starts + sizes - 1, sizes.cumsum() - sizes - starts)
             )
         return self._tables[key]

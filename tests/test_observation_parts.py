@@ -1,0 +1,22 @@
+"""`ObservationParts`: symbols as one-hot vectors."""
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from maml_rl.observation_parts import ObservationParts
+from maml_rl.spaces import PackedSpace
+
+
+def test_symbols_of_a_grid_are_one_hot_vectors_and_others_are_zeros() -> None:
+    grid = spaces.MultiDiscrete([[3, 2], [4, 5]], np.uint8, seed=0, start=[[1, 0], [2, 0]])
+    parts = ObservationParts(PackedSpace(grid))
+    elements = np.stack([grid.sample() for _ in range(40)])
+    vectors = parts.numbers(torch.from_numpy(elements.reshape(8, 5, 4)), torch.float64)
+    expected = np.stack([spaces.flatten(grid, element) for element in elements])
+    np.testing.assert_array_equal(vectors.reshape(40, -1), expected)
+    assert vectors.dtype == torch.float64
+    # A step that nobody has done has zeros, which only the second column has as a category; 200 is none at all.
+    zeros, beyond = (parts.numbers(torch.full((1, 4), number, dtype=torch.uint8), torch.float32) for number in (0, 200))
+    assert zeros.nonzero()[:, 1].tolist() == [3, 9]
+    assert not beyond.any()
