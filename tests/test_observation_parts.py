@@ -9,11 +9,12 @@ from maml_rl.spaces import PackedSpace
 
 
 def test_symbols_of_a_grid_are_one_hot_vectors_and_others_are_zeros() -> None:
-    grid = spaces.MultiDiscrete([[3, 2], [4, 5]], np.uint8, seed=0, start=[[1, 0], [2, 0]])
+    sizes, starts = np.array([[3, 2], [4, 5]]), np.array([[1, 0], [2, 0]])
+    grid: spaces.MultiDiscrete = spaces.MultiDiscrete(sizes, np.uint8, seed=0, start=starts)  # type: ignore[arg-type]
     parts = ObservationParts(PackedSpace(grid))
     elements = np.stack([grid.sample() for _ in range(40)])
     vectors = parts.numbers(torch.from_numpy(elements.reshape(8, 5, 4)), torch.float64)
-    expected = np.stack([spaces.flatten(grid, element) for element in elements])
+    expected = np.array([spaces.flatten(grid, element) for element in elements])
     np.testing.assert_array_equal(vectors.reshape(40, -1), expected)
     assert vectors.dtype == torch.float64
     # A step that nobody has done has zeros, which only the second column has as a category; 200 is none at all.
