@@ -28,6 +28,8 @@ FOUND, RECOVERY = "What was found", "From a killed actor to the next finished un
 STORE = 200 * 2**20
 # A phase that takes longer counts as hung.
 _HANG_SECONDS = 180.0
+# Episodes for each task of the training's phases, and of its evaluation's, which take turns.
+_BATCH_SIZES = 10, 4
 # How many actors start at once, and how long one may take.
 _START_AT_ONCE = 4
 _START_SECONDS = 180.0
@@ -192,37 +194,37 @@ class Kills(StageTimer):
 
 
 def kill(options: argparse.Namespace, report: Report) -> None:
-    """Sample while actors and nodes are killed."""
-    sizes = {"batch_size": 10, "max_episode_steps": 100, "seed": options.seed}
+    """Sample for a training and for its evaluation while their actors and nodes are killed."""
     policy = NormalMLPPolicy(2, 2, (64, 64))
+
+    def sampler_of(batch_size: int, **place: Any) -> MultiTaskSampler:
+        sizes = {"batch_size": batch_size, "max_episode_steps": 100, "seed": options.seed}
+        return MultiTaskSampler("2DNavigation-v0", {}, policy=policy, **sizes, **place)
 
     def digest(sampler: MultiTaskSampler) -> str:
         sampler.seek(0)
-        return sampler.rollout(tasks).digest()
+        return sampler.rollout(sampler.sample_tasks(24)).digest()
 
-    with MultiTaskSampler("2DNavigation-v0", {}, policy=policy, num_workers=0, **sizes) as sampler:
-        tasks = sampler.sample_tasks(24)
-        expected = digest(sampler)
+    expected = []
+    for batch_size in _BATCH_SIZES:
+        with sampler_of(batch_size, num_workers=0) as alone:
+            expected.append(digest(alone))
     changed = hangs = phases = 0
     with cluster_of(2, 2, 2) as cluster:
         timer = Kills(cluster, options)
-        with MultiTaskSampler(
-            "2DNavigation-v0",
-            {},
-            policy=policy,
-            backend="ray",
-            num_workers=6,
-            max_restarts=1_000_000,
-            timer=timer,
-            **sizes,
-        ) as sampler:
+        place = {"backend": "ray", "num_workers": 6, "max_restarts": 1_000_000}
+        with (
+            sampler_of(_BATCH_SIZES[0], timer=timer, **place) as sampler,
+            sampler_of(_BATCH_SIZES[1], **place) as evaluation,
+        ):
             wait_for_actors(sampler, 6)
             timer.sampler = sampler
             timer.start()
             while not timer.over:
                 timer.replace_nodes()
                 started = time.monotonic()
-                changed += digest(sampler) != expected
+                number = phases % 2
+                changed += digest((sampler, evaluation)[number]) != expected[number]
                 phases += 1
                 hangs += time.monotonic() - started > _HANG_SECONDS
                 if phases % 50 == 0:
@@ -240,7 +242,9 @@ def kill(options: argparse.Namespace, report: Report) -> None:
         "actors left over": len(left),
     }
     for name, count in found.items():
-        report.add(FOUND, Row(name, Samples([count]), "count", "2DNavigation-v0 24 x 10 x 100, 6 actors on 3 nodes"))
+        report.add(
+            FOUND, Row(name, Samples([count]), "count", "2DNavigation-v0 24 x 10 and 24 x 4 x 100, 6 actors on 3 nodes")
+        )
     if timer.latencies:
         report.add(RECOVERY, Row("the next unit", Samples(timer.latencies), "s", "while lost actors start anew"))
 
