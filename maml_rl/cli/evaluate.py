@@ -173,7 +173,7 @@ def _test(options: argparse.Namespace) -> None:
             num_steps=num_steps,
             split=split,
             repetitions=repetitions,
-            on_batch=lambda _: progress("", next(done), num_batches * repetitions),
+            on_batch=lambda _: progress("evaluating", next(done), num_batches * repetitions),
         )
         evaluation = replace(evaluation, checkpoint=meta_updates, identity=whose)
         evaluation.save(output)
