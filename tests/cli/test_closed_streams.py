@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-STREAMS = {"<&-": "input", ">&-": "output", "<&- >&- 2>&-": "all"}
+ALL = "<&- >&- 2>&-"
 
 
 def run(command: str, streams: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -15,12 +15,11 @@ def run(command: str, streams: str, folder: Path) -> subprocess.CompletedProcess
     return subprocess.run(["sh", "-c", shell], cwd=folder, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize("streams", STREAMS, ids=STREAMS.values())
 @pytest.mark.timeout(120)
-def test_list_with_closed_streams_ends_without_an_error(streams: str, tmp_path: Path) -> None:
-    result = run("configs", streams, tmp_path)
-    assert result.returncode == 0
-    assert result.stderr == ""
+def test_list_with_closed_streams_ends_without_an_error(tmp_path: Path) -> None:
+    assert run("configs", ALL, tmp_path).returncode == 0
+    shown = run("configs", "<&-", tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
 
 
 @pytest.mark.timeout(120)
@@ -28,15 +27,15 @@ def test_error_with_closed_output_is_still_reported(tmp_path: Path) -> None:
     result = run("train --gamma 2 --output-folder run", ">&-", tmp_path)
     assert result.returncode == 2
     assert "gamma" in result.stderr
-    assert run("train --gamma 2 --output-folder run", "<&- >&- 2>&-", tmp_path).returncode == 2
+    assert run("train --gamma 2 --output-folder run", ALL, tmp_path).returncode == 2
 
 
 @pytest.mark.timeout(200)
 def test_training_with_closed_streams_writes_a_complete_run(tmp_path: Path) -> None:
     sizes = "--num-batches 2 --meta-batch-size 2 --fast-batch-size 2 --max-episode-steps 5 --hidden-sizes 4"
-    assert run(f"train --output-folder run --num-workers 1 {sizes}", "<&- >&- 2>&-", tmp_path).returncode == 0
+    assert run(f"train --output-folder run --num-workers 1 {sizes}", ALL, tmp_path).returncode == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["iteration"] for line in lines] == [0, 1]
     # Printed output, even of C libraries, has not gone to a file that reuses the number of a stream.
-    assert run("test run --num-workers 0 --meta-batch-size 2 --num-steps 1", "<&- >&- 2>&-", tmp_path).returncode == 0
+    assert run("test run --num-workers 0 --meta-batch-size 2 --num-steps 1", ALL, tmp_path).returncode == 0
     assert json.loads((tmp_path / "run" / "config.json").read_text())["num-batches"] == 2

@@ -388,13 +388,6 @@ def test_newest_of_the_runs_of_a_config_is_resumed(
     assert [len(read_metrics(Path("runs", name, "metrics.jsonl"))) for name in ("small", "small-2")] == [1, 2]
 
 
-def test_default_config_is_2d_navigation(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    small = ["--num-batches", "1", "--meta-batch-size", "2", "--fast-batch-size", "2", "--num-workers", "0"]
-    assert run_train(["--output-folder", str(folder), *small]) == 0
-    assert load_config(folder / "config.json").env_name == "2DNavigation-v0"
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_profile_is_printed_at_the_end(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:

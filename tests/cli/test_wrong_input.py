@@ -29,6 +29,7 @@ import sys
 
 import gymnasium
 import numpy as np
+from tests.numbered_env import NumberedEnv
 
 
 def function(**kwargs):
@@ -39,24 +40,8 @@ def needs_an_argument(size):
     return None
 
 
-class Base(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def sample_tasks(self, num_tasks):
-        return [{"side": int(side)} for side in self.np_random.integers(2, size=num_tasks)]
-
-    def reset_task(self, task):
-        if task.keys() != {"side"}:
-            raise ValueError(f"a task has one entry, side; got {task}")
-        self.side = task["side"]
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(1, np.float32), float(action == self.side), False, False, {}
+class Base(NumberedEnv):
+    pass
 
 
 class RaisesInInit(Base):
@@ -354,6 +339,9 @@ FILE_CASES: list[Case] = [
             (["run", "--output", "folder"], ["folder is a folder"]),
             (["run", "--output", "file"], ["file exists and is not a report"]),
             (["run", "--output", "/proc/x"], ["cannot write /proc/x"]),
+            (["run", "--output", "missing/report.html"], ["there is no folder", "make it first"]),
+            (["run", "--tasks", "-1"], ["--tasks", "at least 0"]),
+            ([], ["RUN"]),
             (["run", "--tasks", "folder"], ["cannot read the tasks in folder"]),
         )
     ],
@@ -362,6 +350,7 @@ FILE_CASES: list[Case] = [
 ZOO_CASES: list[Case] = [
     *[(["zoo", "add", "run", "--name", name], words) for name, words in (("../mine", ["is not a name for the zoo"]),)],
     (["zoo", "add", "run"], ["required: --name"]),
+    (["zoo", "--name", "x"], ["unrecognized arguments: --name"]),
     (["zoo", "add", "nowhere", "--name", "mine"], ["nowhere/config.json", "No such file"]),
 ]
 
@@ -474,6 +463,15 @@ VALUE_CASES: list[Case] = [
     ),
     (evaluate("--chekpoint=3"), ["--chekpoint", "did you mean '--checkpoint'"]),
     (["report", "run", "--vidoes", "0"], ["--vidoes", "did you mean '--videos'"]),
+    (["trian"], ["there is no command 'trian'; did you mean 'train'?", "train, test, report"]),
+    (["train", "halfcheetah-dri"], ["there is no config 'halfcheetah-dri'; did you mean 'halfcheetah-dir'?"]),
+    (["train", "ant-dir", "--config", "ant-vel"], ["two configs", "ant-dir", "ant-vel"]),
+    (["test"], ["give a run"]),
+    (["bench"], ["there is no command 'bench'; did you mean 'benchmarks'?"]),
+    (["configs", "halfchetah"], ["no config has 'halfchetah' in its name"]),
+    (check_env(), ["env"]),
+    (check_env("Nowhere-v0"), ["Nowhere-v0", "cannot be made"]),
+    (check_env("nowhere:Env"), ["nowhere:Env cannot be made", "No module named 'nowhere'"]),
     (["test.py", "nosuch", "--num-workers", "0"], ["there is no run folder 'nosuch'", "no config of that name"]),
     (["test.py", "2d-navigatoin"], ["there is no run folder", "did you mean '2d-navigation'"]),
 ]

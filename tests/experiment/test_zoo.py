@@ -249,12 +249,6 @@ def test_folder_of_the_zoo_that_holds_no_policy_is_not_replaced(own_zoo: Path, r
     assert (own_zoo / "notes" / "thesis.tex").is_file()
 
 
-def test_list_of_the_zoo_does_not_accept_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["zoo", "--name", "x"])
-    assert "unrecognized arguments: --name" in capsys.readouterr().err
-
-
 def test_policy_that_needs_code_of_the_user_is_refused(own_zoo: Path, tmp_path: Path) -> None:
     train(config_of(env_name="tests.lamp_env:Lamp-v0", num_batches=1), tmp_path / "run", num_workers=0)
     with pytest.raises(ConfigError, match=r"env-name 'tests.lamp_env:Lamp-v0' of .* is not part of the package"):

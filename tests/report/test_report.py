@@ -48,31 +48,6 @@ def test_report_replaces_an_earlier_report_and_nothing_else(
     assert "<h1>a second time</h1>" in output.read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["{tmp}/missing"], ["there is no folder", "missing", "--output-folder"]),
-        (["{tmp}"], ["is not a run folder", "config.json", "--output-folder"]),
-        (["{runs}", "--output", "{tmp}/missing/report.html"], ["there is no folder", "make it first"]),
-        (["{runs}", "--output", "{tmp}"], ["is a folder", "--output"]),
-        (["{runs}", "--tasks", "{tmp}/none.json"], ["cannot read the tasks in", "none.json"]),
-        (["{runs}", "--tasks", "-1"], ["--tasks", "at least 0"]),
-    ],
-)
-def test_bad_input_is_one_line_and_nothing_is_written(
-    navigation_runs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    words: list[str],
-) -> None:
-    assert report(*(argument.format(tmp=tmp_path, runs=navigation_runs) for argument in arguments)) == 2
-    error = capsys.readouterr().err
-    assert len(error.strip().splitlines()) == 1
-    assert all(word in error for word in words)
-    assert not list(tmp_path.iterdir())
-
-
 def test_every_problem_gets_a_sentence_and_the_rest_is_still_made(
     navigation_runs: Path,
     cheetah_run: Path,
