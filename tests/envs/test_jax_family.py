@@ -76,14 +76,19 @@ def test_truncation_by_the_family_itself_is_recorded_on_a_device_and_on_the_cpu(
         far = state > 3.0
         return state + 1.0, jnp.zeros(2), 0.0, far & (task["factor"] > 1.5), far & (task["factor"] <= 1.5), {}
 
-    family = counter(step=drift, draw_tasks=lambda random, num: {"factor": np.linspace(1.0, 2.0, num)})
-    policy = get_policy_for_env(family(1), (8,), "tanh")
-    for place in ({"num_workers": 0}, {"backend": "device"}):
-        with MultiTaskSampler(family, {}, 2, policy, seed=0, max_episode_steps=8, **place) as sampler:
-            episodes = sampler.rollout(sampler.sample_tasks(2))
-            assert episodes.lengths.tolist() == [[5, 5], [5, 5]]
-            assert episodes.truncated.tolist() == [[True, True], [False, False]]
-            assert episodes.terminated.tolist() == [[False, False], [True, True]]
+    def drift_until_cut(*given: Any) -> Any:
+        *before, ends, cut, infos = drift(*given)
+        return *before, False, ends | cut, infos
+
+    for step, ends in ((drift, [False, True]), (drift_until_cut, [False, False])):
+        family = counter(step=step, draw_tasks=lambda random, num: {"factor": np.linspace(1.0, 2.0, num)})
+        policy = get_policy_for_env(family(1), (8,), "tanh")
+        for place in ({"num_workers": 0}, {"backend": "device"}):
+            with MultiTaskSampler(family, {}, 2, policy, seed=0, max_episode_steps=8, **place) as sampler:
+                episodes = sampler.rollout(sampler.sample_tasks(2))
+                assert episodes.lengths.tolist() == [[5, 5], [5, 5]]
+                assert episodes.terminated.tolist() == [[end, end] for end in ends]
+                assert episodes.truncated.tolist() == [[not end, not end] for end in ends]
 
 
 def test_what_the_caller_writes_later_changes_nothing() -> None:
@@ -142,9 +147,18 @@ def test_seeds_of_64_bits_are_told_apart_and_tasks_keep_their_types() -> None:
         reset=lambda key, task: (jax.random.uniform(key), jnp.zeros(())),
         step=lambda key, state, action, task: (state, state, state, False, False, {}),
     )
-    made = family(3)
-    made.reset(seed=[5, 2**32 + 5, 2**40 + 5])
-    assert len(set(made.step(np.zeros((3, 1), np.float32))[1])) == 3
+    made, seeds = family(3), [5, 2**32 + 5, 2**40 + 5]
+
+    def start(seed: int, episode: int) -> Any:
+        words = np.array([seed >> 32, seed & (2**32 - 1)], np.uint32)
+        key = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), episode)
+        return float(jax.random.uniform(jax.random.fold_in(key, 0)))
+
+    for episode, seed in enumerate((seeds, None)):
+        made.reset(seed=seed)
+        rewards = made.step(np.zeros((3, 1), np.float32))[1]
+        assert rewards.tolist() == [start(each, episode) for each in seeds]
+        assert len(set(rewards)) == 3
 
 
 def wrong_if(key: Any, state: Any, action: Any, task: Any) -> Any:
@@ -202,14 +216,23 @@ def test_numbers_that_are_not_finite_or_outside_name_slot_and_step(place: Any) -
         return state + 1, jnp.where(state > 1, jnp.nan, state), 0.0, False, False, {}
 
     def large_later(key: Any, state: Any, action: Any, task: Any) -> Any:
-        return state + 1, jnp.where(state > 1, 300, 0), 0.0, False, False, {}
+        seen = jnp.where(state > 1, 300, 0)
+        return state + 1, {"first": seen, "second": seen + 1}, 0.0, False, False, {}
 
     first = {"reset": lambda key, task: (jnp.zeros(()), jnp.zeros(())), "step": nan_later}
-    grid = {"observation_space": spaces.Box(0, 255, (), np.uint8)}
-    symbols = {"reset": lambda key, task: (jnp.zeros(()), jnp.zeros((), jnp.int32)), "step": large_later, **grid}
+    one, zero = spaces.Box(0, 255, (), np.uint8), jnp.zeros((), jnp.int32)
+    symbols = {
+        "reset": lambda key, task: (jnp.zeros(()), {"first": zero, "second": zero}),
+        "step": large_later,
+        "observation_space": spaces.Dict({"first": one, "second": one}),
+    }
     for changes, kind, told in (
         (first, NonFiniteError, "the observation of task 0, episode 0, step 3 is not finite"),
-        (symbols, Exception, r"slot 0, step 3: an observation with 300, outside of its space Box\(0, 255"),
+        (
+            symbols,
+            Exception,
+            r"slot 0, step 3: an observation with 300 at \['first'\], outside of its space Box\(0, 255",
+        ),
     ):
         family = counter(**changes)
         policy = get_policy_for_env(counter(reset=first["reset"], step=nan_later)(1), (8,), "tanh")
@@ -336,7 +359,7 @@ def test_functions_are_traced_in_the_first_phase_alone_whatever_ends() -> None:
 
     def reset(key: Any, task: Any) -> Any:
         traced.append("reset")
-        return jnp.zeros(()), jnp.zeros(2)
+        return 0.0, jnp.zeros(2)
 
     def step(key: Any, state: Any, action: Any, task: Any) -> Any:
         traced.append("step")
