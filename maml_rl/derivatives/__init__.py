@@ -3,13 +3,19 @@
 Any policy is differentiated automatically; the multi-layer perceptrons of this package by hand, 1.6 times as fast.
 """
 
-from maml_rl.derivatives.chunks import chunks_of, cut, even_chunks, every_nth, number_kept
-from maml_rl.derivatives.contract import Linearization, Loss
-from maml_rl.derivatives.layout import ParameterLayout
-from maml_rl.derivatives.linearization import PolicyOnSamples
-from maml_rl.derivatives.outcome import PhaseOutcome
+from maml_rl.derivatives.by_hand import PolicyOnSamples
+from maml_rl.derivatives.chunks import (
+    ChunkWorkers,
+    Workspace,
+    chunks_of,
+    cut,
+    even_chunks,
+    every_nth,
+    number_kept,
+    scratch,
+)
+from maml_rl.derivatives.linearization import Linearization, Loss, ParameterLayout, PhaseOutcome
 from maml_rl.derivatives.store import ROOM, Cache, ChunkResult, EpisodeStore, LocalStore, blocks_of, remembered
-from maml_rl.derivatives.workers import ChunkWorkers, Workspace, scratch
 
 __all__ = [
     "ROOM",

@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from maml_rl import functional
-from maml_rl.derivatives.contract import Linearization, Loss
-from maml_rl.derivatives.layout import ParameterLayout
-from maml_rl.derivatives.workers import Workspace, scratch
+from maml_rl.derivatives.chunks import Workspace, scratch
+from maml_rl.derivatives.linearization import AutogradLinearization, Linearization, Loss, ParameterLayout
 from maml_rl.episode.steps import Steps
 from maml_rl.policies.closed_forms import Vector
 from maml_rl.policies.heads import DistributionParams
 from maml_rl.policies.mlp import MLPPolicy
+from maml_rl.policies.module_policy import as_policy
 from maml_rl.policies.policy import Policy
 
 
@@ -274,3 +274,27 @@ class MLPLinearization(Linearization):
         for name, other in others.items():
             views[name].copy_(other)
         return gradient
+
+
+class PolicyOnSamples:
+    """A policy and the samples of k tasks, ready to be linearized at any parameters.
+
+    The multi-layer perceptrons of this package get their own, faster derivatives, unless `automatic` ones are wanted.
+    """
+
+    def __init__(self, policy: nn.Module, layout: ParameterLayout, samples: Steps, *, automatic: bool = False) -> None:
+        self.samples = samples
+        policy = as_policy(policy, samples.observations.shape[3:])
+        self._policy, self._layout = policy, layout
+        self._rows: Rows | None = None
+        if not automatic and isinstance(policy, MLPPolicy) and fits(policy):
+            self._rows = Rows.of(policy, samples)
+
+    def at(self, parameters: Tensor, kept: Workspace | None = None) -> Linearization:
+        """Return the linearization at `parameters` (k, D).
+
+        Its arrays are in `kept` as long as it is used, such as `scratch()`; without, in memory of its own.
+        """
+        if self._rows is not None and isinstance(self._policy, MLPPolicy):
+            return MLPLinearization(self._policy, self._layout, self._rows, parameters, kept or Workspace())
+        return AutogradLinearization(self._policy, self._layout, self.samples, parameters)

@@ -19,9 +19,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from maml_rl.derivatives.chunks import chunks_of, even_chunks
-from maml_rl.derivatives.layout import ParameterLayout
-from maml_rl.derivatives.workers import ChunkWorkers
+from maml_rl.derivatives.chunks import ChunkWorkers, chunks_of, even_chunks
+from maml_rl.derivatives.linearization import ParameterLayout
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies.policy import Memory, Policy
 

@@ -1,12 +1,13 @@
-"""The settings of a memory, which are the same for all learners whose policies have one."""
+"""The settings of a memory, which are the same for all learners whose policies have one, and what they refuse."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from maml_rl.config import Config
 from maml_rl.config.settings import Count
-from maml_rl.metalearners.refusals import refuse_sizes
 from maml_rl.policies import GRUPolicy, SequencePolicy, TransformerPolicy
 from maml_rl.policies.recurrent import Cell
 from maml_rl.policies.transformer import Attention
@@ -40,3 +41,20 @@ class MemorySettings(BaseModel):
             return GRUPolicy(observations, actions, hidden_size, cell=body, **options)
         with refuse_sizes(config):
             return TransformerPolicy(observations, actions, hidden_size, body, **options)
+
+
+def refuse_hidden_rewards(config: Config) -> None:
+    """Refuse a config whose policy would not observe its last action and reward."""
+    if not config.observe_last:
+        raise config.error(
+            f"{config.algorithm} learns from the last action and reward; add 'observe-last: true'", "algorithm"
+        )
+
+
+@contextmanager
+def refuse_sizes(config: Config) -> Iterator[None]:
+    """Turn a policy's error about the sizes of its transformer into an error of the config."""
+    try:
+        yield
+    except ValueError as error:
+        raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None

@@ -5,8 +5,9 @@ a subclass of `MetaLearner` with its settings and its `update`, registered by na
 """
 
 import copy
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeAlias, TypedDict
 
@@ -24,19 +25,14 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted, adapt
-from maml_rl.metalearners.learner_state import (
-    SINGLE,
-    load_networks,
-    load_optimizer_state,
-    named_optimizers,
-    optimizer_state,
-)
 from maml_rl.plan import Plan, Sampler
 from maml_rl.policies import GRUPolicy, Policy, as_policy, get_policy_for_env
 from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded_torch, torch_seed
 
 # State of a metalearner: tensors and JSON values, under flat names.
 State: TypeAlias = dict[str, Any]
+# The name of a learner's only optimizer, whose entries have no further name.
+SINGLE = "optimizer"
 
 
 class LearnerOptions(TypedDict, total=False):
@@ -332,17 +328,20 @@ class MetaLearner(ABC):
         The state of `optimizer`, of `optimizers` and of `networks` is part of it. A resumed run is bit-identical if
         everything that `update` reads is here.
         """
-        optimizers = named_optimizers(self.optimizer, self.optimizers)
-        states = [optimizer_state(optimizer, name) for name, optimizer in optimizers.items()]
-        of_networks = {} if self.networks is None else self.networks.state_dict()
-        return {key: value for state in (*states, of_networks) for key, value in state.items()}
+        states = {
+            f"{prefix}.{index}.{entry}": value
+            for prefix, optimizer in _by_prefix(self.optimizer, self.optimizers).items()
+            for index, entries in optimizer.state_dict()["state"].items()
+            for entry, value in entries.items()
+        }
+        return states | ({} if self.networks is None else self.networks.state_dict())
 
     def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` returned; a ValueError if it does not fit."""
-        for name, optimizer in named_optimizers(self.optimizer, self.optimizers).items():
-            load_optimizer_state(optimizer, state, name)
+        for prefix, optimizer in _by_prefix(self.optimizer, self.optimizers).items():
+            _load_optimizer(optimizer, state, prefix)
         if self.networks is not None:
-            load_networks(self.networks, state, self.training_state)
+            _load_networks(self.networks, state, self.training_state)
 
 
 class TrialLearner(MetaLearner):
@@ -400,3 +399,49 @@ def _check_memory(learner: type[MetaLearner], policy: Policy) -> None:
             f"{learner.__name__} adapts by gradient steps, and {type(policy).__name__}, which has a memory, does not "
             "say how to go through sequences differentiably; write its method unroll, or use a policy without a memory"
         )
+
+
+def _by_prefix(
+    single: torch.optim.Optimizer | None, others: Mapping[str, torch.optim.Optimizer]
+) -> dict[str, torch.optim.Optimizer]:
+    """Return all optimizers of a learner by what the names of their state begin with."""
+    for name in others:
+        if name == SINGLE or not name.isidentifier():
+            raise ValueError(f"an optimizer's name is a word other than {SINGLE!r}, got {name!r}")
+    return {
+        **({} if single is None else {SINGLE: single}),
+        **{f"{SINGLE}.{name}": each for name, each in others.items()},
+    }
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], prefix: str) -> None:
+    """Give an optimizer its state, {"PREFIX.0.exp_avg": tensor, ...}; a ValueError for other parameters."""
+    whole = optimizer.state_dict()
+    entries: dict[int, dict[str, Any]] = {}
+    for key, value in state.items():
+        if match := re.fullmatch(rf"{re.escape(prefix)}\.(\d+)\.(\w+)", key):
+            entries.setdefault(int(match[1]), {})[match[2]] = value.clone() if isinstance(value, Tensor) else value
+    known = {index for group in whole["param_groups"] for index in group["params"]}
+    if not entries.keys() <= known:
+        _, _, name = prefix.partition(".")
+        whose = f"the state of the optimizer {name!r}" if name else "the optimizer's state"
+        raise ValueError(f"{whose} is for {len(entries)} parameters, and there are {len(known)}")
+    optimizer.load_state_dict({**whole, "state": entries})
+
+
+def _load_networks(networks: nn.Module, state: Mapping[str, Any], optional: Collection[str]) -> None:
+    """Give networks what their `state_dict` returned; other names in `state` are ignored.
+
+    If no name begins with one of the `optional` words, the current values of these stay. A ValueError if it is for
+    others.
+    """
+    own = networks.state_dict()
+    kinds = {name.partition(".")[0] for name in own}
+    mine = {name: value for name, value in state.items() if name.partition(".")[0] in kinds}
+    left_out = {*optional} - {name.partition(".")[0] for name in mine}
+    mine |= {name: value for name, value in own.items() if name.partition(".")[0] in left_out}
+    try:
+        networks.load_state_dict(mine)
+    except RuntimeError as error:
+        what = " ".join(str(error).split())
+        raise ValueError(f"the state of {', '.join(sorted(kinds))} does not fit: {what}") from None

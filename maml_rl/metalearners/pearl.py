@@ -22,8 +22,7 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted
-from maml_rl.metalearners.refusals import refuse_small_replay
-from maml_rl.metalearners.replay_learner import NumUpdates
+from maml_rl.metalearners.replay_learner import NumUpdates, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,
     SACSettings,

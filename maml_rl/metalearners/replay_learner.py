@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field
 from maml_rl.config import Config
 from maml_rl.config.settings import Count
 from maml_rl.derivatives import EpisodeStore
+from maml_rl.metalearners.memory_settings import refuse_hidden_rewards
 from maml_rl.metalearners.metalearner import TrialLearner
-from maml_rl.metalearners.refusals import refuse_hidden_rewards, refuse_small_replay
 from maml_rl.metalearners.stepper import Input, Stepper
 
 NumUpdates = Annotated[Count, Field(description="updates after each batch that is sampled")]
@@ -72,3 +72,15 @@ class TrialReplayLearner(TrialLearner):
     @abstractmethod
     def draw_inputs(self) -> Sequence[Input]:
         """Draw a batch from the replay: the inputs of a step."""
+
+
+def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, num_episodes: int = 1) -> None:
+    """Refuse a config whose `setting`, of so many steps, makes a replay smaller than a trial of `num_episodes`."""
+    steps = (config.max_episode_steps or env.max_episode_steps or 1) * num_episodes
+    if num_steps < steps:
+        raise config.error(
+            f"a replay buffer of {num_steps:,} steps has no room for {'a trial' if num_episodes > 1 else 'an episode'} "
+            f"of {steps:,}; use at least {steps}, better a hundred times as many",
+            "algorithm-settings",
+            setting,
+        )

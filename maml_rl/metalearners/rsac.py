@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, Fraction
 from maml_rl.experience import Replay, Steps
-from maml_rl.metalearners.memory_settings import MemorySettings
-from maml_rl.metalearners.refusals import refuse_sizes
+from maml_rl.metalearners.memory_settings import MemorySettings, refuse_sizes
 from maml_rl.metalearners.replay_learner import TrialReplayLearner, TrialReplaySettings
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,

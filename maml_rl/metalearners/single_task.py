@@ -16,10 +16,7 @@ from torch import Tensor
 from maml_rl import functional
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Count, Fraction, Positive, StepSize
-from maml_rl.derivatives import PhaseOutcome
-from maml_rl.derivatives.chunks import chunks_of
-from maml_rl.derivatives.layout import ParameterLayout
-from maml_rl.derivatives.workers import ChunkWorkers
+from maml_rl.derivatives import ChunkWorkers, ParameterLayout, PhaseOutcome, chunks_of
 from maml_rl.episode.advantages import Baseline
 from maml_rl.episode.steps import Steps
 from maml_rl.episode.task_episodes import TaskEpisodes

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Fraction, Positive, StepSize
-from maml_rl.metalearners.learner_state import SINGLE
-from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.metalearners.metalearner import SINGLE, MetaLearner
 from maml_rl.metalearners.replay_learner import ReplaySettings
 from maml_rl.metalearners.stepper import move_targets
 from maml_rl.policies.heads import DistributionParams

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from maml_rl.arrays import to_device
-from maml_rl.derivatives.workers import ChunkWorkers, set_gradients, sum_of_chunks
+from maml_rl.derivatives.chunks import ChunkWorkers, set_gradients, sum_of_chunks
 from maml_rl.episode.steps import Steps
 from maml_rl.errors import NonFiniteError
 from maml_rl.machine import single_threaded

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from maml_rl.derivatives import ChunkWorkers, LocalStore, ParameterLayout, Workspace, cut, every_nth
-from maml_rl.derivatives.workers import set_gradients
+from maml_rl.derivatives.chunks import set_gradients
 from maml_rl.episode.steps import Steps
 from maml_rl.machine import chunk_threads, single_threaded
 from tests.synthetic import make_episodes, make_policy

@@ -12,9 +12,8 @@ import pytest
 
 from maml_rl.config.config import Config, load_config
 from maml_rl.report import curves, task_charts, write_report
-from maml_rl.report.comparison import performance_profiles, step_returns, step_table, verdict
+from maml_rl.report.comparison import performance_profiles, published_returns, step_returns, step_table, verdict
 from maml_rl.report.markup import Markup
-from maml_rl.report.published import published_returns
 from maml_rl.results.comparable import RunGroup, common_steps, read_runs
 from maml_rl.results.evaluation import Evaluation, difference_interval
 from maml_rl.results.scales import readable, readable_interval

@@ -9,9 +9,15 @@ algorithms know the number of states, the number of actions and the horizon.
 Source: Duan et al. 2016, appendix A, https://arxiv.org/abs/1611.02779
 """
 
-from maml_rl.policies.classical.bandits import UCB1, BanditEpsilonGreedy, BanditPolicy, GittinsIndex, ThompsonSampling
+from maml_rl.policies.classical.bandits import (
+    UCB1,
+    BanditEpsilonGreedy,
+    BanditPolicy,
+    GittinsIndex,
+    ThompsonSampling,
+    gittins_indices,
+)
 from maml_rl.policies.classical.counting import CountingPolicy, RandomPolicy
-from maml_rl.policies.classical.gittins import gittins_indices
 from maml_rl.policies.classical.tabular import (
     BEB,
     PSRL,
