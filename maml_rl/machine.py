@@ -158,19 +158,17 @@ def uses_jax() -> bool:
     return bridge is not None and bool(bridge.backends_are_initialized())
 
 
-class _Fork:
-    """Whether this process was forked from one that used JAX."""
-
-    from_jax = False
+_forked_from_jax = False
 
 
 def forked_from_jax() -> bool:
     """Return whether this process was forked from one that had used JAX, where JAX would hang."""
-    return _Fork.from_jax
+    return _forked_from_jax
 
 
 def _note_fork() -> None:
-    _Fork.from_jax = _Fork.from_jax or uses_jax()
+    global _forked_from_jax
+    _forked_from_jax = _forked_from_jax or uses_jax()
 
 
 if hasattr(os, "register_at_fork"):

@@ -26,8 +26,8 @@ class Tracker(Protocol):
     def keep(self, folder: Path, report: Path) -> None:
         """Keep the files of the run."""
 
-    def close(self, *, failed: bool) -> None:
-        """End the run."""
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """End the run, which has failed if there is an error."""
 
 
 class _WandB:
@@ -49,8 +49,8 @@ class _WandB:
         artifact.add_dir(str(folder / CHECKPOINTS), name=CHECKPOINTS)
         self._run.log_artifact(artifact)
 
-    def close(self, *, failed: bool) -> None:
-        self._run.finish(exit_code=int(failed))
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._run.finish(exit_code=int(kind is not None))
 
 
 class _MLflow:
@@ -72,8 +72,8 @@ class _MLflow:
         self._mlflow.log_artifact(str(report))
         self._mlflow.log_artifacts(str(folder / CHECKPOINTS), CHECKPOINTS)
 
-    def close(self, *, failed: bool) -> None:
-        self._mlflow.end_run("FAILED" if failed else "FINISHED")
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._mlflow.end_run("FINISHED" if kind is None else "FAILED")
 
 
 class _TensorBoard:
@@ -91,7 +91,7 @@ class _TensorBoard:
     def keep(self, folder: Path, report: Path) -> None:
         self._writer.add_text("files", f"{report}, {folder / CHECKPOINTS}")
 
-    def close(self, *, failed: bool) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._writer.close()
 
 
@@ -121,7 +121,7 @@ def tracked(names: Sequence[str], config: Config, folder: Path) -> Iterator[Call
             if not trackers:
                 for name in names:
                     trackers.append(TRACKERS[name](config, folder))
-                    ends.push(_closing(trackers[-1]))
+                    ends.push(trackers[-1].__exit__)
             numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
             for tracker in trackers:
                 tracker.log(numbers, metrics["iteration"])
@@ -139,12 +139,3 @@ def tracked(names: Sequence[str], config: Config, folder: Path) -> Iterator[Call
 
 def _guard(names: Sequence[str]) -> UsersCode:
     return UsersCode(lambda error: MamlRLError(f"--track {' '.join(names)}: {explain(error)}"))
-
-
-def _closing(tracker: Tracker) -> Callable[..., None]:
-    """Return a function that ends a tracker's run as the `with` block ended."""
-
-    def close(kind: type[BaseException] | None, *_: object) -> None:
-        tracker.close(failed=kind is not None)
-
-    return close

@@ -20,7 +20,7 @@ from maml_rl.derivatives.chunks import Workspace, scratch
 from maml_rl.derivatives.linearization import AutogradLinearization, Linearization, Loss, ParameterLayout
 from maml_rl.episode.steps import Steps
 from maml_rl.policies.closed_forms import Vector
-from maml_rl.policies.heads import DistributionParams
+from maml_rl.policies.distributions import DistributionParams
 from maml_rl.policies.mlp import MLPPolicy
 from maml_rl.policies.module_policy import as_policy
 from maml_rl.policies.policy import Policy

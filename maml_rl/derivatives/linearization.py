@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from maml_rl import functional
 from maml_rl.episode.steps import Steps
-from maml_rl.policies.heads import DistributionParams, Params
+from maml_rl.policies.distributions import DistributionParams
+from maml_rl.policies.heads import Params
 from maml_rl.policies.module_policy import call_submodule
 from maml_rl.policies.policy import Policy, distributions_in_episodes
 

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from maml_rl.arguments import check_count
 
@@ -12,13 +12,6 @@ Item = TypeVar("Item")
 # Seconds that the current work may take to end before it is interrupted.
 _GRACE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.5
-
-
-class Interrupt(Protocol):
-    """Makes the current work end with an error: soon, or immediately."""
-
-    def __call__(self, *, now: bool) -> None:
-        """May be called by any thread, several times."""
 
 
 class Prefetcher(Generic[Item]):
@@ -31,10 +24,10 @@ class Prefetcher(Generic[Item]):
         make: makes the next item.
         count: of items.
         ahead: how many items may be finished or in progress and not yet taken, at least 1.
-        interrupt: makes `make` end soon.
+        interrupt: makes `make` end with an error, at once or soon, as its keyword argument `now` says.
     """
 
-    def __init__(self, make: Callable[[], Item], count: int, ahead: int, interrupt: Interrupt) -> None:
+    def __init__(self, make: Callable[[], Item], count: int, ahead: int, interrupt: Callable[..., None]) -> None:
         self._make, self._count, self._ahead = make, count, check_count("ahead", ahead)
         self._interrupt = interrupt
         self._items: deque[Item] = deque()

@@ -216,7 +216,8 @@ def _draw(study: "Study", trial: "Trial", key: str, among: "BaseDistribution", s
     """Return a trial's value of a setting: a stream for each, so that a search that was killed draws the same."""
     import optuna
 
-    study.sampler = optuna.samplers.TPESampler(seed=_seed_of(seed, trial.number, key))
+    words = np.random.SeedSequence((seed, trial.number, zlib.crc32(key.encode()))).generate_state(1)
+    study.sampler = optuna.samplers.TPESampler(seed=int(words[0]))
     if isinstance(among, optuna.distributions.CategoricalDistribution):
         return trial.suggest_categorical(key, among.choices)
     if isinstance(among, optuna.distributions.IntDistribution):
@@ -236,11 +237,6 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
         else:
             replaced[key] = value
     return config.override(replaced, "the settings that are searched")
-
-
-def _seed_of(seed: int, trial: int, key: str) -> int:
-    """Return the seed of the draw of a setting in one trial of a search."""
-    return int(np.random.SeedSequence((seed, trial, zlib.crc32(key.encode()))).generate_state(1)[0])
 
 
 def own_values(config: Config, space: Mapping[str, "BaseDistribution"]) -> dict[str, Any]:
@@ -280,7 +276,8 @@ def train_trial(config: Config, folder: Path, env_steps: float, ends: Ends) -> t
     def look(metrics: Metrics) -> None:
         returns.append((metrics["env_steps"], metrics[return_keys(metrics)[-1]]))
         while len(values) < _PARTS and metrics["env_steps"] >= (len(values) + 1) * span and not stop.is_set():
-            values.append(_recent(returns, span))
+            recent = [value for steps, value in returns if steps > metrics["env_steps"] - span]
+            values.append(float(np.mean(recent)))
             if ends(len(values), values[-1], metrics["env_steps"]) or len(values) == _PARTS:
                 stop.set()
 
@@ -289,11 +286,6 @@ def train_trial(config: Config, folder: Path, env_steps: float, ends: Ends) -> t
     if not stop.is_set():
         raise config.error(f"a trial ends after {steps:,} of {env_steps:,.0f} environment steps", "num-batches")
     return values[-1] if len(values) == _PARTS else None, steps
-
-
-def _recent(returns: Sequence[tuple[int, float]], span: float) -> float:
-    """Return the mean of the returns within the last `span` environment steps."""
-    return float(np.mean([value for steps, value in returns if steps > returns[-1][0] - span]))
 
 
 def _write_table(path: Path, trials: Sequence["FrozenTrial"], seed: int) -> None:

@@ -29,7 +29,8 @@ from maml_rl.metalearners.replay_learner import NumTrials, TrialReplayLearner, T
 from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean
 from maml_rl.metalearners.stepper import Input, Stepper, move_targets, records_steps
 from maml_rl.policies import Policy, SequencePolicy
-from maml_rl.policies.heads import DistributionParams, LatentGaussianHead, SquashedGaussianHead
+from maml_rl.policies.distributions import DistributionParams
+from maml_rl.policies.heads import LatentGaussianHead, SquashedGaussianHead
 from maml_rl.policies.two_hot import OF_BINS, TwoHot
 
 # In the state: recorded actions are those before squashing.

@@ -1,6 +1,5 @@
 """CAVIA: fast context adaptation. The inner loop changes only further inputs of the policy, not its weights."""
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import gymnasium
@@ -12,8 +11,9 @@ from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.settings import Count
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
-from maml_rl.policies import DistributionParams, Memory, MLPPolicy, Params, Policy, get_policy_for_env
+from maml_rl.policies import DistributionParams, MLPPolicy, Params, Policy, get_policy_for_env
 from maml_rl.policies.layers import within
+from maml_rl.policies.policy import Act
 
 CONTEXT = "context"
 
@@ -41,7 +41,7 @@ class ContextPolicy(Policy):
     def distribution_parameters(self, observations: Tensor, params: Params | None = None) -> DistributionParams:
         return self.inner.distribution_parameters(observations, self._of_inner(params))
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+    def actor(self, params: Params, first_task: int = 0) -> Act:
         return self.inner.actor(self._of_inner(params), first_task)
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:

@@ -2,14 +2,12 @@
 
 from maml_rl.policies.belief_policy import BeliefPolicy
 from maml_rl.policies.cnn import CNNPolicy, MultiInputPolicy
-from maml_rl.policies.distributions import MultiCategorical
+from maml_rl.policies.distributions import DistributionParams, Distributions, MultiCategorical
 from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
 from maml_rl.policies.get_policy import get_policy_for_env
 from maml_rl.policies.heads import (
     BernoulliHead,
     CategoricalHead,
-    DistributionParams,
-    Distributions,
     GaussianHead,
     Head,
     MultiCategoricalHead,

@@ -6,7 +6,7 @@ grouped convolutions, or than torch.func.vmap, which makes those. The results of
 tasks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from maml_rl.arguments import check_positive
 from maml_rl.observation_parts import ObservationParts
-from maml_rl.policies.heads import DistributionParams, Head, Params
+from maml_rl.policies.distributions import DistributionParams
+from maml_rl.policies.heads import Head, Params
 from maml_rl.policies.layers import empty_layer, within
 from maml_rl.policies.mlp import (
     Nonlinearity,
@@ -28,7 +29,7 @@ from maml_rl.policies.mlp import (
     layer_names_for,
     register_parameters,
 )
-from maml_rl.policies.policy import Memory, Policy
+from maml_rl.policies.policy import Act, Acted, Memory, Policy
 from maml_rl.spaces import flat_observation_space, is_image, parts_of
 
 # Number of filters, kernel size and stride of one convolution.
@@ -239,11 +240,11 @@ class MultiInputPolicy(Policy):
         features = self.encoder.features(observations, params)
         return self.distributions.parametrize(self.perceptron.units(features, connected), connected)
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+    def actor(self, params: Params, first_task: int = 0) -> Act:
         own, connected = self.encoder.prepared(params), within(params, _HEAD)
         act = self.distributions.actor(connected)
 
-        def act_on_features(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        def act_on_features(observations: Tensor, noise: Tensor, memory: Memory) -> Acted:
             units = self.perceptron.units(self.encoder.features(observations, own), connected)
             return act(units, noise, observations), ()
 

@@ -1,5 +1,6 @@
 """Distributions of torch as tensors, for batched computations, and as functions from noise to actions."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -18,12 +19,56 @@ from torch.distributions import (
     Transform,
     TransformedDistribution,
     constraints,
+    kl_divergence,
     register_kl,
 )
 
 from maml_rl import functional
 
 NoiseKind = Literal["normal", "uniform"]
+DistributionParams = tuple[Tensor, ...]
+
+
+class Distributions(ABC):
+    """A family of distributions of actions, each described by a tuple of tensors, the distribution parameters."""
+
+    @abstractmethod
+    def distribution(self, parameters: DistributionParams) -> Distribution:
+        """Return the distribution with these parameters."""
+
+    def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
+        """Return the log-probability (...) of `actions` (..., *action shape), summed over action entries."""
+        return self.distribution(parameters).log_prob(actions)
+
+    def entropy(self, parameters: DistributionParams) -> Tensor:
+        """Return the entropy (...)."""
+        return self.distribution(parameters).entropy()
+
+    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
+        """Return KL(old, new), (...)."""
+        return kl_divergence(self.distribution(old), self.distribution(new))
+
+    def fisher_product(
+        self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
+    ) -> DistributionParams:
+        """Multiply tangents by the Fisher metric of the distribution, the middle of a Gauss-Newton product J^T F J v.
+
+        The metric is the Hessian of KL(old, new) with respect to new, at new = old.
+
+        Args:
+            parameters: of the distribution.
+            tangents: one per entry of `parameters`, of its shape (J v).
+            weights: (...) weight of each step; mask / mask.sum() for a mean over real steps.
+
+        Returns:
+            Cotangents of the shapes of `parameters`, ready for a vector-Jacobian product.
+        """
+        old = tuple(entry.detach() for entry in parameters)
+        with torch.enable_grad():
+            new = tuple(entry.detach().requires_grad_() for entry in parameters)
+            divergence = (self.kl(old, new) * weights).sum()
+            slopes = torch.autograd.grad(divergence, new, create_graph=True)
+        return functional.vector_jacobian_product(slopes, new, tangents, retain_graph=False, materialize_grads=True)
 
 
 class MultiCategorical(Distribution):
@@ -113,8 +158,8 @@ _NEWTON_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class DistributionForm:
-    """A distribution without its tensors.
+class DistributionForm(Distributions):
+    """A distribution without its tensors, as any module may return one.
 
     Attributes:
         kind: class of the innermost distribution.
@@ -137,10 +182,10 @@ class DistributionForm:
         """Whether samples are integers."""
         return issubclass(self.kind, _DISCRETE)
 
-    def build(self, tensors: Sequence[Tensor]) -> Distribution:
+    def distribution(self, parameters: DistributionParams) -> Distribution:
         """Return the distribution with these tensors; they may have more leading axes than those it came with."""
         names, _ = _KINDS[self.kind]
-        arguments = {**self.arguments, **dict(zip(names, tensors, strict=True))}
+        arguments = {**self.arguments, **dict(zip(names, parameters, strict=True))}
         distribution = self.kind(**arguments, validate_args=False)
         for layer in self.layers:
             if isinstance(layer, int):
@@ -149,8 +194,14 @@ class DistributionForm:
                 distribution = TransformedDistribution(distribution, list(layer), validate_args=False)
         return distribution
 
+    def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
+        """Return the log-probability (...) of `actions` (..., *action shape), finite where a squashed range ends."""
+        if actions.is_floating_point():
+            actions = actions.to(parameters[0].dtype)
+        return log_prob(self.distribution(parameters), actions)
 
-def take_apart(distribution: Distribution) -> tuple[DistributionForm, tuple[Tensor, ...]]:
+
+def take_apart(distribution: Distribution) -> tuple[DistributionForm, DistributionParams]:
     """Split a distribution into its form and its tensors, differentiably; a TypeError if it is of no known kind."""
     if type(distribution) is Independent:
         form, tensors = take_apart(distribution.base_dist)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maml_rl.policies.heads import Params
 from maml_rl.policies.memory_policy import MemoryPolicy
-from maml_rl.policies.policy import Memory
+from maml_rl.policies.policy import Acted, Memory
 from maml_rl.spaces import PackedSpace, array_layout, array_writer, has_text, is_image, stored_actions, to_stored
 
 
@@ -82,9 +82,7 @@ class ExternalPolicy(MemoryPolicy):
         """Return zeros (num, 1), the number of steps of the trial."""
         return (torch.zeros(num, 1, dtype=torch.int64),)
 
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Acted:
         """Get the policy's actions for all tasks (M, 1, ...); see `Policy.act`.
 
         Raises:
@@ -93,7 +91,7 @@ class ExternalPolicy(MemoryPolicy):
         """
         return self._ask(observations, memory, np.ones(observations.shape[:2], np.bool_))
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[..., tuple[Tensor, Memory]]:
+    def actor(self, params: Params, first_task: int = 0) -> Callable[..., Acted]:
         return lambda observations, noise, memory, acting: self._ask(observations, memory, acting.numpy())
 
     def _ask(self, observations: Tensor, memory: Memory, acting: NDArray[np.bool_]) -> tuple[Tensor, Memory]:

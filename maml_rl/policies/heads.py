@@ -6,9 +6,8 @@ log-probability with respect to its units in closed form; see `maml_rl.policies.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -20,22 +19,20 @@ from torch.distributions import (
     AffineTransform,
     Bernoulli,
     Categorical,
-    Distribution,
     Independent,
     Normal,
     TanhTransform,
     TransformedDistribution,
-    kl_divergence,
 )
 
 from maml_rl import functional
 from maml_rl.policies.closed_forms import CategoricalLogProbability, GaussianLogProbability, LogProbability
 from maml_rl.policies.distributions import (
-    DistributionForm,
+    DistributionParams,
+    Distributions,
     MultiCategorical,
     NoiseKind,
     invert_categorical,
-    log_prob,
     validates,
 )
 from maml_rl.spaces import category_counts, mask_of
@@ -43,66 +40,9 @@ from maml_rl.spaces import category_counts, mask_of
 _LOG_2, _HALF_LOG_2_PI = math.log(2.0), 0.5 * math.log(2.0 * math.pi)
 # An action at a bound, in units of half of the range, is moved inside by this much.
 _MARGIN = 2e-6
+# Lowest and highest log standard deviation before squashing.
+_LOG_STDS = -20.0, 2.0
 Params = Mapping[str, Tensor]
-DistributionParams = tuple[Tensor, ...]
-
-
-class Distributions(ABC):
-    """A family of distributions of actions, each described by a tuple of tensors, the distribution parameters."""
-
-    @abstractmethod
-    def distribution(self, parameters: DistributionParams) -> Distribution:
-        """Return the distribution with these parameters."""
-
-    def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
-        """Return the log-probability (...) of `actions` (..., *action shape), summed over action entries."""
-        return self.distribution(parameters).log_prob(actions)
-
-    def entropy(self, parameters: DistributionParams) -> Tensor:
-        """Return the entropy (...)."""
-        return self.distribution(parameters).entropy()
-
-    def kl(self, old: DistributionParams, new: DistributionParams) -> Tensor:
-        """Return KL(old, new), (...)."""
-        return kl_divergence(self.distribution(old), self.distribution(new))
-
-    def fisher_product(
-        self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
-    ) -> DistributionParams:
-        """Multiply tangents by the Fisher metric of the distribution, the middle of a Gauss-Newton product J^T F J v.
-
-        The metric is the Hessian of KL(old, new) with respect to new, at new = old.
-
-        Args:
-            parameters: of the distribution.
-            tangents: one per entry of `parameters`, of its shape (J v).
-            weights: (...) weight of each step; mask / mask.sum() for a mean over real steps.
-
-        Returns:
-            Cotangents of the shapes of `parameters`, ready for a vector-Jacobian product.
-        """
-        old = tuple(entry.detach() for entry in parameters)
-        with torch.enable_grad():
-            new = tuple(entry.detach().requires_grad_() for entry in parameters)
-            divergence = (self.kl(old, new) * weights).sum()
-            slopes = torch.autograd.grad(divergence, new, create_graph=True)
-        return functional.vector_jacobian_product(slopes, new, tangents, retain_graph=False, materialize_grads=True)
-
-
-@dataclass(frozen=True)
-class FormDistributions(Distributions):
-    """The distributions of one form, as any module may return them."""
-
-    form: DistributionForm
-
-    def distribution(self, parameters: DistributionParams) -> Distribution:
-        return self.form.build(parameters)
-
-    def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
-        """Return the log-probability (...) of `actions` (..., *action shape), finite where a squashed range ends."""
-        if actions.is_floating_point():
-            actions = actions.to(parameters[0].dtype)
-        return log_prob(self.distribution(parameters), actions)
 
 
 class Head(Distributions):
@@ -302,14 +242,13 @@ class SquashedGaussianHead(Head):
 
     Args:
         action_space: a bounded Box.
-        log_std_bounds: lowest and highest log standard deviation before squashing.
 
     Source: Haarnoja et al. 2018, appendix C, https://arxiv.org/abs/1801.01290
     """
 
     noise_kind: NoiseKind = "normal"
 
-    def __init__(self, action_space: gymnasium.Space[Any], log_std_bounds: tuple[float, float] = (-20.0, 2.0)) -> None:
+    def __init__(self, action_space: gymnasium.Space[Any]) -> None:
         is_bounded = isinstance(action_space, spaces.Box) and action_space.is_bounded()
         if not is_bounded or not np.issubdtype(action_space.dtype, np.floating):
             raise TypeError(
@@ -323,7 +262,7 @@ class SquashedGaussianHead(Head):
         low, high = (
             torch.from_numpy(bound.astype(np.float32).ravel()) for bound in (action_space.low, action_space.high)
         )
-        self.center, self.half_range, self.log_std_bounds = (low + high) / 2.0, (high - low) / 2.0, log_std_bounds
+        self.center, self.half_range = (low + high) / 2.0, (high - low) / 2.0
         # Entries whose bounds are equal are no choice, and have no density.
         self._has_fixed = bool((low == high).any())
         self._bounds: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
@@ -341,7 +280,7 @@ class SquashedGaussianHead(Head):
     def parametrize(self, units: Tensor, params: Params) -> DistributionParams:
         """Return mean and log standard deviation before squashing, (..., A) each."""
         mean, log_std = units.chunk(2, -1)
-        return mean, log_std.clamp(*self.log_std_bounds)
+        return mean, log_std.clamp(*_LOG_STDS)
 
     def distribution(self, parameters: DistributionParams) -> TransformedDistribution:
         return self._distribution(parameters, checked=validates(parameters[0]))
@@ -564,9 +503,9 @@ def head_for(
     )
 
 
-def _of_real(entries: Tensor, parameters: DistributionParams, padding: Tensor | float = 0.0) -> Tensor:
-    """Return entries (..., A) of actions, or of their noise, with `padding` where the parameters say so."""
-    return entries if len(parameters) < 3 else torch.where(parameters[2] > 0, entries, padding)
+def _of_real(entries: Tensor, parameters: DistributionParams) -> Tensor:
+    """Return entries (..., A) of actions, or of their noise, zero where the parameters say that they are padding."""
+    return entries if len(parameters) < 3 else torch.where(parameters[2] > 0, entries, 0.0)
 
 
 def _without_padding(values: Tensor, parameters: DistributionParams, of_entry: Tensor | float) -> Tensor:

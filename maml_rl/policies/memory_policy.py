@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import within
-from maml_rl.policies.policy import Memory, Policy, Unrolled, perform
+from maml_rl.policies.policy import Act, Acted, Memory, Policy, Unrolled, perform
 from maml_rl.policies.slot_rows import SlotRows
 
 Enter: TypeAlias = Callable[[Tensor], Any]
@@ -47,9 +47,7 @@ class MemoryPolicy(Policy):
         """Return the memory of `num` slots at the start of a trial."""
 
     @abstractmethod
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Acted:
         """Return actions, and the memory after them."""
 
 
@@ -130,15 +128,13 @@ class BodyPolicy(MemoryPolicy):
         """Return the body's memory where trials begin."""
         return self._body.initial_memory(num, self.head.weight)
 
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Acted:
         params = dict(self.named_parameters()) if params is None else params
         memory = (memory[0].clone(), *memory[1:]) if self._body.writes_memory else memory
         actions, after = self.actor(params)(observations, noise, memory)
         return perform(self, actions), after
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+    def actor(self, params: Params, first_task: int = 0) -> Act:
         """Return `act` under fixed parameters, without gradients; see `Policy.actor`.
 
         With a transformer it writes into the ring it is given, only to the place that the next token of a slot takes.
@@ -154,7 +150,7 @@ class BodyPolicy(MemoryPolicy):
             step = self._body.step(of_body, rows)
             return step, *acting(rows, step)
 
-        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        def act(observations: Tensor, noise: Tensor, memory: Memory) -> Acted:
             step, enter, leave = begin(noise.shape[:2])
             seen = enter(observations)
             after = step(memory)
@@ -197,12 +193,10 @@ class PolicyWithMemory(MemoryPolicy):
         tensors = [self.get_buffer(f"memory{index}") for index in range(self._num_tensors)]
         return tuple(tensor.expand(num, *tensor.shape).clone() for tensor in tensors)
 
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Acted:
         return self.inner.act(observations, noise, memory, params and within(params, "inner."))
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+    def actor(self, params: Params, first_task: int = 0) -> Act:
         return self.inner.actor(within(params, "inner."), first_task)
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maml_rl.policies.distributions import DistributionParams
 from maml_rl.policies.heads import (
     BernoulliHead,
     CategoricalHead,
-    DistributionParams,
     GaussianHead,
     Head,
     MultiCategoricalHead,
@@ -25,7 +25,7 @@ from maml_rl.policies.heads import (
     shape_of_entries,
 )
 from maml_rl.policies.layers import empty_layer
-from maml_rl.policies.policy import Memory, Policy
+from maml_rl.policies.policy import Act, Acted, Memory, Policy
 
 Nonlinearity = Callable[[Tensor], Tensor]
 
@@ -207,13 +207,13 @@ class MLPPolicy(Policy):
         parameters = self.distributions.parametrize(self.perceptron.units(inputs, params), params)
         return self.distributions.masked(parameters, inputs)
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+    def actor(self, params: Params, first_task: int = 0) -> Act:
         first = params[self.perceptron.layer_names[0][0]]
         if first.dim() != 3 or self.is_overridden:
             return super().actor(params, first_task)
         layers, act = self.perceptron.stacked_layers(params), self.distributions.actor(params)
 
-        def act_stacked(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        def act_stacked(observations: Tensor, noise: Tensor, memory: Memory) -> Acted:
             inputs = self.encode(observations, first.dtype)
             return act(self.perceptron.stacked_units(inputs, layers, in_place=True), noise, inputs), ()
 

@@ -3,7 +3,7 @@
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,10 +16,17 @@ from torch.distributions import Distribution, Independent
 from torch.func import functional_call, vmap
 
 from maml_rl.errors import NonFiniteError
-from maml_rl.policies.distributions import DistributionForm, mode, noise_shape, sample_from_noise, take_apart
-from maml_rl.policies.heads import DistributionParams, FormDistributions, Params
+from maml_rl.policies.distributions import (
+    DistributionForm,
+    DistributionParams,
+    mode,
+    noise_shape,
+    sample_from_noise,
+    take_apart,
+)
+from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import within
-from maml_rl.policies.policy import Memory, Policy, Unrolled
+from maml_rl.policies.policy import Act, Acted, Memory, Policy, Unrolled
 from maml_rl.spaces import category_counts
 
 _DEPENDS_ON_BATCH = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
@@ -98,7 +105,7 @@ class ModulePolicy(Policy):
             self._can_be_vmapped(observations)
         distribution = self.distributions.distribution(tuple(tensor.detach() for tensor in tensors))
         name = type(distribution).__name__
-        kind = self.distributions.form
+        kind = self.distributions
         if kind.is_discrete != np.issubdtype(action_space.dtype, np.integer):
             raise ValueError(
                 f"the distribution {name} of {self._name} has {'integer' if kind.is_discrete else 'real'} actions, "
@@ -148,9 +155,7 @@ class ModulePolicy(Policy):
             tensors = tuple(tensor.flatten(0, 1) for tensor in self._tensors_of_tasks(params, rows))
         return tuple(tensor.unflatten(0, lead) for tensor in tensors)
 
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Acted:
         lead = noise.shape[:-1]
         self._take_shape(tuple(observations.shape[len(lead) :]))
         if self.has_memory or (params is not None and self._is_stacked(params)):
@@ -160,7 +165,7 @@ class ModulePolicy(Policy):
         actions = self._choose(self._call(module, params or self._own(), rows), noise)
         return actions.unflatten(0, lead), ()
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]:
+    def actor(self, params: Params, first_task: int = 0) -> Act:
         is_stacked = self._is_stacked(params)
         if not is_stacked and not self.has_memory:
             return super().actor(params)
@@ -174,11 +179,11 @@ class ModulePolicy(Policy):
         few = sum(param.numel() for param in own_params) <= _MOST_PARAMETERS_IN_BLOCKS
         fits_in_blocks = few and all(param.dim() <= 2 for param in own_params)
 
-        def act_rows(own: Params, rows: Tensor, noise: Tensor, memory: Memory = ()) -> tuple[Tensor, Memory]:
+        def act_rows(own: Params, rows: Tensor, noise: Tensor, memory: Memory = ()) -> Acted:
             distribution, after, _ = self._step(module, own, rows, memory)
             return self._choose(distribution, noise), after
 
-        def act_flat(own: Params, rows: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        def act_flat(own: Params, rows: Tensor, noise: Tensor, memory: Memory) -> Acted:
             """Act for the slots of several tasks, (tasks, S, ...), under the same parameters."""
             lead, before = noise.shape[:2], tuple(old.flatten(0, 1) for old in memory)
             actions, after = act_rows(own, rows.flatten(0, 1).clone(), noise.flatten(0, 1), before)
@@ -195,10 +200,10 @@ class ModulePolicy(Policy):
                 found.append((places, slice(max(first_task - start, 0), first_task + num_tasks - start), own))
             return found
 
-        def act(observations: Tensor, noise: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        def act(observations: Tensor, noise: Tensor, memory: Memory) -> Acted:
             grid = noise.shape[1:-1]
             rows, noise = (values.flatten(1, len(grid)) for values in (observations, noise))
-            parts: list[tuple[Tensor, Memory]] = []
+            parts: list[Acted] = []
             if is_stacked and (memory or not (fits_in_blocks and self._can_be_vmapped(rows[0]))):
                 for task, of_task in enumerate(of_tasks):
                     row = slice(task, task + 1)
@@ -259,14 +264,14 @@ class ModulePolicy(Policy):
             raise ValueError(f"{self._name} is used on observations of the shape {self.observation_shape}, got {shape}")
 
     @property
-    def distributions(self) -> FormDistributions:  # type: ignore[override]
+    def distributions(self) -> DistributionForm:  # type: ignore[override]
         """The distributions of the form that the module has returned; a RuntimeError before it has returned one."""
         if self._form is None:
             raise RuntimeError(
                 f"the distribution of {self._name} is not known before its first forward pass; use "
                 "policy.check_spaces(observation_space, action_space)"
             )
-        return FormDistributions(self._form)
+        return self._form
 
     def _call(self, module: nn.Module, params: Params, rows: Tensor) -> Distribution:
         """Return the distribution for observations (N, *shape), of batch shape (N,); at the first step of a trial."""

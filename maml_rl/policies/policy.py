@@ -16,7 +16,7 @@ import copy
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -26,11 +26,14 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.policies.distributions import NoiseKind, middle_of, mode
-from maml_rl.policies.heads import DistributionParams, Distributions, Head, Params
+from maml_rl.policies.distributions import DistributionParams, Distributions, NoiseKind, middle_of, mode
+from maml_rl.policies.heads import Head, Params
 
 # The memory of a policy: tensors (num, ...), finite numbers or integers; empty for a policy without a memory.
 Memory = tuple[Tensor, ...]
+# Actions (...) and the memory after them; and what computes them from observations, noise and the memory before.
+Acted: TypeAlias = tuple[Tensor, Memory]
+Act: TypeAlias = Callable[[Tensor, Tensor, Memory], Acted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +106,7 @@ class Policy(nn.Module, ABC):
             raise TypeError(f"{name} has a memory, so that its actions depend on the steps before; use unroll")
         raise TypeError(f"{name} has no distribution of actions; write its method distribution_parameters")
 
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Acted:
         """Return actions and the memory after them, a deterministic function of the arguments.
 
         Args:
@@ -126,7 +127,7 @@ class Policy(nn.Module, ABC):
             raise TypeError(f"{type(self).__name__} does not say how it acts; write its method act")
         return head.act(self.distribution_parameters(observations, params), noise), ()
 
-    def actor(self, params: Params, first_task: int = 0) -> Callable[..., tuple[Tensor, Memory]]:
+    def actor(self, params: Params, first_task: int = 0) -> Callable[..., Acted]:
         """Return `act` as a function of observations, noise and memory, for many calls under the same parameters.
 
         Samplers use it. It may return actions as they are to be recorded, of which `perform` makes the environment's.

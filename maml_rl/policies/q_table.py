@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from maml_rl.policies.classical.counting import CountingPolicy, check_countable
 from maml_rl.policies.heads import Params
-from maml_rl.policies.policy import Memory
+from maml_rl.policies.policy import Acted, Memory
 from maml_rl.spaces import stored_actions
 
 
@@ -47,9 +47,7 @@ class QTablePolicy(CountingPolicy):
             raise ValueError("a table needs one-hot observations, and these vectors hold other numbers; use ppo")
         return observations.argmax(-1)
 
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Acted:
         table, epsilon = (self.table, self.epsilon) if params is None else (params["table"], params["epsilon"])
         states = self.states(observations)
         values = table[states] if table.dim() == 2 else table[torch.arange(len(table))[:, None], states]

@@ -9,7 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from maml_rl.policies.heads import CategoricalHead, DistributionParams, Head, Params, SquashedGaussianHead
+from maml_rl.policies.distributions import DistributionParams
+from maml_rl.policies.heads import CategoricalHead, Head, Params, SquashedGaussianHead
 from maml_rl.policies.layers import within
 from maml_rl.policies.memory_policy import BodyPolicy, Enter, Leave, MemoryStep
 from maml_rl.policies.policy import Memory, Policy, Unrolled

@@ -106,12 +106,6 @@ def readable_interval(interval: ArrayLike, digits: int | None = None) -> tuple[s
     return readable(value, digits), f"[{readable(low, digits)}, {readable(high, digits)}]" if known else ""
 
 
-def readable_share(interval: ArrayLike) -> tuple[str, str]:
-    """Return a share and its interval in percent, as `readable_interval`."""
-    value, low, high = np.asarray(interval, np.float64).tolist()
-    return f"{value:.0%}", f"[{low:.0%}, {high:.0%}]" if math.isfinite(low) else ""
-
-
 def counted(number: int, noun: str) -> str:
     """Return a number of things: 1 run, 3 runs."""
     return f"{number} {noun}{'s' * (number != 1)}"

@@ -341,7 +341,8 @@ def check_architecture(tensors: Mapping[str, torch.Tensor], expected: Mapping[st
 def _write(checkpoint: Checkpoint, target: Path) -> None:
     """Write a checkpoint beside its place, and move it there."""
     if target.exists():
-        if _is_intact(target):
+        with suppress(CheckpointError):
+            load_checkpoint(target)
             raise FileExistsError("an intact one exists already")
         discard(target)
     temporary = target.with_name(f"{TEMPORARY}{target.name}")
@@ -443,14 +444,6 @@ def _read(folder: Path, name: str) -> bytes:
         return read_regular(folder / name)
     except OSError as error:
         raise CheckpointError(f"cannot read {folder / name}: {error.strerror or error}") from error
-
-
-def _is_intact(path: Path) -> bool:
-    try:
-        load_checkpoint(path)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _prune(folder: Path, keep: int) -> None:

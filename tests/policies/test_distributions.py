@@ -65,7 +65,7 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 def draw(distribution: Distribution, *lead: int) -> Tensor:
     form, tensors = take_apart(distribution)
-    wide = form.build([tensor.expand(*lead, *tensor.shape) for tensor in tensors])
+    wide = form.distribution(tuple(tensor.expand(*lead, *tensor.shape) for tensor in tensors))
     generator = torch.Generator().manual_seed(5)
     rand = torch.randn if form.noise_kind == "normal" else torch.rand
     return sample_from_noise(wide, rand(noise_shape(wide), generator=generator))
@@ -75,7 +75,7 @@ def draw(distribution: Distribution, *lead: int) -> Tensor:
 def test_distribution_rebuilt_from_its_tensors_is_the_same(name):
     distribution = CASES[name]
     form, tensors = take_apart(distribution)
-    again = form.build([tensor.expand(2, *tensor.shape) for tensor in tensors])
+    again = form.distribution(tuple(tensor.expand(2, *tensor.shape) for tensor in tensors))
     assert again.batch_shape == (2, *distribution.batch_shape)
     assert again.event_shape == distribution.event_shape
     samples = draw(distribution).float()
@@ -165,7 +165,7 @@ def test_distribution_that_cannot_act_is_refused_by_name(distribution, message):
 def test_gradients_flow_through_the_tensors():
     mean = torch.zeros(N, 2, requires_grad=True)
     form, tensors = take_apart(Independent(Normal(mean, 2.0), 1))
-    value = log_prob(form.build(tensors), torch.ones(N, 2)).sum()
+    value = log_prob(form.distribution(tensors), torch.ones(N, 2)).sum()
     (gradient,) = torch.autograd.grad(value, mean)
     torch.testing.assert_close(gradient, torch.full((N, 2), 0.25))
     assert value.item() == pytest.approx(-N * 2 * (0.125 + math.log(2.0) + 0.5 * math.log(2.0 * math.pi)))

@@ -15,7 +15,7 @@ from maml_rl.arguments import check_count, check_number
 from maml_rl.policies.classical.counting import CountingPolicy, Ties, check_fraction
 from maml_rl.policies.distributions import invert_beta
 from maml_rl.policies.heads import Params
-from maml_rl.policies.policy import Memory
+from maml_rl.policies.policy import Acted, Memory
 
 # Reward rates between which indices are interpolated.
 _NUM_RATES = 401
@@ -54,9 +54,7 @@ class BanditPolicy(CountingPolicy):
         """Return the successes and failures of each arm, (num, K) each: those of the prior."""
         return tuple(self.prior[kind].expand(num, self.num_actions).clone() for kind in range(2))
 
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Acted:
         """Count the last pull, and choose the next."""
         pulled, reward, _ = self.last_step(observations)
         won = pulled * reward[..., None]

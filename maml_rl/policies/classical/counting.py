@@ -11,7 +11,7 @@ from maml_rl.arguments import check_count, check_number
 from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.heads import Params
 from maml_rl.policies.memory_policy import MemoryPolicy
-from maml_rl.policies.policy import Memory
+from maml_rl.policies.policy import Acted, Memory
 
 Ties = Literal["random", "first"]
 
@@ -72,9 +72,7 @@ class RandomPolicy(CountingPolicy):
     def initial_memory(self, num: int) -> Memory:
         return ()
 
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Acted:
         return noise.argmax(-1), ()
 
     def check_spaces(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:

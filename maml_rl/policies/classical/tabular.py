@@ -15,7 +15,7 @@ from maml_rl.envs.last_step import LastStepParts
 from maml_rl.policies.classical.counting import CountingPolicy, check_fraction
 from maml_rl.policies.distributions import invert_gamma, invert_normal
 from maml_rl.policies.heads import Params
-from maml_rl.policies.policy import Memory
+from maml_rl.policies.policy import Acted, Memory
 from maml_rl.seeding import expand_noise
 
 
@@ -137,9 +137,7 @@ class TabularPolicy(CountingPolicy):
             torch.zeros(num, 2, dtype=torch.int64, device=self.prior.device),
         )
 
-    def act(
-        self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
-    ) -> tuple[Tensor, Memory]:
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Acted:
         """Count the last step, plan where an episode begins, and act by the plan."""
         visits, rewards, transitions, values, (last_state, step) = *memory[:4], memory[4].unbind(-1)
         action, reward, ended = self.last_step(observations)
