@@ -321,13 +321,13 @@ def check_phases(train: Sequence[TaskEpisodes], valid: TaskEpisodes, rule: Adapt
     for index, (episodes, step_size) in enumerate(zip(train, rule.step_sizes(len(train)), strict=True)):
         name = f"train_episodes[{index}]"
         check_advantages(episodes, name)
-        for what, sampled, own in (
+        for what, sampled, expected in (
             ("fast_lr", episodes.fast_lr, step_size),
             ("the inner loss", episodes.rule, rule.name()),
         ):
-            if sampled is not None and sampled != own:
+            if sampled is not None and sampled != expected:
                 raise ValueError(
-                    f"{name} were sampled for {what} {sampled}, but the metalearner adapts with {own}; "
+                    f"{name} were sampled for {what} {sampled}, but the metalearner adapts with {expected}; "
                     "give both the same"
                 )
         if len(episodes) != len(valid):
@@ -447,13 +447,13 @@ class InnerLoop:
         """
         if self._first_order:
             return Adaptation(trajectory or [start, self.run(start, anchor=anchor)], [])
-        points, kept = [start], []
+        points, steps = [start], []
         for index, (step, step_size) in enumerate(self._steps):
             linearization = step.at(points[-1])
             gradient, divided = self._differentiate(index, linearization, twice=True, anchor=anchor)
             points.append(_descended(points[-1], step_size, gradient) if trajectory is None else trajectory[index + 1])
-            kept.append(_Step(linearization, step_size, divided))
-        return Adaptation(points, kept)
+            steps.append(_Step(linearization, step_size, divided))
+        return Adaptation(points, steps)
 
     def _differentiate(
         self,

@@ -88,13 +88,13 @@ def state_of(holder: object, kind: type[Any]) -> dict[str, tuple[Any, Any]]:
     Returns:
         What holds each array, and its key there, by name.
     """
-    own = {name: value for name, value in vars(holder).items() if name not in NO_STATE}
-    found: dict[str, tuple[Any, Any]] = {name: (vars(holder), name) for name in own if isinstance(own[name], kind)}
-    for name, value in own.items():
+    state = {name: value for name, value in vars(holder).items() if name not in NO_STATE}
+    places: dict[str, tuple[Any, Any]] = {name: (vars(holder), name) for name in state if isinstance(state[name], kind)}
+    for name, value in state.items():
         if type(value) in CONTAINERS:
             entries = value.items() if type(value) is dict else enumerate(value)
-            found |= {f"{name}[{key!r}]": (value, key) for key, entry in entries if isinstance(entry, kind)}
-    return found
+            places |= {f"{name}[{key!r}]": (value, key) for key, entry in entries if isinstance(entry, kind)}
+    return places
 
 
 def move_state(holder: object, device: torch.device, *, single: bool = False) -> None:

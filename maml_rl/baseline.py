@@ -170,9 +170,9 @@ class LinearFeatureBaseline:
 
     def apart(self: Self) -> Self:
         """Return a baseline with the same settings for some of the tasks, not fitted yet."""
-        own = copy.copy(self)
-        own._weights = own._scale = None
-        return own
+        unfitted = copy.copy(self)
+        unfitted._weights = unfitted._scale = None
+        return unfitted
 
     def join(self: Self, parts: Sequence[Self]) -> None:
         """Join the weights of parts of the tasks, in their order."""

@@ -17,11 +17,11 @@ def explain_outdated(name: str = "maml-rl") -> str | None:
         A line for each package that is too old, or None if none is.
     """
     try:
-        own = metadata.requires(name)
+        required = metadata.requires(name)
     except metadata.PackageNotFoundError:
         return None
     lines = []
-    for package, clauses, _ in requirements(own):
+    for package, clauses, _ in requirements(required):
         needed = next((version for operator, version in clauses if operator == ">="), None)
         if needed is None:
             continue
@@ -61,9 +61,9 @@ def _who_excludes(package: str, needed: str) -> Iterator[tuple[str, str]]:
 def requirements(texts: Sequence[str] | None) -> Iterator[tuple[str, list[tuple[str, str]], str]]:
     """Yield the requirements of a distribution without its extras: package, clauses, and the text."""
     for text in texts or ():
-        found = _REQUIREMENT.match(text)
-        if found is not None and "extra" not in (found[3] or ""):
-            yield found[1], _CLAUSE.findall(found[2]), text
+        match = _REQUIREMENT.match(text)
+        if match is not None and "extra" not in (match[3] or ""):
+            yield match[1], _CLAUSE.findall(match[2]), text
 
 
 def _excludes(clause: tuple[str, str], needed: str) -> bool:

@@ -50,15 +50,15 @@ def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
         most_bytes = available_memory()
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or a socket"
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, a pipe or a socket"
             raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
-        if most_bytes is not None and found.st_size > most_bytes:
-            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, more than {most_bytes:,}", str(path))
+        if most_bytes is not None and status.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, more than {most_bytes:,}", str(path))
         with open(descriptor, "rb", closefd=False) as file:
             # What is appended meanwhile, as to metrics, comes next time.
-            return file.read(found.st_size)
+            return file.read(status.st_size)
     finally:
         os.close(descriptor)
 

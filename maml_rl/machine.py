@@ -45,7 +45,7 @@ def _memory_of_groups() -> list[tuple[int, int]]:
 
     Containers see their own group as the root; Slurm and systemd put a process into a group further down.
     """
-    found = []
+    limits = []
     with suppress(OSError):
         for line in _OWN_GROUPS.read_text().splitlines():
             number, controllers, path = line.split(":", 2)
@@ -60,8 +60,8 @@ def _memory_of_groups() -> list[tuple[int, int]]:
                     limit, used = (
                         int((_GROUPS / folder / parent.relative_to("/") / name).read_text()) for name in names
                     )
-                    found.append((limit, used))
-    return found
+                    limits.append((limit, used))
+    return limits
 
 
 def refuse_if_too_large(num_bytes: int, what: str, remedy: str) -> None:

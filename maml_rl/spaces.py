@@ -375,8 +375,8 @@ def _shown(space: Space) -> str:
 
 def has_text(space: Space) -> bool:
     """Return whether elements of a space have text in them."""
-    own = space.own if isinstance(space, PackedSpace) else space
-    return any(isinstance(part, spaces.Text) for _, part in leaves(own))
+    inner = space.own if isinstance(space, PackedSpace) else space
+    return any(isinstance(part, spaces.Text) for _, part in leaves(inner))
 
 
 def stored_actions(space: Space) -> Space:
@@ -413,8 +413,8 @@ def own_actions(space: Space, actions: Any) -> Any:
         return space.element(actions)
     if isinstance(space, spaces.Box):
         return np.minimum(np.maximum(actions, space.low), space.high).astype(space.dtype)
-    own = np.int64(actions) if isinstance(space, spaces.Discrete) else np.array(actions, space.dtype)
-    return own if own_space(space) is space else own + own_space(space).start  # type: ignore[attr-defined]
+    copies = np.int64(actions) if isinstance(space, spaces.Discrete) else np.array(actions, space.dtype)
+    return copies if own_space(space) is space else copies + own_space(space).start  # type: ignore[attr-defined]
 
 
 def to_stored(space: Space, actions: NDArray[Any]) -> NDArray[Any]:

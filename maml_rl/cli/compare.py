@@ -150,8 +150,8 @@ def _trained(options: argparse.Namespace) -> list[Path]:
     given = [Path(entry) for entry in options.entries if Path(entry).is_dir()]
     entries = _entries(options)
     folders = [run for entry in entries for run in entry.runs(options.seeds)]
-    there = [*given, *(run for run in folders if (run / "config.json").is_file())]
-    known = [run for group in read_runs(there)[0] for run in (*group.runs, *group.failed)] if there else []
+    existing = [*given, *(run for run in folders if (run / "config.json").is_file())]
+    known = [run for group in read_runs(existing)[0] for run in (*group.runs, *group.failed)] if existing else []
     refuse_different_problems([*(entry.config for entry in entries), *(run.config for run in known)])
     by_path: dict[Path, Run] = {run.path.resolve(): run for run in known}
     complete = {path: run.env_steps for path, run in by_path.items() if run.complete and run.env_steps > 0.0}
@@ -160,7 +160,7 @@ def _trained(options: argparse.Namespace) -> list[Path]:
     for entry in entries:
         if any(run.resolve() not in complete.keys() | failed for run in entry.runs(options.seeds)):
             estimates[entry.name] = estimate(entry.config)
-    shortest = [*complete.values(), *(found.total_env_steps for found in estimates.values())]
+    shortest = [*complete.values(), *(timed.total_env_steps for timed in estimates.values())]
     budget = min(shortest, default=0.0)
     if options.env_steps is not None:
         budget = parse_value(options.env_steps, "--env-steps")
@@ -175,8 +175,8 @@ def _trained(options: argparse.Namespace) -> list[Path]:
             if run.resolve() not in failed and complete.get(run.resolve(), 0.0) < 0.99 * budget
         ]
         if entry.name in estimates:
-            found = estimates[entry.name]
-            minutes = len(wanted) * found.seconds * budget / found.env_steps / 60.0
+            timed = estimates[entry.name]
+            minutes = len(wanted) * timed.seconds * budget / timed.env_steps / 60.0
             about = f"{len(wanted)} runs of {budget:,.0f} environment steps, about {readable_minutes(minutes)}"
             print(f"{entry.name}: {about}, in {entry.folder}", flush=True)
         for run in wanted:

@@ -141,8 +141,8 @@ def _test(options: argparse.Namespace) -> None:
     if options.checkpoint != "initial":
         _check_has_policy(config_path, options.checkpoint)
         meta_updates = experiment.restore(options.checkpoint, config_path.parent)
-    own = options.checkpoint in ("initial", "last", "latest", "best") or options.checkpoint.isdecimal()
-    whose = identity(experiment.config, load_system(config_path.parent)) if is_run(config_path) and own else ""
+    of_run = options.checkpoint in ("initial", "last", "latest", "best") or options.checkpoint.isdecimal()
+    whose = identity(experiment.config, load_system(config_path.parent)) if is_run(config_path) and of_run else ""
     # A restored experiment has the tasks that it was trained on.
     tasks = None if file is None else experiment.load_tasks(file)
     if rules is not None:

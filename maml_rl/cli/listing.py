@@ -109,10 +109,10 @@ def readable_minutes(minutes: float) -> str:
 
 def _matching(entries: Mapping[str, _Entry], text: str, noun: str) -> dict[str, _Entry]:
     """Return the entries whose names have a text in them."""
-    found = {name: entry for name, entry in entries.items() if text.lower() in name.lower()}
-    if not found:
+    matching = {name: entry for name, entry in entries.items() if text.lower() in name.lower()}
+    if not matching:
         raise ConfigError(f"no {noun} has {text!r} in its name{suggest(text, list(entries))}")
-    return found
+    return matching
 
 
 def list_envs(text: str, *, verbose: bool) -> Iterable[str]:

@@ -221,24 +221,24 @@ def _describe(config: Config, options: argparse.Namespace, device: Any) -> None:
         from maml_rl.experiment.estimate import estimate
 
         with ending_in_order():
-            found = estimate(config, device=device)
-        each = f"{found.seconds:.2g} s for each iteration"
-        if found.num_evaluations:
-            each += f", {found.evaluating:.2g} s for each evaluation"
+            needs = estimate(config, device=device)
+        each = f"{needs.seconds:.2g} s for each iteration"
+        if needs.num_evaluations:
+            each += f", {needs.evaluating:.2g} s for each evaluation"
         print(
-            f"Steps: {found.num_iterations:,} iterations of {found.env_steps:,.0f} environment steps, "
-            f"{found.total_env_steps:,.0f} in all."
+            f"Steps: {needs.num_iterations:,} iterations of {needs.env_steps:,.0f} environment steps, "
+            f"{needs.total_env_steps:,.0f} in all."
         )
-        if found.without_updates is None:
+        if needs.without_updates is None:
             each += ", without updates: those begin later"
-        elif found.without_updates:
-            each += f" with updates, which begin in iteration {found.without_updates + 1:,}"
-        time = readable_minutes(found.minutes)
-        print(f"Time: about {time} on this machine ({each}; iterations timed: {found.timed}).")
-        if found.num_bytes is not None:
-            in_worker = f", and {found.of_worker / 2**20:,.0f} MiB in a worker" if found.of_worker is not None else ""
-            own = f"{found.num_bytes / 2**20:,.0f} MiB in this process"
-            print(f"Memory: at most {own}{in_worker}, in these iterations.")
+        elif needs.without_updates:
+            each += f" with updates, which begin in iteration {needs.without_updates + 1:,}"
+        time = readable_minutes(needs.minutes)
+        print(f"Time: about {time} on this machine ({each}; iterations timed: {needs.timed}).")
+        if needs.num_bytes is not None:
+            in_worker = f", and {needs.of_worker / 2**20:,.0f} MiB in a worker" if needs.of_worker is not None else ""
+            in_process = f"{needs.num_bytes / 2**20:,.0f} MiB in this process"
+            print(f"Memory: at most {in_process}{in_worker}, in these iterations.")
         print(f"The run would be in {options.output_folder}; this was a dry run, which has written nothing.")
 
 

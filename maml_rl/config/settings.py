@@ -79,13 +79,13 @@ class SettingsModel(BaseModel):
     @classmethod
     def fields_by_key(cls) -> dict[str, FieldInfo]:
         """Return the fields by their keys in a file, in order; those of a model inside beside the others."""
-        found: dict[str, FieldInfo] = {}
+        fields: dict[str, FieldInfo] = {}
         for name, field in cls.model_fields.items():
             if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsModel):
-                found |= field.annotation.fields_by_key()
+                fields |= field.annotation.fields_by_key()
             elif not field.exclude:
-                found[field.alias or name] = field
-        return found
+                fields[field.alias or name] = field
+        return fields
 
     def replace(self, **changes: Any) -> Self:
         """Return these settings with some changed, by the fields' names.

@@ -47,9 +47,9 @@ class Mapping:
     def given(self, *path: str) -> int | str | None:
         """Return the line of a key here, or the other source of its value, or of its nearest parent; None without."""
         for length in range(len(path), 0, -1):
-            found = self.origins.get(path[:length]) or self.lines.get(path[:length])
-            if found:
-                return found
+            place = self.origins.get(path[:length]) or self.lines.get(path[:length])
+            if place:
+                return place
         return None
 
     def below(self, key: str, values: dict[str, Any]) -> "Mapping":
@@ -63,10 +63,10 @@ class Mapping:
 
     def merged(self, other: "Mapping", section: str, dropped: Collection[str] = ()) -> "Mapping":
         """Return this mapping without some keys, and with the values of another, those of `section` one by one."""
-        kept = {key: value for key, value in self.values.items() if key not in dropped}
-        values = kept | other.values
+        rest = {key: value for key, value in self.values.items() if key not in dropped}
+        values = rest | other.values
         if section in other.values:
-            values[section] = {**(kept.get(section) or {}), **(other.values[section] or {})}
+            values[section] = {**(rest.get(section) or {}), **(other.values[section] or {})}
         paths: set[KeyPath] = {(key,) for key in other.values if key != section}
         paths |= {(section, key) for key in other.values.get(section) or {}}
         return replace(

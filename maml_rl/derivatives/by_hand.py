@@ -122,15 +122,15 @@ class Rows:
 class MLPLinearization(Linearization):
     """Keeps the units and deltas of every layer, of k tasks under parameters (k, D), for a policy that `fits`.
 
-    They are in `kept`, which is for nothing else while this object is needed.
+    They are in `workspace`, which is for nothing else while this object is needed.
     """
 
     _policy: MLPPolicy
 
     def __init__(
-        self, policy: MLPPolicy, layout: ParameterLayout, rows: Rows, parameters: Tensor, kept: Workspace
+        self, policy: MLPPolicy, layout: ParameterLayout, rows: Rows, parameters: Tensor, workspace: Workspace
     ) -> None:
-        self._policy, self._layout, self._rows, self._kept = policy, layout, rows, kept
+        self._policy, self._layout, self._rows, self._kept = policy, layout, rows, workspace
         self._activation = _ACTIVATIONS[policy.perceptron.nonlinearity]  # type: ignore[index]
         params = layout.views(parameters)
         self._weights = [params[weight] for weight, _ in policy.perceptron.layer_names]
@@ -138,10 +138,10 @@ class MLPLinearization(Linearization):
         self._others = {name: param for name, param in params.items() if name not in in_layers}
         self._units = [rows.units]
         for index, (_, bias) in enumerate(policy.perceptron.layer_names):
-            z = self._affine(kept, f"units{index}", index, self._weights, params[bias])
+            z = self._affine(workspace, f"units{index}", index, self._weights, params[bias])
             if index < self._last:
                 self._units.append(self._activation.apply(z))
-        # A copy, because the distribution must outlive `kept`.
+        # A copy, because the distribution must outlive `workspace`.
         outputs = z.mT.clone()
         self.distribution = policy.distributions.parametrize(outputs.mT, self._others)
         self._of_units = policy.distributions.on_samples(outputs, self._others, rows.actions)
@@ -290,11 +290,11 @@ class PolicyOnSamples:
         if not automatic and isinstance(policy, MLPPolicy) and fits(policy):
             self._rows = Rows.of(policy, samples)
 
-    def at(self, parameters: Tensor, kept: Workspace | None = None) -> Linearization:
+    def at(self, parameters: Tensor, workspace: Workspace | None = None) -> Linearization:
         """Return the linearization at `parameters` (k, D).
 
-        Its arrays are in `kept` as long as it is used, such as `scratch()`; without, in memory of its own.
+        Its arrays are in `workspace` as long as it is used, such as `scratch()`; without, in memory of its own.
         """
         if self._rows is not None and isinstance(self._policy, MLPPolicy):
-            return MLPLinearization(self._policy, self._layout, self._rows, parameters, kept or Workspace())
+            return MLPLinearization(self._policy, self._layout, self._rows, parameters, workspace or Workspace())
         return AutogradLinearization(self._policy, self._layout, self.samples, parameters)

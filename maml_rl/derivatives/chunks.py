@@ -70,8 +70,8 @@ def number_kept(count: int, fraction: float) -> int:
 
 def every_nth(count: int, fraction: float) -> Tensor | None:
     """Return the indices of a `fraction` of `count` episodes, evenly spread; None for all of them."""
-    kept = number_kept(count, fraction)
-    return None if kept == count else torch.arange(kept) * count // kept
+    number = number_kept(count, fraction)
+    return None if number == count else torch.arange(number) * count // number
 
 
 def sum_of_chunks(of_chunks: Sequence[Tensor]) -> Tensor:

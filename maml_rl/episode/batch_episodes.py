@@ -62,13 +62,13 @@ class BatchEpisodes(AppendedEpisodes, EstimatedEpisodes):
     def view(cls, batch: Any, index: int) -> Self:
         """Return the episodes of one task of `TaskEpisodes`, without a copy; the first `append` copies them."""
         steps = int(batch.lengths[index].max())
-        own = batch._each(lambda stepwise, tensor: tensor[index, :steps] if stepwise else tensor[index])
+        arrays = batch._each(lambda stepwise, tensor: tensor[index, :steps] if stepwise else tensor[index])
         task = batch.tasks[index] if batch.tasks else None
-        episodes = cls(len(own["lengths"]), batch.gamma, batch.device, task=task)
+        episodes = cls(len(arrays["lengths"]), batch.gamma, batch.device, task=task)
         for name in ("lengths", "terminated", "truncated", "log_probs", "_advantages", "memory", "infos"):
-            setattr(episodes, name, own.get(name))
-        episodes._stored = {name: own[name] for name in ("observations", "actions", "rewards")}
-        episodes._final_observations = own["final_observations"]
+            setattr(episodes, name, arrays.get(name))
+        episodes._stored = {name: arrays[name] for name in ("observations", "actions", "rewards")}
+        episodes._final_observations = arrays["final_observations"]
         episodes.fast_lr, episodes.rule, episodes.horizon = batch.fast_lr, batch.rule, batch.horizon
         return episodes
 

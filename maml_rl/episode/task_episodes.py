@@ -91,7 +91,7 @@ class TaskEpisodes(EstimatedEpisodes):
         if self.rewards.dim() != 3:
             raise ValueError(f"rewards must have the shape (M, T, B), got {tuple(self.rewards.shape)}")
         self.log_probs = None if log_probs is None else as_tensor(log_probs)
-        self.memory = None if memory is None else tuple(as_tensor(kept) for kept in memory)
+        self.memory = None if memory is None else tuple(as_tensor(part) for part in memory)
         self.infos = {name: as_tensor(array).float() for name, array in (infos or {}).items()}
         self.tasks, self.gamma, self.fast_lr, self.rule = tuple(tasks), gamma, fast_lr, rule
         self.horizon = self.rewards.shape[1] if horizon is None else horizon
@@ -136,8 +136,8 @@ class TaskEpisodes(EstimatedEpisodes):
             if isinstance(value, Tensor)
         }
         if self.memory is not None:
-            kept = zip(*(batch.memory or () for batch in batches), strict=True)
-            made["memory"] = tuple(function(True, *tensors) for tensors in kept)
+            memories = zip(*(batch.memory or () for batch in batches), strict=True)
+            made["memory"] = tuple(function(True, *tensors) for tensors in memories)
         made["infos"] = {
             name: function(info.dim() == 3, *(batch.infos[name] for batch in batches))
             for name, info in self.infos.items()
@@ -259,8 +259,8 @@ class TaskEpisodes(EstimatedEpisodes):
 
         They go to a GPU through pinned memory, without waiting for it.
         """
-        moved, there = copy.copy(self), torch.device(device)
-        vars(moved).update(self._each(lambda _, tensor: to_device(tensor, there)))
+        moved, target = copy.copy(self), torch.device(device)
+        vars(moved).update(self._each(lambda _, tensor: to_device(tensor, target)))
         return moved
 
     def digest(self) -> str:
@@ -317,7 +317,7 @@ def _of_one_task(batch: BatchEpisodes) -> TaskEpisodes:
         **arrays,
         infos={name: info[None] for name, info in batch.infos.items()},
         log_probs=None if batch.log_probs is None else batch.log_probs[None],
-        memory=None if batch.memory is None else [kept[None] for kept in batch.memory],
+        memory=None if batch.memory is None else [part[None] for part in batch.memory],
         gamma=batch.gamma,
         fast_lr=batch.fast_lr,
         rule=batch.rule,
@@ -338,8 +338,8 @@ def _check_shapes(episodes: TaskEpisodes) -> None:
     for name, array in vars(episodes).items():
         if isinstance(array, Tensor):
             _check_lead(name, array, (num_tasks, *(() if name in _EPISODEWISE else (steps,)), num_episodes))
-    for kept in episodes.memory or ():
-        _check_lead("memory", kept, (num_tasks, steps, num_episodes))
+    for remembered in episodes.memory or ():
+        _check_lead("memory", remembered, (num_tasks, steps, num_episodes))
     for name, info in episodes.infos.items():
         lead = (num_tasks, steps, num_episodes) if info.dim() == 3 else (num_tasks, num_episodes)
         if tuple(info.shape) != lead:

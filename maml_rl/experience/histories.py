@@ -190,9 +190,9 @@ class Histories:
         firsts = np.cumsum([0, *(grid.size for grid in grids)])
         numbers = [first + np.arange(grid.size).reshape(grid.shape) for first, grid in zip(firsts, grids, strict=False)]
         order = np.concatenate(numbers, 1)
-        own = lengths[order.ravel()]
+        sizes = lengths[order.ravel()]
         starts = (np.cumsum(lengths) - lengths)[order.ravel()]
-        steps = np.repeat(starts - (np.cumsum(own) - own), own) + np.arange(own.sum())
+        steps = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
 
         def joined(name: str) -> NDArray[Any]:
             parts = [block[name] for block in blocks]
@@ -332,8 +332,8 @@ class Histories:
                 )
             env.reset_task(self.tasks)
             self._family = env
-        own = LastStepParts.of(self.observation_space, self.env.action_space).observation
-        seen = read_flat(self.observation_space, sequences.observations[..., own].flatten(0, 1).numpy())
+        of_observation = LastStepParts.of(self.observation_space, self.env.action_space).observation
+        seen = read_flat(self.observation_space, sequences.observations[..., of_observation].flatten(0, 1).numpy())
         # One slot for each history.
         slots = sequences.tasks.repeat(len(sequences.observations)).numpy()
         best = self._family.optimal_actions(seen, slots).astype(self.env.action_space.dtype)
@@ -398,8 +398,8 @@ class Distinct:
         rows = np.ascontiguousarray(observations, self._dtype).reshape(len(observations), -1)
         as_bytes: list[Any] = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel().tolist()
         numbers = self._numbers
-        found = np.fromiter((numbers.setdefault(row, len(numbers)) for row in as_bytes), np.int64, len(rows))
-        return None if len(numbers) > _MOST_DIFFERENT else found
+        indices = np.fromiter((numbers.setdefault(row, len(numbers)) for row in as_bytes), np.int64, len(rows))
+        return None if len(numbers) > _MOST_DIFFERENT else indices
 
     def table(self) -> NDArray[Any]:
         """Return the different observations, (D, *shape)."""

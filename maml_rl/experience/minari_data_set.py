@@ -146,14 +146,14 @@ def read_data_set(identifier: str) -> Histories:
         if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
             raise ConfigError(f"a history has arrays, and the data set {identifier!r} has {space}")
     action_space = stored_actions(data.action_space)
-    own = json.loads(data.storage.metadata.get("tasks", "null"))
+    known_tasks = json.loads(data.storage.metadata.get("tasks", "null"))
     trials: dict[int, list[tuple[int, Any]]] = {}
     tasks = {}
     attributes = data.storage.get_episode_metadata(data.episode_indices)
     for number, (episode, known) in enumerate(zip(data.iterate_episodes(), attributes, strict=True)):
-        trial, place = (0, number) if own is None else (int(known["trial"]), int(known["episode"]))
+        trial, place = (0, number) if known_tasks is None else (int(known["trial"]), int(known["episode"]))
         trials.setdefault(trial, []).append((place, episode))
-        tasks[trial] = {} if own is None else own[int(known["task"])]
+        tasks[trial] = {} if known_tasks is None else known_tasks[int(known["task"])]
     histories = [[episode for _, episode in sorted(trials[trial], key=itemgetter(0))] for trial in sorted(trials)]
     ordered = list(chain.from_iterable(histories))
     parts = [each.observations[:-1] for each in ordered], [each.observations[-1:] for each in ordered]
@@ -162,9 +162,9 @@ def read_data_set(identifier: str) -> Histories:
     numbers = distinct.encode(np.concatenate((seen, final)))
     if numbers is not None:
         seen, final = np.split(numbers, [len(seen)])
-    if own is not None:
+    if known_tasks is not None:
         check_family(data.env_spec.id, data.env_spec.kwargs, f"the data set {identifier!r}")
-    own_env = () if own is None else (data.env_spec.id, _own_kwargs(data.env_spec))
+    own_env = () if known_tasks is None else (data.env_spec.id, _own_kwargs(data.env_spec))
     return Histories(
         [tasks[trial] for trial in sorted(trials)],
         [[len(each.rewards) for each in history] for history in histories],

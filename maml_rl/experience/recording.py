@@ -141,8 +141,8 @@ class Recording:
             # A recording of an earlier version goes on without infos.
             self.about = about = about.model_copy(update={"infos": {}})
         mine = _as_json(about)
-        for key, there in _as_json(index.about).items():
-            if there != mine[key]:
+        for key, recorded in _as_json(index.about).items():
+            if recorded != mine[key]:
                 raise ConfigError(
                     f"{folder} is a recording with other {key.replace('_', ' ')}; resume it as it was begun, or choose "
                     "another --output"
@@ -411,12 +411,12 @@ def _read_index(folder: Path) -> _Index:
 
 def _find(path: Path) -> Path:
     """Return the folder of the only recording in or below a folder."""
-    found = sorted({file.parent for pattern in (_INDEX, f"**/{_INDEX}") for file in path.glob(pattern)})
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(str(index.parent) for index in found)
-        raise ConfigError(f"{path} holds {len(found)} data sets of histories ({names}); name one of them")
+    folders = sorted({file.parent for pattern in (_INDEX, f"**/{_INDEX}") for file in path.glob(pattern)})
+    if len(folders) == 1:
+        return folders[0]
+    if folders:
+        names = ", ".join(str(index.parent) for index in folders)
+        raise ConfigError(f"{path} holds {len(folders)} data sets of histories ({names}); name one of them")
     raise ConfigError(f"{path} holds no learning histories; record some with maml-rl record")
 
 

@@ -128,8 +128,8 @@ class Replay:
         # If one batch has more than fit, only its newest are kept.
         skipped = int((np.cumsum(lengths[::-1]) > self.capacity).sum())
         # A slot without a step has no trial.
-        kept = [place for place in range(skipped, len(lengths)) if lengths[place]]
-        order = places[kept][real[kept]]
+        chosen = [place for place in range(skipped, len(lengths)) if lengths[place]]
+        order = places[chosen][real[chosen]]
         grids = {
             "observations": episodes.observations,
             "actions": episodes.actions,
@@ -145,7 +145,7 @@ class Replay:
         if skipped:
             self._first = self._end = self._end + skipped
             self._segments.begin(self._first, anew=False)
-        self._add(KeptTrials(rows, lengths[kept], [keys[place] for place in kept]))
+        self._add(KeptTrials(rows, lengths[chosen], [keys[place] for place in chosen]))
         self._segments.cut(self._first, self._lengths, self._steps.row_bytes)
 
     def sample_transitions(
@@ -172,15 +172,15 @@ class Replay:
         """
         check_count("num", num)
         groups = [self._trials_of(task, newest) for task in ([None] if tasks is None else tasks)]
-        found = []
+        drawn_rows = []
         for trials in groups:
             ends = np.cumsum(self._lengths[trials])
             drawn = rng.integers(ends[-1], size=num)
             place = np.searchsorted(ends, drawn, side="right")
             chosen = trials[place]
             within = drawn - (ends[place] - self._lengths[chosen])
-            found.append((self._starts[chosen] + within) % self.capacity)
-        rows = np.stack(found)
+            drawn_rows.append((self._starts[chosen] + within) % self.capacity)
+        rows = np.stack(drawn_rows)
         return self._steps.take(rows[0] if tasks is None else rows)
 
     def sample_sequences(
@@ -226,12 +226,12 @@ class Replay:
         starts, lengths = self._starts[chosen], self._lengths[chosen]
         ends = starts + lengths
         if length is not None:
-            kept = np.minimum(lengths, check_count("length", length))
-            first, last = np.zeros_like(kept), lengths - kept
+            sizes = np.minimum(lengths, check_count("length", length))
+            first, last = np.zeros_like(sizes), lengths - sizes
             goal = self._first_rewards[chosen]
-            first = np.where(is_rewarded, np.maximum(first, goal - kept + 1), first)
+            first = np.where(is_rewarded, np.maximum(first, goal - sizes + 1), first)
             last = np.where(is_rewarded, np.minimum(last, goal), last)
-            starts, lengths = starts + rng.integers(first, last + 1), kept
+            starts, lengths = starts + rng.integers(first, last + 1), sizes
         offsets = np.arange(lengths.max())[:, None]
         real = offsets < lengths
         steps = self._steps.take((starts + offsets) % self.capacity, None if real.all() else real)
@@ -296,8 +296,8 @@ class Replay:
 
     def _make_room(self, num_steps: int) -> None:
         """Drop the oldest trials, having written those that are in no closed segment."""
-        kept = np.cumsum(self._lengths[::-1]) <= self.capacity - num_steps
-        dropped = len(self._lengths) - int(kept.sum())
+        fits = np.cumsum(self._lengths[::-1]) <= self.capacity - num_steps
+        dropped = len(self._lengths) - int(fits.sum())
         if self._segments.folder is not None and dropped:
             self._segments.keep(self._first + dropped, self._end)
         self._first += dropped
@@ -336,12 +336,12 @@ class Replay:
                 for place, key in enumerate(self._keys):
                     of_tasks.setdefault(key, []).append(place)
                 self._of_tasks = {key: np.asarray(of_task) for key, of_task in of_tasks.items()}
-            found = self._of_tasks.get(task_key(task))
-            if found is None:
+            trials = self._of_tasks.get(task_key(task))
+            if trials is None:
                 raise ValueError(
                     f"the replay buffer has no trials of the task {task_key(task)}; append some, or draw from others"
                 )
-            places = found
+            places = trials
         return places if newest is None else places[-check_count("newest", newest) :]
 
     def _trials(self, first: int, end: int) -> KeptTrials:

@@ -125,16 +125,16 @@ class ReplaySegments:
         """
         folder = self.folder or Path()
         try:
-            kept = checked(_Kept, dict(state))
+            saved = checked(_Kept, dict(state))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"a checkpoint does not say what experience it needs of {folder}: {error}") from None
         # A checkpoint from before there was any experience names no segment.
-        ends = [*(segment.first for segment in kept.segments), kept.next][1:]
+        ends = [*(segment.first for segment in saved.segments), saved.next][1:]
         spans = []
-        for segment, stop in zip(kept.segments, ends, strict=True):
+        for segment, stop in zip(saved.segments, ends, strict=True):
             path = folder / segment.file
             trials = _read(folder, segment)
-            here = slice(max(segment.first, kept.first) - segment.first, stop - segment.first)
+            here = slice(max(segment.first, saved.first) - segment.first, stop - segment.first)
             if here.stop > len(trials.lengths):
                 raise CheckpointError(
                     f"the experience {path} holds {len(trials.lengths)} of {here.stop} trials; {REMEDY}"
@@ -145,9 +145,9 @@ class ReplaySegments:
             # A segment that was extended after this checkpoint is written again.
             is_whole = segment.first + len(trials.lengths) == stop
             spans.append(_Span(segment.first, stop, segment if is_whole else None))
-        last = spans.pop() if kept.open and spans else _Span(kept.next, kept.next)
+        last = spans.pop() if saved.open and spans else _Span(saved.next, saved.next)
         self._closed, self._open = spans, last
-        return kept.first
+        return saved.first
 
     def _close(self, end: int) -> None:
         """Close the last segment before trial `end`."""

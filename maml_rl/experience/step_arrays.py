@@ -77,12 +77,12 @@ class StepArrays:
                 }
         for name, values in rows.items():
             before_wrap = min(len(values), self._capacity - start)
-            kept: list[Any] = [(self._fields[name], values)]
+            targets: list[Any] = [(self._fields[name], values)]
             if self.copies:
-                kept.append(
+                targets.append(
                     (self.copies[name], to_device(torch.from_numpy(np.ascontiguousarray(values)), self._device))
                 )
-            for into, given in kept:
+            for into, given in targets:
                 into[start : start + before_wrap] = given[:before_wrap]
                 into[: len(values) - before_wrap] = given[before_wrap:]
 
@@ -93,23 +93,23 @@ class StepArrays:
     def take(self, rows: NDArray[np.int64], real: NDArray[np.bool_] | None = None) -> Steps:
         """Return copies of rows on the device, zero where they are not real."""
         flat = rows.ravel()
-        found = {}
+        fields = {}
         mask = torch.from_numpy(np.ones(rows.shape, np.float32) if real is None else real.astype(np.float32))
         mask = to_device(mask, self._device)
         places = to_device(torch.from_numpy(flat), self._device) if self.copies else None
         for name, values in self._fields.items():
             shape = *rows.shape, *values.shape[1:]
             if places is not None:
-                found[name] = self.copies[name].index_select(0, places).reshape(shape)
+                fields[name] = self.copies[name].index_select(0, places).reshape(shape)
                 if real is not None:
                     padding = (mask == 0).reshape(*rows.shape, *(1,) * (values.ndim - 1))
-                    found[name] = found[name].masked_fill(padding, 0)
+                    fields[name] = fields[name].masked_fill(padding, 0)
                 continue
             taken = values.take(flat, axis=0).reshape(shape)
             if real is not None:
                 taken[~real] = 0
-            found[name] = to_device(torch.from_numpy(taken), self._device)
-        return Steps.of({**found, "mask": mask})
+            fields[name] = to_device(torch.from_numpy(taken), self._device)
+        return Steps.of({**fields, "mask": mask})
 
     def _allocate(self, rows: Mapping[str, NDArray[Any]], folder: Path) -> dict[str, NDArray[Any]]:
         sizes = {name: self._capacity * prod(values.shape[1:]) * values.itemsize for name, values in rows.items()}

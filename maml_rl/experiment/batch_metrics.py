@@ -36,8 +36,8 @@ def policy_spread(policy: Policy, batch: EpisodeStore) -> dict[str, float]:
         of_chunks = batch.map(_spread, policy)
     finally:
         policy.train(was_training)
-    names = [name for name in of_chunks[0] if all(name in found for found in of_chunks)]
-    totals = {name: torch.stack([found[name] for found in of_chunks]).sum(0) for name in names}
+    names = [name for name in of_chunks[0] if all(name in chunk for chunk in of_chunks)]
+    totals = {name: torch.stack([chunk[name] for chunk in of_chunks]).sum(0) for name in names}
     spread = {f"policy/{name}": float(total[0] / total[1]) for name, total in totals.items()}
     return {name: value for name, value in spread.items() if math.isfinite(value)}
 

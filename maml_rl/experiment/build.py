@@ -148,11 +148,11 @@ class Experiment:
 
     def refuse_learned_tasks(self, tasks: Sequence[Task]) -> None:
         """Refuse test tasks that are in the recorded data from which the policy has learned."""
-        found = [task for task in tasks if task in self.metalearner.learned_tasks]
-        if found:
+        known = [task for task in tasks if task in self.metalearner.learned_tasks]
+        if known:
             raise ConfigError(
-                f"{len(found)} of the {len(tasks)} tasks are among those of the histories that the policy has learned "
-                f"from, the first is {task_key(found[0])}; test on others, say by `tasks: {{distribution: fixed}}` in "
+                f"{len(known)} of the {len(tasks)} tasks are among those of the histories that the policy has learned "
+                f"from, the first is {task_key(known[0])}; test on others, say by `tasks: {{distribution: fixed}}` in "
                 "the config before the histories are recorded"
             )
 
@@ -274,11 +274,11 @@ def _make_task_distribution(
         names = ", ".join(task_distributions())
         raise config.error(f"add a line `distribution: ...`, one of {names}, or module:Class", "tasks")
     try:
-        found = find_task_distribution(name)
+        kind = find_task_distribution(name)
     except ValueError as error:
         raise config.error(str(error), "tasks", "distribution") from error
-    settings = config.check_section(TASKS, found.Settings)
-    settings = found.complete(settings, config.seed)
+    settings = config.check_section(TASKS, kind.Settings)
+    settings = kind.complete(settings, config.seed)
     family = FamilyTasks(
         config.env_name,
         env.task_space,
@@ -287,7 +287,7 @@ def _make_task_distribution(
         lambda count, seed: env.sample_tasks(count, seed=seed, evaluation=True),
     )
     with UsersCode(lambda error: config.error(explain(error), "tasks")):
-        distribution = found.from_settings(settings, config.env_name)
+        distribution = kind.from_settings(settings, config.env_name)
         distribution.admit(family, lambda tasks: try_tasks(tasks, env, "the distribution"))
         if samples:
             distribution.check_batch(config.meta_batch_size)

@@ -95,7 +95,7 @@ def estimate(
     timed = len(rows) - first
     seconds = sum(times[first:]) / timed
     steps = (rows[-1]["env_steps"] - (rows[first - 1]["env_steps"] if first else 0)) / timed
-    own, of_worker = _most_memory()
+    of_driver, of_worker = _most_memory()
     return Estimate(
         steps,
         seconds,
@@ -105,7 +105,7 @@ def estimate(
         0 if every is None else config.num_batches // every,
         config.num_batches,
         timed,
-        own,
+        of_driver,
         of_worker if config.placement.workers else None,
     )
 
@@ -123,7 +123,7 @@ def _most_memory() -> tuple[int | None, int | None]:
     import sys
 
     unit = 1 if sys.platform == "darwin" else 1024
-    own, of_worker = (
+    of_driver, of_worker = (
         unit * resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
-    return own, of_worker or None
+    return of_driver, of_worker or None

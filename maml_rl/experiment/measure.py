@@ -52,9 +52,9 @@ class _Tasks:
         """Return the tasks of an experiment, and whether they are not a sample of its family."""
         if isinstance(self.wanted, Path):
             return experiment.load_tasks(self.wanted), True
-        own = experiment.fixed_tasks("test")
-        if own is not None:
-            return own, True
+        fixed = experiment.fixed_tasks("test")
+        if fixed is not None:
+            return fixed, True
         if self.drawn is None:
             with make_sampler(experiment, num_workers=0, evaluation=True, task_split="test") as sampler:
                 self.drawn = list(sampler.sample_tasks(self.wanted))
@@ -170,11 +170,11 @@ class _Measured:
                 shown.extend(performed(experiment.policy, phase) for phase in batch.phases)
 
         repetitions = REPETITIONS if isinstance(self._chosen.wanted, Path) else 1
-        found = evaluate(experiment, self._tasks, repetitions=repetitions, on_batch=keep_first)
+        saved = evaluate(experiment, self._tasks, repetitions=repetitions, on_batch=keep_first)
         checkpoint = run.finished if self._checkpoint is None else self._checkpoint
         # Drawn once for all runs, tasks are still a sample of the family.
-        found = replace(found, fixed_tasks=self._fixed, identity=run.identity, checkpoint=checkpoint if trained else 0)
-        return SampledEvaluation(experiment.config, shown, found, experiment.metalearner.source_returns)
+        saved = replace(saved, fixed_tasks=self._fixed, identity=run.identity, checkpoint=checkpoint if trained else 0)
+        return SampledEvaluation(experiment.config, shown, saved, experiment.metalearner.source_returns)
 
 
 def saved_evaluation(run: Run, checkpoint: int | None = None) -> tuple[Evaluation | None, list[str]]:
@@ -191,16 +191,16 @@ def saved_evaluation(run: Run, checkpoint: int | None = None) -> tuple[Evaluatio
     if path is None:
         return None, []
     try:
-        found = load_evaluation(path)
+        saved = load_evaluation(path)
     except ConfigError as error:
         return None, [f"{error}."]
-    steps = found.returns.shape[1] - 1
+    steps = saved.returns.shape[1] - 1
     differs = {
-        "another family": found.env_name != run.config.env_name,
-        "an earlier version, or another seed": not found.identity or found.seed != run.config.seed,
-        "other settings": found.identity != run.identity,
-        f"{found.after} instead of {run.config.test_steps}": found.columns == "step" and steps != run.config.test_steps,
-        "another checkpoint": found.checkpoint != (run.finished if checkpoint is None else checkpoint),
+        "another family": saved.env_name != run.config.env_name,
+        "an earlier version, or another seed": not saved.identity or saved.seed != run.config.seed,
+        "other settings": saved.identity != run.identity,
+        f"{saved.after} instead of {run.config.test_steps}": saved.columns == "step" and steps != run.config.test_steps,
+        "another checkpoint": saved.checkpoint != (run.finished if checkpoint is None else checkpoint),
     }
     how = next((name for name, is_so in differs.items() if is_so), None)
-    return (found, []) if how is None else (None, [f"{path} is not used here: it is of {how}."])
+    return (saved, []) if how is None else (None, [f"{path} is not used here: it is of {how}."])

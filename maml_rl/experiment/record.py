@@ -127,8 +127,8 @@ def record(
         raise ConfigError(f"there is no learner {learner!r}{suggest(learner, list(LEARNERS))}")
     if minari:
         require_minari()
-    of_config, own = _split_settings(learner, settings)
-    checked = _check_settings(learner, own)
+    of_config, of_learner = _split_settings(learner, settings)
+    checked = _check_settings(learner, of_learner)
     config = config.override({**_PLAIN, **of_config}, "the settings of the learner")
     experiment = make_experiment(config, num_workers=None)
     config = experiment.config
@@ -447,5 +447,5 @@ def _what_counts(config: Config, settings: SettingsModel | None) -> dict[str, An
     """Return the settings that the content of a recording depends on, besides family and tasks."""
     keys = ("seed", "fast-batch-size", "gamma", "gae-lambda", "bootstrap", "baseline", "hidden-sizes", "nonlinearity")
     of_config = config.model_dump(mode="json", by_alias=True)
-    own = {} if settings is None else settings.model_dump(mode="json", by_alias=True)
-    return {key: of_config[key] for key in keys} | own
+    of_learner = {} if settings is None else settings.model_dump(mode="json", by_alias=True)
+    return {key: of_config[key] for key in keys} | of_learner

@@ -20,7 +20,7 @@ FREE = ("num_envs", "render_mode", "normalization_scale")
 
 def references(env_kwargs: Mapping[str, Any], max_episode_steps: int | None) -> dict[str, tuple[float, float]]:
     """Return the returns of random actions and of the oracle, by family of a mixture; none of those not measured."""
-    found = {}
+    returns = {}
     for each in _measured(FILE):
         name = each["env-name"]
         arguments = (env_kwargs.get("arguments") or {}).get(name, {})
@@ -29,12 +29,12 @@ def references(env_kwargs: Mapping[str, Any], max_episode_steps: int | None) -> 
         # They are those of the default arguments, which a config may repeat.
         is_measured = steps == each["max-episode-steps"] and changed.items() <= each["env-kwargs"].items()
         if is_measured and name in env_kwargs.get("families", HALF_CHEETAHS):
-            found[name] = (each["random"], each["oracle"])
-    return found
+            returns[name] = (each["random"], each["oracle"])
+    return returns
 
 
 @cache
 def _measured(file: Path) -> list[dict[str, Any]]:
     """Return the entries of a file of references."""
-    found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    entries: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return entries

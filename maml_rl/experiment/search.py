@@ -82,14 +82,14 @@ def search(
     for key, distribution in space.items():
         for value in _extremes(distribution):
             make_experiment(changed(config, {key: value}))
-    of_config, own = identity(config), own_values(config, space)
+    of_config, initial = identity(config), own_values(config, space)
     runs = folder / f"{of_config[:12]}-seed-{config.seed}-steps-{env_steps:g}"
     study = open_study(folder / STUDIES, f"{of_config} seed {config.seed} {env_steps:g} steps, {_METRIC}")
     yield f"trials of this search: {runs}"
     began, done = monotonic(), 0
     try:
         while monotonic() < began + 60.0 * minutes:
-            with _next_trial(study, runs, num_trials, own) as trial:
+            with _next_trial(study, runs, num_trials, initial) as trial:
                 if trial is None:
                     break
                 yield _try(study, trial, config, space, runs / str(trial.number), env_steps)
@@ -114,9 +114,9 @@ def open_study(path: Path, name: str) -> "Study":
             read_regular(path)
         with closing(sqlite3.connect(path)) as file:
             file.execute("BEGIN IMMEDIATE")
-            (found,) = file.execute("PRAGMA integrity_check").fetchone()
-            if found != "ok":
-                raise sqlite3.DatabaseError(found)
+            (report,) = file.execute("PRAGMA integrity_check").fetchone()
+            if report != "ok":
+                raise sqlite3.DatabaseError(report)
         study = optuna.create_study(
             storage=optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}"),
             study_name=name,
@@ -132,7 +132,7 @@ def open_study(path: Path, name: str) -> "Study":
 
 
 @contextmanager
-def _next_trial(study: "Study", runs: Path, num_trials: int, own: Mapping[str, Any]) -> Iterator["Trial | None"]:
+def _next_trial(study: "Study", runs: Path, num_trials: int, initial: Mapping[str, Any]) -> Iterator["Trial | None"]:
     """Yield a trial that is this process's until the end: one whose process was killed, or the next; None if all began.
 
     A lock on a file says that the process of a trial lives: the operating system releases it when the process ends.
@@ -144,8 +144,8 @@ def _next_trial(study: "Study", runs: Path, num_trials: int, own: Mapping[str, A
     with (runs / "lock").open("w") as choosing:
         fcntl.flock(choosing, fcntl.LOCK_EX)
         known = study.get_trials(deepcopy=False)
-        if not known and own:
-            study.enqueue_trial(dict(own))
+        if not known and initial:
+            study.enqueue_trial(dict(initial))
         for each in known:
             if each.state == TrialState.RUNNING and (held := _locked(runs / f"{each.number}.lock")) is not None:
                 trial = Trial(study, each._trial_id)
@@ -243,7 +243,7 @@ def own_values(config: Config, space: Mapping[str, "BaseDistribution"]) -> dict[
     """Return what a config itself has for the settings of a space, without those that are outside of it."""
     whole = algorithm_of(config)[-1].model_dump(mode="json", by_alias=True)
     flat = {**whole["algorithm-settings"], **whole}
-    found = {}
+    values = {}
     for key, distribution in space.items():
         section, _, name = key.partition(".")
         value = whole[section].get(name) if name else flat[key]
@@ -253,8 +253,8 @@ def own_values(config: Config, space: Mapping[str, "BaseDistribution"]) -> dict[
         elif value is not None and not within[0] <= value <= within[-1]:
             value = None
         if value is not None:
-            found[key] = value
-    return found
+            values[key] = value
+    return values
 
 
 def train_trial(config: Config, folder: Path, env_steps: float, ends: Ends) -> tuple[float | None, int]:

@@ -170,7 +170,7 @@ def train(
 
 def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> int | list[Task] | None:
     """Return the tasks of the evaluations, or the number to draw; None where there are no evaluations."""
-    config, kept = experiment.config, folder / EVALUATION_TASKS
+    config, file = experiment.config, folder / EVALUATION_TASKS
     num_steps = config.test_steps if experiment.metalearner.takes_steps else 0
     if config.evaluate_every is None:
         return None
@@ -179,7 +179,7 @@ def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> in
             refuse_too_large_evaluations(experiment, config.evaluation_tasks, num_steps)
             return config.evaluation_tasks
         # A resumed run keeps its tasks, even if the file has changed.
-        tasks = experiment.load_tasks(kept if resume and kept.is_file() else config.evaluation_tasks)
+        tasks = experiment.load_tasks(file if resume and file.is_file() else config.evaluation_tasks)
         refuse_too_large_evaluations(experiment, len(tasks), num_steps)
     except ConfigError as error:
         raise config.error(str(error), "evaluation-tasks") from error
@@ -209,8 +209,8 @@ def _evaluating(
             for column in range(evaluation.returns.shape[1]):
                 name = f"{experiment.metalearner.columns}_{column}"
                 metrics[f"evaluation/return/{name}"] = float(evaluation.returns[:, column].mean(dtype=np.float64))
-                for part, found in evaluation.parts().items():
-                    metrics[f"evaluation/of {part}/{name}"] = float(found.returns[:, column].mean(dtype=np.float64))
+                for part, of_part in evaluation.parts().items():
+                    metrics[f"evaluation/of {part}/{name}"] = float(of_part.returns[:, column].mean(dtype=np.float64))
                 for key, info in evaluation.infos.items():
                     metrics[f"evaluation/info/{key}/{name}"] = float(info[:, column].mean(dtype=np.float64))
             return metrics | {"time/evaluation_s": perf_counter() - started}
@@ -326,8 +326,8 @@ def _collecting(
     def publish(version: int) -> dict[int, dict[str, Tensor]]:
         if not lag:
             return {}
-        policy, own = metalearner.policy.state_dict(), metalearner.acting_state()
-        published[version] = {f"{_POLICY}{name}": tensor.detach().clone() for name, tensor in policy.items()} | own
+        policy, rest = metalearner.policy.state_dict(), metalearner.acting_state()
+        published[version] = {f"{_POLICY}{name}": tensor.detach().clone() for name, tensor in policy.items()} | rest
         published.pop(version - lag - 1, None)
         return {earlier: acting for earlier, acting in published.items() if earlier < version}
 

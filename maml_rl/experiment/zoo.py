@@ -74,12 +74,12 @@ def add_to_zoo(
     restore(saved, experiment.metalearner, config.algorithm, path)
     evaluation = evaluate(experiment, num_tasks, num_workers=num_workers)
     training_state = experiment.metalearner.training_state
-    kept = {key: value for key, value in saved.learner.items() if key.partition(".")[0] not in training_state}
+    remaining = {key: value for key, value in saved.learner.items() if key.partition(".")[0] not in training_state}
     made = ZOO / f"{TEMPORARY}{name.replace('/', '-')}"
     shutil.rmtree(made, ignore_errors=True)
     try:
         state = {key: value for key, value in saved.state.items() if key != EXPERIENCE}
-        save_checkpoint(replace(saved, score=None, evaluated=False, learner=kept, state=state), made / CHECKPOINTS)
+        save_checkpoint(replace(saved, score=None, evaluated=False, learner=remaining, state=state), made / CHECKPOINTS)
         replace_file(made / CONFIG, experiment.config.to_json().encode())
         text = json.dumps(_results(evaluation, experiment, trained_with), indent=1, allow_nan=False)
         replace_file(made / EVALUATION, f"{text}\n".encode())

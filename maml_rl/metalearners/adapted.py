@@ -32,12 +32,12 @@ class Adapted:
         """Return a copy of the policy that was adapted, which is ready to act in the task of this number."""
         ready = copy.deepcopy(policy)
         if self.params is not None:
-            own = dict(ready.named_parameters())
+            shapes = dict(ready.named_parameters())
             of_task = {
-                name: param if param.shape == own[name].shape else param[task] for name, param in self.params.items()
+                name: param if param.shape == shapes[name].shape else param[task] for name, param in self.params.items()
             }
             ready.load_state_dict(of_task, strict=False)
-        return PolicyWithMemory(ready, [kept[task] for kept in self.memory]) if self.memory else ready
+        return PolicyWithMemory(ready, [part[task] for part in self.memory]) if self.memory else ready
 
 
 def adapt(sampler: Sampler, tasks: Sequence[Task], plan: Plan) -> Adapted:

@@ -214,18 +214,18 @@ class FilteredActorCritic(MetaLearner):
             if records_steps(self.device):
                 # To select the real steps would wait for the device.
                 share = (mask / mask.sum()).unsqueeze(-1).to(observations)
-                found = (share * observations).sum((0, 1))
-                variance = (share * (observations - found).square()).sum((0, 1))
+                average = (share * observations).sum((0, 1))
+                variance = (share * (observations - average).square()).sum((0, 1))
             else:
                 real = observations[mask > 0]
-                found, variance = real.mean(0), real.var(0, correction=0)
-            difference = found - mean
+                average, variance = real.mean(0), real.var(0, correction=0)
+            difference = average - mean
             self.policy.normalize_by(mean + tau * difference, std.square().lerp(variance + difference.square(), tau))
 
     def loss(self, pair: Tensor, *trials: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of the `losses` of both, and all that they return."""
-        found = self.losses(*trials, pair=pair)
-        return self.settings.critic_coefficient * found[0] + found[1], torch.stack(found)
+        losses = self.losses(*trials, pair=pair)
+        return self.settings.critic_coefficient * losses[0] + losses[1], torch.stack(losses)
 
     def _noise(self, seen: Tensor) -> tuple[Tensor, ...]:
         """Return the noise of continuous actions (L + 1, N, A) for what is seen (L + 1, N, ...), if they are."""

@@ -86,8 +86,8 @@ class AutogradObjective:
         Args:
             statistics: like an objective, but (k, n): n numbers for each task.
         """
-        found = torch.cat(self._store.map(_measure, self._old, replace(self._learner, objective=statistics)))
-        means: list[float] = found.double().mean(0).tolist()
+        numbers = torch.cat(self._store.map(_measure, self._old, replace(self._learner, objective=statistics)))
+        means: list[float] = numbers.double().mean(0).tolist()
         return means
 
 
@@ -142,16 +142,16 @@ def _outcomes(learner: _Learner, phases: Sequence[Steps]) -> list[PhaseOutcome]:
         stacked: Params = learner.policy.stack_parameters(len(phases[0].mask), theta)
         # Parameters that are not trained are adapted, too.
         stacked = {name: x if x.requires_grad else x.requires_grad_() for name, x in stacked.items()}
-        found = []
+        outcomes = []
         for step, recorded in enumerate(phases):
             outcome = PhaseOutcome.of(learner.policy, recorded, stacked)
             if recorded.log_probs is None:
                 outcome = replace(outcome, samples=replace(recorded, log_probs=outcome.log_probs.detach()))
-            found.append(outcome)
+            outcomes.append(outcome)
             if step + 1 < len(phases):
                 size, loss = learner.rule.step_size(step), learner.rule.inner_loss
                 stacked = inner_step(outcome, loss, size, first_order=learner.first_order)
-        return found
+        return outcomes
 
 
 def _detached(outcome: PhaseOutcome) -> PhaseOutcome:

@@ -50,11 +50,11 @@ class ContextPolicy(Policy):
     def _of_inner(self, params: Params | None) -> dict[str, Tensor]:
         """Return the parameters of an MLP without the context: constant inputs act like its first bias."""
         params = dict(self.named_parameters()) if params is None else params
-        own = within(params, "inner.")
+        inner = within(params, "inner.")
         # Summed row by row, so that the bias of a task does not depend on the tasks beside it.
         shift = (params["context_weight"] * params[CONTEXT].unsqueeze(-2)).sum(-1)
         bias = self.inner.perceptron.layer_names[0][1]
-        return own | {bias: own[bias] + shift}
+        return inner | {bias: inner[bias] + shift}
 
 
 class CAVIA(AdamLearner):

@@ -180,8 +180,8 @@ class HistoryLearner(RecordedLearner):
             read = read_data_set if of_minari else load_histories
             histories = read(self.settings.histories.removeprefix(_MINARI))
             # Outside of this process, the observation without the last step is unknown.
-            own = env.env.single_observation_space if isinstance(env, LastStepVectorEnv) else None
-            histories.check_fits(EnvKind(own, env.single_action_space, config.env_name, config.env_kwargs))
+            space = env.env.single_observation_space if isinstance(env, LastStepVectorEnv) else None
+            histories.check_fits(EnvKind(space, env.single_action_space, config.env_name, config.env_kwargs))
             self.learn_from(histories)
         except (ConfigError, CheckpointError, ValueError) as error:
             raise config.error(str(error), "algorithm-settings", "histories") from error
@@ -250,8 +250,8 @@ class HistoryLearner(RecordedLearner):
             steps so far.
         """
         measured = ("loss", "accuracy") if self._has_one_choice else ("loss",)
-        found = self.stepper.take(self.settings.num_updates, self.draw_inputs, measured)
-        return found | {"updates": self._steps_taken}
+        means = self.stepper.take(self.settings.num_updates, self.draw_inputs, measured)
+        return means | {"updates": self._steps_taken}
 
     def _set_step_size(self) -> None:
         """Set the step size of the next gradient step, and count it."""

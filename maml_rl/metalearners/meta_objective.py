@@ -107,9 +107,9 @@ class MetaObjective:
 
     def gradient(self, theta: Tensor) -> tuple[float, Tensor]:
         """Return loss and gradient (D,) at `theta` (D,), against the old parameters; a NonFiniteError if not finite."""
-        there = self._inside(theta)
-        at_old = torch.equal(there, self._problem.old)
-        return self._checked(self._store.total(_differentiate, self._problem, None if at_old else there))
+        point = self._inside(theta)
+        at_old = torch.equal(point, self._problem.old)
+        return self._checked(self._store.total(_differentiate, self._problem, None if at_old else point))
 
     def curvature_product(self, vector: Tensor) -> Tensor:
         """Return the Hessian of the mean KL(old, new) at the old parameters times `vector`, (D,); it must be finite."""

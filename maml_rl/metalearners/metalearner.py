@@ -435,11 +435,11 @@ def _load_networks(networks: nn.Module, state: Mapping[str, Any], optional: Coll
     If no name begins with one of the `optional` words, the current values of these stay. A ValueError if it is for
     others.
     """
-    own = networks.state_dict()
-    kinds = {name.partition(".")[0] for name in own}
+    current = networks.state_dict()
+    kinds = {name.partition(".")[0] for name in current}
     mine = {name: value for name, value in state.items() if name.partition(".")[0] in kinds}
     left_out = {*optional} - {name.partition(".")[0] for name in mine}
-    mine |= {name: value for name, value in own.items() if name.partition(".")[0] in left_out}
+    mine |= {name: value for name, value in current.items() if name.partition(".")[0] in left_out}
     try:
         networks.load_state_dict(mine)
     except RuntimeError as error:

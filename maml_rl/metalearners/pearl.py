@@ -184,10 +184,10 @@ class PEARL(SoftActorCritic):
             after=self.networks.update_targets,
             chunks=self._cut,
         )
-        kept: dict[str, Any] = {"memory_bytes": settings.mapped_bytes, "device": self.device}
+        storage: dict[str, Any] = {"memory_bytes": settings.mapped_bytes, "device": self.device}
         self.experience = {
-            "all": Replay(settings.buffer_steps, **kept),
-            "from_prior": Replay(settings.buffer_steps, **kept),
+            "all": Replay(settings.buffer_steps, **storage),
+            "from_prior": Replay(settings.buffer_steps, **storage),
         }
 
     def _cut(self, context: Steps, steps: Steps, *noise: Tensor) -> list[slice]:
@@ -251,12 +251,12 @@ class PEARL(SoftActorCritic):
         return self._adapt(sampler, tasks, num_steps, deterministic=True)
 
     def _adapt(self, sampler: Sampler, tasks: Sequence[Task], num_steps: int, *, deterministic: bool) -> Adapted:
-        own: dict[str, Tensor] = {name: param.detach() for name, param in sampler.policy.named_parameters()}
+        theta: dict[str, Tensor] = {name: param.detach() for name, param in sampler.policy.named_parameters()}
         phases: list[TaskEpisodes] = []
         for step in range(num_steps + 1):
             seen = phases if step >= self.settings.prior_rounds else ()
-            contexts = self._draw_contexts(sampler, seen, (len(tasks), len(own[CONTEXT]))).to(own[CONTEXT])
-            params = {**own, CONTEXT: contexts}
+            contexts = self._draw_contexts(sampler, seen, (len(tasks), len(theta[CONTEXT]))).to(theta[CONTEXT])
+            params = {**theta, CONTEXT: contexts}
             if step < num_steps:
                 phases.append(sampler.rollout(tasks, params, deterministic=deterministic))
         return Adapted(phases, params)
@@ -304,8 +304,8 @@ class PEARL(SoftActorCritic):
         if everything.num_steps < min(self.settings.warmup_steps, everything.capacity // 2):
             return known
         # Trials that one replay has dropped may still be in the other.
-        kept = {task_key(task) for task in everything.tasks}
-        tasks = [task for task in from_prior.tasks if task_key(task) in kept]
+        keys = {task_key(task) for task in everything.tasks}
+        tasks = [task for task in from_prior.tasks if task_key(task) in keys]
         rng, newest, size = self.generator("replay"), self.settings.context_trials, self.settings.context_batch
 
         def draw() -> Sequence[Input]:

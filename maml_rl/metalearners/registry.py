@@ -39,23 +39,23 @@ def algorithms() -> list[str]:
 
 def find_metalearner(name: str) -> type[MetaLearner]:
     """Return the class of a registered name, or of "module:Class"; a ValueError if there is none."""
-    found = _REGISTRY.get(name, name)
-    if isinstance(found, str):
-        module, _, attribute = found.partition(":")
+    learner = _REGISTRY.get(name, name)
+    if isinstance(learner, str):
+        module, _, attribute = learner.partition(":")
         if not attribute:
             raise ValueError(f"unknown algorithm {name!r}{suggest(name, algorithms())}")
         with UsersCode(lambda error: _not_imported(name, error)):
             imported = import_named(module)
         try:
-            found = getattr(imported, attribute)
+            learner = getattr(imported, attribute)
         except AttributeError:
             raise ValueError(f"the module {module} has no {attribute!r}") from None
-    if not (isinstance(found, type) and issubclass(found, MetaLearner)):
+    if not (isinstance(learner, type) and issubclass(learner, MetaLearner)):
         raise ValueError(f"{name!r} is not a metalearner; make it a subclass of maml_rl.metalearners.MetaLearner")
-    clash = [key for key in _keys(found) if key in _keys(Config)]
+    clash = [key for key in _keys(learner) if key in _keys(Config)]
     if clash:
         raise ValueError(f"the setting {clash[0]!r} of {name!r} is a key of every config; choose another name")
-    return found
+    return learner
 
 
 def _not_imported(name: str, error: BaseException) -> ValueError:

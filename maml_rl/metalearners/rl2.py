@@ -109,15 +109,15 @@ class RL2(TrialPPOLearner):
                 raise config.error("a transformer has layers of its own; leave it out, or take a gru", "layers")
             if settings.memory_span is not None:
                 raise config.error("a transformer has no gates to set; leave it out, or take a gru", "memory-span")
-            own = {"token_shift": settings.token_shift}
+            of_cell = {"token_shift": settings.token_shift}
         else:
             if settings.token_shift and not config.is_recorded:
                 raise config.error("a recurrent layer has no tokens; leave it out", "token-shift")
-            own = {"memory_span": settings.memory_span, "layers": settings.layers, "products": settings.products}
+            of_cell = {"memory_span": settings.memory_span, "layers": settings.layers, "products": settings.products}
         policy: Policy = settings.make_policy(
             env,
             config,
-            **own,
+            **of_cell,
             value=settings.value,
             predict_rewards=settings.reward_prediction_coefficient > 0.0,
             normalize_observations=settings.normalize_observations,

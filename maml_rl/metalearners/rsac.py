@@ -56,10 +56,10 @@ class RecurrentCritics(nn.Module):
         self.two_hot = two_hot
         mine, size = actor.encoder, actor.encoder.sizes.hidden_size
         self.encoder = TrialEncoder(actor.observation_space, actor.action_space, mine.sizes, generator)
-        own = mine.parts.observation
+        observation = mine.parts.observation
         self.num_choices = sum(actor.distributions.num_categories)
         entries = 0 if self.num_choices else actor.distributions.noise_size
-        self.present = make_linear(own.stop - own.start + 1 + entries, size, generator)
+        self.present = make_linear(observation.stop - observation.start + 1 + entries, size, generator)
         outputs = (self.num_choices or 1) * (1 if two_hot is None else two_hot.num_bins)
         of_last = LAST_LAYER if two_hot is None else OF_BINS
         self.heads = EnsembleMLP(2 * size, hidden_sizes, outputs, generator, of_last=of_last)

@@ -147,11 +147,11 @@ class Stepper:
             totals += self(*draw())
         return {"updates": num, **dict(zip(names, self.checked(totals / num), strict=False))}
 
-    def apply(self, found: Tensor) -> Tensor:
+    def apply(self, statistics: Tensor) -> Tensor:
         """Take the step of the gradients that the parameters have.
 
         Args:
-            found: (S + 1,) the statistics, and the loss.
+            statistics: (S + 1,) the statistics, and the loss.
 
         Returns:
             What a call returns.
@@ -164,18 +164,18 @@ class Stepper:
             norm = torch.stack(torch._foreach_norm(known)).square().sum().sqrt()
         else:
             norm = nn.utils.clip_grad_norm_(self.params, self._max_norm)
-        found = torch.cat((found, norm.to(found).reshape(1)))
+        statistics = torch.cat((statistics, norm.to(statistics).reshape(1)))
         if not self.is_recorded:
-            self.checked(found)
+            self.checked(statistics)
         for optimizer in self._optimizers:
             optimizer.step()
         if self._after is not None:
             self._after()
-        return found
+        return statistics
 
-    def checked(self, found: Tensor) -> list[float]:
+    def checked(self, statistics: Tensor) -> list[float]:
         """Return numbers that steps returned, for which this waits; raise a NonFiniteError if one is not finite."""
-        numbers: list[float] = found.tolist()
+        numbers: list[float] = statistics.tolist()
         if not all(map(math.isfinite, numbers)):
             raise NonFiniteError(
                 f"a loss of {self._name} or its gradient is not finite; lower {self._setting}, or look for "
@@ -220,11 +220,11 @@ class Stepper:
             )
 
         with ChunkWorkers(self._device) as workers:
-            found = workers.map(differentiate, chunks)
-            set_gradients(self.params, [gradients for _, gradients in found])
-            losses = sum_of_chunks([losses for losses, _ in found])
+            results = workers.map(differentiate, chunks)
+            set_gradients(self.params, [gradients for _, gradients in results])
+            losses = sum_of_chunks([losses for losses, _ in results])
         # Their memory is used again.
-        del found
+        del results
         return self.apply(losses)
 
     def _differentiate(self, inputs: Sequence[Input], **share: float) -> tuple[Tensor, list[Tensor | None]]:
@@ -281,21 +281,21 @@ class Stepper:
         return True
 
     def _take(self, inputs: Sequence[Input]) -> Tensor:
-        found, gradients = self._differentiate(inputs)
+        statistics, gradients = self._differentiate(inputs)
         for param, gradient in zip(self.params, gradients, strict=True):
             param.grad = gradient
-        return self.apply(found)
+        return self.apply(statistics)
 
     def _changed(self) -> list[Tensor]:
         """Return parameters, and what the optimizers keep of them."""
-        kept = [
+        states = [
             value
             for optimizer in self._optimizers
             for values in (*optimizer.state.values(), *optimizer.param_groups)
             for value in values.values()
             if isinstance(value, Tensor)
         ]
-        return [*self.params, *kept]
+        return [*self.params, *states]
 
     def _places(self) -> tuple[int, ...]:
         return tuple(tensor.data_ptr() for tensor in self._changed())

@@ -255,8 +255,8 @@ def _old_trials(phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss) ->
         final_values = None
         if old.settings.bootstrap_trials:
             longer = seen(trials.with_end(episodes.final_observations[:, -1].to(old.device)))
-            found = [old.unroll(each).values for each in longer]
-            known = [each for each in found if each is not None]
+            estimates = [old.unroll(each).values for each in longer]
+            known = [each for each in estimates if each is not None]
             if known:
                 goes_on = episodes.truncated[:, -1] & ~episodes.terminated[:, -1]
                 at_the_end = torch.cat(known, 1).gather(0, trials.mask.sum(0).long().unsqueeze(0))
@@ -515,11 +515,11 @@ class TrialPPOLearner(TrialLearner):
         minibatches = [
             (*_minibatch(phases, cache, old, scales, each), *coefficients) for each in range(old.num_minibatches)
         ]
-        found = torch.stack(
+        statistics = torch.stack(
             [self.stepper(*minibatch) for _ in range(self.settings.num_epochs) for minibatch in minibatches]
         )
-        self.stepper.checked(found.flatten())
-        return [*found.cpu().double()]
+        self.stepper.checked(statistics.flatten())
+        return [*statistics.cpu().double()]
 
     def _scales(self, batch: EpisodeStore, old: TrialLoss) -> tuple[Scales, float]:
         """Return the scales of the loss, and the share of the returns' variance that values explained."""
@@ -532,10 +532,10 @@ class TrialPPOLearner(TrialLearner):
         by_classes = isinstance(self.policy, SequencePolicy) and self.policy.value == "two-hot"
         units = Units(1.0, 1.0) if by_classes else Units(unit_before or unit, unit)
         means = of_returns / count, of_rewards / count, of_observations / count
-        found, of_observations = batch.total(_spread, old, units, *means).sums
+        spreads, of_observations = batch.total(_spread, old, units, *means).sums
         if self._observed is not None:
             self._observed = self._observed.merged(Moments(int(count), means[2], of_observations))
-        of_advantages, left, spread, of_distances, *num_steps = found.tolist()
+        of_advantages, left, spread, of_distances, *num_steps = spreads.tolist()
         # If all returns are equal there is nothing to explain.
         explained = 1.0 - left / spread if spread > 0.0 else 0.0
         self.reward_variance.add(of_distances / count)

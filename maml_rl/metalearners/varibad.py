@@ -148,11 +148,11 @@ class VariBAD(TrialPPOLearner):
     def _update_belief(self) -> dict[str, float]:
         """Train encoder and decoder by steps of Adam; return the metrics of the first."""
         replay, rng = self.experience[_EXPERIENCE], self.generator("trials")
-        found = [
+        statistics = [
             self.belief_stepper(*self.inputs_of(replay.sample_sequences(rng, self.settings.belief_trials), rng))
             for _ in range(self.settings.belief_updates)
         ]
-        reconstruction, divergence, _, norm, *_ = self.belief_stepper.checked(torch.cat(found))
+        reconstruction, divergence, _, norm, *_ = self.belief_stepper.checked(torch.cat(statistics))
         return {"belief/reconstruction": reconstruction, "belief/kl": divergence, "belief/grad_norm": norm}
 
     def inputs_of(self, steps: Steps, rng: np.random.Generator) -> Sequence[Input]:

@@ -129,7 +129,7 @@ class BeliefPolicy(SequencePolicy):
         return [param for param in self.parameters() if param.requires_grad and id(param) not in of_encoder]
 
     def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:
-        own, names = self.own_size, (("latent.weight", "latent.bias"), *self._actor.layer_names)
+        size, names = self.own_size, (("latent.weight", "latent.bias"), *self._actor.layer_names)
         # In the order in which they are multiplied with.
         layers = [self._embedding(params), *((params[weight], params[bias]) for weight, bias in names)]
         embedding, latent, *layers = [(weight.mT.contiguous(), bias) for weight, bias in layers]
@@ -138,7 +138,7 @@ class BeliefPolicy(SequencePolicy):
 
         def make(rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
             new = partial(step.units.new_zeros, *step.units.shape[:-1])
-            seen, belief, known = new(self.input_size), new(2 * self.latent_size), new(own + 2 * self.latent_size)
+            seen, belief, known = new(self.input_size), new(2 * self.latent_size), new(size + 2 * self.latent_size)
             embed, infer = row_product(seen, *embedding, step.inputs), row_product(step.units, *latent, belief)
             compute, outputs = row_layers(known, layers, self._actor.nonlinearity)
             entered, chosen_from = seen[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
@@ -151,8 +151,8 @@ class BeliefPolicy(SequencePolicy):
 
             def leave(observations: Tensor, noise: Tensor) -> Tensor:
                 infer()
-                torch.sub(seen[..., :own], mean, out=known[..., :own]).div_(std)
-                known[..., own:].copy_(belief)
+                torch.sub(seen[..., :size], mean, out=known[..., :size]).div_(std)
+                known[..., size:].copy_(belief)
                 compute()
                 return choose(chosen_from, noise, observations)
 

@@ -171,12 +171,12 @@ class InputEncoder:
     def features(self, observations: Tensor, params: Params) -> Tensor:
         """Return features (..., F) of observations (..., *observation shape)."""
         images = self._parts.images(observations)
-        found = [image.features(seen, params) for image, seen in zip(self._images, images, strict=True)]
+        features = [image.features(seen, params) for image, seen in zip(self._images, images, strict=True)]
         if self._is_image:
-            return found[0]
+            return features[0]
         # Grids of symbols may be packed without an image among them.
-        dtype = found[0].dtype if found else torch.get_default_dtype()
-        return torch.cat([*found, self._parts.numbers(observations, dtype)], -1)
+        dtype = features[0].dtype if features else torch.get_default_dtype()
+        return torch.cat([*features, self._parts.numbers(observations, dtype)], -1)
 
 
 class MultiInputPolicy(Policy):
@@ -241,11 +241,11 @@ class MultiInputPolicy(Policy):
         return self.distributions.parametrize(self.perceptron.units(features, connected), connected)
 
     def actor(self, params: Params, first_task: int = 0) -> Act:
-        own, connected = self.encoder.prepared(params), within(params, _HEAD)
+        of_encoder, connected = self.encoder.prepared(params), within(params, _HEAD)
         act = self.distributions.actor(connected)
 
         def act_on_features(observations: Tensor, noise: Tensor, memory: Memory) -> Acted:
-            units = self.perceptron.units(self.encoder.features(observations, own), connected)
+            units = self.perceptron.units(self.encoder.features(observations, of_encoder), connected)
             return act(units, noise, observations), ()
 
         return act_on_features

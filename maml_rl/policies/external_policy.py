@@ -127,11 +127,11 @@ class ExternalPolicy(MemoryPolicy):
             seen, last = PackedSpace(spaces.Tuple((own_space, further))).read(rows, acting)
             return seen, last[:, -2].copy(), last[:, -1] > 0.0
         shape, dtype = array_layout(self._seen)
-        own = rows[:, : spaces.flatdim(self._seen)]
+        observed = rows[:, : spaces.flatdim(self._seen)]
         if isinstance(self._seen, spaces.Discrete):
-            seen = own.argmax(1) + self._seen.start
+            seen = observed.argmax(1) + self._seen.start
         else:
-            seen = own.reshape(len(rows), *shape).astype(dtype)
+            seen = observed.reshape(len(rows), *shape).astype(dtype)
         return seen, rows[:, -2].copy(), rows[:, -1] > 0.0
 
     def _actions(self, answers: Any, acting: NDArray[np.bool_]) -> NDArray[Any]:

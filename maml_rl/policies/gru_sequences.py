@@ -54,10 +54,10 @@ class GRUSequences:
 
     def buffer(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """Return a tensor of a shape, with any content; the same tensor for the same name and shape."""
-        kept = self._buffers.get(name)
-        if kept is None or kept.shape != shape or kept.dtype != like.dtype:
-            kept = self._buffers[name] = like.new_empty(shape)
-        return kept
+        existing = self._buffers.get(name)
+        if existing is None or existing.shape != shape or existing.dtype != like.dtype:
+            existing = self._buffers[name] = like.new_empty(shape)
+        return existing
 
     def together(self, name: str, steps: Tensor) -> Tensor:
         """Return steps (L, N, W) as rows (L * N, W): a view if that can be, else in a buffer."""
@@ -174,8 +174,8 @@ def _gradients(
     to_bias, to_held = inputs.new_empty(count, 3 * size), inputs.new_empty(count, size, 3 * size)
     to_inside = inputs.new_empty(count, 1, size)
     for index in range(count):
-        by, kept = owner.together("rows", rows[:, index]), owner.together("kept", states[:-1, index])
-        torch.mm(kept.mT, by, out=to_held[index])
+        by, before = owner.together("rows", rows[:, index]), owner.together("kept", states[:-1, index])
+        torch.mm(before.mT, by, out=to_held[index])
         to_bias[index] = by.sum(0)
         to_inside[index, 0] = to_bias[index, 2 * size :]
         # On the side of the inputs `new` is not multiplied by the reset gate.

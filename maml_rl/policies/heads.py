@@ -207,10 +207,10 @@ class GaussianHead(Head):
         of_tasks = std.unsqueeze(1) if std.dim() == 2 else std
 
         def act(units: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
-            own = of_tasks
+            deviations = of_tasks
             if std.dim() == 2 and units.dim() != 3:
-                own = std.reshape(std.shape[0], *(1,) * (units.dim() - 2), std.shape[1])
-            actions = (noise * own).add_(units)
+                deviations = std.reshape(std.shape[0], *(1,) * (units.dim() - 2), std.shape[1])
+            actions = (noise * deviations).add_(units)
             return actions if is_row else actions.reshape(*units.shape[:-1], *self.action_shape)
 
         return act

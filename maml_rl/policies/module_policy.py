@@ -179,26 +179,26 @@ class ModulePolicy(Policy):
         few = sum(param.numel() for param in own_params) <= _MOST_PARAMETERS_IN_BLOCKS
         fits_in_blocks = few and all(param.dim() <= 2 for param in own_params)
 
-        def act_rows(own: Params, rows: Tensor, noise: Tensor, memory: Memory = ()) -> Acted:
-            distribution, after, _ = self._step(module, own, rows, memory)
+        def act_rows(theta: Params, rows: Tensor, noise: Tensor, memory: Memory = ()) -> Acted:
+            distribution, after, _ = self._step(module, theta, rows, memory)
             return self._choose(distribution, noise), after
 
-        def act_flat(own: Params, rows: Tensor, noise: Tensor, memory: Memory) -> Acted:
+        def act_flat(theta: Params, rows: Tensor, noise: Tensor, memory: Memory) -> Acted:
             """Act for the slots of several tasks, (tasks, S, ...), under the same parameters."""
             lead, before = noise.shape[:2], tuple(old.flatten(0, 1) for old in memory)
-            actions, after = act_rows(own, rows.flatten(0, 1).clone(), noise.flatten(0, 1), before)
+            actions, after = act_rows(theta, rows.flatten(0, 1).clone(), noise.flatten(0, 1), before)
             return actions.unflatten(0, lead), tuple(new.unflatten(0, lead) for new in after)
 
         @cache
         def blocks(num_tasks: int) -> list[tuple[Tensor, slice, Params]]:
             """Return of each block its tasks, which of its places are theirs, and their parameters."""
-            found = []
+            chunks = []
             for start in range(first_task - first_task % _BLOCK, first_task + num_tasks, _BLOCK):
                 # Places of a block that stay empty repeat the nearest task.
                 places = (torch.arange(start, start + _BLOCK) - first_task).clamp(0, num_tasks - 1)
                 own = {name: value[places.to(value.device)] for name, value in params.items()} if is_stacked else params
-                found.append((places, slice(max(first_task - start, 0), first_task + num_tasks - start), own))
-            return found
+                chunks.append((places, slice(max(first_task - start, 0), first_task + num_tasks - start), own))
+            return chunks
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> Acted:
             grid = noise.shape[1:-1]
@@ -209,13 +209,13 @@ class ModulePolicy(Policy):
                     row = slice(task, task + 1)
                     parts.append(act_flat(of_task, rows[row], noise[row], tuple(old[row] for old in memory)))
             else:
-                for places, kept, of_block in blocks(len(noise)):
+                for places, real, of_block in blocks(len(noise)):
                     here = places.to(noise.device)
                     if is_stacked:
                         actions, after = vmap(act_rows)(of_block, rows[here], noise[here])
                     else:
                         actions, after = act_flat(of_block, rows[here], noise[here], tuple(old[here] for old in memory))
-                    parts.append((actions[kept], tuple(new[kept] for new in after)))
+                    parts.append((actions[real], tuple(new[real] for new in after)))
             each_actions, each_memory = zip(*parts, strict=True)
             kept_memory = tuple(torch.cat(tensors) for tensors in zip(*each_memory, strict=True))
             return torch.cat(each_actions).unflatten(1, grid), kept_memory
@@ -254,8 +254,8 @@ class ModulePolicy(Policy):
         return dict(self.named_parameters())
 
     def _is_stacked(self, params: Params) -> bool:
-        name, own = next(iter(self.named_parameters()))
-        return params[name].dim() > own.dim()
+        name, param = next(iter(self.named_parameters()))
+        return params[name].dim() > param.dim()
 
     def _take_shape(self, shape: tuple[int, ...]) -> None:
         if self.observation_shape is None:
@@ -283,10 +283,10 @@ class ModulePolicy(Policy):
         """Return the distribution for observations (N, *shape), of batch shape (N,), the next memory, and values."""
         if rows.is_floating_point():
             rows = rows.to(next(iter(params.values())).dtype)
-        own: dict[str, Tensor] = {**dict(self.named_buffers()), **params}
+        tensors: dict[str, Tensor] = {**dict(self.named_buffers()), **params}
         after: Memory = ()
         values: Tensor | None = None
-        returned = _call_module(module, own, (rows, memory) if memory else (rows,))
+        returned = _call_module(module, tensors, (rows, memory) if memory else (rows,))
         if memory:
             if not isinstance(returned, tuple) or len(returned) not in (2, 3):
                 raise TypeError(
@@ -322,8 +322,8 @@ class ModulePolicy(Policy):
         """Return the tensors (M, N, ...) for observations (M, N, *shape), each task under its own parameters."""
         module = _copy_structure(self.__dict__["module"])
 
-        def of_task(own: Params, observations: Tensor) -> DistributionParams:
-            return self._tensors_of(module, own, observations)
+        def of_task(theta: Params, observations: Tensor) -> DistributionParams:
+            return self._tensors_of(module, theta, observations)
 
         if self._can_be_vmapped(rows[0]):
             tensors: DistributionParams = vmap(of_task)(dict(params), rows)
@@ -336,7 +336,7 @@ class ModulePolicy(Policy):
         if self._allows_vmap is None:
             module, params = _copy_structure(self.__dict__["module"]), self.stack_parameters(2)
             try:
-                vmap(lambda own, rows: self._tensors_of(module, own, rows))(params, torch.stack((rows, rows)))
+                vmap(lambda theta, rows: self._tensors_of(module, theta, rows))(params, torch.stack((rows, rows)))
                 self._allows_vmap = True
             # Control flow that depends on the data, operations without a batching rule, and other causes. An error of
             # the module itself is raised again where it is called for each task.
@@ -350,21 +350,21 @@ class ModulePolicy(Policy):
         return sample_from_noise(distribution, noise.reshape(noise_shape(distribution)))
 
 
-def _call_module(module: nn.Module, own: dict[str, Tensor], arguments: tuple[Any, ...]) -> Any:
+def _call_module(module: nn.Module, tensors: dict[str, Tensor], arguments: tuple[Any, ...]) -> Any:
     """Return what the module returns; a NonFiniteError if a parameter of its distribution is out of range."""
     try:
-        return functional_call(module, own, arguments)
+        return functional_call(module, tensors, arguments)
     except ValueError as error:
-        if (found := _OUT_OF_RANGE.search(str(error))) is None:
+        if (match := _OUT_OF_RANGE.search(str(error))) is None:
             raise
-        numbers = [float(number) for number in _NUMBER.findall(found["values"])]
+        numbers = [float(number) for number in _NUMBER.findall(match["values"])]
         least, most = min(numbers, default=math.nan), max(numbers, default=math.nan)
         values = f"{least:g}" if least == most else f"between {least:g} and {most:g}"
         if any(math.isnan(number) for number in numbers):
             values = "NaN"
         raise NonFiniteError(
-            f"the parameter {found['parameter']} of the distribution {found['distribution']} of "
-            f"{type(module).__name__} is {values}, and must satisfy {found['constraint']}; keep it in its range in "
+            f"the parameter {match['parameter']} of the distribution {match['distribution']} of "
+            f"{type(module).__name__} is {values}, and must satisfy {match['constraint']}; keep it in its range in "
             "the module, as by torch.nn.functional.softplus, or use a smaller step size"
         ) from error
 
@@ -393,7 +393,7 @@ def call_submodule(policy: nn.Module, name: str, params: Params, observations: T
     The part has a name as in `nn.Module.get_submodule`, and maps observations (N, ...) to a tensor (N, ...): here (k,
     N, ...) to (k, N, ...).
     """
-    module, own = _copy_structure(policy.get_submodule(name)), within(params, f"{name}.")
+    module, of_part = _copy_structure(policy.get_submodule(name)), within(params, f"{name}.")
     if observations.is_floating_point():
         observations = observations.to(next(iter(params.values())).dtype)
     buffers = dict(module.named_buffers())
@@ -402,7 +402,7 @@ def call_submodule(policy: nn.Module, name: str, params: Params, observations: T
         outputs: Tensor = functional_call(module, {**buffers, **of_task}, (rows,))
         return outputs
 
-    result: Tensor = vmap(call)(own, observations)
+    result: Tensor = vmap(call)(of_part, observations)
     return result
 
 

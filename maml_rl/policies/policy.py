@@ -195,7 +195,7 @@ class Policy(nn.Module, ABC):
             memory: tensors (M, N, ...) before the first step; None where trials begin.
         """
         steps, num = observations.shape[1:3]
-        found = [
+        unrolled = [
             self.unroll(
                 of_task,
                 None if memory is None else tuple(kept[task] for kept in memory),
@@ -208,15 +208,15 @@ class Policy(nn.Module, ABC):
             # A parameter of a distribution, such as its deviation, may be the same for all steps.
             return tensor if tensor.shape[:2] == (steps, num) else tensor.expand(steps, num, *tensor.shape)
 
-        values = [each.values for each in found if each.values is not None]
-        units = [each.units for each in found if each.units is not None]
+        values = [each.values for each in unrolled if each.values is not None]
+        units = [each.units for each in unrolled if each.units is not None]
         return Unrolled(
             tuple(
                 torch.stack([whole(part) for part in parts])
-                for parts in zip(*(each.distribution for each in found), strict=True)
+                for parts in zip(*(each.distribution for each in unrolled), strict=True)
             ),
             torch.stack(values) if values else None,
-            tuple(torch.stack(kept) for kept in zip(*(each.memory for each in found), strict=True)),
+            tuple(torch.stack(kept) for kept in zip(*(each.memory for each in unrolled), strict=True)),
             torch.stack(units) if units else None,
         )
 
@@ -310,9 +310,9 @@ class Policy(nn.Module, ABC):
         Raises:
             ValueError: If a name or shape does not fit the policy.
         """
-        own = dict(self.named_parameters())
-        params = own if params is None else check_parameters(self, params)
-        return {name: _stack(name, params[name], tuple(own[name].shape), num_tasks) for name in own}
+        current = dict(self.named_parameters())
+        params = current if params is None else check_parameters(self, params)
+        return {name: _stack(name, params[name], tuple(current[name].shape), num_tasks) for name in current}
 
 
 def greedy(policy: Policy) -> Policy:
@@ -371,14 +371,14 @@ def check_observations(policy: Policy, observations: Tensor | ArrayLike) -> Tens
 
 def check_parameters(policy: Policy, params: Mapping[str, Tensor | ArrayLike]) -> dict[str, Tensor]:
     """Return a policy's parameters by name as tensors; arrays get the type and device of its own."""
-    own = dict(policy.named_parameters())
-    if params.keys() != own.keys():
-        raise ValueError(f"expected parameters {sorted(own)}, got {sorted(params)}")
+    current = dict(policy.named_parameters())
+    if params.keys() != current.keys():
+        raise ValueError(f"expected parameters {sorted(current)}, got {sorted(params)}")
     return {
         name: value
         if isinstance(value := params[name], Tensor)
         else torch.as_tensor(np.asarray(value), dtype=param.dtype, device=param.device)
-        for name, param in own.items()
+        for name, param in current.items()
     }
 
 

@@ -231,7 +231,7 @@ class PlainStep:
             after.append(self._layer.next_memory(of_input, of_memory, tuple(before)))
         for units, (new, *_) in zip(self._units, after, strict=True):
             units.copy_(new)
-        return tuple(rows.join(kept) for kept in zip(*after, strict=True))
+        return tuple(rows.join(parts) for parts in zip(*after, strict=True))
 
 
 def weights_of(params: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -213,10 +213,10 @@ class SequencePolicy(BodyPolicy):
                 calls.append(multiply)
             compute, outputs = row_layers(known, layers, torch.tanh_)
             calls.append(compute)
-            own, chosen_from = step.inputs[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
+            entered, chosen_from = step.inputs[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
             def enter(observations: Tensor) -> Tensor:
-                own.copy_(self._encode_rows(observations, prepared, rows).reshape(own.shape))
+                entered.copy_(self._encode_rows(observations, prepared, rows).reshape(entered.shape))
                 return observations
 
             def leave(observations: Tensor, noise: Tensor) -> Tensor:
@@ -320,8 +320,8 @@ class SequencePolicy(BodyPolicy):
 
     def _encode_parts(self, observations: Tensor, params: Params | None) -> Tensor:
         if self._inputs is not None:
-            own = dict(self.named_parameters()) if params is None else params
-            return self.compressed(self._inputs.features(observations, own))
+            current = dict(self.named_parameters()) if params is None else params
+            return self.compressed(self._inputs.features(observations, current))
         dtype = self.head.weight.dtype
         if isinstance(self.observation_space, spaces.Discrete):
             categories = torch.arange(self.input_size, device=observations.device) + int(self.observation_space.start)

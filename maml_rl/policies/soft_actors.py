@@ -93,8 +93,8 @@ class RecurrentActor(SoftActor, BodyPolicy):
         super().__init__(observation_space, action_space, head_of(action_space))
         generator = torch.Generator().manual_seed(seed)
         self.encoder = TrialEncoder(observation_space, action_space, sizes, generator)
-        own = self.encoder.parts.observation
-        self.present = make_linear(own.stop - own.start + 1, sizes.embeddings[0], generator)
+        observation = self.encoder.parts.observation
+        self.present = make_linear(observation.stop - observation.start + 1, sizes.embeddings[0], generator)
         self._add_layers(sizes.hidden_size + sizes.embeddings[0], hidden_sizes, generator)
 
     def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:

@@ -82,8 +82,8 @@ class TrialEncoder(nn.Module):
         self.parts = LastStepParts.within(observation_space, action_space)
         self.sizes, embeddings = sizes, sizes.embeddings
         self.register_buffer("unit", action_unit(action_space), persistent=False)
-        own, action = self.parts.observation, self.parts.last_action
-        entries = own.stop - own.start + 1, action.stop - action.start, 1
+        observation, action = self.parts.observation, self.parts.last_action
+        entries = observation.stop - observation.start + 1, action.stop - action.start, 1
         self._embedded = [name for name, units in zip(_EMBEDDINGS, embeddings, strict=True) if units]
         for name, inputs, units in zip(_EMBEDDINGS.values(), entries, embeddings, strict=True):
             if units:

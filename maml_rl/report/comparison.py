@@ -58,12 +58,12 @@ _MOST_ITERATIONS = 100
 
 def verdict(results: Sequence[GroupResult]) -> Markup | None:
     """Return which experiment of one family has the highest return, and by how much; None for fewer than two."""
-    found = verdicts(results)
-    if not found:
+    decided = verdicts(results)
+    if not decided:
         return None
     sentences = [
         [word if isinstance(word, str) else named(group_css(word), word.name) for word in verdict.words]
-        for verdict in found
+        for verdict in decided
     ]
     unequal = unequal_settings([result.group for result in results])
     texts = {key: "; ".join(dict.fromkeys(map(readable_value, values))) for key, values in unequal.items()}
@@ -167,13 +167,13 @@ def step_table(results: Sequence[GroupResult]) -> Markup | None:
     # Of many, some, the last among them.
     shown = sorted({*range(0, steps, -(-steps // _MOST_NAMES)), steps - 1})
     compared = len(known) > 1 and at_common_steps(known)
-    found = returns_table(lines, base=lines[base_of(known)] if compared else None, shown=shown)
-    each_run = any(row.each for row in found.rows)
-    head = ["", _counted(lines) or "gradient steps", *found.columns, *(["each run"] if each_run else [])]
+    returns = returns_table(lines, base=lines[base_of(known)] if compared else None, shown=shown)
+    each_run = any(row.each for row in returns.rows)
+    head = ["", _counted(lines) or "gradient steps", *returns.columns, *(["each run"] if each_run else [])]
     rows = []
-    for previous, current, cells in zip([None, *found.rows], found.rows, found.cells(), strict=False):
+    for previous, current, cells in zip([None, *returns.rows], returns.rows, returns.cells(), strict=False):
         line, first = current.line, previous is None or previous.line is not current.line
-        count = sum(other.line is line for other in found.rows)
+        count = sum(other.line is line for other in returns.rows)
         title = element("th", named(line.css, line.name), rowspan=count, scope="rowgroup") if first else None
         numbers_of = [element("td", value, element("small", f" {bounds}")) for value, bounds in cells]
         alone = element("td", element("small", ", ".join(map(readable, current.each)))) if each_run else None
@@ -273,12 +273,12 @@ def _entries(lines: Sequence[Line]) -> list[tuple[str, str]]:
 def _sources(results: Sequence[GroupResult]) -> list[tuple[str, str, NDArray[np.float32]]]:
     """Return (class, name, returns by episode) of the learners whose histories were learned from."""
     several = len(results) > 1
-    found = []
+    learners = []
     for result in results:
         if result.sampled is not None and (curve := result.sampled.source_returns) is not None:
             whose = f"what {result.group.name} was learned from" if several else "what was learned from"
-            found.append((group_css(result.group) if several else "run", f"{whose} (dashed)", curve))
-    return found
+            learners.append((group_css(result.group) if several else "run", f"{whose} (dashed)", curve))
+    return learners
 
 
 def _which_tasks(lines: Sequence[Line]) -> str:

@@ -118,4 +118,4 @@ def _printed(style: str) -> str:
     """Return a style sheet with its light colors instead of variables, which only browsers know."""
     light = re.sub(r"@media[^{]*\{\s*:root \{.*?\}\s*\}\s*", "", style, flags=re.DOTALL)
     colors = dict(re.findall(r"(--\w+): ([^;]+);", light))
-    return re.sub(r"var\((--\w+)\)", lambda found: colors[found[1]], light.partition("}")[2].lstrip())
+    return re.sub(r"var\((--\w+)\)", lambda match: colors[match[1]], light.partition("}")[2].lstrip())

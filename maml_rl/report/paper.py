@@ -41,8 +41,8 @@ def parts(results: Sequence[GroupResult]) -> list[Sequence[GroupResult]]:
 def table(results: Sequence[GroupResult], *, latex: bool = False) -> str:
     """Return the numbers of a comparison in Markdown, or in LaTeX with booktabs."""
     lines = [Line(result.group.name, result.evaluations) for result in results]
-    found = returns_table(lines, base=lines[base_of(results)], last=True)
-    return found.latex(caption(results)) if latex else found.markdown(caption(results))
+    returns = returns_table(lines, base=lines[base_of(results)], last=True)
+    return returns.latex(caption(results)) if latex else returns.markdown(caption(results))
 
 
 def caption(results: Sequence[GroupResult]) -> str:
@@ -123,10 +123,10 @@ def _named_rows(measured: Sequence[GroupResult]) -> Axis:
 
 
 def _means(measured: Sequence[GroupResult]) -> Plot:
-    found = [pooled_intervals(result.evaluations, interquartile_mean) for result in measured]
-    x = Axis(Span.of(*(values[[0, -1]] for values in found)), "interquartile mean")
+    middles = [pooled_intervals(result.evaluations, interquartile_mean) for result in measured]
+    x = Axis(Span.of(*(values[[0, -1]] for values in middles)), "interquartile mean")
     plot = _chart(x, _named_rows(measured), "interquartile means of the returns on new tasks")
-    for place, (result, intervals) in enumerate(zip(measured, found, strict=True)):
+    for place, (result, intervals) in enumerate(zip(measured, middles, strict=True)):
         css = group_css(result.group)
         for (value, low, high), y, kind in ((intervals[0], 0.12, " open"), (intervals[-1], -0.12, "")):
             plot.across(low, high, y - place, css)
@@ -152,11 +152,11 @@ def _profiles(measured: Sequence[GroupResult]) -> Plot:
 def _differences(measured: Sequence[GroupResult]) -> Plot:
     base = measured[base_of(measured)]
     others = [result for result in measured if result is not base]
-    found = [difference_interval(other.evaluations, base.evaluations) for other in others]
+    differences = [difference_interval(other.evaluations, base.evaluations) for other in others]
     rows = _named_rows(others)
-    plot = _chart(Axis(Span.of([0.0], *found), "difference of the mean returns"), rows, "differences")
+    plot = _chart(Axis(Span.of([0.0], *differences), "difference of the mean returns"), rows, "differences")
     plot.line([0.0, 0.0], [rows.span.low, rows.span.high], "rest level")
-    for place, (other, (value, low, high)) in enumerate(zip(others, found, strict=True)):
+    for place, (other, (value, low, high)) in enumerate(zip(others, differences, strict=True)):
         plot.across(low, high, -place, group_css(other.group))
         plot.dots([value], [-place], group_css(other.group))
     return plot

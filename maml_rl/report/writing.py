@@ -207,9 +207,9 @@ def returns_table(results: Sequence[GroupResult]) -> str:
 
 def _table(rows: Iterable[dict[str, Any]]) -> str:
     """Return rows under all of their columns; missing cells are empty."""
-    kept = list(rows)
+    listed = list(rows)
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys([_FIRST_COLUMN, *(key for row in kept for key in row)])))
+    writer = csv.DictWriter(text, list(dict.fromkeys([_FIRST_COLUMN, *(key for row in listed for key in row)])))
     writer.writeheader()
-    writer.writerows(kept)
+    writer.writerows(listed)
     return text.getvalue()

@@ -267,23 +267,23 @@ def difference_at_common_steps(group: RunGroup, other: RunGroup) -> Difference |
         sides = [_at_steps(each, prefix, limit) for each in (group, other)]
         if all(side is not None for side in sides):
             seeds = [[np.array([[value]]) for value in side] for side in sides if side is not None]
-            found = jackknife_intervals(
+            intervals = jackknife_intervals(
                 pooled(seeds[0], mean) - pooled(seeds[1], mean), [without_each(side, mean) for side in seeds]
             )
-            return Difference(found[0], limit, prefix.startswith("evaluation"))
+            return Difference(intervals[0], limit, prefix.startswith("evaluation"))
     return None
 
 
 def _at_steps(group: RunGroup, prefix: str, limit: float) -> list[float] | None:
     """Return each run's return at some environment steps; None where a run has none near them."""
     keys = group.keys(prefix)
-    found = []
+    returns = []
     for run in group.runs if keys else ():
         steps, values = run.column("env_steps"), run.column(keys[-1])
         known = np.isfinite(steps) & np.isfinite(values)
         if any(are_alike(of_run, limit) for of_run in steps[known]):
-            found.append(float(np.interp(limit, steps[known], values[known])))
-    return found if keys and len(found) == len(group.runs) else None
+            returns.append(float(np.interp(limit, steps[known], values[known])))
+    return returns if keys and len(returns) == len(group.runs) else None
 
 
 def unequal_settings(groups: Sequence[RunGroup]) -> dict[str, list[Any]]:

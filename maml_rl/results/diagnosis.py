@@ -85,8 +85,8 @@ class _Series:
     def __getitem__(self, key: str) -> Values:
         """Return the finite values of a metric."""
         values = [row.get(key) for row in self.run.metrics]
-        found = np.array([value for value in values if isinstance(value, int | float)], np.float64)
-        return found[np.isfinite(found)]
+        numbers = np.array([value for value in values if isinstance(value, int | float)], np.float64)
+        return numbers[np.isfinite(numbers)]
 
     def has(self, key: str) -> bool:
         """Return whether any iteration has this metric."""

@@ -121,22 +121,22 @@ class Evaluation:
         names = [family_of(task) for task in self.tasks]
         if "" in names:
             return {}
-        found = {}
+        parts = {}
         if self.references.keys() >= set(names):
             low, high = np.array([self.references[name] for name in names]).T[..., None, None]
             returns = ((self.returns - low) / (high - low)).astype(np.float32)
             title = f"{self.env_name}, normalized from random actions (0) to the oracle of each family (1)"
-            found[NORMALIZED] = replace(self, env_name=title, returns=returns, infos={}, ranges={})
+            parts[NORMALIZED] = replace(self, env_name=title, returns=returns, infos={}, ranges={})
         for name in sorted(set(names)):
             rows = [index for index, other in enumerate(names) if other == name]
-            found[name] = replace(
+            parts[name] = replace(
                 self,
                 env_name=name,
                 tasks=[self.tasks[row] for row in rows],
                 returns=self.returns[rows],
                 infos={info: values[rows] for info, values in self.infos.items()},
             )
-        return found
+        return parts
 
     def task_returns(self, info: str | None = None) -> NDArray[np.float64]:
         """Return the mean return of every task, (N, K + 1), or the mean of this info."""
@@ -275,13 +275,13 @@ def possible_ranges(ranges: ValueRanges, max_episode_steps: int | None) -> Value
         ranges: what a family declares, see `MetaEnv`.
         max_episode_steps: steps of the longest episode; None if there is no limit.
     """
-    found = {name: values for name, values in ranges.items() if name != "reward"}
+    possible = {name: values for name, values in ranges.items() if name != "reward"}
     if "reward" in ranges:
         low, high = ranges["reward"]
         steps = math.inf if max_episode_steps is None else max_episode_steps
         # An episode may end early, so that its least return is not that of as many steps.
-        found["return"] = (low * steps if low < 0.0 else 0.0, high * steps if high > 0.0 else 0.0)
-    return found
+        possible["return"] = (low * steps if low < 0.0 else 0.0, high * steps if high > 0.0 else 0.0)
+    return possible
 
 
 def pooled_intervals(
@@ -368,9 +368,9 @@ def difference_interval(
         one, other = (np.mean(of_run, axis=0) for of_run in scores)
         tasks = [without_each_row([one - other], mean)]
         reach = crossed_reach(runs, tasks, mean_reach(tasks), added([_interaction(of_run) for of_run in scores]))
-    found = _unless_unknown(estimate, reach, everyone)[0]
+    interval = _unless_unknown(estimate, reach, everyone)[0]
     (low, high), (other_low, other_high) = (_range(group, info) for group in (evaluations, others))
-    return np.asarray(np.clip(found, low - other_high, high - other_low))
+    return np.asarray(np.clip(interval, low - other_high, high - other_low))
 
 
 def probability_of_improvement(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -> float:
@@ -399,12 +399,12 @@ def profile_intervals(evaluations: Sequence[Evaluation], thresholds: NDArray[np.
     """
     scores = [evaluation.task_returns()[:, -1] for evaluation in evaluations]
     drawn = not _fixed(evaluations) and share_tasks(evaluations)
-    found = performance_profile(scores, thresholds, drawn_tasks=drawn)
+    profile = performance_profile(scores, thresholds, drawn_tasks=drawn)
     if len(scores) > 1:
         # With so few returns on one side, it depends on one or two runs how wide the interval is, and the band jumps.
         few = 2.0 * len(scores) / sum(map(len, scores))
-        found[np.minimum(found[:, 0], 1.0 - found[:, 0]) < few - 1e-6, 1:] = np.nan
-    return found
+        profile[np.minimum(profile[:, 0], 1.0 - profile[:, 0]) < few - 1e-6, 1:] = np.nan
+    return profile
 
 
 def _range(evaluations: Sequence[Evaluation], info: str | None) -> tuple[float, float]:
@@ -655,17 +655,17 @@ def returns_table(
     rows = []
     for line in lines:
         infos = sorted(set.intersection(*(set(evaluation.infos) for evaluation in line.evaluations)))
-        found = {
+        columns = {
             MEAN: pooled_intervals(line.evaluations),
             MIDDLE: pooled_intervals(line.evaluations, interquartile_mean),
         }
-        found |= {f"mean {name}": pooled_intervals(line.evaluations, info=name) for name in infos}
-        end = len(found[MEAN]) - 1
+        columns |= {f"mean {name}": pooled_intervals(line.evaluations, info=name) for name in infos}
+        end = len(columns[MEAN]) - 1
         alone = [evaluation.task_returns().mean(axis=0) for evaluation in line.evaluations]
         for place in [end] if last else range(end + 1):
             if shown is not None and place not in shown:
                 continue
-            cells = {name: values[place] for name, values in found.items()}
+            cells = {name: values[place] for name, values in columns.items()}
             if base is not None and line is not base and place == end:
                 cells |= _compared(line, base, infos)
             each = [float(values[place]) for values in alone] if 1 < len(alone) <= _FEW_RUNS else []
@@ -675,11 +675,11 @@ def returns_table(
 
 def _compared(line: Line, base: Line, infos: Sequence[str]) -> dict[str, NDArray[np.float64]]:
     """Return by how much an experiment is above another, in its mean return and recorded infos, and how often."""
-    found = {f"difference to {base.name}": difference_interval(line.evaluations, base.evaluations)}
+    cells = {f"difference to {base.name}": difference_interval(line.evaluations, base.evaluations)}
     if share_tasks([*line.evaluations, *base.evaluations]):
         share = 100.0 * probability_of_improvement(line.evaluations, base.evaluations)
-        found[f"P(better than {base.name}), %"] = np.array([share, np.nan, np.nan])
+        cells[f"P(better than {base.name}), %"] = np.array([share, np.nan, np.nan])
     for name in infos:
         if all(name in evaluation.infos for evaluation in base.evaluations):
-            found[f"{name}, difference"] = difference_interval(line.evaluations, base.evaluations, name)
-    return found
+            cells[f"{name}, difference"] = difference_interval(line.evaluations, base.evaluations, name)
+    return cells

@@ -62,7 +62,7 @@ def identity(config: Config, system: Mapping[str, Any] | None = None) -> str:
 
 def sources(config: Config) -> dict[str, str]:
     """Return the SHA-256 of the files that a config names, by what names them: code, tasks and recorded histories."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for place, name in config.named_code():
         module = name.partition(":")[0]
         try:
@@ -73,12 +73,12 @@ def sources(config: Config) -> dict[str, str]:
             continue
         package, inner = Path(spec.origin), module.split(".")[1:]
         # Of a module in a package, its own file.
-        found[".".join(place)] = package.parent.joinpath(*inner).with_suffix(".py") if inner else package
+        files[".".join(place)] = package.parent.joinpath(*inner).with_suffix(".py") if inner else package
     for key, value in _texts(config.flat()):
         path = Path(value)
-        found[key] = path / _INDEX if path.is_dir() else path
+        files[key] = path / _INDEX if path.is_dir() else path
     digests = {}
-    for key, path in found.items():
+    for key, path in files.items():
         with suppress(OSError, ValueError):
             digests[key] = sha256(read_regular(path)).hexdigest()
     return digests
@@ -95,10 +95,10 @@ def parameters_digest(tensors: Mapping[str, Tensor]) -> str:
 
 def _texts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the texts among some values, and among mappings in them, that could be paths, by their keys."""
-    found = []
+    paths = []
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found += [(f"{key}.{inner}", text) for inner, text in _texts(value)]
+            paths += [(f"{key}.{inner}", text) for inner, text in _texts(value)]
         elif isinstance(value, str) and ("/" in value or "." in value):
-            found.append((key, value))
-    return found
+            paths.append((key, value))
+    return paths

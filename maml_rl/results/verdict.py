@@ -44,9 +44,9 @@ class GroupResult:
 
     def part(self, name: str) -> "GroupResult":
         """Return the results of a family of a mixture, or the normalized ones, as far as they are known."""
-        found = [parts[name] for evaluation in self.evaluations if name in (parts := evaluation.parts())]
+        evaluations = [parts[name] for evaluation in self.evaluations if name in (parts := evaluation.parts())]
         untrained = None if self.untrained is None else self.untrained.parts().get(name)
-        return replace(self, evaluations=found, untrained=untrained, sampled=None)
+        return replace(self, evaluations=evaluations, untrained=untrained, sampled=None)
 
     @property
     def env_steps(self) -> list[float]:
@@ -136,21 +136,21 @@ def verdicts(results: Sequence[GroupResult]) -> list[Verdict]:
 
 def cautions(results: Sequence[GroupResult]) -> list[str]:
     """Return what a reader of the verdicts must know: failed runs, single runs, and how the best one was chosen."""
-    found = [f"{result.group.name}: {result.group.counted}." for result in results if result.group.failed]
+    sentences = [f"{result.group.name}: {result.group.counted}." for result in results if result.group.failed]
     if any(result.group.failed for result in results):
-        found.append("A run that failed is in no mean, so that means favor what fails.")
+        sentences.append("A run that failed is in no mean, so that means favor what fails.")
     single = [result.group.name for result in results if len(result.group.runs) == 1]
     if single and len(results) > 1:
-        found.append(
+        sentences.append(
             f"One run of {listed(single)}: how much runs differ by their seed is unknown, and equal algorithms often "
             "differ as much; five runs (--seeds 5) tell."
         )
     if len(results) >= _MANY:
-        found.append(
+        sentences.append(
             f"The best of {len(results)} was chosen by its return: of six equal algorithms it would lead some other in "
             "10 % (three runs) to 24 % (five runs) of cases."
         )
-    return found
+    return sentences
 
 
 def _tried(best: GroupResult, other: GroupResult) -> Verdict:
@@ -165,37 +165,37 @@ def _tried(best: GroupResult, other: GroupResult) -> Verdict:
         else f"{sizes} {kind} tasks, different ones for each run"
     )
     steps = min(steps for result in pair for steps in result.env_steps)
-    found = difference_interval(best.evaluations, other.evaluations)
+    interval = difference_interval(best.evaluations, other.evaluations)
     counts = [len(result.evaluations) for result in pair]
-    return _sentence(best.group, other.group, found, counts, steps, f"{after(pair)}, on {tasks}")
+    return _sentence(best.group, other.group, interval, counts, steps, f"{after(pair)}, on {tasks}")
 
 
 def _recorded(best: GroupResult, other: GroupResult) -> Verdict:
     """Compare two experiments by what their trainings recorded at common environment steps."""
-    found = difference_at_common_steps(best.group, other.group)
-    if found is None:
+    gap = difference_at_common_steps(best.group, other.group)
+    if gap is None:
         words = best.group, " and ", other.group, " have no returns at common environment steps, and are not compared."
         return Verdict(np.full(3, np.nan), False, words)
     counts = [len(result.group.runs) for result in (best, other)]
-    where = "in the evaluations of training" if found.evaluated else "on the tasks of training"
-    what = _all_or_each({each.group.name: each.group.last_return(evaluated=found.evaluated) for each in (best, other)})
-    return _sentence(best.group, other.group, found.interval, counts, found.env_steps, f"{what}, {where}")
+    where = "in the evaluations of training" if gap.evaluated else "on the tasks of training"
+    what = _all_or_each({each.group.name: each.group.last_return(evaluated=gap.evaluated) for each in (best, other)})
+    return _sentence(best.group, other.group, gap.interval, counts, gap.env_steps, f"{what}, {where}")
 
 
 def _recorded_difference(result: GroupResult, first: GroupResult) -> float:
     """Return how far a group is above another where both have the same environment steps; NaN where that is unknown."""
-    found = difference_at_common_steps(result.group, first.group)
-    return float(found.interval[0]) if found is not None else float("nan")
+    gap = difference_at_common_steps(result.group, first.group)
+    return float(gap.interval[0]) if gap is not None else float("nan")
 
 
 def _sentence(
-    best: RunGroup, other: RunGroup, found: NDArray[np.float64], counts: Sequence[int], steps: float, where: str
+    best: RunGroup, other: RunGroup, interval: NDArray[np.float64], counts: Sequence[int], steps: float, where: str
 ) -> Verdict:
     single = min(counts) == 1
     if single:
-        found = np.array([found[0], np.nan, np.nan])
-    value, bounds = readable_interval(found)
-    better = leads(found)
+        interval = np.array([interval[0], np.nan, np.nan])
+    value, bounds = readable_interval(interval)
+    better = leads(interval)
     at = f"At {readable_count(steps)} environment steps, " if np.isfinite(steps) and steps > 0.0 else ""
     runs = (
         f"{counts[0]} and {counted(counts[1], 'run')}"
@@ -204,7 +204,7 @@ def _sentence(
     )
     detail = f" in the mean return {where} ({runs})"
     if better:
-        return Verdict(found, True, (at, best, " leads ", other, f" by {value} {bounds}{detail}."))
+        return Verdict(interval, True, (at, best, " leads ", other, f" by {value} {bounds}{detail}."))
     if single:
         why = "with a single run there is no interval, and this does not tell which is better"
     elif not bounds:
@@ -212,4 +212,4 @@ def _sentence(
     else:
         why = "these runs do not tell which is better"
     between = f" by {value} {bounds}".rstrip()
-    return Verdict(found, False, (at, best, " is above ", other, f"{between}{detail}; {why}."))
+    return Verdict(interval, False, (at, best, " is above ", other, f"{between}{detail}; {why}."))

@@ -173,7 +173,7 @@ def _intact(
 ) -> Iterator[tuple[Path, Checkpoint]]:
     """Yield the intact checkpoints, the newest first; warn about broken ones, and raise if there are no others."""
     reasons: list[str] = []
-    found = False
+    any_intact = False
     for path in reversed(list_checkpoints(folder)):
         try:
             checkpoint = load_checkpoint(path)
@@ -182,9 +182,9 @@ def _intact(
             logger.warning("passing over a broken checkpoint: %s", error)
             reasons.append(str(error))
             continue
-        found = True
+        any_intact = True
         yield path, checkpoint
-    if not found:
+    if not any_intact:
         remedy = "put one back, or train again with --overwrite"
         raise CheckpointError("; ".join([f"there is no intact checkpoint in {folder}: {remedy}", *reasons]))
 
@@ -230,8 +230,8 @@ def list_checkpoints(folder: str | Path) -> list[Path]:
 def _numbered(folder: str | Path) -> dict[int, Path]:
     """Return the checkpoints below `folder` by their iterations, in order."""
     paths = list(Path(folder).iterdir()) if Path(folder).is_dir() else []
-    found = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
-    return dict(sorted(found))
+    by_number = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
+    return dict(sorted(by_number))
 
 
 def _path_of(folder: Path, iteration: int) -> Path:
@@ -357,8 +357,8 @@ def _write(checkpoint: Checkpoint, target: Path) -> None:
 
 
 def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
-    kept = {name: value for name, value in checkpoint.learner.items() if isinstance(value, torch.Tensor)}
-    tensors = checkpoint.tensors | {f"{_LEARNER}{name}": tensor for name, tensor in kept.items()}
+    of_learner = {name: value for name, value in checkpoint.learner.items() if isinstance(value, torch.Tensor)}
+    tensors = checkpoint.tensors | {f"{_LEARNER}{name}": tensor for name, tensor in of_learner.items()}
     for iteration, acting in checkpoint.earlier.items():
         tensors |= {f"{_EARLIER}{iteration}/{name}": tensor for name, tensor in acting.items()}
     # Cloned, since safetensors refuses tensors that share memory.
@@ -371,7 +371,7 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
         "score": checkpoint.score,
         "evaluated": checkpoint.evaluated,
         "state": checkpoint.state,
-        "learner": {name: value for name, value in checkpoint.learner.items() if name not in kept},
+        "learner": {name: value for name, value in checkpoint.learner.items() if name not in of_learner},
     }
     text = json.dumps(state, indent=2, sort_keys=True, allow_nan=False) + "\n"
     return {STATE: text.encode(), TENSORS: tensors_to_bytes(tensors)}
@@ -410,8 +410,8 @@ def _parse(contents: dict[str, bytes], folder: Path) -> Checkpoint:
             earlier.setdefault(int(version), {})[entry] = tensors.pop(name)
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / TENSORS} is not a safetensors file: {error}") from error
-    kept = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LEARNER)}
-    learner = checkpoint.learner | {name.removeprefix(_LEARNER): tensor for name, tensor in kept.items()}
+    of_learner = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_LEARNER)}
+    learner = checkpoint.learner | {name.removeprefix(_LEARNER): tensor for name, tensor in of_learner.items()}
     return replace(checkpoint, tensors=tensors, learner=learner, earlier=earlier)
 
 
@@ -453,10 +453,10 @@ def _prune(folder: Path, keep: int) -> None:
         with suppress(CheckpointError):
             # Their tensors may be large.
             intact[path] = _parse_state(_read_listed(path, STATE), path)
-    kept = list(intact)[-keep:]
-    kept.extend(sorted(intact, key=lambda path: _rank(intact[path]))[-1:])
+    remaining = list(intact)[-keep:]
+    remaining.extend(sorted(intact, key=lambda path: _rank(intact[path]))[-1:])
     for path in intact:
-        if path not in kept:
+        if path not in remaining:
             discard(path)
 
 

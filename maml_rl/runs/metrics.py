@@ -168,12 +168,12 @@ def _line(metrics: Mapping[str, Any]) -> bytes:
 
 def _parsed(line: bytes, *, is_checked: bool) -> Metrics | None:
     """Return the iteration of a line; None where the line is damaged, or lacks the checksum that it should have."""
-    found = _CHECKSUM.search(line)
-    if found is None:
+    checksum = _CHECKSUM.search(line)
+    if checksum is None:
         text = b"" if is_checked else line
     else:
-        text = line[: found.start()] + b"}"
-        if zlib.crc32(text) != int(found[1], 16):
+        text = line[: checksum.start()] + b"}"
+        if zlib.crc32(text) != int(checksum[1], 16):
             return None
     try:
         metrics = json.loads(text)
@@ -197,8 +197,8 @@ def _keep(path: Path, finished: int) -> None:
     if is_gone:
         logger.warning("%s is gone: the iterations before %d are missing from the new one", path, finished)
         return
-    kept = [row for row in rows if row["iteration"] < finished]
-    numbers = [row["iteration"] for row in kept]
+    finished_rows = [row for row in rows if row["iteration"] < finished]
+    numbers = [row["iteration"] for row in finished_rows]
     # A file that begins later belongs to a run that once lost its metrics, with a warning.
     if not numbers or numbers != list(range(numbers[0], finished)):
         reason = f" (damaged: line {', '.join(map(str, damaged[:_SHOWN]))})" if damaged else ""
@@ -206,7 +206,7 @@ def _keep(path: Path, finished: int) -> None:
             f"{path} does not hold the iterations up to {finished - 1}, which the checkpoint has finished{reason}; "
             "put it back, or move it away to continue without it"
         )
-    replace_file(path, b"".join(map(_line, kept)))
+    replace_file(path, b"".join(map(_line, finished_rows)))
 
 
 @contextmanager

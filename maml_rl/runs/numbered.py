@@ -25,8 +25,8 @@ def newest_path(path: Path) -> Path | None:
 
     An empty file or folder is a name that another process has reserved.
     """
-    found = sorted(numbered(path).items(), reverse=True)
-    return next((entry for _, entry in found if not _is_empty(entry)), None)
+    entries = sorted(numbered(path).items(), reverse=True)
+    return next((entry for _, entry in entries if not _is_empty(entry)), None)
 
 
 def _is_empty(path: Path) -> bool:

@@ -432,14 +432,14 @@ def _clear(path: Path) -> None:
         os.replace(path / CONFIG, path / _REPLACED)
         sync_folder(path)
     checkpoints, events, experience = path / CHECKPOINTS, path / EVENTS, path / EXPERIENCE
-    for folder, own in (
+    for folder, entries in (
         (checkpoints, list_checkpoints(checkpoints)),
         (events, list(events.glob("*tfevents*"))),
         (experience, [folder for folder in experience.glob("*") if folder.is_dir()]),
     ):
         if folder.is_symlink():
             # Others may have files there, too.
-            for file in own:
+            for file in entries:
                 discard(file)
             remove_unfinished(folder)
         elif folder.exists():

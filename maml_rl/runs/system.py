@@ -80,9 +80,9 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    found = {key.strip(): value.strip() for key, _, value in reversed([line.partition(":") for line in lines])}
-    if "model name" not in found:
+    facts = {key.strip(): value.strip() for key, _, value in reversed([line.partition(":") for line in lines])}
+    if "model name" not in facts:
         return platform.processor() or platform.machine()
     # In a virtual machine the name may be only that of the maker.
-    numbers = [f"{key} {found[key]}" for key in ("cpu family", "model") if key in found]
-    return found["model name"] + (f" ({', '.join(numbers)})" if numbers else "")
+    numbers = [f"{key} {facts[key]}" for key in ("cpu family", "model") if key in facts]
+    return facts["model name"] + (f" ({', '.join(numbers)})" if numbers else "")

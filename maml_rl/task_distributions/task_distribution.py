@@ -199,7 +199,7 @@ def find_task_distribution(name: str) -> type[TaskDistribution]:
             raise ValueError(f"unknown task distribution {name!r}{suggest(name, task_distributions())}")
         return _REGISTRY[name]
     with UsersCode(lambda error: ValueError(f"cannot import the task distribution {name!r} ({explain(error)})")):
-        found = getattr(import_named(module), attribute)
-    if not (isinstance(found, type) and issubclass(found, TaskDistribution)):
+        kind = getattr(import_named(module), attribute)
+    if not (isinstance(kind, type) and issubclass(kind, TaskDistribution)):
         raise ValueError(f"{name!r} is not a task distribution; make it a subclass of TaskDistribution")
-    return found
+    return kind
