@@ -11,24 +11,9 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """Result of conjugate gradients.
-
-    Attributes:
-        x: (D,) with A x close to b.
-        curvature: x^T A x.
-        iterations: products with A that were needed.
-    """
-
-    x: Tensor
-    curvature: float
-    iterations: int
-
-
 def conjugate_gradient(
     product: Callable[[Tensor], Tensor], b: Tensor, *, iterations: int, tolerance: float = 1e-10
-) -> Solution:
+) -> tuple[Tensor, float, int]:
     """Solve A x = b for a symmetric positive definite A that is given only by its products.
 
     Args:
@@ -38,7 +23,7 @@ def conjugate_gradient(
         tolerance: stop once |b - A x|^2 is below it times |b|^2.
 
     Returns:
-        x, and x^T A x without another product, from the residual b - A x.
+        x; x^T A x without another product, from the residual b - A x; and how many products with A it took.
     """
     x = torch.zeros_like(b)
     residual, direction = b.clone(), b.clone()
@@ -56,7 +41,7 @@ def conjugate_gradient(
         residual = residual - step * image
         previous, square = square, torch.dot(residual, residual).item()
         direction = residual + (square / previous) * direction
-    return Solution(x, torch.dot(x, b - residual).item(), done)
+    return x, torch.dot(x, b - residual).item(), done
 
 
 def longest_step(
@@ -74,9 +59,9 @@ def longest_step(
     Returns:
         (D,); zero where A is not positive definite to working precision.
     """
-    solution = conjugate_gradient(lambda vector: product(vector) + damping * vector, gradient, iterations=iterations)
-    length = math.sqrt(2.0 * max_kl / solution.curvature) if solution.curvature > 0.0 else 0.0
-    return -length * solution.x
+    x, curvature, _ = conjugate_gradient(lambda v: product(v) + damping * v, gradient, iterations=iterations)
+    length = math.sqrt(2.0 * max_kl / curvature) if curvature > 0.0 else 0.0
+    return -length * x
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,12 +67,9 @@ def tick_labels(ticks: Iterable[float]) -> list[str]:
     step = min((abs(b - a) for a, b in pairwise(ticks)), default=abs(ticks[0]) if ticks else 1.0)
     largest = max((abs(tick) for tick in ticks), default=0.0)
     unit, suffix = next(((unit, suffix) for unit, suffix, least in _UNITS if largest >= least), (1.0, ""))
-    digits = next((digits for digits in range(12) if _is_whole(step / unit * 10**digits)), 12)
+    scaled = ((digits, step / unit * 10**digits) for digits in range(12))
+    digits = next((digits for digits, x in scaled if math.isclose(x, round(x), rel_tol=1e-6, abs_tol=1e-6)), 12)
     return [_signed(tick / unit, digits) + (suffix if tick else "") for tick in ticks]
-
-
-def _is_whole(value: float) -> bool:
-    return abs(value - round(value)) <= 1e-6 * max(1.0, abs(value))
 
 
 def _signed(value: float, digits: int) -> str:
