@@ -442,14 +442,10 @@ def _read_run(folder: Path) -> tuple[Run, list[str]]:
 
 
 def _grouped(runs: Sequence[Run]) -> list[RunGroup]:
-    groups: list[list[Run]] = []
+    by_identity: dict[str, list[Run]] = {}
     for run in runs:
-        for group in groups:
-            if run.identity == group[0].identity:
-                group.append(run)
-                break
-        else:
-            groups.append([run])
+        by_identity.setdefault(run.identity, []).append(run)
+    groups = list(by_identity.values())
     return [
         RunGroup(name, sorted(group, key=lambda run: run.config.seed), index)
         for index, (name, group) in enumerate(zip(_names(groups), groups, strict=True))
