@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import threading
+import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
-from time import monotonic, perf_counter
+from queue import Empty, SimpleQueue
+from time import monotonic, perf_counter, sleep
+from types import FrameType
 from typing import Any
 
 import gymnasium
@@ -18,11 +26,16 @@ from maml_rl.envs.calls import CallRules, close_quietly
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
 from maml_rl.envs.meta_env import SlotCounts, Task, declared, require_one_each
 from maml_rl.envs.serial import Outcome, SerialVectorEnv, Slot
-from maml_rl.envs.side_by_side import LOOK_SECONDS, CallHangsError, SideBySide
 from maml_rl.spaces import own_actions
 
 # Seconds that calls, and closing what is awaited, may take when the slots are closed.
 _CLOSE_SECONDS = 1.0
+# Interval at which a wait for calls checks for those that take too long.
+_LOOK_SECONDS = 0.1
+
+
+class CallHangsError(TimeoutError):
+    """A call of an environment has not returned in time; the message holds the stack of its thread."""
 
 
 class ThreadedVectorEnv(SerialVectorEnv):
@@ -54,9 +67,8 @@ class ThreadedVectorEnv(SerialVectorEnv):
     ) -> None:
         # As many as there are slots at most: a worker may have fewer than others.
         limit = min(rules.threads or num_envs, check_count("num_envs", num_envs))
-        self._calls = SideBySide(limit)
-        self._made_awaited = awaited
-        self._waited = self._next_mark = 0.0
+        current_slots = np.zeros(1, np.int64) if current_slots is None else current_slots
+        self._calls, self._made_awaited = SideBySide(limit, current_slots), awaited
         super().__init__(make_env, env_kwargs, num_envs, current_slots, rules)
         # Not that of constructors, which may start a service.
         self._calls.timeout = rules.timeout
@@ -71,13 +83,13 @@ class ThreadedVectorEnv(SerialVectorEnv):
     def _run(self, slot: Slot) -> Any:
         self._calls.start(slot)
         while True:
-            for number, outcome in self._results(inf):
+            for number, outcome in self._calls.wait(inf):
                 if number == slot.number:
                     return self._result(number, outcome)
 
     @property
     def waiting_seconds(self) -> float:
-        return self._waited
+        return self._calls.waited
 
     def slot_counts(self) -> SlotCounts:
         waiting, over = self._calls.outstanding.copy(), self.buffers.over
@@ -99,7 +111,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         for slot, task in zip(self.slots, tasks, strict=True):
             self._calls.start(slot.give(task))
         while self._calls.outstanding:
-            for number, outcome in self._results(inf):
+            for number, outcome in self._calls.wait(inf):
                 self._result(number, outcome)
 
     def _reset(
@@ -153,12 +165,12 @@ class ThreadedVectorEnv(SerialVectorEnv):
             raise RuntimeError("the step before has not been received; call step_recv first")
         # Results of an abandoned phase.
         while slot in self._calls.outstanding:
-            self._results(inf)
+            self._calls.wait(inf)
 
     def _settle(self) -> None:
         """Wait for calls whose results are no longer needed."""
         while self._calls.outstanding:
-            self._results(inf)
+            self._calls.wait(inf)
         self._unread.clear()
         self._awaited.clear()
 
@@ -171,7 +183,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
     def _take(self, seconds: float) -> set[int]:
         """Wait a moment for calls, write their results, and return their slots."""
         taken = set()
-        for number, outcome in self._results(seconds):
+        for number, outcome in self._calls.wait(seconds):
             try:
                 self.slots[number].write(self._writer, self.buffers, self._result(number, outcome))
             except BaseException:
@@ -186,27 +198,12 @@ class ThreadedVectorEnv(SerialVectorEnv):
         result, error = outcome
         if error is not None:
             self.current_slots[0] = slot
+        if isinstance(error, KeyboardInterrupt):
+            # Ctrl-C never reaches a helper thread.
+            raise RuntimeError("it raised KeyboardInterrupt itself") from error
+        if error is not None:
             raise error
         return result
-
-    def _results(self, seconds: float) -> list[tuple[int, Outcome]]:
-        """Wait a moment for calls, and report whose has run for longest."""
-        if monotonic() >= self._next_mark and (longest := self._calls.longest()) is not None:
-            # Only at intervals, because it checks all calls.
-            self._next_mark = monotonic() + LOOK_SECONDS
-            slot, since = longest
-            # A mark that changes during a pause: the supervisor must not take it for a call that hangs.
-            pausing = since > monotonic() and self.current_slots[0] == slot
-            self.current_slots[0] = -1 if pausing else slot
-        started = perf_counter()
-        try:
-            return self._calls.wait(seconds)
-        except (CallHangsError, RuntimeError) as error:
-            longest = self._calls.longest() if isinstance(error, CallHangsError) else None
-            self.current_slots[0] = -1 if longest is None else longest[0]
-            raise
-        finally:
-            self._waited += perf_counter() - started
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close every environment, after waiting a moment for calls that run; one whose call still runs stays open."""
@@ -237,3 +234,258 @@ def refuse_unsafe(env: gymnasium.Env[Any, Any]) -> None:
 def not_thread_safe(name: str) -> TypeError:
     """Return the error for an environment that is to be called in threads and declares that it must not be."""
     return TypeError(f"{name} declares that it is not thread-safe (thread_safe = False); use stepping='serial'")
+
+
+class SideBySide:
+    """Carries out calls of slots concurrently: in threads, and coroutines on one event loop in its own thread.
+
+    A slot has its thread from its first call to its last: what it has open may belong to a thread. One thread uses this
+    object. Threads are daemons: a call that never returns does not keep the interpreter alive.
+
+    Args:
+        limit: how many calls run at once.
+        current_slots: (1,) gets the slot whose call has run for longest.
+
+    Attributes:
+        timeout: seconds that a call may take.
+        outstanding: slots whose calls have not been waited for.
+        waited: seconds for which no call was over.
+    """
+
+    def __init__(self, limit: int, current_slots: NDArray[np.int64]) -> None:
+        self._limit, self._current_slots = limit, current_slots
+        self.timeout, self.waited = inf, 0.0
+        self._room = threading.Semaphore(limit)
+        # Wakes the thread of a slot for a call, or, with False, to end.
+        self._todo: dict[int, SimpleQueue[bool]] = {}
+        self._done: SimpleQueue[tuple[int, Outcome]] = SimpleQueue()
+        self._loop: _EventLoop | None = None
+        self._slots_of_loop: asyncio.Semaphore | None = None
+        self._to_await: deque[Slot] = deque()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        # The start times of running calls, later than now during a pause; and the threads of slots.
+        self._since: dict[int, float] = {}
+        self._thread_of: dict[int, int] = {}
+        self.outstanding: set[int] = set()
+        self._next_look = self._latest_start = 0.0
+
+    def start(self, slot: Slot) -> None:
+        """Start the call of a slot that has none outstanding: in its thread, or on the event loop if it `awaits`."""
+        number = slot.number
+        self.outstanding.add(number)
+        self._latest_start = monotonic()
+        if slot.awaits:
+            # `wait` wakes the loop once for all calls started until then, because waking it costs more than a call.
+            self._to_await.append(slot)
+            return
+        if number not in self._todo:
+            todo = self._todo[number] = SimpleQueue()
+            threading.Thread(target=self._work, args=(slot, todo), name=f"slot-{number}", daemon=True).start()
+        self._todo[number].put(True)
+
+    def wait(self, seconds: float) -> list[tuple[int, Outcome]]:
+        """Wait until a call is over, at most some seconds, and return all finished calls, each with its outcome.
+
+        Raises:
+            CallHangsError: If a call takes too long.
+            RuntimeError: If the event loop has ended.
+        """
+        if monotonic() >= self._next_look:
+            # Only at intervals, because it looks at all calls.
+            self._next_look = monotonic() + _LOOK_SECONDS
+            self._look()
+        started = perf_counter()
+        over = self._finished(seconds)
+        self.waited += perf_counter() - started
+        if not over:
+            self._require_loop()
+        return over
+
+    def _finished(self, seconds: float) -> list[tuple[int, Outcome]]:
+        """Wait a moment until a call is over, and return all finished calls."""
+        if self._to_await:
+            if self._loop is None:
+                self._loop, self._slots_of_loop = _EventLoop(), asyncio.Semaphore(self._limit)
+            self._loop.asyncio.call_soon_threadsafe(self._await_all)
+        over: list[tuple[int, Outcome]] = []
+        with suppress(Empty):
+            over.append(self._done.get(timeout=min(seconds, _LOOK_SECONDS)))
+            while True:
+                over.append(self._done.get_nowait())
+        if over:
+            self._latest_start = monotonic()
+            self.outstanding.difference_update(slot for slot, _ in over)
+        return over
+
+    def longest(self) -> tuple[int, float] | None:
+        """Return the slot whose call has run for longest, and since when; None if none runs."""
+        since = self._since.copy()
+        return min(since.items(), key=lambda entry: entry[1], default=None)
+
+    def drain(self, slots: set[int], until: float) -> list[tuple[int, Outcome]]:
+        """Wait for the calls of some slots until a time on the monotonic clock, and return the outcomes of all."""
+        outcomes = []
+        while slots & self.outstanding and not self._has_lost_loop() and monotonic() < until:
+            outcomes += self._finished(until - monotonic())
+        return outcomes
+
+    def close(self) -> None:
+        """End the threads that are idle; those of calls that never return end with the process."""
+        for todo in self._todo.values():
+            todo.put(False)
+        self._todo.clear()
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+
+    def _has_lost_loop(self) -> bool:
+        """Return whether the event loop has ended while calls are left on it, whose outcomes never come."""
+        ended = self._loop is not None and not self._loop.thread.is_alive()
+        return ended and bool(self._tasks or self._to_await)
+
+    def _require_loop(self) -> None:
+        if self._loop is None or not self._has_lost_loop() or not self._done.empty():
+            return
+        error, self._current_slots[0] = self._loop.error, -1
+        why = "something called its method stop" if error is None else f"a background task raised {error!r}"
+        raise RuntimeError(
+            f"the event loop on which the environments are awaited has ended: {why}; catch what background tasks "
+            "raise, and leave the loop running"
+        ) from error
+
+    def _look(self) -> None:
+        """Mark the slot whose call has run for longest, and raise an error if that takes too long."""
+        now, longest = monotonic(), self.longest()
+        if longest is None:
+            if self.outstanding and now - self._latest_start > self.timeout:
+                self._current_slots[0] = -1
+                raise CallHangsError(
+                    f"no call has begun for {self.timeout:g} s although {len(self.outstanding)} are waiting to; "
+                    "something blocks the event loop, or takes its callbacks"
+                )
+            return
+        slot, since = longest
+        # A mark that changes during a pause: the supervisor must not take it for a call that hangs.
+        pausing = since > now and self._current_slots[0] == slot
+        self._current_slots[0] = -1 if pausing else slot
+        if now - since > self.timeout:
+            raise CallHangsError(
+                f"a call has not returned for more than {self.timeout:g} s. Its stack:\n{self._stack(slot)}If it only "
+                "needs longer, raise step_timeout, the time for one call of one slot."
+            )
+
+    def _work(self, slot: Slot, todo: SimpleQueue[bool]) -> None:
+        """Carry out the calls of a slot until there are no more."""
+        number = slot.number
+        self._thread_of[number] = threading.get_ident()
+
+        def pause(number: int, seconds: float) -> None:
+            self._since[number] = monotonic() + seconds
+            sleep(seconds)
+
+        while todo.get():
+            with self._room:
+                self._since[number] = monotonic()
+                # An environment's error is raised where its result is awaited.
+                try:
+                    outcome: Outcome = slot.carry_out(pause), None
+                except BaseException as error:
+                    outcome = None, error
+                self._since.pop(number, None)
+            self._done.put((number, outcome))
+            del outcome
+
+    def _await_all(self) -> None:
+        """Begin with the calls that were started, in the thread of the loop."""
+        while self._to_await:
+            slot = self._to_await.popleft()
+            # The loop itself refers to its tasks only weakly.
+            self._tasks[slot.number] = asyncio.get_running_loop().create_task(self._await(slot))
+
+    async def _await(self, slot: Slot) -> None:
+        async def pause(number: int, seconds: float) -> None:
+            self._since[number] = monotonic() + seconds
+            await asyncio.sleep(seconds)
+
+        number = slot.number
+        assert self._slots_of_loop is not None
+        async with self._slots_of_loop:
+            self._since[number] = monotonic()
+            outcome = await slot.carry_out_awaited(pause)
+            self._since.pop(number, None)
+        del self._tasks[number]
+        self._done.put((number, outcome))
+
+    def _stack(self, slot: int) -> str:
+        """Return where the call of a slot is, as text."""
+        task = self._tasks.get(slot)
+        frames = _awaiting(task.get_coro()) if task is not None else []
+        # A coroutine that does not await blocks the loop: its position is that of the loop.
+        ident = self._thread_of.get(slot) if task is None or self._loop is None else self._loop.thread.ident
+        if not frames and ident is not None and (frame := sys._current_frames().get(ident)) is not None:
+            return "".join(traceback.format_stack(frame))
+        return "".join(traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames).format())
+
+
+class _EventLoop:
+    """An event loop of asyncio in a thread of its own.
+
+    Attributes:
+        thread: a daemon.
+        error: what ended the loop, if anything was raised.
+    """
+
+    def __init__(self) -> None:
+        self.asyncio = asyncio.new_event_loop()
+        self.error: BaseException | None = None
+        self.thread = self._started()
+
+    def _started(self) -> threading.Thread:
+        def run() -> None:
+            try:
+                self.asyncio.run_forever()
+            # SystemExit and KeyboardInterrupt of any task end the loop.
+            except BaseException as error:
+                self.error = error
+
+        thread = threading.Thread(target=run, name="slots-awaited", daemon=True)
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        """Cancel all tasks, and end the loop; if that takes long, it ends with the process."""
+        loop, ended = self.asyncio, threading.Event()
+        ending = _end_loop(loop, ended)
+        asyncio.run_coroutine_threadsafe(ending, loop)
+        self.thread.join(timeout=1.0)
+        if not self.thread.is_alive() and not ended.is_set():
+            # What ended it was reported. Its tasks can only end on it; one that has not begun could end it again.
+            loop.set_exception_handler(lambda loop, context: None)
+            for task in asyncio.all_tasks(loop):
+                if task.get_coro() is not ending:
+                    task.cancel()
+            self.thread = self._started()
+            self.thread.join(timeout=1.0)
+        if not self.thread.is_alive():
+            loop.close()
+
+
+async def _end_loop(loop: asyncio.AbstractEventLoop, ended: threading.Event) -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=0.5)
+    ended.set()
+    loop.stop()
+
+
+def _awaiting(coroutine: Any) -> list[FrameType]:
+    """Return the frames of a suspended coroutine, the innermost last; none if it runs."""
+    frames = []
+    while coroutine is not None and getattr(coroutine, "cr_frame", None) is not None:
+        if coroutine.cr_running:
+            return []
+        frames.append(coroutine.cr_frame)
+        coroutine = coroutine.cr_await
+    return frames

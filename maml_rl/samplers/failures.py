@@ -13,7 +13,7 @@ import numpy as np
 
 from maml_rl.envs.make_env import ObservedLastStep, ObservedTask
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.side_by_side import CallHangsError
+from maml_rl.envs.threaded import CallHangsError
 from maml_rl.errors import (
     ChildEnvError,
     ChildEnvTimeout,

@@ -8,7 +8,7 @@ from typing import Self
 
 from maml_rl.config.placement import Placement
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, SlotCounts, Task
-from maml_rl.envs.side_by_side import CallHangsError
+from maml_rl.envs.threaded import CallHangsError
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, MamlRLError, UsersCode
 from maml_rl.machine import usable_cores

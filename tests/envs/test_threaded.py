@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from maml_rl.envs.calls import CallRules
-from maml_rl.envs.side_by_side import CallHangsError
-from maml_rl.envs.threaded import ThreadedVectorEnv, refuse_unsafe
+from maml_rl.envs.threaded import CallHangsError, ThreadedVectorEnv, refuse_unsafe
 from tests.envs.third_party import WalkEnv
 
 pytestmark = pytest.mark.timeout(30)
