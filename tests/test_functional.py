@@ -36,26 +36,6 @@ def columns(array: Tensor) -> Tensor:
     return array.unsqueeze(-1)
 
 
-def test_discounted_returns_of_one_episode_are_the_literal_ones():
-    rewards = columns(torch.tensor([1.0, 2.0, 4.0, 0.0]))
-    mask = columns(torch.tensor([1.0, 1.0, 1.0, 0.0]))
-    returns = functional.discounted_returns(rewards, mask, discount=0.5)
-    torch.testing.assert_close(returns, columns(torch.tensor([3.0, 4.0, 4.0, 0.0])))
-
-
-def test_generalized_advantages_of_one_episode_are_the_literal_ones():
-    # d = r + 0.5 V' - V = [1, 0.5, 2]; A_2 = 2, A_1 = 0.5 + 0.25 * 2 = 1, A_0 = 1 + 0.25 * 1 = 1.25.
-    advantages = functional.generalized_advantages(
-        columns(torch.tensor([1.0, 1.0, 1.0])),
-        columns(torch.tensor([1.0, 2.0, 3.0])),
-        columns(torch.tensor([2.0, 3.0, 8.0])),
-        torch.ones(3, 1),
-        discount=0.5,
-        gae_lambda=0.5,
-    )
-    torch.testing.assert_close(advantages, columns(torch.tensor([1.25, 1.0, 2.0])))
-
-
 @pytest.mark.parametrize("factor", [0.0, 0.5, 0.97, 1.0])
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 8, 13, 100])
 def test_sums_that_are_doubled_on_a_device_are_those_of_the_recursion(num_steps, factor):
@@ -99,13 +79,6 @@ def test_generalized_advantages_equal_a_double_loop_over_multi_step_errors(episo
                 error = reward[later] + discount * value[later + 1] - value[later]
                 expected[task, step, episode] += (discount * gae_lambda) ** (later - step) * error
     torch.testing.assert_close(advantages, expected)
-
-
-def test_next_values_of_ragged_episodes_end_with_the_final_values():
-    values = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 0.0]])
-    following = functional.next_values(values, torch.tensor([4.0, 30.0]), torch.tensor([3, 2]))
-    torch.testing.assert_close(following[:, 0], torch.tensor([2.0, 3.0, 4.0]))
-    torch.testing.assert_close(following[:2, 1], torch.tensor([20.0, 30.0]))
 
 
 @property_test
@@ -239,12 +212,6 @@ def test_gaussian_closed_forms_equal_torch_distributions(shape, shared):
     p, q = as_distribution(*first), as_distribution(*second)
     torch.testing.assert_close(functional.gaussian_log_prob(*first, actions), p.log_prob(actions))
     torch.testing.assert_close(functional.gaussian_kl(*first, *second), kl_divergence(p, q))
-
-
-def test_gaussian_log_probs_are_summed_over_action_entries():
-    mean = torch.zeros(1, 3)
-    log_prob = functional.gaussian_log_prob(mean, torch.zeros(3), mean)
-    torch.testing.assert_close(log_prob, torch.tensor([-1.5 * math.log(2.0 * math.pi)]))
 
 
 @pytest.mark.parametrize("size", [2, 5])

@@ -22,16 +22,8 @@ SMALLER = {
     "test": ["--meta-batch-size", "2", "--fast-batch-size", "2", "--num-workers", "0"],
     "record": ["--tasks", "2", "--episodes", "2", "--num-workers", "0"],
     "report": ["--tasks", "2", "--videos", "0", "--num-workers", "0"],
-    "compare": [
-        "--seeds",
-        "2",
-        "--tasks",
-        "2",
-        "--num-workers",
-        "0",
-        "--set",
-        *(f"{k}={v}" for k, v in SETTINGS.items()),
-    ],
+    "compare": ["--seeds", "2", "--tasks", "2", "--num-workers", "0", "--set"]
+    + [f"{key}={value}" for key, value in SETTINGS.items()],
 }
 # Those that leave the sizes of a page as they are.
 BRIEFER = {
@@ -101,24 +93,30 @@ def files(folder: Path) -> set[str]:
     return {path for path in paths if not path.startswith("runs/") and "__pycache__" not in path}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("repetitions", [1, pytest.param(2, marks=pytest.mark.nightly)])
-def test_commands_of_the_pages_run_in_order_and_write_only_to_runs(
-    repetitions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a copy of what the commands read."""
     pytest.importorskip("vl_convert")
     for name in ("benchmarks", "configs", "docs", "examples"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path)
-    before = files(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("repetitions", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_commands_of_the_pages_run_in_order_and_write_only_to_runs(
+    repetitions: int, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(place)
     new = [line for line in shown() if re.search(r"\btrain\b", line) and not re.search("--(overwrite|dry-run)", line)]
     assert len(shown()) > 15
     for repetition in range(1, repetitions + 1):
         for command in shown():
             # A recording is made only once.
             run(command + " --resume" * (repetition > 1 and "maml-rl record" in command), monkeypatch)
-        assert files(tmp_path) == before
+        assert files(place) == before
         # No run has replaced another.
         runs = {
             path.parent for path in Path("runs").rglob("config.json") if not {"comparison", "compare"} & {*path.parts}
@@ -128,18 +126,15 @@ def test_commands_of_the_pages_run_in_order_and_write_only_to_runs(
         assert len(runs) == repetition * len(new)
     for page in pages():
         for path in re.findall(r'load_policy\("(?!zoo:)(.*?)"', page.read_text(encoding="utf-8")):
-            assert (tmp_path / path / "config.json").is_file(), f"{page.name}: {path}"
+            assert (place / path / "config.json").is_file(), f"{page.name}: {path}"
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
+@pytest.mark.usefixtures("place")
 def test_commands_run_at_the_sizes_of_their_pages_with_the_threads_that_a_user_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("vl_convert")
-    for name in ("benchmarks", "configs", "docs", "examples"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
     torch.set_num_threads(max(2, usable_cores()))
     try:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -46,6 +47,15 @@ def tiny_plan(folder: Path) -> Plan:
 
 def row(seed: int, iteration: int, *returns: float, tasks: int = 2) -> Row:
     return Row(seed, iteration, 100 * iteration, 60.0 * iteration, 60.0, "1", np.tile([returns], (tasks, 1)))
+
+
+def plan_with(folder: Path, rows: dict[str, list[Row]], tasks: Sequence[dict[str, Any]] = ()) -> Plan:
+    """Return the plan, with results of some methods on these tasks."""
+    plan = tiny_plan(folder)
+    for name, of_method in rows.items():
+        write_rows(plan.folder(FAMILY) / f"{name}.csv", of_method)
+    save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", tasks)
+    return plan
 
 
 def train_tiny(plan: Plan, folder: Path, *options: str) -> None:
@@ -204,16 +214,14 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_success_rates_are_kept_and_shown_where_a_family_has_them(tmp_path: Path) -> None:
-    plan = tiny_plan(tmp_path)
     rates = np.repeat([[0.0, 1.0], [0.1, 0.5]], 10, axis=0)
     without = [row(seed, 3, -3, -2, tasks=20) for seed in (0, 1)]
     promp = [replace(each, task_successes=rates) for each in without]
-    for name, rows in (("promp", [*promp, row(0, 0, -3, -2, tasks=20)]), ("pretrain", without)):
-        write_rows(plan.folder(FAMILY) / f"{name}.csv", rows)
+    rows = {"promp": [*promp, row(0, 0, -3, -2, tasks=20)], "pretrain": without}
+    plan = plan_with(tmp_path, rows, [{"direction": value} for value in range(5)])
     start, first, _ = read_rows(plan.folder(FAMILY) / "promp.csv")
     assert start.task_successes is None
     np.testing.assert_array_equal(first.task_successes, rates)
-    save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": value} for value in range(5)])
     table = page.tables(plan, replace(FAMILY, steps=1000)).splitlines()
     assert next(line for line in table if line.startswith("| | runs")).endswith(
         "| before | after 1 step | each run | success before | success after 1 step | beats `pretrain` |"
@@ -224,15 +232,13 @@ def test_success_rates_are_kept_and_shown_where_a_family_has_them(tmp_path: Path
 
 
 def test_table_has_each_training_and_intervals_within_the_returns_that_are_possible(tmp_path: Path) -> None:
-    plan = tiny_plan(tmp_path)
     assert FAMILY.ranges() == {"return": (-math.inf, 0.0)}
     tasks = np.linspace(-0.5, 0.5, 20)[:, None]
     levels = (-1.0, -9.0, -80.0)
     rows = [
         replace(row(seed, 3, 1, 1), task_returns=np.hstack([tasks + level] * 2)) for seed, level in enumerate(levels)
     ]
-    write_rows(plan.folder(FAMILY) / "promp.csv", rows)
-    save_tasks(plan.folder(FAMILY) / "tasks.json", "2DNavigation-v0", [{"goal": [0.0, 0.1 * n]} for n in range(20)])
+    plan = plan_with(tmp_path, {"promp": rows}, [{"goal": [0.0, 0.1 * n]} for n in range(20)])
     table = page.tables(plan, replace(FAMILY, steps=1000))
     assert "| -1.0, -9.0, -80.0 |" in table
     assert re.search(r"\| -19\.5 \[-\d+\.\d, 0\.0\] \|", table), table
@@ -257,12 +263,12 @@ def test_rates_of_episodes_become_as_many_episodes_as_they_need_at_least() -> No
 
 
 def test_a_caution_names_the_method_that_it_is_about(tmp_path: Path) -> None:
-    plan = tiny_plan(tmp_path)
     skewed = np.repeat(np.exp(2.0 * np.random.default_rng(2).normal(size=(60, 1))), 2, axis=1)
-    for name, returns in (("promp", skewed), ("pretrain", np.linspace([0.0, 0.0], [1.0, 1.0], 60))):
-        rows = [replace(row(seed, 3, 1, 1), task_returns=returns) for seed in range(2 if name == "promp" else 1)]
-        write_rows(plan.folder(FAMILY) / f"{name}.csv", rows)
-    save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": value} for value in range(60)])
+    rows = {
+        "promp": [replace(row(seed, 3, 1, 1), task_returns=skewed) for seed in (0, 1)],
+        "pretrain": [replace(row(0, 3, 1, 1), task_returns=np.linspace([0.0, 0.0], [1.0, 1.0], 60))],
+    }
+    plan = plan_with(tmp_path, rows, [{"direction": value} for value in range(60)])
     text = page.tables(plan, replace(FAMILY, steps=1000))
     assert text.count("this skewed") == text.count("promp: with returns this skewed") == 1
 
@@ -374,16 +380,12 @@ def test_methods_are_compared_at_the_last_iteration_that_all_of_their_seeds_have
 
 
 def test_trainings_that_went_on_have_a_line_of_their_own(tmp_path: Path) -> None:
-    plan = tiny_plan(tmp_path)
-    plan.folder(FAMILY).mkdir(parents=True)
-    save_tasks(plan.folder(FAMILY) / "tasks.json", "2DNavigation-v0", [{"goal": np.zeros(2)}] * 2)
     going_on = [row(0, 0, -3, -2), row(0, 1, -2, -1), row(0, 4, -2, -0.5)]
     rows = {
         "promp": [*going_on, row(1, 0, -3, -2), row(1, 1, -2, -1)],
         "pretrain": [row(seed, iteration, -3, -2) for seed in (0, 1) for iteration in (0, 4)],
     }
-    for name, of_method in rows.items():
-        write_rows(plan.folder(FAMILY) / f"{name}.csv", of_method)
+    plan = plan_with(tmp_path, rows, [{"goal": np.zeros(2)}] * 2)
     family = replace(FAMILY, steps=1000)
     assert "earlier settings" not in page.tables(plan, family)
     found = page.rows_of(plan, family)
@@ -423,8 +425,7 @@ def test_evaluations_are_at_the_same_environment_steps_for_every_batch(
 
 
 def test_rows_beyond_the_length_of_the_plan_are_not_shown(tmp_path: Path) -> None:
-    plan = tiny_plan(tmp_path)
-    write_rows(plan.folder(FAMILY) / "promp.csv", [row(0, iteration, -3, -2) for iteration in (0, 1, 2)])
+    plan = plan_with(tmp_path, {"promp": [row(0, iteration, -3, -2) for iteration in (0, 1, 2)]})
     assert [each.iteration for each in page.rows_of(plan, replace(FAMILY, steps=100))["promp"]] == [0, 1]
 
 
@@ -555,9 +556,7 @@ def test_run_whose_checkpoints_are_too_large_to_carry_is_refused(
 
 
 def test_page_shows_the_methods_of_the_family_alone(tmp_path: Path) -> None:
-    plan = tiny_plan(tmp_path)
-    for name in ("promp", "random"):
-        write_rows(plan.folder(FAMILY) / f"{name}.csv", [row(0, 0, -3, -2)])
+    plan = plan_with(tmp_path, {name: [row(0, 0, -3, -2)] for name in ("promp", "random")})
     assert list(page.rows_of(plan, FAMILY)) == ["promp", "random"]
     assert list(page.rows_of(plan, replace(FAMILY, methods=("random",)))) == ["random"]
 
@@ -648,11 +647,8 @@ def test_every_method_has_a_config(plan: Plan) -> None:
 
 
 def test_no_method_is_compared_with_a_pretraining_that_has_not_begun(tmp_path: Path) -> None:
-    plan = tiny_plan(tmp_path)
     rows = {"promp": [row(0, 0, -3, -2), row(0, 3, -2, -1)], "pretrain": [row(0, 0, -3, -2), row(0, 3, -2, -2)]}
-    for name, of_method in rows.items():
-        write_rows(plan.folder(FAMILY) / f"{name}.csv", of_method)
-    save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": value} for value in range(5)])
+    plan = plan_with(tmp_path, rows, [{"direction": value} for value in range(5)])
     family = replace(FAMILY, steps=1000)
     assert "| 100 % |" in page.tables(plan, family)
     write_rows(plan.folder(FAMILY) / "pretrain.csv", rows["pretrain"][:1])
@@ -660,11 +656,9 @@ def test_no_method_is_compared_with_a_pretraining_that_has_not_begun(tmp_path: P
 
 
 def test_few_different_tasks_are_shown_one_by_one(tmp_path: Path) -> None:
-    plan = tiny_plan(tmp_path)
     returns = np.array([[0.0, 10.0], [0.0, 50.0], [0.0, 30.0]])
     seeds = [Row(seed, 3, 96, 1.0, 1.0, "1", returns + seed) for seed in (0, 1)]
-    write_rows(plan.folder(FAMILY) / "promp.csv", seeds)
-    save_tasks(plan.folder(FAMILY) / "tasks.json", "HalfCheetahDir-v5", [{"direction": sign} for sign in (1, -1, 1)])
+    plan = plan_with(tmp_path, {"promp": seeds}, [{"direction": sign} for sign in (1, -1, 1)])
     text = page.tables(plan, replace(FAMILY, steps=1000))
     assert "| | direction -1 | direction 1 | mean |" in text
     assert "| promp | 50.5 | 20.5 | 35.5 |" in text

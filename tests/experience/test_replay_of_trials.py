@@ -49,6 +49,13 @@ def make_batch(rng: np.random.Generator, num_tasks: int = 3, num_episodes: int =
     )
 
 
+def attached(capacity: int, folder: Path) -> Replay:
+    """Return a replay that writes to a folder."""
+    replay = Replay(capacity)
+    replay.attach(folder)
+    return replay
+
+
 def trials_of(episodes: TaskEpisodes) -> list[Trial]:
     """Return the trials of each task, found by plain loops over the episodes."""
     trials = []
@@ -183,8 +190,7 @@ def test_normalized_rewards_are_those_over_the_mean_square_of_the_family(tmp_pat
         all_own = [reward for other, others in kept if other == name for reward in others]
         scale = math.sqrt(sum(reward**2 for reward in all_own) / len(all_own)) or 1.0
         expected |= {tuple(round(reward / scale, 4) for reward in own)}
-    again = Replay(60)
-    again.attach(tmp_path)
+    again = attached(60, tmp_path)
     again.load(replay.save(replay.mark()))
     for each in (replay, again):
         drawn = each.sample_sequences(np.random.default_rng(0), 200, normalize=True)
@@ -301,16 +307,14 @@ def test_batch_larger_than_the_replay_leaves_its_newest_trials(tmp_path: Path) -
         replay.append(episodes)
         trials += trials_of(episodes)
         assert all_steps(replay) == {step for trial in newest(trials, 20) for step in trial.steps}
-        other = Replay(20)
-        other.attach(tmp_path)
+        other = attached(20, tmp_path)
         other.load(json.loads(json.dumps(replay.save(replay.mark()))))
         assert content(other) == content(replay)
 
 
 def save_and_load(replay: Replay, mark: Mark, folder: Path) -> tuple[Replay, dict[str, Any]]:
     state = json.loads(json.dumps(replay.save(mark)))
-    other = Replay(replay.capacity)
-    other.attach(folder)
+    other = attached(replay.capacity, folder)
     other.load(state)
     return other, state
 
@@ -322,10 +326,8 @@ def test_replay_killed_and_resumed_at_any_time_is_the_same(
 ) -> None:
     monkeypatch.setattr(replay_segments, "SEGMENT_BYTES", segment_bytes)
     batches = [make_batch(np.random.default_rng(number)) for number in range(24)]
-    undisturbed = Replay(capacity)
-    undisturbed.attach(tmp_path / "undisturbed")
-    disturbed = Replay(capacity)
-    disturbed.attach(tmp_path / "disturbed")
+    undisturbed = attached(capacity, tmp_path / "undisturbed")
+    disturbed = attached(capacity, tmp_path / "disturbed")
     chance = np.random.default_rng(7)
     mark = disturbed.mark()
     for batch in batches:
@@ -344,8 +346,7 @@ def test_replay_killed_and_resumed_at_any_time_is_the_same(
 
 
 def test_empty_replay_survives_its_checkpoint(tmp_path: Path) -> None:
-    replay = Replay(100)
-    replay.attach(tmp_path)
+    replay = attached(100, tmp_path)
     other, state = save_and_load(replay, replay.mark(), tmp_path)
     assert state["segments"] == []
     other.append(make_batch(np.random.default_rng(0)))
@@ -371,8 +372,7 @@ def test_checkpoint_writes_only_new_trials(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_damaged_segment_is_found_and_named(tmp_path: Path, damage: str) -> None:
-    replay = Replay(100)
-    replay.attach(tmp_path)
+    replay = attached(100, tmp_path)
     replay.append(make_batch(np.random.default_rng(0)))
     state = replay.save(replay.mark())
     (path,) = tmp_path.iterdir()
@@ -393,8 +393,7 @@ def append_many(replay: Replay) -> None:
 
 
 def test_full_disk_is_an_error_before_a_trial_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replay = Replay(30)
-    replay.attach(tmp_path / "experience")
+    replay = attached(30, tmp_path / "experience")
     replay.append(make_batch(np.random.default_rng(0)))
     before = content(replay)
 
@@ -496,8 +495,7 @@ def forged_trials(tensors: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
 
 def test_every_forged_state_and_segment_is_one_line(tmp_path: Path) -> None:
     """Sizes and hashes are right: the forger has computed them."""
-    replay = Replay(100)
-    replay.attach(tmp_path)
+    replay = attached(100, tmp_path)
     replay.append(make_batch(np.random.default_rng(0)))
     state = replay.save(replay.mark())
     (path,) = tmp_path.iterdir()
@@ -513,8 +511,7 @@ def test_every_forged_state_and_segment_is_one_line(tmp_path: Path) -> None:
         forged.append((name, {**state, "segments": [segment.as_state()]}))
     assert len(forged) > 100
     for name, content in forged:
-        loaded = Replay(100)
-        loaded.attach(tmp_path)
+        loaded = attached(100, tmp_path)
         with pytest.raises(CheckpointError) as caught:
             loaded.load(content)
         assert str(caught.value).isprintable(), name
@@ -522,8 +519,7 @@ def test_every_forged_state_and_segment_is_one_line(tmp_path: Path) -> None:
 
 
 def test_state_of_an_earlier_version_without_sizes_loads(tmp_path: Path) -> None:
-    replay = Replay(100)
-    replay.attach(tmp_path)
+    replay = attached(100, tmp_path)
     replay.append(make_batch(np.random.default_rng(0)))
     state = replay.save(replay.mark())
     before = content(replay)
@@ -562,15 +558,8 @@ def test_steps_drawn_from_a_copy_on_a_device_are_those_of_the_buffer(monkeypatch
         if number:
             plain.append(batch)
         copied.append(batch)
-        one, other = (replay.sample_sequences(np.random.default_rng(1), 7) for replay in (plain, copied))
-        assert all(
-            torch.equal(mine, theirs)
-            for mine, theirs in zip(one.tensors().values(), other.tensors().values(), strict=True)
-        )
-        one, other = (replay.sample_transitions(np.random.default_rng(1), 9) for replay in (plain, copied))
-        assert all(
-            torch.equal(mine, theirs)
-            for mine, theirs in zip(one.tensors().values(), other.tensors().values(), strict=True)
-        )
+        for draw in (Replay.sample_sequences, Replay.sample_transitions):
+            one, other = (draw(replay, np.random.default_rng(1), 9).tensors().values() for replay in (plain, copied))
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
     assert copied._steps.copies
     assert not plain._steps.copies

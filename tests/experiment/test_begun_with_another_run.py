@@ -13,10 +13,9 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import find_metalearner
 from maml_rl.runs.checkpoint import Checkpoint, check_finite, latest_intact, load_checkpoint
-from maml_rl.runs.metrics import Metrics
 from tests.metalearners.histories import record
 from tests.metalearners.small_algorithms import OF_HISTORIES, small
-from tests.small_runs import config_of, untimed
+from tests.small_runs import config_of, train_until, untimed
 
 
 def vpg(**values: Any) -> Config:
@@ -67,13 +66,7 @@ def test_resumed_run_that_began_with_another_continues_as_if_undisturbed(tmp_pat
     train(vpg(), tmp_path / "run", num_workers=0)
     changed = vpg(num_batches=3, gamma=0.5)
     train(changed, tmp_path / "whole", num_workers=0, init=tmp_path / "run")
-
-    def stop(metrics: Metrics) -> None:
-        if metrics["iteration"] == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(changed, tmp_path / "parts", num_workers=0, init=tmp_path / "run", on_iteration=stop)
+    train_until(1, changed, tmp_path / "parts", init=tmp_path / "run")
     train(changed, tmp_path / "parts", num_workers=0, init=tmp_path / "run", resume=True)
     assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
 

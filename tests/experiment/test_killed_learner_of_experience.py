@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
@@ -15,7 +14,7 @@ from maml_rl.experience import replay_segments
 from maml_rl.experiment.train import train
 from maml_rl.machine import intra_op_threads
 from maml_rl.runs.checkpoint import latest_intact
-from tests.small_runs import untimed
+from tests.small_runs import assert_same_run
 
 # The replays hold the trials of a few iterations, so that segments are added and removed.
 SETTINGS = {
@@ -94,16 +93,6 @@ def test_learner_killed_at_random_ends_with_the_same_bytes(
     with intra_op_threads(1):
         train(config, killed, num_workers=0, resume=True)
         train(config, undisturbed, num_workers=0)
-    assert untimed(killed) == untimed(undisturbed)
-    found, wanted = (latest_intact(folder / "checkpoints")[1] for folder in (killed, undisturbed))
-    assert found.state == wanted.state
-    assert max(len(replay["segments"]) for replay in wanted.state["experience"].values()) > 3
-    for mine, theirs in ((found.tensors, wanted.tensors), (found.learner, wanted.learner)):
-        assert mine.keys() == theirs.keys()
-        for key, value in theirs.items():
-            assert torch.equal(mine[key], value) if isinstance(value, torch.Tensor) else mine[key] == value, key
-    segments = [
-        {path.relative_to(folder): path.read_bytes() for path in (folder / "experience").glob("*/*")}
-        for folder in (killed, undisturbed)
-    ]
-    assert segments[0] == segments[1]
+    assert_same_run(killed, undisturbed)
+    replays = latest_intact(undisturbed / "checkpoints")[1].state["experience"].values()
+    assert max(len(replay["segments"]) for replay in replays) > 3

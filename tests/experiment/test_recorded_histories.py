@@ -54,8 +54,33 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+def interrupt_recording(folder: Path, after: int = 1) -> None:
+    """Record, and interrupt it after so many iterations."""
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        if done == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record_small(folder, on_iteration=interrupt)
+
+
+@pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording_module, "SEGMENT_BYTES", 1)
+
+
+@pytest.fixture
+def minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The library, whose data sets are in the folder of the test."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return pytest.importorskip("minari")
+
+
+def read_both(recorded: Recorded) -> tuple[Histories, Histories]:
+    """Return the recorded histories from their folder and from the data set of Minari."""
+    assert recorded.identifier is not None
+    return load_histories(recorded.folder), minari_data_set.read_data_set(recorded.identifier)
 
 
 @pytest.mark.slow
@@ -70,10 +95,8 @@ def test_recording_has_the_same_bytes_for_any_number_of_workers(number: int, tmp
 
 
 @pytest.mark.parametrize("learner", ["ppo", "q-learning"])
-def test_interrupted_recording_ends_with_the_same_bytes(
-    learner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_segments(monkeypatch)
+@pytest.mark.usefixtures("small_segments")
+def test_interrupted_recording_ends_with_the_same_bytes(learner: str, tmp_path: Path) -> None:
     record_small(tmp_path / "whole", learner=learner)
 
     def interrupt(what: str, done: int, total: int) -> None:
@@ -122,11 +145,9 @@ def killed_at(folder: Path, place: int) -> int:
     "places",
     [(20,), *(pytest.param(tuple(range(first, 60, 12)), marks=pytest.mark.nightly) for first in (2, 5, 8, 11))],
 )
-def test_killed_recording_ends_with_the_same_bytes(
-    places: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("small_segments")
+def test_killed_recording_ends_with_the_same_bytes(places: tuple[int, ...], tmp_path: Path) -> None:
     pytest.importorskip("minari")
-    small_segments(monkeypatch)
     record_small(tmp_path / "whole", minari=True)
     kills = sum(killed_at(tmp_path / "killed", place) == -signal.SIGKILL for place in places)
     assert kills == len(places)
@@ -134,8 +155,8 @@ def test_killed_recording_ends_with_the_same_bytes(
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("small_segments")
 def test_histories_are_the_episodes_of_the_learners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_segments(monkeypatch)
     seen = []
     monkeypatch.setattr(
         recording_module.Recording,
@@ -155,11 +176,10 @@ def test_histories_are_the_episodes_of_the_learners(tmp_path: Path, monkeypatch:
     assert load_histories(recorded.folder).num_steps == 5 * 4 * 3 * 6
 
 
-def test_learner_learns_the_same_from_the_data_set_of_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("minari")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+@pytest.mark.usefixtures("minari")
+def test_learner_learns_the_same_from_the_data_set_of_minari(tmp_path: Path) -> None:
     recorded = record_small(tmp_path, minari=True, tasks={"distribution": "fixed", "train": 2, "test": 3})
-    one, other = load_histories(recorded.folder), minari_data_set.read_data_set(recorded.identifier)
+    one, other = read_both(recorded)
     assert (one.tasks, one.env) == (other.tasks, other.env)
     settings = {"context": 10, "hidden-size": 8, "num-heads": 2, "num-layers": 1, "num-updates": 2, "batch-size": 4}
     for name, source in {"folder": str(recorded.folder), "minari": f"minari:{recorded.identifier}"}.items():
@@ -171,11 +191,7 @@ def test_learner_learns_the_same_from_the_data_set_of_minari(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-def test_data_set_of_minari_has_the_actions_of_the_environment(
-    pairs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    minari = pytest.importorskip("minari")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+def test_data_set_of_minari_has_the_actions_of_the_environment(pairs: bool, tmp_path: Path, minari: Any) -> None:
     kwargs = {"start": 2, "pairs": pairs}
     family = {"env_name": "Numbered-v0", "env_kwargs": kwargs, "num_batches": 2, "num_workers": 0}
     recorded = record(config_of(**family), tmp_path, num_tasks=3, minari=True)
@@ -189,7 +205,7 @@ def test_data_set_of_minari_has_the_actions_of_the_environment(
         env.reset_task(tasks[known["task"]])
         env.reset(seed=0)
         assert [env.step(action)[1] for action in episode.actions] == episode.rewards.tolist()
-    one, other = load_histories(recorded.folder), minari_data_set.read_data_set(recorded.identifier)
+    one, other = read_both(recorded)
     assert one.actions.min() == 0
     assert np.array_equal(one.actions, other.actions)
     other.check_fits(one.env)
@@ -197,11 +213,7 @@ def test_data_set_of_minari_has_the_actions_of_the_environment(
         other.check_fits(replace(one.env, action_space=NumberedEnv(pairs=pairs).action_space))
 
 
-def test_actions_in_a_data_set_of_minari_lead_from_its_observations_to_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    minari = pytest.importorskip("minari")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+def test_actions_in_a_data_set_of_minari_lead_from_its_observations_to_the_next(tmp_path: Path, minari: Any) -> None:
     family = {"env_name": "2DNavigation-v0", "num_batches": 2, "num_workers": 0}
     recorded = record(config_of(**family), tmp_path, num_tasks=2, minari=True)
     data = minari.load_dataset(recorded.identifier)
@@ -213,14 +225,12 @@ def test_actions_in_a_data_set_of_minari_lead_from_its_observations_to_the_next(
         np.testing.assert_allclose(np.diff(episode.observations, axis=0), episode.actions, atol=1e-6)
     # A Gaussian of deviation 1 around 0, and moves of at most 0.1.
     assert np.concatenate(at_bounds).mean() > 0.8
-    one, other = load_histories(recorded.folder), minari_data_set.read_data_set(recorded.identifier)
+    one, other = read_both(recorded)
     assert np.array_equal(one.actions, other.actions)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_episodes_of_another_data_set_are_one_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    minari = pytest.importorskip("minari")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+def test_episodes_of_another_data_set_are_one_history(tmp_path: Path, minari: Any) -> None:
     buffers = [
         minari.data_collector.EpisodeBuffer(
             observations=[np.array([10.0 * number + step]) for step in range(length + 1)],
@@ -250,9 +260,7 @@ def test_episodes_of_another_data_set_are_one_history(tmp_path: Path, monkeypatc
         minari_data_set.read_data_set("others/none-v0")
 
 
-def test_minari_reads_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    minari = pytest.importorskip("minari")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+def test_minari_reads_the_recording(tmp_path: Path, minari: Any) -> None:
     recorded = record_small(tmp_path, minari=True, tasks={"distribution": "fixed", "train": 2, "test": 3})
     data = minari.load_dataset(recorded.identifier)
     assert list(minari.list_local_datasets()) == ["maml_rl/darkroom/ppo-v0"]
@@ -286,10 +294,8 @@ def test_minari_reads_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("entry_point", [NumberedEnv, lambda: NumberedEnv()])
 def test_minari_has_a_family_that_a_class_registers_and_not_that_of_a_lambda(
-    entry_point: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entry_point: Any, tmp_path: Path, minari: Any
 ) -> None:
-    minari = pytest.importorskip("minari")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     gymnasium.register("ByClass-v0", entry_point=entry_point, max_episode_steps=4)
     try:
         config = config_of(**DARK_ROOM | {"env_name": "ByClass-v0", "num_batches": 1})
@@ -301,7 +307,7 @@ def test_minari_has_a_family_that_a_class_registers_and_not_that_of_a_lambda(
         recorded = record(config, tmp_path, num_tasks=2)
         spec = minari.load_dataset(recorded.identifier).env_spec
         assert spec.entry_point == "tests.numbered_env:NumberedEnv"
-        one, other = load_histories(recorded.folder), minari_data_set.read_data_set(recorded.identifier)
+        one, other = read_both(recorded)
         assert one.rewards.tolist() == other.rewards.tolist()
     finally:
         del gymnasium.registry["ByClass-v0"]
@@ -347,10 +353,10 @@ def test_meta_training_is_recorded_checkpoint_by_checkpoint(memory: bool, tmp_pa
         assert drawn.actions[:, column].tolist() == [int(each) for part in wanted for each in part[history]]
 
 
+@pytest.mark.usefixtures("small_segments")
 def test_infos_that_a_family_declares_are_those_of_a_plain_sampler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small_segments(monkeypatch)
     family = "tests.lamp_env:Flickering-v0"
     sizes = {"num_batches": 2, "checkpoint_every": 1, "meta_batch_size": 2, "max_episode_steps": None}
     train(config_of(**DARK_ROOM | sizes | {"env_name": family}), tmp_path / "run", num_workers=0)
@@ -387,22 +393,18 @@ def test_infos_that_a_family_declares_are_those_of_a_plain_sampler(
             np.testing.assert_array_equal(episode.infos["success"], np.array([*unknown, success], np.float32))
 
 
+@pytest.mark.usefixtures("small_segments")
 def test_recording_of_an_earlier_version_is_read_and_continued_without_infos(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small_segments(monkeypatch)
     original = recording_module.About
 
     def of_earlier_version(**values: Any) -> recording_module.About:
         return original(**values | {"infos": {}})
 
-    def interrupt(what: str, done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         patch.setattr(record_module, "About", of_earlier_version)
-        with pytest.raises(KeyboardInterrupt):
-            record_small(tmp_path, on_iteration=interrupt)
+        interrupt_recording(tmp_path)
     (path,) = tmp_path.rglob("recording.json")
     index = json.loads(path.read_text())
     del index["about"]["infos"]
@@ -428,53 +430,38 @@ def test_command_prints_the_path_of_the_data_set(tmp_path: Path, capsys: pytest.
     assert "holds a recording already; continue it with --resume" in capsys.readouterr().err
 
 
+BANDITS = {"env_name": "TabularMDP-v0", "fast_batch_size": 2}
+PLANE = {"env_name": "2DNavigation-v0"}
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("family", "options", "message"),
     [
-        ({"learner": "pppo"}, "there is no learner 'pppo'; did you mean 'ppo'"),
-        ({"learner": "thompson", "settings": {"c": 1}}, "thompson has no settings; leave --learner-settings out"),
-        ({"learner": "ucb1", "settings": {"c": -1.0}}, "setting of the learner ucb1: c must be"),
-        ({"settings": {"gamma": 2.0}}, "'gamma' in the settings of the learner: expected at most 1"),
-        ({"learner": "q-learning", "settings": {"baseline": "zero"}}, "q-learning has no setting 'baseline'"),
-        ({"settings": {"clap": 0.1}}, "the learner ppo has no setting 'clap'; did you mean 'clip'"),
-        ({"settings": {"clip": -1.0}}, "a setting of the learner ppo: clip must be greater than 0"),
+        ({}, {"learner": "pppo"}, "there is no learner 'pppo'; did you mean 'ppo'"),
+        ({}, {"learner": "thompson", "settings": {"c": 1}}, "thompson has no settings; leave --learner-settings out"),
+        ({}, {"learner": "ucb1", "settings": {"c": -1.0}}, "setting of the learner ucb1: c must be"),
+        ({}, {"settings": {"gamma": 2.0}}, "'gamma' in the settings of the learner: expected at most 1"),
+        ({}, {"learner": "q-learning", "settings": {"baseline": "zero"}}, "q-learning has no setting 'baseline'"),
+        ({}, {"settings": {"clap": 0.1}}, "the learner ppo has no setting 'clap'; did you mean 'clip'"),
+        ({}, {"settings": {"clip": -1.0}}, "a setting of the learner ppo: clip must be greater than 0"),
+        (PLANE, {"learner": "q-learning"}, "q-learning cannot learn 2DNavigation-v0: .*states that can be counted"),
+        (PLANE, {"learner": "ucb1"}, "ucb1 cannot learn 2DNavigation-v0: .*Discrete actions"),
+        (BANDITS, {"learner": "thompson"}, "cannot learn TabularMDP-v0: .*knows arms alone, and there are states"),
+        ({}, {"learner": "ucb1"}, "ucb1 cannot learn DarkRoom-v0: .*it knows arms alone"),
+        (
+            BANDITS | {"env_name": "GaussianBandit-K5-v0"},
+            {"learner": "thompson"},
+            "thompson counts rewards of 0 and 1, and one is",
+        ),
     ],
 )
 def test_wrong_learners_and_settings_are_refused_in_one_line(
-    options: dict[str, Any], message: str, tmp_path: Path
+    family: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        record_small(tmp_path, **options)
+        record(config_of(**DARK_ROOM | family), tmp_path, **{"num_tasks": 2, "minari": False} | options)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
-
-
-def test_learner_of_other_spaces_is_refused_in_one_line(tmp_path: Path) -> None:
-    config = config_of(num_workers=0)
-    for learner, message in (("q-learning", "states that can be counted"), ("ucb1", "Discrete actions")):
-        with pytest.raises(ConfigError, match=f"{learner} cannot learn 2DNavigation-v0: .*{message}"):
-            record(config, tmp_path, num_tasks=2, learner=learner, minari=False)
-
-
-@pytest.mark.parametrize(
-    ("learner", "family", "message"),
-    [
-        (
-            "thompson",
-            "TabularMDP-v0",
-            "thompson cannot learn TabularMDP-v0: .*it knows arms alone, and there are states",
-        ),
-        ("ucb1", "DarkRoom-v0", "ucb1 cannot learn DarkRoom-v0: .*it knows arms alone"),
-        ("thompson", "GaussianBandit-K5-v0", "thompson counts rewards of 0 and 1, and one is"),
-    ],
-)
-def test_classical_learner_without_beliefs_about_the_family_is_refused(
-    learner: str, family: str, message: str, tmp_path: Path
-) -> None:
-    config = config_of(env_name=family, max_episode_steps=6, fast_batch_size=2, num_workers=0)
-    with pytest.raises(ConfigError, match=message) as caught:
-        record(config, tmp_path, num_tasks=2, learner=learner, minari=False)
-    assert "\n" not in str(caught.value)
 
 
 def test_settings_of_the_learner_replace_those_of_the_config_that_it_uses(tmp_path: Path) -> None:
@@ -500,18 +487,12 @@ def test_missing_minari_is_one_line_before_anything_is_sampled(tmp_path: Path, m
     assert not list(tmp_path.iterdir())
 
 
-def test_half_written_missing_and_several_data_sets_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_segments(monkeypatch)
+@pytest.mark.usefixtures("small_segments")
+def test_half_written_missing_and_several_data_sets_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no learning histories"):
         load_histories(tmp_path)
 
-    def interrupt(what: str, done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        record_small(tmp_path, on_iteration=interrupt)
+    interrupt_recording(tmp_path)
     with pytest.raises(ConfigError, match="is half-written, 1 of 4 iterations; finish it"):
         load_histories(tmp_path)
     with pytest.raises(ConfigError, match="is a recording with other tasks; resume it as it was begun"):
@@ -603,8 +584,8 @@ def one_line(folder: Path, name: str) -> None:
     assert len(str(caught.value)) < 600, name
 
 
-def test_every_forged_index_of_a_recording_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_segments(monkeypatch)
+@pytest.mark.usefixtures("small_segments")
+def test_every_forged_index_of_a_recording_is_one_line(tmp_path: Path) -> None:
     record_small(tmp_path)
     (path,) = tmp_path.rglob("recording.json")
     index = json.loads(path.read_text())
@@ -661,17 +642,10 @@ def test_every_segment_that_does_not_fit_its_recording_is_one_line(tmp_path: Pat
     assert count > 100
 
 
-def test_resumed_recording_refuses_learners_of_another_recording(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_segments(monkeypatch)
+@pytest.mark.usefixtures("small_segments")
+def test_resumed_recording_refuses_learners_of_another_recording(tmp_path: Path) -> None:
 
-    def interrupt(what: str, done: int, total: int) -> None:
-        if done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        record_small(tmp_path, on_iteration=interrupt)
+    interrupt_recording(tmp_path, after=2)
     (path,) = tmp_path.rglob("recording.json")
     index = json.loads(path.read_text())
     state = arrays_from_file(path.parent / index["learner"]["file"])

@@ -245,14 +245,13 @@ def test_binary_filter_does_not_depend_on_the_scale_of_advantages(scale: float) 
     assert (expected == 0).any()
 
 
-OF_A_RUN = {
-    "hidden-size": 8,
-    "num-bins": 9,
-    "critic-layers": [6],
-    "batch-size": 4,
-    "num-updates": 2,
-    "warmup-trials": 1,
-}
+def config_of(env_name: Any, settings: dict[str, Any], **values: Any) -> Config:
+    """Return the config of a small run."""
+    of_run = {"hidden-size": 8, "num-bins": 9, "critic-layers": [6], "batch-size": 4, "num-updates": 2}
+    keys = {key.replace("_", "-"): value for key, value in values.items()}
+    given = {"env-name": env_name, "algorithm": "amago", "observe-last": True, "meta-batch-size": 4, "gamma": 0.9}
+    given |= {"algorithm-settings": of_run | {"warmup-trials": 1} | settings}
+    return Config.from_mapping(Mapping("the test", given | keys))
 
 
 @pytest.mark.timeout(120)
@@ -269,14 +268,7 @@ OF_A_RUN = {
 def test_mixtures_of_padded_spaces_and_images_train_and_are_tested(
     env_name: Any, settings: dict[str, Any], shape: tuple[int, ...] | None, tmp_path: Path
 ) -> None:
-    values = {
-        "env-name": env_name,
-        "algorithm": "amago",
-        "observe-last": True,
-        "algorithm-settings": OF_A_RUN | settings,
-    }
-    values |= {"max-episode-steps": 5, "fast-batch-size": 2, "meta-batch-size": 4, "num-batches": 2, "gamma": 0.9}
-    config = Config.from_mapping(Mapping("the test", values))
+    config = config_of(env_name, settings, max_episode_steps=5, fast_batch_size=2, num_batches=2)
     digests = []
     for workers in (0, 2) if "DarkRoom-v0" in env_name else (0,):
         train(config, tmp_path / str(workers), num_workers=workers)
@@ -312,15 +304,8 @@ def test_hindsight_relabels_with_tasks_of_the_training_alone(
     monkeypatch.setattr(
         Hindsight, "relabel", lambda own, trials, new: (relabeled.extend(new), relabel(own, trials, new))
     )
-    values = {
-        "env-name": "DarkRoom-v0",
-        "env-kwargs": {"size": 5},
-        "algorithm": "amago",
-        "observe-last": True,
-        "algorithm-settings": OF_A_RUN | {"cell": "gru", "hindsight-share": 1.0},
-    }
-    values |= {"max-episode-steps": 4, "fast-batch-size": 1, "meta-batch-size": 4, "num-batches": 6, "gamma": 0.9}
-    config = Config.from_mapping(Mapping("the test", values | ({"tasks": tasks} if tasks else {})))
+    values = {"env_kwargs": {"size": 5}, "tasks": tasks, "max_episode_steps": 4, "fast_batch_size": 1, "num_batches": 6}
+    config = config_of("DarkRoom-v0", {"cell": "gru", "hindsight-share": 1.0}, **values)
     train(config, tmp_path, num_workers=0)
     found = {tuple(task["goal"]) for task in relabeled}
     assert len(relabeled) > 20
@@ -333,14 +318,8 @@ def test_hindsight_relabels_with_tasks_of_the_training_alone(
 
 
 def test_replay_of_an_earlier_version_with_squashed_actions_is_refused() -> None:
-    values = {
-        "env-name": "PointGoal-v0",
-        "algorithm": "amago",
-        "observe-last": True,
-        "algorithm-settings": OF_A_RUN | {"cell": "gru"},
-    }
-    values |= {"max-episode-steps": 4, "fast-batch-size": 1, "meta-batch-size": 4, "num-batches": 2}
-    experiment = make_experiment(Config.from_mapping(Mapping("the test", values)))
+    sizes = {"max_episode_steps": 4, "fast_batch_size": 1, "num_batches": 2}
+    experiment = make_experiment(config_of("PointGoal-v0", {"cell": "gru"}, **sizes))
     state = experiment.metalearner.state_dict()
     del state["actions_before_squashing"]
     # Without its replay the learner continues.
@@ -413,8 +392,7 @@ def test_normalizing_moments_follow_the_observations_and_leave_bounded_ones(
 
 
 def test_rewards_are_normalized_in_mixtures_except_in_runs_of_earlier_versions(tmp_path: Path) -> None:
-    values = {"env-name": ["DarkRoom-v0", "GridNavi-v0"], "algorithm": "amago", "observe-last": True}
-    made = make_experiment(Config.from_mapping(Mapping("the test", values)))
+    made = make_experiment(config_of(["DarkRoom-v0", "GridNavi-v0"], {}))
     assert made.config.algorithm_settings["normalize-rewards"] is True
     assert made.policy._compresses
     before = json.loads(made.config.model_dump_json(by_alias=True))
@@ -423,16 +401,11 @@ def test_rewards_are_normalized_in_mixtures_except_in_runs_of_earlier_versions(t
     again = make_experiment(load_config(tmp_path / "config.json"))
     assert again.config.algorithm_settings["normalize-rewards"] is False
     assert not again.policy._compresses
-    single = make_experiment(Config.from_mapping(Mapping("the test", values | {"env-name": "DarkRoom-v0"})))
+    single = make_experiment(config_of("DarkRoom-v0", {}))
     assert single.config.algorithm_settings["normalize-rewards"] is False
     assert not single.policy._compresses
-    settings = {"normalize-rewards": True, "hindsight-share": 0.5}
     with pytest.raises(ConfigError, match="relabeled rewards are not normalized"):
-        make_experiment(
-            Config.from_mapping(
-                Mapping("the test", values | {"env-name": "DarkRoom-v0", "algorithm-settings": settings})
-            )
-        )
+        make_experiment(config_of("DarkRoom-v0", {"normalize-rewards": True, "hindsight-share": 0.5}))
 
 
 @pytest.mark.parametrize("cell", ["gru", "transformer"])

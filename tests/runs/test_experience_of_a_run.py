@@ -1,6 +1,8 @@
 """The experience of a run: written beside its checkpoints, resumed with them, and removed when none needs it."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +43,27 @@ def append(learner: Learner, iteration: int) -> None:
     )
 
 
-def iterate(run: RunFolder, learner: Learner, iterations: range, save_every: int = 2) -> None:
+def iterate(run: RunFolder, learner: Learner, iterations: range) -> None:
     for iteration in iterations:
         append(learner, iteration)
         run.record({"iteration": iteration, "env_steps": 16 * (iteration + 1)})
         run.keep(0.0)
-        if (iteration + 1) % save_every == 0:
+        if (iteration + 1) % 2 == 0:
             run.save()
+
+
+def begin(folder: Path, iterations: int) -> None:
+    """Train a run for some iterations."""
+    learner = Learner()
+    with RunFolder(folder, config_of(), learner) as run:
+        iterate(run, learner, range(iterations))
+
+
+@contextmanager
+def resumed(folder: Path) -> Iterator[tuple[RunFolder, Learner]]:
+    learner = Learner()
+    with RunFolder(folder, config_of(), learner, resume=True) as run:
+        yield run, learner
 
 
 def rewards(learner: Learner) -> set[float]:
@@ -59,12 +75,8 @@ def segments(folder: Path) -> list[str]:
 
 
 def test_resumed_run_has_the_experience_of_its_checkpoint(tmp_path: Path) -> None:
-    learner = Learner()
-    with RunFolder(tmp_path, config_of(), learner) as run:
-        iterate(run, learner, range(7))
-    assert rewards(learner) == {5.0, 6.0}
-    learner = Learner()
-    with RunFolder(tmp_path, config_of(), learner, resume=True) as run:
+    begin(tmp_path, 7)
+    with resumed(tmp_path) as (run, learner):
         assert run.iteration == 6
         assert rewards(learner) == {4.0, 5.0}
 
@@ -73,12 +85,11 @@ def test_run_that_was_killed_before_its_first_iteration_resumes(tmp_path: Path) 
     learner = Learner()
     with RunFolder(tmp_path / "run", config_of(), learner) as run:
         run.save()
-    resumed = Learner()
-    with RunFolder(tmp_path / "run", config_of(), resumed, resume=True) as run:
+    with resumed(tmp_path / "run") as (run, learner):
         assert run.iteration == 0
-        assert resumed.experience["trials"].num_trials == 0
-        iterate(run, resumed, range(2))
-    assert rewards(resumed) == {0.0, 1.0}
+        assert learner.experience["trials"].num_trials == 0
+        iterate(run, learner, range(2))
+    assert rewards(learner) == {0.0, 1.0}
 
 
 def test_interrupt_saves_the_experience_of_the_last_finished_iteration(tmp_path: Path) -> None:
@@ -88,17 +99,14 @@ def test_interrupt_saves_the_experience_of_the_last_finished_iteration(tmp_path:
         append(learner, 7)
         append(learner, 8)
         run.save()
-    learner = Learner()
-    with RunFolder(tmp_path, config_of(), learner, resume=True) as run:
+    with resumed(tmp_path) as (run, learner):
         assert run.iteration == 7
         assert rewards(learner) == {5.0, 6.0}
 
 
 def test_segments_that_no_checkpoint_needs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_segments, "SEGMENT_BYTES", 1)
-    learner = Learner()
-    with RunFolder(tmp_path, config_of(), learner) as run:
-        iterate(run, learner, range(40))
+    begin(tmp_path, 40)
     # The newest three checkpoints, one of every other iteration, need four trials each; the best is among them.
     assert [int(name[:12]) for name in segments(tmp_path)] == list(range(68, 80))
 
@@ -107,19 +115,15 @@ def test_damaged_segment_is_named_and_an_earlier_checkpoint_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(replay_segments, "SEGMENT_BYTES", 1)
-    learner = Learner()
-    with RunFolder(tmp_path, config_of(), learner) as run:
-        iterate(run, learner, range(10))
+    begin(tmp_path, 10)
     newest = tmp_path / "experience" / "trials" / segments(tmp_path)[-1]
     newest.write_bytes(newest.read_bytes()[:-1])
-    learner = Learner()
-    with RunFolder(tmp_path, config_of(), learner, resume=True) as run:
+    with resumed(tmp_path) as (run, learner):
         assert run.iteration == 8
         assert rewards(learner) == {6.0, 7.0}
         assert f"the experience {newest} is altered or truncated" in caplog.text
         iterate(run, learner, range(8, 10))
-    learner = Learner()
-    with RunFolder(tmp_path, config_of(), learner, resume=True) as run:
+    with resumed(tmp_path) as (run, _):
         assert run.iteration == 10
     for name in segments(tmp_path):
         (tmp_path / "experience" / "trials" / name).unlink()
@@ -147,16 +151,13 @@ def test_disk_full_of_experience_leaves_a_checkpoint_that_resumes(
         ):
             iterate(run, learner, range(4, 9))
         monkeypatch.undo()
-    learner = Learner()
-    with RunFolder(tmp_path, config_of(), learner, resume=True) as run:
+    with resumed(tmp_path) as (run, learner):
         assert run.iteration == 4
         assert rewards(learner) == {2.0, 3.0}
 
 
 def test_overwrite_removes_the_experience(tmp_path: Path) -> None:
-    learner = Learner()
-    with RunFolder(tmp_path, config_of(), learner) as run:
-        iterate(run, learner, range(4))
+    begin(tmp_path, 4)
     assert segments(tmp_path)
     with RunFolder(tmp_path, config_of(), Learner(), overwrite=True):
         assert not (tmp_path / "experience").exists()

@@ -1,7 +1,6 @@
 """Classical bandit algorithms against formulas, enumerations and simulations written out here."""
 
 import math
-from itertools import product
 
 import numpy as np
 import pytest
@@ -216,13 +215,6 @@ def test_spaces_that_do_not_fit_are_refused_with_the_remedy(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         UCB1(2).check_spaces(observations, actions)
-
-
-def test_all_two_armed_histories_of_four_pulls_leave_finite_memories() -> None:
-    policy = GittinsIndex(2, 4)
-    for pulls in product((0, 1), (0.0, 1.0), repeat=4):
-        history = [(int(arm), float(reward)) for arm, reward in zip(pulls[::2], pulls[1::2], strict=True)]
-        assert next_arm(policy, history) in (0, 1)
 
 
 def test_indices_are_those_of_the_published_tables() -> None:

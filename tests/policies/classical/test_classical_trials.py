@@ -7,7 +7,7 @@ import torch
 
 from maml_rl import MultiTaskSampler, TaskEpisodes
 from maml_rl.policies import Policy
-from maml_rl.policies.classical import BEB, PSRL, UCB1, UCRL2, BanditEpsilonGreedy, RandomPolicy, ThompsonSampling
+from maml_rl.policies.classical import BEB, PSRL, UCB1, UCRL2, BanditEpsilonGreedy, ThompsonSampling
 
 pytestmark = [pytest.mark.timeout(90)]
 
@@ -47,13 +47,6 @@ def test_fewer_tasks_get_the_same_trials() -> None:
         two = sampler.rollout(tasks[:2])
     assert torch.equal(six.actions[:2], two.actions)
     assert torch.equal(six.rewards[:2], two.rewards)
-
-
-def test_random_pulls_have_a_mean_reward_of_one_half_and_random_steps_of_one() -> None:
-    returns = trials(RandomPolicy(5), "Bandit-K5-v0", 1000, 10).rewards.sum((1, 2))
-    assert abs(returns.mean() - 5.0) < 4 * returns.std() / 1000**0.5
-    returns = trials(RandomPolicy(5), "TabularMDP-v0", 1000, 2, observe_last=False).rewards.sum((1, 2))
-    assert abs(returns.mean() - 20.0) < 4 * returns.std() / 1000**0.5
 
 
 def test_greedy_trials_of_two_pulls_achieve_the_enumerated_return() -> None:
