@@ -1,6 +1,7 @@
 """Small random problems for the tests of derivatives and updates: policies and episodes without an environment."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,29 @@ from maml_rl.policies import CategoricalMLPPolicy, MLPPolicy, NormalMLPPolicy, P
 
 OBSERVATION_SIZE = 3
 KINDS = ("normal", "categorical")
+AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def moved(policy: AnyPolicy, scale: float = 0.3, seed: int = 1) -> AnyPolicy:
+    """Move all parameters at random: biases and heads that are nearly zero would hide errors."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for param in policy.parameters():
+            param.add_(scale * torch.randn(param.shape, generator=generator))
+    return policy
+
+
+def different_params(policy: Policy, num_tasks: int, scale: float = 0.1) -> dict[str, Tensor]:
+    """Return different parameters for each task."""
+    generator = torch.Generator().manual_seed(2)
+    return {
+        name: (value + scale * torch.randn(value.shape, generator=generator)).detach()
+        for name, value in policy.stack_parameters(num_tasks).items()
+    }
 
 
 def make_policy(
@@ -25,11 +49,7 @@ def make_policy(
         policy = NormalMLPPolicy(OBSERVATION_SIZE, 2, hidden_sizes, nonlinearity, init_std=0.8, seed=seed)
     else:
         policy = CategoricalMLPPolicy(OBSERVATION_SIZE, 4, hidden_sizes, nonlinearity, seed=seed)
-    generator = torch.Generator().manual_seed(seed + 100)
-    with torch.no_grad():
-        for param in policy.parameters():
-            param.add_(0.1 * torch.randn(param.shape, generator=generator))
-    return policy.to(dtype)
+    return moved(policy, 0.1, seed + 100).to(dtype)
 
 
 def make_episodes(

@@ -20,6 +20,7 @@ from maml_rl.metalearners.pearl import PEARL, Posterior, product_of_gaussians
 from maml_rl.policies import GRUPolicy, Policy
 from maml_rl.policies.soft_actors import CONTEXT, ContextActor
 from tests.small_runs import config_of, untimed
+from tests.synthetic import randn
 
 SETTINGS = {
     "context-size": 2,
@@ -39,12 +40,14 @@ def pearl(settings: dict[str, Any] | None = None, **values: Any) -> Config:
     return config_of(num_batches=4).override({**base, "algorithm-settings": {**SETTINGS, **(settings or {})}, **keys})
 
 
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def learner_of(config: Config) -> PEARL:
+    learner = make_experiment(config).metalearner
+    assert isinstance(learner, PEARL)
+    return learner
 
 
 def test_posterior_is_the_product_of_its_factors_in_any_order() -> None:
-    means, variances, mask = draw(2, 5, 3), draw(2, 5, 3, seed=1).exp(), torch.ones(2, 5)
+    means, variances, mask = randn(2, 5, 3), randn(2, 5, 3, seed=1).exp(), torch.ones(2, 5)
     mask[1, 3:] = 0.0
     found = product_of_gaussians(means, variances, mask)
     # The density of a product, up to a constant, on a grid.
@@ -84,8 +87,7 @@ def test_step_in_chunks_of_tasks_is_that_on_all_tasks(monkeypatch: pytest.Monkey
     found = []
     for chunks in ([slice(0, 5)], [slice(0, 2), slice(2, 5)]):
         monkeypatch.setattr("maml_rl.metalearners.pearl.cut", lambda *_, chunks=chunks: chunks)
-        learner, generator = make_experiment(pearl()).metalearner, torch.Generator().manual_seed(0)
-        assert isinstance(learner, PEARL)
+        learner, generator = learner_of(pearl()), torch.Generator().manual_seed(0)
         losses = learner.stepper(*learner.inputs_of(random_steps(5, 6, generator), random_steps(5, 7, generator)))
         trained = [param for each in learner.optimizers.values() for param in each.param_groups[0]["params"]]
         found.append((losses, [param.grad for param in trained]))
@@ -93,8 +95,7 @@ def test_step_in_chunks_of_tasks_is_that_on_all_tasks(monkeypatch: pytest.Monkey
 
 
 def test_each_loss_has_gradients_only_for_its_own_networks() -> None:
-    learner = make_experiment(pearl()).metalearner
-    assert isinstance(learner, PEARL)
+    learner = learner_of(pearl())
     generator = torch.Generator().manual_seed(0)
     before = {name: value.clone() for name, value in learner.state_dict().items() if isinstance(value, Tensor)}
     actor = {name: value.clone() for name, value in learner.policy.state_dict().items()}
@@ -115,11 +116,10 @@ def test_each_loss_has_gradients_only_for_its_own_networks() -> None:
 def test_encoder_does_not_depend_on_the_units_of_actions() -> None:
     found = []
     for scale in (0.1, 1.0):
-        learner = make_experiment(pearl(env_kwargs={"normalization_scale": scale})).metalearner
-        assert isinstance(learner, PEARL)
+        learner = learner_of(pearl(env_kwargs={"normalization_scale": scale}))
         zeros = torch.zeros(2, 6, dtype=torch.bool)
-        places, moves = draw(2, 6, 2), draw(2, 6, 2, seed=1).tanh()
-        seen = Steps(places, scale * moves, draw(2, 6, seed=2), places, zeros, zeros, torch.ones(2, 6))
+        places, moves = randn(2, 6, 2), randn(2, 6, 2, seed=1).tanh()
+        seen = Steps(places, scale * moves, randn(2, 6, seed=2), places, zeros, zeros, torch.ones(2, 6))
         found.append(learner.encoder(learner._transitions(seen), seen.mask).mean)
     torch.testing.assert_close(*found)
 
@@ -146,7 +146,7 @@ def test_actor_acts_under_the_context_of_each_task() -> None:
     experiment = make_experiment(pearl())
     actor = experiment.policy
     assert isinstance(actor, ContextActor)
-    rows, contexts = draw(3, 4, 2), draw(3, 2, seed=1)
+    rows, contexts = randn(3, 4, 2), randn(3, 2, seed=1)
     stacked = actor.stack_parameters(3, {**dict(actor.named_parameters())})
     stacked[CONTEXT] = contexts
     found = actor.distribution_parameters(rows, stacked)
@@ -207,8 +207,7 @@ def test_every_round_of_the_prior_draws_its_own_context_and_adds_to_the_posterio
 def test_pearl_learns_to_walk_to_goals_that_only_the_rewards_reveal() -> None:
     steps_of_adam = {"learning-rate": 3e-3, "temperature-learning-rate": 1e-3, "initial-temperature": 0.01}
     settings: dict[str, Any] = {**steps_of_adam, "encoder-sizes": [32], "kl-weight": 0.01}
-    learner = make_experiment(pearl(settings, hidden_sizes=[32, 32], gamma=0.0)).metalearner
-    assert isinstance(learner, PEARL)
+    learner = learner_of(pearl(settings, hidden_sizes=[32, 32], gamma=0.0))
     generator = torch.Generator().manual_seed(0)
 
     def steps(goals: Tensor, num: int) -> Steps:

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from maml_rl.policies import BeliefPolicy, EncoderSizes
+from tests.synthetic import moved
 
 # Three numbers of the environment, then the last action, reward and end of the episode.
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
@@ -18,11 +19,7 @@ SEEN = {kind: spaces.Box(-np.inf, np.inf, (3 + spaces.flatdim(space) + 2,)) for 
 
 def make_policy(kind: str, seed: int = 0, **options: Any) -> BeliefPolicy:
     sizes = EncoderSizes(**{"hidden_size": 16, "embeddings": (8, 4, 4)} | options)
-    policy = BeliefPolicy(SEEN[kind], ACTIONS[kind], (8, 8), sizes, latent_size=3, seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for param in policy.parameters():
-            param.add_(0.3 * torch.randn(param.shape, generator=generator))
+    policy = moved(BeliefPolicy(SEEN[kind], ACTIONS[kind], (8, 8), sizes, latent_size=3, seed=seed))
     policy.normalize_by(torch.tensor([1.0, 0.0, -1.0]), torch.tensor([4.0, 1.0, 0.25]))
     return policy
 

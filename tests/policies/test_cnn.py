@@ -17,6 +17,7 @@ from maml_rl.machine import intra_op_threads
 from maml_rl.policies import CNNPolicy, GaussianHead, NormalMLPPolicy, get_policy_for_env
 from maml_rl.policies.cnn import conv_output_size
 from maml_rl.policies.layers import empty_layer
+from tests.synthetic import different_params
 
 # Patches, kernels that overlap, and one of each; not all divide the image.
 LAYERS = {
@@ -42,14 +43,6 @@ def images(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-def of_tasks(policy: CNNPolicy, num_tasks: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return {
-        name: (value + 0.1 * torch.randn(value.shape, generator=generator)).detach()
-        for name, value in policy.stack_parameters(num_tasks).items()
-    }
-
-
 @every_layers
 @every_shape
 def test_features_are_those_of_torch_on_images_scaled_to_one(shape: tuple[int, ...], layers: Any) -> None:
@@ -72,7 +65,7 @@ def test_features_are_those_of_torch_on_images_scaled_to_one(shape: tuple[int, .
 @every_shape
 def test_results_of_a_task_do_not_depend_on_the_other_tasks_of_the_batch(shape: tuple[int, ...], layers: Any) -> None:
     policy, rows = make(shape, layers), images(4, 3, *shape)
-    params, noise = of_tasks(policy, 4), torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(2))
+    params, noise = different_params(policy, 4), torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode(), intra_op_threads(1):
         together = policy.actor(params)(rows, noise, ())[0]
         assert torch.equal(together, policy.act(rows, noise, params=params)[0])
@@ -95,7 +88,7 @@ def test_second_derivatives_are_slopes_of_the_first(layers: Any) -> None:
     samples = Steps.of_tasks(episodes, slice(None), dtype=torch.float64, device=torch.device("cpu"))
     assert samples.observations.dtype == torch.uint8
     layout = ParameterLayout(policy)
-    point = layout.flatten({name: value.double() for name, value in of_tasks(policy, 2).items()})
+    point = layout.flatten({name: value.double() for name, value in different_params(policy, 2).items()})
     vectors = torch.randn(point.shape, generator=generator, dtype=torch.float64)
     on_samples = PolicyOnSamples(policy, layout, samples)
 

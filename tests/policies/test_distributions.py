@@ -34,12 +34,9 @@ from maml_rl.policies.distributions import (
     sample_from_noise,
     take_apart,
 )
+from tests.synthetic import randn
 
 N = 3
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def squashed() -> Distribution:

@@ -13,6 +13,7 @@ from maml_rl.machine import single_threaded
 from maml_rl.policies import Attention, BeliefPolicy, EncoderSizes, GRUPolicy, TransformerPolicy
 from maml_rl.policies.memory_policy import BodyPolicy
 from maml_rl.policies.soft_actors import RecurrentActor
+from tests.synthetic import moved
 
 Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
 ACTIONS: dict[str, spaces.Space[Any]] = {
@@ -57,19 +58,18 @@ MAKERS = {
     "actor, transformer": of_actor(Attention(3, num_heads=3)),
 }
 every_policy = pytest.mark.parametrize("name", MAKERS)
-every_action = pytest.mark.parametrize("actions", ACTIONS)
+# Bodies and heads do not know of each other: discrete actions once a kind of policy.
+every_kind = pytest.mark.parametrize(
+    ("name", "actions"),
+    [*((name, "box") for name in MAKERS), *((name, "discrete") for name in ("lstm", "transformer, shifted"))]
+    + [(name, "discrete") for name in ("belief, gru", "actor, gru")],
+)
 
 
 def make(name: str, actions: str = "box", seed: int = 0) -> BodyPolicy:
     action = ACTIONS[actions]
     seen = spaces.Box(-np.inf, np.inf, (3 + spaces.flatdim(action) + 2,), np.float32)
-    policy = MAKERS[name]((seen, action), seed)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        # Biases and heads that are nearly zero would hide errors.
-        for param in policy.parameters():
-            param.add_(0.3 * torch.randn(param.shape, generator=generator))
-    return policy
+    return moved(MAKERS[name]((seen, action), seed), seed=5)
 
 
 def draw(policy: BodyPolicy, *lead: int) -> tuple[Tensor, Tensor]:
@@ -92,8 +92,7 @@ def step_by_step(policy: BodyPolicy, observations: Tensor, noise: Tensor, params
     return torch.stack(actions), tuple(tensor.flatten(0, 1) for tensor in memory)
 
 
-@every_policy
-@every_action
+@every_kind
 def test_steps_in_the_loop_agree_with_sequences_in_the_update(name: str, actions: str) -> None:
     policy = make(name, actions)
     observations, noise = draw(policy, 90 if "transformer" in name else 30, 5, 3)
@@ -128,8 +127,7 @@ def test_sequence_can_be_continued_from_its_middle(name: str, length: int) -> No
         torch.testing.assert_close(mine, theirs, rtol=0.0, atol=2e-5)
 
 
-@every_policy
-@every_action
+@every_kind
 def test_actions_do_not_depend_on_other_rows(name: str, actions: str) -> None:
     policy, generator = make(name, actions), torch.Generator().manual_seed(2)
     observations, noise = draw(policy, 150, 2)
@@ -154,8 +152,7 @@ def test_actions_do_not_depend_on_other_rows(name: str, actions: str) -> None:
             assert all(torch.equal(mine, each[start:stop]) for mine, each in zip(found, of_all, strict=True))
 
 
-@every_policy
-@every_action
+@every_kind
 def test_stacked_parameters_are_those_of_each_task(name: str, actions: str) -> None:
     policies = [make(name, actions, seed) for seed in range(3)]
     stacked = {

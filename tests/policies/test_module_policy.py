@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
 
 from maml_rl import MAMLTRPO, LinearFeatureBaseline, MultiTaskSampler, adapt
-from maml_rl.policies import CategoricalMLPPolicy, MultiCategorical, NormalMLPPolicy, Policy, as_policy
-from tests.synthetic import make_episodes
+from maml_rl.policies import CategoricalMLPPolicy, MultiCategorical, NormalMLPPolicy, as_policy
+from tests.synthetic import different_params, make_episodes, randn
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,))
 ACTIONS = spaces.Box(-1.0, 1.0, (2,))
@@ -65,18 +65,6 @@ def seeded(make: object, seed: int = 0) -> nn.Module:
         return make()  # type: ignore[operator]
 
 
-def different(policy: Policy, num_tasks: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return {
-        name: (value + 0.3 * torch.randn(value.shape, generator=generator)).detach()
-        for name, value in policy.stack_parameters(num_tasks).items()
-    }
-
-
-def randn(*shape: int, seed: int = 2) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def twin(mlp: NormalMLPPolicy | CategoricalMLPPolicy) -> nn.Module:
     """Return a plain module with the parameters of an MLP policy, and the names that it gives them."""
 
@@ -111,7 +99,7 @@ def make_mlp(kind: str) -> NormalMLPPolicy | CategoricalMLPPolicy:
 def test_module_agrees_with_the_mlp_of_the_same_parameters(kind, stacked):
     mlp = make_mlp(kind)
     policy = as_policy(twin(mlp), (3,))
-    params = different(mlp, 4) if stacked else None
+    params = different_params(mlp, 4, 0.3) if stacked else None
     episodes = make_episodes(mlp, ((5, 2), (3, 3), (1, 4), (5, 5)))
     args = episodes.observations, episodes.actions, params
     torch.testing.assert_close(policy.log_prob(*args), mlp.log_prob(*args))
@@ -143,7 +131,7 @@ def test_update_of_a_module_equals_that_of_the_mlp(kind):
 
 def test_module_that_vmap_cannot_trace_is_computed_task_by_task():
     plain, branching = (as_policy(seeded(make), (3,)) for make in (Gaussian, Branching))
-    observations, params = randn(3, 4, 2, 3), different(plain, 3)
+    observations, params = randn(3, 4, 2, 3), different_params(plain, 3, 0.3)
     for values in zip(
         *(each.distribution_parameters(observations, params) for each in (plain, branching)), strict=True
     ):
@@ -166,7 +154,7 @@ def test_actions_of_a_task_are_bit_identical_in_any_batch_of_tasks(make, num_epi
     policy = as_policy(seeded(make), (3,))
     policy(randn(1, 3))
     num_tasks = 4 if policy.get_parameter(next(iter(policy.state_dict()))).numel() > 10_000 else 35
-    params, observations = different(policy, num_tasks), randn(num_tasks, num_episodes, 3)
+    params, observations = different_params(policy, num_tasks, 0.3), randn(num_tasks, num_episodes, 3)
     noise = torch.rand((num_tasks, num_episodes, policy.noise_size), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         together = policy.act(observations, noise, params=params)[0]

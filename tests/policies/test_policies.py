@@ -24,6 +24,7 @@ from maml_rl.policies import (
     Policy,
 )
 from maml_rl.policies.distributions import mode
+from tests.synthetic import different_params, randn
 
 
 def make(kind: str, nonlinearity: str = "tanh", seed: int = 0, hidden_sizes: tuple[int, ...] = (7, 5)) -> MLPPolicy:
@@ -36,23 +37,10 @@ def make(kind: str, nonlinearity: str = "tanh", seed: int = 0, hidden_sizes: tup
     return CategoricalMLPPolicy(3, 4, hidden_sizes, nonlinearity, seed=seed)
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def make_noise(policy: Policy, *lead: int, seed: int = 9) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     draw = {"normal": torch.randn, "uniform": torch.rand}[policy.noise_kind]
     return draw((*lead, policy.noise_size), generator=generator)
-
-
-def different_params(policy: Policy, num_tasks: int) -> dict[str, Tensor]:
-    """Return different parameters for each task."""
-    stacked = policy.stack_parameters(num_tasks)
-    return {
-        name: (value + 0.1 * randn(*value.shape, seed=index)).detach()
-        for index, (name, value) in enumerate(stacked.items())
-    }
 
 
 def of_task(params: Params, task: int) -> dict[str, Tensor]:
@@ -204,27 +192,21 @@ def test_parameters_have_the_familiar_names():
     assert {name.split(".")[0] for name, _ in make("categorical").named_parameters()} == {"layer1", "layer2", "layer3"}
 
 
+@pytest.mark.parametrize("num_tasks", [1, 3])
 @every_kind
-def test_stacked_parameters_of_a_single_task_are_a_copy_too(kind):
+def test_stack_parameters_copies_each_task_and_gradients_flow_back(kind, num_tasks):
     policy = make(kind)
-    with torch.no_grad():
-        stacked = policy.stack_parameters(1)
-    for name, value in policy.named_parameters():
-        assert not stacked[name].requires_grad
-        assert stacked[name].data_ptr() != value.data_ptr()
-
-
-@every_kind
-def test_stack_parameters_copies_each_task_and_gradients_flow_back(kind):
-    policy = make(kind)
-    stacked = policy.stack_parameters(3)
+    stacked = policy.stack_parameters(num_tasks)
     for name, value in policy.named_parameters():
         assert stacked[name].is_contiguous()
-        assert torch.equal(stacked[name], value.expand(3, *value.shape))
+        assert stacked[name].data_ptr() != value.data_ptr()
+        assert torch.equal(stacked[name], value.expand(num_tasks, *value.shape))
     sum(value.sum() for value in stacked.values()).backward()
     for value in policy.parameters():
-        assert torch.equal(value.grad, torch.full_like(value, 3.0))
-    again = policy.stack_parameters(3, stacked)
+        assert torch.equal(value.grad, torch.full_like(value, num_tasks))
+    with torch.no_grad():
+        assert not any(value.requires_grad for value in policy.stack_parameters(num_tasks).values())
+    again = policy.stack_parameters(num_tasks, stacked)
     assert all(torch.equal(again[name], stacked[name]) for name in stacked)
 
 
@@ -247,18 +229,14 @@ def test_updated_parameters_are_one_gradient_step_away_and_differentiable(kind, 
     assert (second is None) == first_order
 
 
-def test_stack_parameters_of_another_policy_or_number_of_tasks_is_refused():
+def test_parameters_of_another_policy_and_other_numbers_of_tasks_are_refused():
     policy = make("normal")
+    with pytest.raises(ValueError, match="stacked for 3 tasks"):
+        policy.act(randn(2, 5, 3), randn(2, 5, 2), params=policy.stack_parameters(3))
     with pytest.raises(ValueError, match="expected parameters"):
         policy.stack_parameters(2, dict(make("categorical").named_parameters()))
     with pytest.raises(ValueError, match=r"layer1\.weight.*for 3 tasks"):
         policy.stack_parameters(3, policy.stack_parameters(2) | {"sigma": torch.zeros(2)})
-
-
-def test_observations_of_another_number_of_tasks_are_refused():
-    policy = make("normal")
-    with pytest.raises(ValueError, match="stacked for 3 tasks"):
-        policy.act(randn(2, 5, 3), randn(2, 5, 2), params=policy.stack_parameters(3))[0]
 
 
 def test_gaussian_actions_are_the_mean_plus_scaled_noise():

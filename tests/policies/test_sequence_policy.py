@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler
 from maml_rl.policies import GRUPolicy, TransformerPolicy
+from tests.synthetic import moved
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
@@ -19,13 +20,7 @@ KINDS = [(cell, actions) for cell in ("gru", "lstm") for actions in ACTIONS]
 
 
 def make_policy(cell: Any, actions: str, **options: Any) -> GRUPolicy:
-    policy = GRUPolicy(SEEN, ACTIONS[actions], 16, cell=cell, **options)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        # Biases and heads that are nearly zero would hide errors.
-        for param in policy.parameters():
-            param.add_(0.3 * torch.randn(param.shape, generator=generator))
-    return policy
+    return moved(GRUPolicy(SEEN, ACTIONS[actions], 16, cell=cell, **options))
 
 
 @pytest.mark.parametrize(("make", "body"), [(GRUPolicy, "core"), (TransformerPolicy, "body")])

@@ -11,19 +11,14 @@ from torch import Tensor
 from maml_rl.policies import EncoderSizes
 from maml_rl.policies.soft_actors import RecurrentActor
 from maml_rl.policies.trial_encoder import action_unit
+from tests.synthetic import moved
 
 PLANE = spaces.Box(-0.1, np.array([0.1, 0.3], np.float32), (2,))
 
 
 def make(cell: Any, reward: int = 4) -> RecurrentActor:
     observation = spaces.Box(-np.inf, np.inf, (7,), np.float32)
-    policy = RecurrentActor(observation, PLANE, EncoderSizes(6, (4, 3, reward), cell), (7, 5))
-    # Far from the initial weights, under which everything is near zero.
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for param in policy.parameters():
-            param.add_(0.4 * torch.randn(param.shape, generator=generator))
-    return policy
+    return moved(RecurrentActor(observation, PLANE, EncoderSizes(6, (4, 3, reward), cell), (7, 5)))
 
 
 def inputs(policy: RecurrentActor, *lead: int) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from maml_rl.policies import Attention, TransformerPolicy
+from tests.synthetic import moved, randn
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTIONS = spaces.Box(-1.0, 1.0, (2,))
@@ -17,22 +18,12 @@ ACTIONS = spaces.Box(-1.0, 1.0, (2,))
 
 def make_policy(**options: Any) -> TransformerPolicy:
     sizes = {each.name: options.pop(each.name) for each in fields(Attention) if each.name in options}
-    policy = TransformerPolicy(SEEN, ACTIONS, 16, Attention(**{"num_heads": 2, **sizes}), **options)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        # Biases and heads that are nearly zero would hide errors.
-        for param in policy.parameters():
-            param.add_(0.3 * torch.randn(param.shape, generator=generator))
-    return policy
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return moved(TransformerPolicy(SEEN, ACTIONS, 16, Attention(**{"num_heads": 2, **sizes}), **options))
 
 
 def test_token_attends_only_to_the_last_tokens_of_the_context() -> None:
     policy = make_policy(context=5, num_layers=1)
-    observations = numbers(12, 1, 3).requires_grad_()
+    observations = randn(12, 1, 3).requires_grad_()
     mean, _ = policy.unroll(observations).distribution
     (gradient,) = torch.autograd.grad(mean[9].sum(), observations)
     assert (gradient.abs().sum((1, 2)) > 0).nonzero().flatten().tolist() == [5, 6, 7, 8, 9]
@@ -40,7 +31,7 @@ def test_token_attends_only_to_the_last_tokens_of_the_context() -> None:
 
 def test_attention_is_that_of_a_transformer_written_out() -> None:
     policy = make_policy(context=20, num_layers=1, num_key_value_heads=2)
-    params, observations = dict(policy.named_parameters()), numbers(6, 1, 3)
+    params, observations = dict(policy.named_parameters()), randn(6, 1, 3)
 
     def layer(name: str, inputs: Tensor) -> Tensor:
         return inputs @ params[f"body.{name}.weight"].T + params[f"body.{name}.bias"]
@@ -80,14 +71,14 @@ def test_shifted_tokens_are_those_of_a_policy_that_observes_two_steps() -> None:
     policy = make_policy(context=7, token_shift=True, value="network")
     twice = TransformerPolicy(spaces.Box(-np.inf, np.inf, (6,)), ACTIONS, 16, Attention(7, num_heads=2))
     twice.load_state_dict({name: each for name, each in policy.state_dict().items() if "value_body" not in name})
-    observations = numbers(20, 4, 3)
+    observations = randn(20, 4, 3)
     before = torch.cat((torch.zeros(1, 4, 3), observations[:-1]))
     mine, theirs = policy.unroll(observations), twice.unroll(torch.cat((observations, before), -1))
     assert torch.equal(mine.distribution[0], theirs.distribution[0])
 
 
 def test_long_sequences_have_the_same_gradient_with_less_memory() -> None:
-    observations = numbers(40, 2, 3)
+    observations = randn(40, 2, 3)
     gradients = []
     for above in (None, 10):
         policy = make_policy(context=16)

@@ -11,6 +11,7 @@ from torch.distributions import Independent, Normal
 
 from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy, as_policy
 from maml_rl.policies.policy import distributions_in_episodes
+from tests.synthetic import different_params, moved, randn
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTIONS: dict[str, spaces.Space[Any]] = {"box": spaces.Box(-1.0, 1.0, (2,)), "discrete": spaces.Discrete(4)}
@@ -40,34 +41,16 @@ def policies() -> dict[str, Policy]:
     }
     made["module"] = as_policy(Averaging(), (3,))
     made["transformer"] = TransformerPolicy(SEEN, ACTIONS["box"], 8)
-    for policy in made.values():
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for param in policy.parameters():
-                param.add_(0.3 * torch.randn(param.shape, generator=generator))
-        policy.double()
-    return made
+    return {name: moved(policy).double() for name, policy in made.items()}
 
 
 POLICIES = policies()
 
 
-def per_task(policy: Policy) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    return {
-        name: param + 0.2 * torch.randn(param.shape, generator=generator, dtype=torch.float64)
-        for name, param in policy.stack_parameters(M).items()
-    }
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
 @pytest.mark.parametrize("name", POLICIES)
 def test_all_tasks_at_once_agree_with_each_task_alone(name: str) -> None:
     policy = POLICIES[name]
-    params, observations = per_task(policy), draw(M, L, N, 3)
+    params, observations = different_params(policy, M, 0.2), randn(M, L, N, 3).double()
     found = policy.unroll(observations, params=params)
     for task in range(M):
         own = {key: value[task] for key, value in params.items()}
@@ -89,8 +72,8 @@ def test_all_tasks_at_once_agree_with_each_task_alone(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "transformer"])
 def test_first_and_second_derivatives_agree_with_finite_differences(name: str) -> None:
     policy = POLICIES[name]
-    params, observations = per_task(policy), draw(M, L, N, 3)
-    actions = draw(M, L, N, 2) if "discrete" not in name else torch.arange(M * L * N).reshape(M, L, N) % 4
+    params, observations = different_params(policy, M, 0.2), randn(M, L, N, 3).double()
+    actions = randn(M, L, N, 2).double() if "discrete" not in name else torch.arange(M * L * N).reshape(M, L, N) % 4
     acting = {"core", "head", "sigma", "weight", "log_std"}
     names = [key for key in params if key.split(".")[0] in acting]
 
