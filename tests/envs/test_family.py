@@ -47,25 +47,6 @@ def step_beside(batch: Any, singles: list[Any], actions: Any, running: set[int])
             running.remove(slot)
 
 
-def test_slots_are_bit_identical_to_single_environments(stepping_env_id: str) -> None:
-    """The test of episodes of full length tries all families."""
-    env_id = stepping_env_id
-    limit = STEPS - 1
-    batch = make_vector_env(env_id, {}, 4, max_episode_steps=limit)
-    tasks = batch.sample_tasks(4, seed=1)
-    batch.reset_task(tasks)
-    observations, infos = batch.reset(seed=7)
-    singles = [gymnasium.make(env_id, max_episode_steps=limit) for _ in tasks]
-    running = set(range(4))
-    for slot, (single, task) in enumerate(zip(singles, tasks, strict=True)):
-        single.unwrapped.reset_task(task)
-        observation, info = single.reset(seed=7 + slot)
-        assert_same_slot(slot, (observations, infos), (observation, info))
-    for actions in random_actions(batch, STEPS):
-        step_beside(batch, singles, actions, running)
-    assert not running
-
-
 def test_rewards_and_infos_are_within_the_range_that_is_declared(vector_env: MetaVectorEnv) -> None:
     ranges = vector_env.value_ranges
     assert set(ranges) <= {"reward", *vector_env.recorded_infos}
@@ -550,13 +531,6 @@ def test_stable_baselines3_can_make_single_environments(base_env_id: str, stable
 def test_single_environment_passes_our_checker(env_id: str) -> None:
     env = gymnasium.make(env_id)
     check_meta_env(env)
-    env.close()
-
-
-def test_make_vec_finds_the_batched_family(base_env_id: str) -> None:
-    env = gymnasium.make_vec(base_env_id, num_envs=3)
-    assert isinstance(env, MetaVectorEnv)
-    assert env.num_envs == 3
     env.close()
 
 

@@ -27,7 +27,7 @@ def tensors_left() -> dict[str, list[tuple[int, ...]]]:
     return {}
 
 
-@pytest.fixture(scope="module", params=algorithms())
+@pytest.fixture(scope="module", params=once_a_kind(algorithms()))
 def run(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
@@ -93,7 +93,6 @@ def test_runs_of_one_seed_are_equal_and_do_not_use_torchs_global_generator(
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("run", once_a_kind(algorithms()), indirect=True, scope="module")
 def test_workers_do_not_change_a_run(run: tuple[str, Path], tmp_path: Path) -> None:
     algorithm, folder = run
     train(small(algorithm), tmp_path / "run", num_workers=2)

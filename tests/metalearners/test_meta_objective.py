@@ -192,6 +192,8 @@ def test_gradient_away_from_the_old_parameters_is_the_slope_of_the_loss_there(
     there = theta + 0.1 * direction(policy)
     moved_loss, moved_gradient = meta.gradient(there)
     assert moved_loss == pytest.approx(meta.evaluate(there)[0], rel=1e-12)
+    alone = meta_objective(policy, train, valid, automatic=automatic, first_order=first_order)
+    assert moved_loss == pytest.approx(alone.evaluate(there)[0], rel=1e-12), "without a gradient before"
     assert moved_loss != loss
     vector, step = direction(policy, 1), 1e-5
     slope = (meta.evaluate(there + step * vector)[0] - meta.evaluate(there - step * vector)[0]) / (2.0 * step)

@@ -184,11 +184,6 @@ def test_mean_ends_with_the_shortest_run_and_has_no_value_where_a_seed_has_none(
     np.testing.assert_array_equal(curve.seeds, [[1.0, 1.0, 7.0], [3.0, np.nan, 5.0]])
 
 
-def test_values_that_were_not_finite_are_gaps(tmp_path: Path) -> None:
-    curve = only_group(write_run(tmp_path / "run", [1.0, None, 3.0])).curve("return/step_0")
-    np.testing.assert_array_equal(curve.mean, [1.0, np.nan, 3.0])
-
-
 def test_totals_add_up_all_iterations(tmp_path: Path) -> None:
     (run,) = only_group(write_run(tmp_path / "run", [1.0, 1.0, 1.0])).runs
     assert run.total("time/sample_s") == 6.0
