@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import ray
 import torch
@@ -64,13 +64,11 @@ class PhaseData:
     """A phase on its way through the object store, once for all actors.
 
     Attributes:
-        version: number of the phase.
         phase: of all tasks, without policy and parameters.
         state: the policy's own parameters and constants.
         timed: whether to measure where the time goes.
     """
 
-    version: int
     phase: Phase
     state: dict[str, NDArray[Any]]
     timed: bool
@@ -200,26 +198,13 @@ def _from_store(reference: Any) -> tuple[Any, ...]:
     return tuple(ray.cloudpickle.loads(data) for data in stored.pickled)
 
 
-class _Hosted(NamedTuple):
-    """What an actor has of a job.
-
-    Attributes:
-        policy: a copy of the sampler's.
-        body: its slots.
-        version: number of the phase whose parameters the policy has, in a list.
-    """
-
-    policy: Policy
-    body: Body
-    version: list[int]
-
-
 class RolloutActor:
     """Has environments and policies of the samplers of one process, and carries out one call after the other."""
 
     def __init__(self) -> None:
         self._progress = Progress.here()
-        self._jobs: dict[int, _Hosted] = {}
+        # By job, a copy of its sampler's policy, and the slots.
+        self._jobs: dict[int, tuple[Policy, Body]] = {}
         self._body: Body | None = None
         self._number, self._thread = -1, 0
         self._abandoned: set[int] = set()
@@ -272,18 +257,16 @@ class RolloutActor:
 
     def describe(self, job: Job) -> EnvDescription:
         """Return the description of one slot."""
-        return EnvDescription.of(self._hosted(job).body.any_slots())
+        return EnvDescription.of(self._hosted(job)[1].any_slots())
 
     def sample_tasks(self, job: Job, num_tasks: int, seed: int, evaluation: bool) -> list[Task]:
         """Draw tasks of the family."""
-        return self._hosted(job).body.any_slots().sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
+        return self._hosted(job)[1].any_slots().sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def run(self, job: Job, data: PhaseData, params: dict[str, NDArray[Any]] | None, slots: slice) -> Sampled:
         """Sample the episodes in a range of the slots of a phase, with the parameters of their tasks alone."""
-        policy, body, version = self._hosted(job)
-        if data.version != version[0]:
-            take_state(policy, data.state)
-            version[0] = data.version
+        policy, body = self._hosted(job)
+        take_state(policy, data.state)
         # The store's arrays are read-only, which tensors cannot be.
         own = None if params is None else {name: torch.tensor(value) for name, value in params.items()}
         unit = data.phase.unit(slots).with_policy(policy, own)
@@ -296,7 +279,7 @@ class RolloutActor:
 
     def work(self, job: Job, request: Request) -> Sampled:
         """Sample the blocks of a batch that this actor lacks, and carry out the request on them."""
-        policy, body, version = self._hosted(job)
+        policy, body = self._hosted(job)
 
         def sample_block(phase: Phase) -> TaskEpisodes:
             arrays = self._sample(body, phase, phase.streams.first_task * phase.per_task, NULL_TIMER)
@@ -305,28 +288,25 @@ class RolloutActor:
                 arrays = arrays.copy()
             return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
 
-        # What `run` has loaded, or the host, is no longer there for the other.
-        version[0] = -1
         replies = body.compute(request, lambda: policy, sample_block, _part_of_algorithm)
         return Sampled(replies, {}, *body.take_counts())
 
     def forget(self, job: Job) -> None:
         """Close the environments of a sampler that is closed, or has another policy."""
         if (hosted := self._jobs.pop(job.number, None)) is not None:
-            hosted.body.forget()
+            hosted[1].forget()
 
-    def _hosted(self, job: Job) -> _Hosted:
+    def _hosted(self, job: Job) -> tuple[Policy, Body]:
         """Return environment and policy of a sampler, loaded the first time."""
         if job.number not in self._jobs:
             # Imports may take long.
             self._progress.steps[0] = IN_UPDATE
             recipe, policy = _from_store(job.code[0])
-            self._jobs[job.number] = _Hosted(policy, Body(recipe, self._progress, 0), [-1])
+            self._jobs[job.number] = policy, Body(recipe, self._progress, 0)
             self._progress.steps[0] = IN_RESET
             self._progress.heartbeats[0] = monotonic()
-        hosted = self._jobs[job.number]
-        self._body = hosted.body
-        return hosted
+        policy, self._body = self._jobs[job.number]
+        return policy, self._body
 
     def _sample(self, body: Body, phase: Phase, first_slot: int, timer: StageTimer) -> EpisodeArrays:
         slots = body.slots_of(phase, first_slot, self._number)

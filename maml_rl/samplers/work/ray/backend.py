@@ -48,7 +48,6 @@ class RayBackend(RolloutBackend):
         name = describe_env(recipe.env)
         self._pickled_recipe, self._policy = pickled(recipe, f"the environment {name}", **_FOR_ACTORS), policy
         code = self._pickled_recipe, pickle_policy(policy, **_FOR_ACTORS)
-        self._versions = itertools.count()
         self._slot: EnvDescription | None = None
         self._units_per_actor = 1
         self._retries, self._waiting_seconds = 0, 0.0
@@ -90,7 +89,7 @@ class RayBackend(RolloutBackend):
         timed = timer is not NULL_TIMER
         with timer.stage("assembly"):
             state = state_of(phase.policy)
-            data = self._pool.put(PhaseData(next(self._versions), phase.without_policy(), state, timed))
+            data = self._pool.put(PhaseData(phase.without_policy(), state, timed))
             arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *phase.sizes))
             num_units = self.num_stores * self._units_per_actor
             together = slots_together(num_tasks, per_task, num_units)

@@ -40,7 +40,7 @@ def sampled(policy: NormalMLPPolicy, monkeypatch: pytest.MonkeyPatch, **fault: A
     tasks = ({"goal": 1.0}, {"goal": 2.0})
     phase = Phase(tasks, policy, None, PhaseStreams(0, 0, 0), 1, 5).without_policy()
     actor = RolloutActor()
-    data = PhaseData(0, phase, state_of(policy), timed=False)
+    data = PhaseData(phase, state_of(policy), timed=False)
     return actor, actor.carry_out(0, "run", Job(0, [None]), data, None, slice(0, 2))
 
 
