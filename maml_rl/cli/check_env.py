@@ -57,7 +57,6 @@ def _check_env(options: Namespace) -> None:
     try:
         with UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}"), BrokenPipeError):
             # As a run refuses it, whose workers make the environments.
-            recipe.require_importable()
             recipe.pickled()
             _check_contract(env, make)
             if env.spec is None or env.spec.id not in FAMILIES:
@@ -86,7 +85,6 @@ def _check_vector_family(options: Namespace, maker: Any, kwargs: dict[str, Any])
         warnings.catch_warnings(record=True) as remarks,
     ):
         warnings.simplefilter("always")
-        recipe.require_importable()
         recipe.pickled()
         check_vector_family(lambda num_envs: make_vector_env(maker, kwargs, num_envs))
     for note in dict.fromkeys(str(remark.message) for remark in remarks):

@@ -1,7 +1,6 @@
 """How an experiment is sampled: its sampler, where updates are computed, and whether its batches fit."""
 
 import copy
-import pickle
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.trust import check_code
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.samplers.importing import find_unimportable
+from maml_rl.samplers.importing import pickled_for_workers
 from maml_rl.samplers.remote_store import WORKER_ROOM
 from maml_rl.task_distributions.task_distribution import TaskSplit
 
@@ -174,8 +173,7 @@ def _against_workers(config: Config, learner: MetaLearner, device: torch.device)
 def _is_importable(learner: MetaLearner) -> bool:
     """Return whether other processes can load a learner, with its policy."""
     try:
-        pickle.dumps(learner)
-    # Pickling a user's object may raise anything.
-    except Exception:
+        pickled_for_workers(learner, "the algorithm", "", "")
+    except TypeError:
         return False
-    return not find_unimportable(learner)
+    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,11 @@ from maml_rl.envs.calls import CallRules
 from maml_rl.envs.make_env import EnvMaker, EnvSource, make_vector_env, resolve
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, FamilySpec
+from maml_rl.errors import ConfigError
+from maml_rl.machine import uses_jax
 from maml_rl.named_modules import import_named
 from maml_rl.samplers.failures import describe_env, describe_task
-from maml_rl.samplers.importing import find_unimportable, main_is_importable, pickled
+from maml_rl.samplers.importing import pickled, pickled_for_workers
 
 if TYPE_CHECKING:
     # Workers need no settings, nor the time that their models take.
@@ -130,35 +131,21 @@ class Recipe:
             rules=self.rules,
         )
 
-    def require_importable(self) -> None:
-        """Refuse what no worker could import, for example because a notebook defines it.
-
-        Workers that are forked inherit it.
-        """
-        name = find_unimportable((self.env, self.env_kwargs, self.spec))
-        entry_points = () if self.spec is None else (self.spec.entry_point, self.spec.vector_entry_point)
-        for entry_point in entry_points:
-            if isinstance(entry_point, str) and entry_point.startswith("__main__:") and not main_is_importable():
-                name = entry_point
-        if name:
-            env = describe_env(self.env)
-            raise TypeError(
-                f"the environment {env} needs {name}, which workers cannot import, since it is defined in a notebook, "
-                "an interactive session, `python -c` or a script from standard input; move it to a module and import "
-                "it from there, or pass num_workers=0 or start_method='fork'"
+    def pickled(self, start_method: str | None = None) -> bytes:
+        """Return the recipe as bytes for workers; refuse one that they could not make."""
+        if start_method == "fork" and uses_jax():
+            raise ConfigError(
+                "start_method='fork' copies a process that has used JAX, whose threads the workers would lack; use "
+                "'forkserver' or 'spawn'"
             )
-
-    def pickled(self) -> bytes:
-        """Return the recipe as bytes."""
-        top_level = "a function or class that a module defines at its top level"
-        if not isinstance(self.env, str):
-            remedy = f"pass {top_level} (functools.partial adds arguments), or an id"
-            pickled(self.env, f"the environment callable {describe_env(self.env)}", remedy)
-        pickled(self.spec, f"the registration of {self.env!r}", f"register {top_level}")
-        for name, value in self.env_kwargs.items():
-            remedy = "pass plain data, and make the object in the environment"
-            pickled(value, f"the environment argument {name!r}", remedy)
-        return pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
+        return pickled_for_workers(
+            self,
+            f"the environment {describe_env(self.env)}",
+            "pass plain data, and functions or classes that a module defines at its top level (functools.partial adds "
+            "arguments), or an id",
+            "pass num_workers=0 or start_method='fork'",
+            start_method,
+        )
 
 
 def require_picklable_tasks(tasks: Sequence[Task]) -> None:

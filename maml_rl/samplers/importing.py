@@ -7,7 +7,6 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -55,6 +54,30 @@ def _culprit(value: Any, name: str, dumps: Callable[[Any], bytes]) -> str:
     return name
 
 
+def pickled_for_workers(value: Any, name: str, remedy: str, where: str, start_method: str | None = None) -> bytes:
+    """Return an object as bytes for worker processes.
+
+    Args:
+        value: the object.
+        name: of it, for messages.
+        remedy: for what cannot be pickled, in words.
+        where: else it can be used, for what cannot be imported, in words.
+        start_method: of the workers; those that are forked inherit what they could not import.
+
+    Raises:
+        TypeError: If they could not load it.
+    """
+    data = pickled(value, name, remedy)
+    missing = "" if start_method == "fork" else find_unimportable(value)
+    if missing:
+        raise TypeError(
+            f"{name} needs {missing}, which workers cannot import, since it is defined in a notebook, an interactive "
+            f"session, `python -c` or a script from standard input; move it to a module and import it from there, or "
+            f"{where}"
+        )
+    return data
+
+
 def main_is_importable() -> bool:
     """Return whether a worker can import this process's main module.
 
@@ -70,9 +93,7 @@ def main_is_importable() -> bool:
 def find_unimportable(value: Any) -> str:
     """Return the name of a class or function in the pickle of `value` that no worker could import; "" for none."""
     pickler = _ReferencePickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
-    # Another check reports, with the reason, that it cannot be pickled; the names found until then are right.
-    with suppress(Exception):
-        pickler.dump(value)
+    pickler.dump(value)
     return next((name for module, name in pickler.references.items() if not _is_importable(module)), "")
 
 
@@ -85,7 +106,10 @@ def _is_importable(module: str) -> bool:
 
 
 class _ReferencePickler(pickle.Pickler):
-    """Records the modules of all classes and functions in a pickle, each with the first name."""
+    """Records the modules of all classes and functions in a pickle, each with the first name.
+
+    Those of the main module may be in texts, too: entry points of registrations.
+    """
 
     def __init__(self, file: io.BytesIO, protocol: int) -> None:
         super().__init__(file, protocol)
@@ -94,3 +118,5 @@ class _ReferencePickler(pickle.Pickler):
     def persistent_id(self, value: Any) -> None:
         if isinstance(value, type | FunctionType):
             self.references.setdefault(value.__module__, value.__qualname__)
+        elif isinstance(value, str) and value.startswith("__main__:"):
+            self.references.setdefault("__main__", value.removeprefix("__main__:"))

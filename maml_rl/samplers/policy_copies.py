@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from maml_rl.policies import Policy
-from maml_rl.samplers.importing import find_unimportable, pickled
+from maml_rl.samplers.importing import pickled, pickled_for_workers
 
 _TOP_LEVEL = 'use functions and classes that a module defines at its top level, or inference="central"'
 
@@ -53,30 +53,18 @@ class PolicyAt:
 
 def require_loadable(policy: Policy, start_method: str | None) -> None:
     """Refuse a policy that a worker could not load."""
-    pickle_policy(policy)
-    # Workers that are forked inherit it.
-    name = "" if start_method == "fork" else find_unimportable(policy)
-    if name:
-        raise TypeError(
-            f"the policy {type(policy).__name__} needs {name}, which workers cannot import, since it is defined in a "
-            "notebook, an interactive session, `python -c` or a script from standard input; move it to a module and "
-            'import it from there, or use inference="central"'
-        )
-
-
-def is_loadable(policy: Policy, start_method: str | None) -> bool:
-    """Return whether a worker could load a policy."""
-    try:
-        require_loadable(policy, start_method)
-    except TypeError:
-        return False
-    return True
+    where = 'use inference="central"'
+    pickled_for_workers(policy, f"the policy {type(policy).__name__}", _TOP_LEVEL, where, start_method)
 
 
 def pickle_policy(policy: Policy, remedy: str = _TOP_LEVEL, **how: Any) -> bytes:
     """Return a policy as bytes for a worker, which computes on the CPU; see `pickled` for the arguments."""
     name = f"the policy {type(policy).__name__}"
-    data = pickled(policy, name, remedy, **how)
     if any(tensor.device.type != "cpu" for tensor in chain(policy.parameters(), policy.buffers())):
-        data = pickled(copy.deepcopy(policy).to("cpu"), name, remedy, **how)
-    return data
+        try:
+            policy = copy.deepcopy(policy).to("cpu")
+        except TypeError:
+            # What cannot be copied cannot be pickled, which names it.
+            pickled(policy, name, remedy, **how)
+            raise
+    return pickled(policy, name, remedy, **how)

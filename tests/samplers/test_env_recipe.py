@@ -24,11 +24,11 @@ class InstanceOfSomething:
 @pytest.mark.parametrize(
     ("env", "env_kwargs", "message"),
     [
-        (lambda: FaultyEnv(), {}, "environment callable .*<lambda> cannot be pickled.*top level.*or an id"),
+        (lambda: FaultyEnv(), {}, "the environment .*<lambda>.env cannot be pickled.*top level.*or an id"),
         (FaultyEnv(), {}, "got the environment .*pass its id, its class, or a function"),
         (3, {}, "registered id or a callable.*got 3"),
-        (FaultyEnv, {"marker": InstanceOfSomething()}, "environment argument 'marker' cannot be pickled.*not me"),
-        (partial(FaultyEnv, marker=InstanceOfSomething()), {}, "environment callable faulty_env.FaultyEnv cannot be"),
+        (FaultyEnv, {"marker": InstanceOfSomething()}, "FaultyEnv.env_kwargs.marker cannot be pickled.*not me"),
+        (partial(FaultyEnv, marker=InstanceOfSomething()), {}, "the environment faulty_env.FaultyEnv.env cannot be"),
     ],
 )
 def test_recipe_that_cannot_reach_a_child_is_refused_before_any_process_starts(
@@ -78,7 +78,7 @@ def test_module_that_registers_its_id_itself_is_imported_elsewhere_without_a_war
 
 def test_registration_that_cannot_be_pickled_is_named() -> None:
     gymnasium.register("Lambda-v0", lambda: FaultyEnv())
-    with pytest.raises(TypeError, match=r"the registration of 'Lambda-v0'\.entry_point cannot be pickled"):
+    with pytest.raises(TypeError, match=r"the environment 'Lambda-v0'\.spec\.entry_point cannot be pickled"):
         ParallelVectorEnv("Lambda-v0")
     del gymnasium.registry["Lambda-v0"]
 
@@ -86,15 +86,17 @@ def test_registration_that_cannot_be_pickled_is_named() -> None:
 @pytest.mark.parametrize("wrap", [lambda env: env, partial], ids=["class", "partial"])
 def test_environment_of_a_notebook_is_refused_with_the_remedy(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FaultyEnv, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "FaultyEnv", FaultyEnv, raising=False)
     recipe = Recipe.of(wrap(FaultyEnv), {}, 5)
     # The main module of a parallel test run has no file.
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
-    recipe.require_importable()
+    recipe.pickled()
     message = r"needs FaultyEnv, which workers.*notebook.*move it to a module.*num_workers=0 or start_method='fork'"
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>")
     with pytest.raises(TypeError, match=message):
-        recipe.require_importable()
+        recipe.pickled("spawn")
+    assert recipe.pickled("fork")
     monkeypatch.delattr(sys.modules["__main__"], "__file__")
     with pytest.raises(TypeError, match=message):
-        recipe.require_importable()
+        recipe.pickled()

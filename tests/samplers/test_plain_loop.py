@@ -224,7 +224,7 @@ def test_command_says_what_was_compared_or_where_a_value_differs(
     policy = get_policy_for_env(WalkEnv(), (4,))
     with pytest.raises(TypeError) as raised:
         MultiTaskSampler("walks:Lambda-v0", {}, 2, policy, num_workers=1, max_episode_steps=3, start_method="spawn")
-    assert "the registration of 'walks:Lambda-v0'.entry_point cannot be pickled" in refused
+    assert "the environment 'walks:Lambda-v0'.spec.entry_point cannot be pickled" in refused
     assert re.sub("0x[0-9a-f]+", "", refused) == re.sub("0x[0-9a-f]+", "", str(raised.value))
 
 

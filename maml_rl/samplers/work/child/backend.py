@@ -24,13 +24,13 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays, Layout
 from maml_rl.samplers.importing import pickled
 from maml_rl.samplers.in_process import VectorEnvBackend
 from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, count_busiest, slots_together, units_of
-from maml_rl.samplers.policy_copies import is_loadable, pickle_policy, require_loadable
+from maml_rl.samplers.policy_copies import pickle_policy, require_loadable
 from maml_rl.samplers.remote_store import Reference, RemoteBatch, RemoteStore, Request, pickle_tensors
 from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 from maml_rl.samplers.work.child.messages import LoadPolicy, RunPhase, Work, encode
 from maml_rl.samplers.work.child.shared_buffers import PhasePlan, SharedPhase
-from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv, require_sendable
+from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 from maml_rl.samplers.work.child.worker_pool import ChildWorker
 from maml_rl.samplers.work.unit import Unit
 
@@ -51,15 +51,18 @@ class ProcessBackend(VectorEnvBackend):
 
     def __init__(self, placement: Placement, recipe: Recipe, policy: Policy, slots_per_task: int) -> None:
         super().__init__(placement, recipe, slots_per_task)
-        start_method = placement.start_method
         # Refused here rather than in the first phase.
-        require_sendable(recipe, start_method)
-        self._placement = placement
+        recipe.pickled(placement.start_method)
+        self._placement, self._workers_act = placement, placement.workers_act
         # Whether in the last phase some workers had to wait long for others, whose tasks took more time.
         self._uneven = False
-        if placement.inference == "worker":
-            require_loadable(policy, start_method)
-        self._workers_act = placement.workers_act and is_loadable(policy, start_method)
+        if placement.workers_act:
+            try:
+                require_loadable(policy, placement.start_method)
+            except TypeError:
+                if placement.inference == "worker":
+                    raise
+                self._workers_act = False
         self.newest: RemoteBatch | None = None
         # Policy, plan, memory, and what makes the command that loads the policy.
         self._loaded: tuple[Policy, PhasePlan, SharedPhase, dict[str, Any]] | None = None

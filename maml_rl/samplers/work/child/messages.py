@@ -36,7 +36,7 @@ class Load:
 
     Attributes:
         interpreter: import path, working folder and main module of the parent (see `process_setup.interpreter_state`).
-        recipe: pickle of (id or callable, keyword arguments).
+        recipe: of the environment, pickled.
     """
 
     generation: int

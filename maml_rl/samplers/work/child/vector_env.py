@@ -18,8 +18,7 @@ from maml_rl.arguments import check_count
 from maml_rl.config.placement import Placement, PlacementOptions
 from maml_rl.envs.make_env import resolve
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, SlotCounts, Task, require_one_each, slot_seeds
-from maml_rl.errors import ChildEnvError, ChildLost, ConfigError
-from maml_rl.machine import uses_jax
+from maml_rl.errors import ChildEnvError, ChildLost
 from maml_rl.samplers.closing import ClosesAtExit
 from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.failures import describe_env, describe_slots
@@ -112,7 +111,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
             )
         recipe = Recipe.of(env, env_kwargs, max_episode_steps).placed(placement)
         start_method = placement.start_method or START_METHODS[0]
-        self._pickled, self._needs_main = require_sendable(recipe, start_method), start_method != "fork"
+        self._pickled, self._needs_main = recipe.pickled(start_method), start_method != "fork"
         self._interpreter = interpreter_state(self._needs_main and b"__main__" in self._pickled)
         self.parts = split_slots(num_envs, num_workers, granularity)
         self.num_envs, self.num_workers = num_envs, len(self.parts)
@@ -339,18 +338,6 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
             raise RuntimeError("this ParallelVectorEnv is closed; make a new one")
         self.complete()
         self.pool.abandon()
-
-
-def require_sendable(recipe: Recipe, start_method: str | None) -> bytes:
-    """Return the recipe of an environment as bytes for workers; refuse one that they could not make."""
-    if start_method != "fork":
-        recipe.require_importable()
-    elif uses_jax():
-        raise ConfigError(
-            "start_method='fork' copies a process that has used JAX, whose threads the workers would lack; use "
-            "'forkserver' or 'spawn'"
-        )
-    return recipe.pickled()
 
 
 def _end(pool: WorkerPool, memory: int) -> None:
