@@ -3,6 +3,7 @@
 import inspect
 import textwrap
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from trials import sample as sample_trials
 from maml_rl.envs import Retry, make_vector_env
 from maml_rl.envs.calls import CallRules, Stepping
 from maml_rl.envs.families.navigation import Navigation2DVectorEnv, PixelNavigationVectorEnv
+from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies import NormalMLPPolicy, Policy, get_policy_for_env
+from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.loop import _Loop
+from maml_rl.samplers.rollout.loop import _Loop, sample_phase
 from maml_rl.seeding import PhaseStreams, seeded_torch
 
 HORIZON = 6
@@ -156,6 +159,22 @@ def test_memory_goes_through_a_trial_and_restarts_with_an_episode(stepping: Step
     before = (torch.arange(4) // slots) * episodes.lengths * (not reset)
     steps = torch.arange(HORIZON)[:, None] + before[:, None]
     assert torch.equal(episodes.actions[..., 0], steps * episodes.mask)
+
+
+def test_unit_that_cuts_a_task_has_the_episodes_of_the_whole_phase() -> None:
+    phase = Phase(tuple(make_tasks([6, 3])), NormalMLPPolicy(3, 1, (4,), "tanh"), None, STREAMS, 2, HORIZON)
+    found = []
+    for part in (phase, phase.unit(slice(1, 4))):
+        with closing(make_vector_env(CountingEnv, {}, len(part.slot_tasks))) as env:
+            found.append(EpisodeArrays.zeros(EpisodeArrays.layout(EnvDescription.of(env), *part.sizes)))
+            sample_phase(env, part, found[-1])
+    whole, unit = found
+    for name in ("observations", "actions", "rewards"):
+        of_whole, of_unit = getattr(whole, name), getattr(unit, name)
+        np.testing.assert_array_equal(of_unit[1], of_whole[1])
+        np.testing.assert_array_equal(of_unit[0, :, 1], of_whole[0, :, 1])
+        # What others sample.
+        assert not of_unit[0, :, 0].any()
 
 
 PLACEMENTS: list[dict[str, Any]] = [
