@@ -1,12 +1,13 @@
 """Small random problems for the tests of derivatives and updates: policies and episodes without an environment."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from maml_rl.episode import TaskEpisodes
+from maml_rl.metalearners import MetaLearner
 from maml_rl.policies import CategoricalMLPPolicy, MLPPolicy, NormalMLPPolicy, Policy
 
 OBSERVATION_SIZE = 3
@@ -93,6 +94,11 @@ def direction(module: nn.Module, seed: int = 7) -> Tensor:
     """Return a random vector (D,) of the size of the module's parameters."""
     size = sum(param.numel() for param in module.parameters())
     return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def update(learner: MetaLearner, phases: Sequence[TaskEpisodes]) -> dict[str, Any]:
+    """Have a learner do an update on the phases before each inner step and after the last; return its metrics."""
+    return learner.update(learner.store_of(phases))
 
 
 class OpaquePolicy(Policy):

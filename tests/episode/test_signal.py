@@ -19,7 +19,7 @@ from maml_rl.metalearners.adam import MAMLVPG
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.plan import Plan
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy
-from tests.metalearners.updating import update
+from tests.synthetic import update
 
 
 class Walk(gymnasium.Env[Any, Any]):

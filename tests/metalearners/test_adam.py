@@ -17,8 +17,7 @@ from maml_rl.metalearners.losses import clipped_surrogate
 from maml_rl.metalearners.promp import ProMP
 from maml_rl.plan import Plan
 from maml_rl.policies import MLPPolicy, Policy
-from tests.metalearners.updating import update
-from tests.synthetic import direction, make_problem
+from tests.synthetic import direction, make_problem, update
 
 RAGGED = ((5, 2), (1, 3), (4, 4))
 SIZES = [0.3, 0.2]

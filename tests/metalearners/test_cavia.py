@@ -10,9 +10,8 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners.autograd_objective import AutogradObjective
 from maml_rl.metalearners.cavia import CAVIA, ContextPolicy
 from maml_rl.policies import NormalMLPPolicy
-from tests.metalearners.updating import update
 from tests.small_runs import config_of
-from tests.synthetic import OBSERVATION_SIZE, make_policy, make_problem
+from tests.synthetic import OBSERVATION_SIZE, make_policy, make_problem, update
 
 RAGGED = ((5, 2), (1, 3), (4, 4))
 RULE = AdaptationRule([0.3, 0.2], parameters=["context"])

@@ -13,8 +13,7 @@ from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.losses import surrogate
 from maml_rl.policies import Policy
 from tests.metalearners.reference_update import ReferenceUpdate
-from tests.metalearners.updating import update
-from tests.synthetic import KINDS, make_problem
+from tests.synthetic import KINDS, make_problem, update
 
 LENGTHS = ((6, 4), (5, 6), (3, 6), (6, 6))
 SETTINGS: dict[str, Any] = {

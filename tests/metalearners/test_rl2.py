@@ -26,8 +26,8 @@ from maml_rl.policies import (
     as_policy,
 )
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
-from tests.metalearners.updating import update
 from tests.small_runs import config_of
+from tests.synthetic import update
 
 GAMMA, LAMBDA = 0.9, 0.7
 PLAN = Plan(gamma=GAMMA, gae_lambda=LAMBDA)

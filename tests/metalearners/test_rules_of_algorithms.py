@@ -17,9 +17,8 @@ from maml_rl.metalearners.meta_sgd import MetaSGD
 from maml_rl.metalearners.reptile import Reptile
 from maml_rl.policies import Policy
 from maml_rl.runs.checkpoint import latest_intact
-from tests.metalearners.updating import update
 from tests.small_runs import config_of
-from tests.synthetic import make_policy, make_problem
+from tests.synthetic import make_policy, make_problem, update
 
 RAGGED = ((5, 2), (1, 3), (4, 4))
 

@@ -24,8 +24,8 @@ from maml_rl.policies.heads import SquashedGaussianHead
 from maml_rl.policies.soft_actors import ContextActor, RecurrentActor, head_of
 from maml_rl.spaces import PackedSpace, flat_observation_space
 from tests.looking_env import LookingEnv
-from tests.metalearners.updating import update
 from tests.small_runs import config_of
+from tests.synthetic import update
 
 SPACE, ACTIONS = LookingEnv.observation_space, LookingEnv.action_space
 LAYERS = ((5, 4, 4), (6, 2, 1))
