@@ -33,6 +33,7 @@ from maml_rl.cli.console import Parser
 from maml_rl.config.catalog import find_config, find_run
 from maml_rl.config.config import Config, load_config
 from maml_rl.config.placement import Placement
+from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.mujoco.models import load_model
 from maml_rl.envs.mujoco.physics import make_physics
 from maml_rl.envs.mujoco.planar import HalfCheetahFamily, Walker2DFamily
@@ -44,7 +45,6 @@ from maml_rl.experiment.sampling import make_sampler
 from maml_rl.policies import Policy, get_policy_for_env
 from maml_rl.profiling import NULL_TIMER
 from maml_rl.samplers.device.backend import DeviceBackend
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.phase import Phase
 from maml_rl.seeding import PhaseStreams
 

@@ -42,22 +42,22 @@ def run_check_env(arguments: Sequence[str], prog: str) -> int:
 def _check_env(options: Namespace) -> None:
     from maml_rl.envs import FAMILIES
     from maml_rl.envs.global_generators import construct
-    from maml_rl.envs.make_env import resolve
-    from maml_rl.samplers.env_recipe import Recipe
+    from maml_rl.envs.make_env import Recipe
+    from maml_rl.samplers.env_recipe import pickled_recipe
 
     kwargs = mapping_option(options.env_kwargs, "--env-kwargs", "{size: 3}")
     with UsersCode(lambda error: ConfigError(f"{options.env} cannot be made: {explain(error)}")):
-        is_vector_family = resolve(maker := _maker(options.env)).is_vector_family
+        recipe = Recipe.of(_maker(options.env), kwargs)
+        is_vector_family = recipe.is_vector_family
     if is_vector_family:
-        _check_vector_family(options, maker, kwargs)
+        _check_vector_family(options, recipe)
         return
     make = partial(_make_env, options.env, kwargs)
     env, _ = construct(make)
-    recipe = Recipe.of(_maker(options.env), kwargs, None)
     try:
         with UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}"), BrokenPipeError):
             # As a run refuses it, whose workers make the environments.
-            recipe.pickled()
+            pickled_recipe(recipe)
             _check_contract(env, make)
             if env.spec is None or env.spec.id not in FAMILIES:
                 # The slots of this package's families are one batch.
@@ -73,24 +73,22 @@ def _check_env(options: Namespace) -> None:
     print(f"{options.env} is a task family; {_usage(env, options.env)}")
 
 
-def _check_vector_family(options: Namespace, maker: Any, kwargs: dict[str, Any]) -> None:
+def _check_vector_family(options: Namespace, recipe: Any) -> None:
     """Check a family of vector environments, whose batches are compared with each other instead of with a loop."""
     from maml_rl.envs.checking import check_vector_family
-    from maml_rl.envs.make_env import make_vector_env
-    from maml_rl.samplers.env_recipe import Recipe
+    from maml_rl.samplers.env_recipe import pickled_recipe
 
-    recipe = Recipe.of(maker, kwargs, None)
     with (
         UsersCode(lambda error: MamlRLError(f"{options.env}: {explain(error)}"), BrokenPipeError),
         warnings.catch_warnings(record=True) as remarks,
     ):
         warnings.simplefilter("always")
-        recipe.pickled()
-        check_vector_family(lambda num_envs: make_vector_env(maker, kwargs, num_envs))
+        pickled_recipe(recipe)
+        check_vector_family(recipe.make)
     for note in dict.fromkeys(str(remark.message) for remark in remarks):
         print(f"note: {note}")
     print("ok: tasks are drawn and set, and a slot does the same in batches of any size and order")
-    name = repr(options.env) if isinstance(maker, str) else options.env.rpartition(":")[2]
+    name = repr(options.env) if isinstance(recipe.env, str) else options.env.rpartition(":")[2]
     print(f"{options.env} is a task family of vector environments; MultiTaskSampler({name}, ...) samples it")
 
 

@@ -1,10 +1,10 @@
-"""What makes the slots of a family: an id or a callable, resolved once, and called where the slots are stepped."""
+"""How to make the slots of a family: its recipe, resolved once, and followed where the slots are stepped."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -31,9 +31,10 @@ from maml_rl.envs.global_generators import construct
 from maml_rl.envs.last_step import LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, declared
 from maml_rl.envs.observing import TaskObservationVectorEnv
-from maml_rl.envs.registration import FAMILIES, find_spec
+from maml_rl.envs.registration import FAMILIES, FamilySpec, find_spec
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.threaded import ThreadedVectorEnv, not_thread_safe
+from maml_rl.named_modules import import_named
 
 EnvMaker = str | Callable[..., Any]
 
@@ -74,31 +75,74 @@ def steps_in_threads(env: Any, rules: CallRules) -> bool:
 
 
 @dataclass(frozen=True)
-class EnvSource:
-    """What makes the slots of a family; see `resolve`.
+class Recipe:
+    """How to make the slots of a family, any number of them. It can be pickled, for where the slots are stepped.
 
     Attributes:
-        env: a registered id, "module:id", or a callable.
-        shown: what shows more of its slots, from the inside out.
+        env: a registered id, "module:id", a callable, or an `Observed` of one.
+        env_kwargs: keyword arguments of the environment.
+        max_episode_steps: time limit; None for the environment's own.
+        rules: how the calls of environment objects are carried out.
+        spec: what the id is registered with, which another process may lack; None for a callable.
     """
 
     env: EnvMaker
-    shown: tuple[Callable[[MetaVectorEnv], MetaVectorEnv], ...] = ()
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_episode_steps: int | None = None
+    rules: CallRules = CallRules()  # noqa: RUF009 - frozen
+    spec: EnvSpec | None = None
+
+    @classmethod
+    def of(
+        cls,
+        env: EnvMaker | None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        max_episode_steps: int | None = None,
+        rules: CallRules = CallRules(),  # noqa: B008 - frozen
+    ) -> Recipe:
+        """Return the recipe for a user's arguments, after importing the module of an id."""
+        if isinstance(env, gymnasium.Env | VectorEnv):
+            raise TypeError(
+                f"expected a registered id or a callable that makes the environment, got the environment {env} itself, "
+                "which cannot cross to a child process; pass its id, its class, or a function that makes it"
+            )
+        if not isinstance(env, str) and not callable(env):
+            raise TypeError(f"expected a registered id or a callable that makes the environment, got {env!r}")
+        if max_episode_steps is not None:
+            check_count("max_episode_steps", max_episode_steps)
+        recipe = cls(env, dict(env_kwargs or {}), max_episode_steps, rules)
+        spec = find_spec(recipe.id) if recipe.id else None
+        if spec is not None and isinstance(env, str) and not env.endswith(spec.id):
+            # The id of an earlier version: one warning here is enough.
+            env = spec.id
+        return replace(recipe, env=env, spec=spec)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what has been looked up here.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def maker(self) -> str | Callable[..., Any]:
+        """The id or the callable, of which more may be shown."""
+        env = self.env
+        while isinstance(env, Observed):
+            env = env.env
+        return env
 
     @property
     def id(self) -> str:
         """The id; empty for a callable."""
-        return self.env if isinstance(self.env, str) else ""
+        return self.maker if isinstance(self.maker, str) else ""
 
-    @cached_property
-    def spec(self) -> EnvSpec | None:
-        """What an id is registered with; None for a callable."""
-        return find_spec(self.id) if self.id else None
+    @property
+    def family(self) -> FamilySpec | None:
+        """What this package knows about the family; None if it is another's."""
+        return None if self.spec is None else FAMILIES.get(self.spec.id)
 
     @cached_property
     def one(self) -> Any:
         """The class or function that makes an environment object; None if that is not known."""
-        made: Any = self.env if self.spec is None else self.spec.entry_point
+        made: Any = self.maker if self.spec is None else self.spec.entry_point
         try:
             made = _loaded(made)
         except (ImportError, AttributeError):
@@ -113,7 +157,7 @@ class EnvSource:
         if self.spec is None:
             is_class = isinstance(self.one, type)
             is_batch = issubclass(self.one, VectorEnv) if is_class else "num_envs" in _parameters(self.one)
-            return self.env if is_batch else None
+            return self.maker if is_batch else None
         if self.spec.vector_entry_point is None:
             return None
         creator = _loaded(self.spec.vector_entry_point)
@@ -124,7 +168,7 @@ class EnvSource:
     @property
     def is_vector_family(self) -> bool:
         """Whether its slots are one batch of somebody else's vector environment."""
-        return (self.spec is None or self.spec.id not in FAMILIES) and self.batch is not None
+        return self.family is None and self.batch is not None
 
     def require_tasks(self) -> None:
         """Refuse what certainly has no tasks, before anything is made: a class without their methods, or its id.
@@ -132,7 +176,7 @@ class EnvSource:
         The result of a function or wrapper is known only once it is made; `SerialVectorEnv` checks it then.
         """
         spec = self.spec
-        if spec is not None and (spec.id in FAMILIES or spec.additional_wrappers or self.batch is not None):
+        if spec is not None and (self.family is not None or spec.additional_wrappers or self.batch is not None):
             return
         made = self.one
         if isinstance(made, type) and issubclass(made, gymnasium.Env) and not issubclass(made, gymnasium.Wrapper):
@@ -148,19 +192,58 @@ class EnvSource:
         elif rules.stepping == "serial" and is_async(self.one):
             raise not_awaited(self.one.__name__, self.one)
 
-    def make_batch(self, kwargs: dict[str, Any], num_envs: int, max_episode_steps: int | None, num_threads: int) -> Any:
+    def make(
+        self, num_envs: int, num_threads: int = 1, current_slots: NDArray[np.int64] | None = None
+    ) -> MetaVectorEnv:
+        """Return `num_envs` slots; see `make_vector_env` for the other arguments."""
+        if self.spec is not None and self.spec.id not in gymnasium.registry:
+            # Modules register their ids themselves, and Gymnasium would warn about an existing registration.
+            for place in (self.id, self.spec.entry_point):
+                if isinstance(place, str) and ":" in place:
+                    import_named(place.partition(":")[0])
+            gymnasium.registry.setdefault(self.spec.id, self.spec)
+        if "autoreset_mode" in self.env_kwargs:
+            raise ValueError(
+                "the sampler resets the slots itself; leave autoreset_mode out of the environment's arguments"
+            )
+        check_count("num_envs", num_envs)
+        slots = None
+        if self.batch is not None:
+            made = self._make_batch(num_envs, num_threads)
+            try:
+                slots = None if made is None else self._as_slots(made, current_slots)
+            except BaseException:
+                close_quietly(lambda: made.close())
+                raise
+        if slots is None:
+            slots = self._make_objects(num_envs, current_slots)
+        try:
+            return self._shown(self.env, slots)
+        except BaseException:
+            slots.close()
+            raise
+
+    def _shown(self, env: EnvMaker, slots: MetaVectorEnv) -> MetaVectorEnv:
+        """Return slots that show what an `Observed` shows, from the inside out."""
+        if not isinstance(env, Observed):
+            return slots
+        shown: MetaVectorEnv = env.wrapper(self._shown(env.env, slots))
+        return shown
+
+    def _make_batch(self, num_envs: int, num_threads: int) -> Any:
         """Return all slots as one batch; None if a function of an id has made one without tasks."""
         if self.spec is None:
-            return _constructed(self.batch, num_envs=num_envs, **kwargs)
-        spec = self.spec
+            return _constructed(self.batch, num_envs=num_envs, **self.env_kwargs)
         options: dict[str, Any] = {}
-        if spec.id in FAMILIES and FAMILIES[spec.id].has_physics:
+        if self.family is not None and self.family.has_physics:
             options["num_threads"] = num_threads
-        options |= kwargs
+        options |= self.env_kwargs
         # Vector environments of other code need not know of a limit: the sampler ends episodes there, too.
-        if max_episode_steps is not None and _takes(self.batch, "max_episode_steps"):
-            options["max_episode_steps"] = max_episode_steps
-        made = _constructed(gymnasium.make_vec, spec.id, num_envs, vectorization_mode="vector_entry_point", **options)
+        if self.max_episode_steps is not None and _takes(self.batch, "max_episode_steps"):
+            options["max_episode_steps"] = self.max_episode_steps
+        made = _constructed(
+            gymnasium.make_vec, self.spec.id, num_envs, vectorization_mode="vector_entry_point", **options
+        )
         if isinstance(made, BatchedFamily):
             made.autoreset_mode = AutoresetMode.DISABLED
         if isinstance(made, MetaVectorEnv) or has_tasks(made):
@@ -168,24 +251,45 @@ class EnvSource:
         close_quietly(lambda: made.close())
         return None
 
-    def maker(self, kwargs: dict[str, Any], max_episode_steps: int | None) -> Callable[[], Any]:
-        """Return what makes one environment object."""
-        if self.spec is None:
-            return partial(_constructed, _make_limited, self.env, max_episode_steps, **kwargs)
-        limit = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
-        # Gymnasium's checker costs time at every step, and would warn once for every slot.
-        options = {"disable_env_checker": True, **kwargs, **limit}
-        return partial(_constructed, gymnasium.make, self.spec.id, **options)
+    def _as_slots(self, made: Any, current_slots: NDArray[np.int64] | None) -> MetaVectorEnv:
+        """Return a vector environment as slots."""
+        name = type(made).__name__
+        if self.rules.want_threads:
+            raise _one_batch(name)
+        if names := async_methods(made):
+            raise TypeError(
+                f"{name} has an async {' and '.join(names)}; a vector environment waits for its slots itself: make "
+                "these plain methods, or give the class of one environment, whose slots are awaited side by side"
+            )
+        if isinstance(made, MetaVectorEnv):
+            is_own = type(made).__module__.partition(".")[0] == "maml_rl"
+            return made if is_own else CheckedVectorEnv(made, current_slots)
+        if not isinstance(made, VectorEnv) or not has_tasks(made):
+            raise TypeError(
+                f"{name} is not a task family of vector environments; a VectorEnv needs sample_tasks(num_tasks), and "
+                "reset_task(tasks) with one task for each slot"
+            )
+        return AdaptedVectorEnv(made, self.max_episode_steps, current_slots)
 
-    def make_objects(
-        self, make: Callable[[], Any], num_envs: int, current_slots: NDArray[np.int64] | None, rules: CallRules
-    ) -> SerialVectorEnv:
+    def _make_one(self) -> Any:
+        """Return one environment object."""
+        limit = self.max_episode_steps
+        if self.spec is None:
+            return _constructed(_make_limited, self.maker, limit, **self.env_kwargs)
+        # Gymnasium's checker costs time at every step, and would warn once for every slot.
+        options = {"disable_env_checker": True, **self.env_kwargs}
+        return _constructed(
+            gymnasium.make, self.spec.id, **options | ({} if limit is None else {"max_episode_steps": limit})
+        )
+
+    def _make_objects(self, num_envs: int, current_slots: NDArray[np.int64] | None) -> SerialVectorEnv:
         """Return slots of environment objects, run in the way that they need.
 
         Their class may tell that; otherwise the first that is made does.
         """
         if current_slots is not None:
             current_slots[0] = 0
+        make, rules = self._make_one, self.rules
         known = isinstance(self.one, type) and not issubclass(self.one, gymnasium.Wrapper)
 
         def threaded(awaited: bool) -> ThreadedVectorEnv:
@@ -206,18 +310,6 @@ class EnvSource:
             if not needs_loop(error) or rules.stepping == "serial":
                 raise
         return threaded(awaited=True)
-
-
-def resolve(env: EnvMaker) -> EnvSource:
-    """Return what makes the slots of a family, for a registered id, "module:id", a callable, or an `Observed` of one.
-
-    Nothing is imported or made for it.
-    """
-    shown: list[Callable[[MetaVectorEnv], MetaVectorEnv]] = []
-    while isinstance(env, Observed):
-        shown.insert(0, env.wrapper)
-        env = env.env
-    return EnvSource(env, tuple(shown))
 
 
 def make_vector_env(
@@ -250,50 +342,7 @@ def make_vector_env(
             stay as they are until they are reset.
         TypeError: If the environment is not a task family, or does not take an argument.
     """
-    source, kwargs = resolve(env), dict(env_kwargs or {})
-    if "autoreset_mode" in kwargs:
-        raise ValueError("the sampler resets the slots itself; leave autoreset_mode out of the environment's arguments")
-    check_count("num_envs", num_envs)
-    slots = None
-    if source.batch is not None:
-        made = source.make_batch(kwargs, num_envs, max_episode_steps, num_threads)
-        try:
-            slots = None if made is None else _as_slots(made, max_episode_steps, current_slots, rules)
-        except BaseException:
-            close_quietly(lambda: made.close())
-            raise
-    if slots is None:
-        slots = source.make_objects(source.maker(kwargs, max_episode_steps), num_envs, current_slots, rules)
-    try:
-        for show in source.shown:
-            slots = show(slots)
-    except BaseException:
-        slots.close()
-        raise
-    return slots
-
-
-def _as_slots(
-    made: Any, max_episode_steps: int | None, current_slots: NDArray[np.int64] | None, rules: CallRules
-) -> MetaVectorEnv:
-    """Return a vector environment as slots."""
-    name = type(made).__name__
-    if rules.want_threads:
-        raise _one_batch(name)
-    if names := async_methods(made):
-        raise TypeError(
-            f"{name} has an async {' and '.join(names)}; a vector environment waits for its slots itself: make these "
-            "plain methods, or give the class of one environment, whose slots are awaited side by side"
-        )
-    if isinstance(made, MetaVectorEnv):
-        is_own = type(made).__module__.partition(".")[0] == "maml_rl"
-        return made if is_own else CheckedVectorEnv(made, current_slots)
-    if not isinstance(made, VectorEnv) or not has_tasks(made):
-        raise TypeError(
-            f"{name} is not a task family of vector environments; a VectorEnv needs sample_tasks(num_tasks), and "
-            "reset_task(tasks) with one task for each slot"
-        )
-    return AdaptedVectorEnv(made, max_episode_steps, current_slots)
+    return Recipe.of(env, env_kwargs, max_episode_steps, rules).make(num_envs, num_threads, current_slots)
 
 
 def _one_batch(name: str) -> ValueError:

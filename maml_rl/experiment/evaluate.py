@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from maml_rl.adaptation import StepSize
 from maml_rl.config.config import MIXTURE
 from maml_rl.derivatives import EpisodeStore
-from maml_rl.envs.make_env import EnvMaker, make_vector_env, resolve
+from maml_rl.envs.make_env import EnvMaker, Recipe, make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
@@ -202,7 +202,7 @@ def evaluate_trials(
             returns.append(trials.episode_returns().cpu().numpy())
             infos.append({name: info.cpu().numpy() for name, info in trials.episode_infos().items()})
     return Evaluation(
-        resolve(env).id or describe_env(env),
+        Recipe(env).id or describe_env(env),
         seed,
         given,
         (),

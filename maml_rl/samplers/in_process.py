@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from maml_rl.config.placement import Placement
+from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, SlotCounts, Task
 from maml_rl.envs.threaded import CallHangsError
 from maml_rl.episode.task_episodes import TaskEpisodes
@@ -14,7 +15,6 @@ from maml_rl.errors import ChildEnvError, ChildEnvTimeout, MamlRLError, UsersCod
 from maml_rl.machine import usable_cores
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers.backend import RolloutBackend
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays, KeptMemory
 from maml_rl.samplers.failures import describe_env, failed
 from maml_rl.samplers.phase import Phase

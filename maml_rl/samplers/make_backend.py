@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from maml_rl.config.placement import Placement
+from maml_rl.envs.make_env import Recipe
 from maml_rl.errors import ConfigError
 from maml_rl.policies import Policy
 from maml_rl.samplers.backend import RolloutBackend
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.in_process import InProcessBackend
 from maml_rl.samplers.work.child.backend import ProcessBackend
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from maml_rl.arguments import check_count
 from maml_rl.config.placement import Placement, PlacementOptions
 from maml_rl.envs.checking import DrawsBySeed
-from maml_rl.envs.make_env import EnvMaker, ObservedLastStep
+from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, Recipe
 from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, ConfigError, TaskError
@@ -24,7 +24,7 @@ from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.closing import ClosesAtExit
-from maml_rl.samplers.env_recipe import Recipe, maker_of
+from maml_rl.samplers.env_recipe import maker_of, placed
 from maml_rl.samplers.make_backend import choose, make_backend
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import PolicyAt
@@ -126,7 +126,7 @@ class TaskSource:
             return self.draw(num_tasks, key)
         self._workers.do(lambda backend: backend.prepare(check_count("num_tasks", num_tasks)))
         family = FamilyTasks(
-            self._recipe.source.id or "the family",
+            self._recipe.id or "the family",
             self._workers.do(lambda backend: backend.describe()).task_space,
             self._draw_seeded,
             self._seed,
@@ -246,14 +246,15 @@ class PhaseSampler(ClosesAtExit):
         maker = maker_of(env_name, env)
         shown = ObservedLastStep(maker) if observe_last and maker is not None else maker
         self._recipe = Recipe.of(shown, env_kwargs, max_episode_steps)
-        self._recipe.source.require_tasks()
-        if slots_per_task is None:
-            slots_per_task = self._recipe.slots_per_task
+        self._recipe.require_tasks()
+        family = self._recipe.family
+        if slots_per_task is None and family is not None:
+            slots_per_task = family.slots_per_task
         self.slots_per_task = batch_size if slots_per_task is None else check_count("slots_per_task", slots_per_task)
         if batch_size % self.slots_per_task:
             raise ValueError(f"slots_per_task must divide batch_size, got {slots_per_task} and {batch_size}")
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else check_seed(seed)
-        self._recipe = self._recipe.placed(self.placement)
+        self._recipe = placed(self._recipe, self.placement)
         self.placement = choose(self.placement, self._recipe, policy)
         backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
         self._workers = Supervised(backend, self.slots_per_task)
@@ -293,7 +294,7 @@ class PhaseSampler(ClosesAtExit):
         horizon = self._recipe.max_episode_steps
         limit = "" if horizon is None else f", T={horizon}"
         state = "closed" if self._workers.closed else f"iteration {self.iteration}, phase {self.phase}"
-        name = self._recipe.source.id or "of one's own"
+        name = self._recipe.id or "of one's own"
         return f"{type(self).__name__}({name}, B={self.batch_size}{limit}, seed {self.seed}, {state})"
 
     def prepare(self, num_tasks: int) -> None:

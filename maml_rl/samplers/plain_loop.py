@@ -21,7 +21,7 @@ from maml_rl.envs.calls import CallRules
 from maml_rl.envs.checking import as_sampled, find_method
 from maml_rl.envs.family import BatchOfOne
 from maml_rl.envs.global_generators import KeptGenerators, construct
-from maml_rl.envs.make_env import EnvMaker, resolve
+from maml_rl.envs.make_env import EnvMaker, Recipe
 from maml_rl.envs.meta_env import declarations
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
@@ -206,7 +206,7 @@ def _placements(env: EnvMaker, render_mode: Any) -> Iterator[str]:
     for name, options in _PLACEMENTS.items():
         if "stepping" in options:
             try:
-                resolve(env).check_stepping(CallRules(stepping=options["stepping"]))
+                Recipe.of(env).check_stepping(CallRules(stepping=options["stepping"]))
             except (TypeError, ValueError):
                 continue
             if render_mode is not None:  # A renderer belongs to one thread.

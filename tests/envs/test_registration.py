@@ -8,8 +8,8 @@ import pytest
 
 from maml_rl.envs import FAMILIES, make_vector_env
 from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.registration import find_spec, register_families
-from maml_rl.samplers.env_recipe import Recipe
 
 IDS = {
     *(f"{kind}-K{k}-v0" for kind in ("Bandit", "GaussianBandit") for k in (5, 10, 50)),

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from maml_rl import MultiTaskSampler
 from maml_rl.config.placement import Placement
+from maml_rl.envs.make_env import Recipe
 from maml_rl.policies import Memory, NormalMLPPolicy, Params, Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import RolloutBackend
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.make_backend import make_backend
 from maml_rl.samplers.phase import Phase
 from maml_rl.seeding import PhaseStreams

@@ -12,7 +12,8 @@ import pytest
 from faulty_env import FaultyEnv
 
 from maml_rl.envs import make_vector_env
-from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.envs.make_env import Recipe
+from maml_rl.samplers.env_recipe import pickled_recipe
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 
 
@@ -50,7 +51,7 @@ def test_vector_environment_instead_of_an_id_is_refused() -> None:
 
 def test_environment_that_only_the_parent_has_registered_can_be_made_elsewhere() -> None:
     gymnasium.register("Elsewhere-v0", FaultyEnv, max_episode_steps=9)
-    recipe = Recipe.of("Elsewhere-v0", {"place": "nowhere"}, None).pickled()
+    recipe = pickled_recipe(Recipe.of("Elsewhere-v0", {"place": "nowhere"}), "fork")
     del gymnasium.registry["Elsewhere-v0"]
     vector_env = pickle.loads(recipe).make(2)
     assert vector_env.num_envs == 2
@@ -67,7 +68,7 @@ def test_module_that_registers_its_id_itself_is_imported_elsewhere_without_a_war
     (tmp_path / "newcomer.py").write_text(f"import gymnasium\nfrom faulty_env import FaultyEnv\n\n{register}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     import_module("newcomer")
-    recipe = Recipe.of(name, {"place": "nowhere"}, None).pickled()
+    recipe = pickled_recipe(Recipe.of(name, {"place": "nowhere"}), "fork")
     # As in a child that has imported nothing yet.
     del gymnasium.registry["Newcomer-v0"], sys.modules["newcomer"]
     vector_env = pickle.loads(recipe).make(2)
@@ -91,12 +92,12 @@ def test_environment_of_a_notebook_is_refused_with_the_remedy(wrap: Any, monkeyp
     # The main module of a parallel test run has no file.
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
-    recipe.pickled()
+    pickled_recipe(recipe)
     message = r"needs FaultyEnv, which workers.*notebook.*move it to a module.*num_workers=0 or start_method='fork'"
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>")
     with pytest.raises(TypeError, match=message):
-        recipe.pickled("spawn")
-    assert recipe.pickled("fork")
+        pickled_recipe(recipe, "spawn")
+    assert pickled_recipe(recipe, "fork")
     monkeypatch.delattr(sys.modules["__main__"], "__file__")
     with pytest.raises(TypeError, match=message):
-        recipe.pickled()
+        pickled_recipe(recipe)

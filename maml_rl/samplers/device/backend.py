@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.config.placement import Placement
+from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
@@ -21,7 +22,6 @@ from maml_rl.profiling import StageTimer
 from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.device.slots import DeviceSlots, reason_against
 from maml_rl.samplers.device.streams import PhaseNoise
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.actor import phase_parameters

@@ -10,8 +10,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.failures import Failed, failed
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, EnvCalls, Progress, ReportingEnv

@@ -12,7 +12,7 @@ from device_phases import Counting, policy_for, require_close, require_same_when
 
 from maml_rl import MultiTaskSampler, PopulationEvaluator
 from maml_rl.config.placement import Placement
-from maml_rl.envs.make_env import ObservedLastStep, make_vector_env
+from maml_rl.envs.make_env import ObservedLastStep, Recipe, make_vector_env
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.envs.registration import FAMILIES
 from maml_rl.errors import ChildEnvError, ConfigError, NonFiniteError
@@ -20,7 +20,6 @@ from maml_rl.policies import GRUPolicy, TransformerPolicy, get_policy_for_env
 from maml_rl.policies.transformer import Attention
 from maml_rl.samplers.device.backend import DeviceLoop
 from maml_rl.samplers.device.slots import DeviceSlots
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.make_backend import choose
 from maml_rl.samplers.phase import Phase
 from maml_rl.seeding import PhaseStreams

@@ -11,12 +11,11 @@ from maml_rl import MultiTaskSampler
 from maml_rl.arrays import copied
 from maml_rl.config.placement import Placement
 from maml_rl.envs.last_step import LastStepVectorEnv
-from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, make_vector_env
+from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, Recipe, make_vector_env
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.errors import ConfigError, TaskError
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers.device.slots import reason_against
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.make_backend import choose
 from tests.envs.third_party import WalkEnv
 

@@ -8,9 +8,9 @@ import pytest
 from faulty_env import FaultyEnv, RetryingEnv
 
 from maml_rl.envs.calls import CallRules
+from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.policies import NormalMLPPolicy
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.loop import sample_phase
@@ -100,11 +100,8 @@ def test_phase_of_another_generation_is_abandoned() -> None:
 
 
 def test_retries_and_waiting_are_counted_since_the_last_time() -> None:
-    recipe = Recipe.of(RetryingEnv, {}, 5)
-    body, closed = (
-        Body(Recipe(RetryingEnv, {}, 5, recipe.spec, CallRules(stepping="threads")), Progress.here(), 0),
-        RetryingEnv.closed,
-    )
+    recipe, closed = Recipe.of(RetryingEnv, {}, 5, CallRules(stepping="threads")), RetryingEnv.closed
+    body = Body(recipe, Progress.here(), 0)
     for _ in range(2):
         body.slots(2).reset_buffers(np.arange(2))
         retries, waited = body.take_counts()

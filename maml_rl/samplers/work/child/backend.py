@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from maml_rl.config.placement import Placement
+from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.env_recipe import pickled_recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays, Layout
 from maml_rl.samplers.importing import pickled
 from maml_rl.samplers.in_process import VectorEnvBackend
@@ -52,7 +53,7 @@ class ProcessBackend(VectorEnvBackend):
     def __init__(self, placement: Placement, recipe: Recipe, policy: Policy, slots_per_task: int) -> None:
         super().__init__(placement, recipe, slots_per_task)
         # Refused here rather than in the first phase.
-        recipe.pickled(placement.start_method)
+        pickled_recipe(recipe, placement.start_method)
         self._placement, self._workers_act = placement, placement.workers_act
         # Whether in the last phase some workers had to wait long for others, whose tasks took more time.
         self._uneven = False

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.failures import Failed, failed
 from maml_rl.samplers.work.body import Body
 from maml_rl.samplers.work.child.messages import (

@@ -16,11 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.config.placement import Placement, PlacementOptions
-from maml_rl.envs.make_env import resolve
+from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, SlotCounts, Task, require_one_each, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost
 from maml_rl.samplers.closing import ClosesAtExit
-from maml_rl.samplers.env_recipe import Recipe
+from maml_rl.samplers.env_recipe import pickled_recipe, placed
 from maml_rl.samplers.failures import describe_env, describe_slots
 from maml_rl.samplers.phase import split_slots
 from maml_rl.samplers.work.child.messages import (
@@ -109,9 +109,9 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
                 "a worker imports the main script to find the environment's callable, and the script starts workers "
                 'again; put what it does under `if __name__ == "__main__":`, or the callable into a module of its own'
             )
-        recipe = Recipe.of(env, env_kwargs, max_episode_steps).placed(placement)
+        recipe = placed(Recipe.of(env, env_kwargs, max_episode_steps), placement)
         start_method = placement.start_method or START_METHODS[0]
-        self._pickled, self._needs_main = recipe.pickled(start_method), start_method != "fork"
+        self._pickled, self._needs_main = pickled_recipe(recipe, start_method), start_method != "fork"
         self._interpreter = interpreter_state(self._needs_main and b"__main__" in self._pickled)
         self.parts = split_slots(num_envs, num_workers, granularity)
         self.num_envs, self.num_workers = num_envs, len(self.parts)
@@ -119,7 +119,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         self.memory = memory = create_shared_file()
         progress = SharedProgress(memory, self.num_workers)
         limits = Limits(placement)
-        launcher = Launcher(start_method, memory, resolve(env).id, preload, limits=limits)
+        launcher = Launcher(start_method, memory, recipe.id, preload, limits=limits)
         self.pool = WorkerPool(launcher, self.parts, describe_env(env), limits, progress)
         self._progress = progress
         # Without a call of `close` the workers end with this object, or with the interpreter.

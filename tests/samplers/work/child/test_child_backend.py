@@ -25,6 +25,7 @@ from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.config.placement import Placement
 from maml_rl.derivatives import Cache, chunks, store
 from maml_rl.envs import make_vector_env
+from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import RecordedInfos
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import AlgorithmError, ChildEnvError, ChildEnvTimeout, RemoteError
@@ -37,7 +38,6 @@ from maml_rl.policies import GRUPolicy, NormalMLPPolicy
 from maml_rl.profiling import NULL_TIMER
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.run_folder import CHECKPOINTS
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.work.child.backend import ChildStore, ProcessBackend
 from maml_rl.samplers.work.child.worker_pool import WorkerPool

@@ -4,7 +4,6 @@ import os
 import pickle
 import socket
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,9 @@ import pytest
 from faulty_env import FaultyEnv, RetryingEnv
 
 from maml_rl.envs.calls import CallRules
+from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.envs.serial import SerialVectorEnv
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.failures import Failed
 from maml_rl.samplers.work.child.child_env import ChildEnv
 from maml_rl.samplers.work.child.messages import (
@@ -42,7 +41,7 @@ TASKS = ({"goal": 1.0}, {"goal": 3.0})
 def replies_to(memory: int, *commands: Any, env: Any = FaultyEnv, **rules: Any) -> list[Any]:
     """Return the replies of a worker whose slots are the last two of three, and which is asked to close."""
     end, other = socket.socketpair()
-    recipe = replace(Recipe.of(env, {}, 5), rules=CallRules(timeout=20.0, **rules))
+    recipe = Recipe.of(env, {}, 5, CallRules(timeout=20.0, **rules))
     load = Load(0, {"sys_argv": ["a parent's"]}, pickle.dumps(recipe))
     with end, other:
         for command in (load, Make(0, 1, 2, 2, 1), AttachBuffers(0, 3), *commands, Close(9)):

@@ -13,10 +13,10 @@ import torch
 from faulty_env import FaultyEnv
 from phases import sample_here
 
+from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.policies import NormalMLPPolicy
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.remote_store import Reference, Request
 from maml_rl.samplers.work.body import Body

@@ -11,9 +11,9 @@ import ray
 from faulty_env import FaultyEnv
 from ray import cloudpickle
 
+from maml_rl.envs.make_env import Recipe
 from maml_rl.errors import ChildEnvError, RemoteError
 from maml_rl.policies import NormalMLPPolicy
-from maml_rl.samplers.env_recipe import Recipe
 from maml_rl.samplers.failures import error_of
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import state_of
