@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         observations: (N, *obs).
-        rewards: (N,), zeros in slots that were not stepped.
+        rewards: (N,); in slots that were not stepped, of no meaning, as infos.
         terminated: (N,) bool; None if the family never terminates.
         infos: recorded ones by name, (N,).
     """
@@ -195,8 +195,7 @@ class SlotFunctions:
             carry.keys, steps, truncated if self._truncates else None, faults if self._has_bounds else None, state
         )
         carry, observations = _where(active, (new, seen), (carry, observations))
-        rewards, ends = jnp.where(active, rewards, 0), terminated if self._terminates else None
-        return carry, Outcome(observations, rewards, ends, infos)
+        return carry, Outcome(observations, rewards, terminated if self._terminates else None, infos)
 
     def _cast(self, tasks: Tree) -> Tree:
         return {name: tasks[name].astype(_as_32_bits(dtype)) for name, dtype in self.dtypes.items()}
