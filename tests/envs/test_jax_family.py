@@ -1,6 +1,8 @@
 """`JaxFamily`: what crosses into JAX and out of it, and what it refuses, with one line about the remedy."""
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -15,6 +17,7 @@ from gymnasium import spaces
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.errors import ConfigError, NonFiniteError, TaskError
+from maml_rl.spaces import array_writer
 
 pytestmark = [pytest.mark.jax, pytest.mark.timeout(120)]
 
@@ -42,7 +45,12 @@ def counter(**changes: Any) -> Any:
     def draw(random: np.random.Generator, num_tasks: int) -> dict[str, Any]:
         return {"factor": random.uniform(1.0, 2.0, num_tasks)}
 
-    given = {"reset": reset, "step": step, "draw_tasks": draw, "action_space": spaces.Box(-2.0, 2.0, (1,))} | changes
+    given: dict[str, Any] = {
+        "reset": reset,
+        "step": step,
+        "draw_tasks": draw,
+        "action_space": spaces.Box(-2.0, 2.0, (1,)),
+    } | changes
     return JaxFamily(**given)
 
 
@@ -124,6 +132,46 @@ def test_what_the_caller_writes_later_changes_nothing() -> None:
         actions[:] = [[1.0], [0.5]]
     with pytest.raises(ValueError, match="read-only"):
         slots._out_of(slots._seen)[:] = 7
+
+
+def test_faults_of_an_episode_on_a_device_are_told_after_the_next_has_begun() -> None:
+    import jax.numpy as jnp
+
+    from maml_rl.samplers.device.slots import DeviceSlots
+
+    def wrong_once(key: Any, state: Any, action: Any, task: Any) -> Any:
+        return state + 1, (state + 1) * 300, 0.0, False, False, {}
+
+    zero = jnp.zeros((), jnp.int32)
+    space = spaces.Box(0, 255, (), np.uint8)
+    family = counter(reset=lambda key, task: (zero, zero), step=wrong_once, observation_space=space)(1)
+    made = DeviceSlots(family, torch.device("cpu"))
+    made.begin(made.take_tasks([{"factor": 1.0}], np.zeros(1, np.int64)))
+    made.step(torch.zeros(1, 1), None)
+    made.begin(made.take_tasks([{"factor": 1.0}], np.zeros(1, np.int64)))
+    with pytest.raises(ValueError, match="slot 0, step 1: an observation with 300"):
+        family.refuse_faults()
+    family.refuse_faults()
+
+
+def test_memory_of_a_gpu_is_shared_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+
+    from maml_rl.envs.jax import slot_functions
+
+    name, seen = "XLA_PYTHON_CLIENT_PREALLOCATE", list[str | None]()
+
+    def devices(platform: str) -> list[Any]:
+        seen.append(os.environ.get(name))
+        return [None]
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setattr(slot_functions, "uses_jax", lambda: False)
+    for setting in (None, "true"):
+        monkeypatch.delenv(name, raising=False) if setting is None else monkeypatch.setenv(name, setting)
+        slot_functions.begin_jax("cuda")
+        assert os.environ.get(name) == setting
+    assert seen == ["false", "true"]
 
 
 def test_tensors_of_a_device_share_nothing_with_the_state() -> None:
@@ -222,8 +270,64 @@ def test_tasks_of_other_shapes_or_types_are_refused_by_slot_and_entry() -> None:
     with pytest.raises(TypeError, match=r"draw_tasks\(1\) returned 'factor' as <U1 of shape \(1,\)"):
         counter(draw_tasks=lambda random, num: {"factor": np.array(["a"] * num)})(1)
     whole = counter(draw_tasks=lambda random, num: {"factor": np.zeros(num, np.uint8)})(1)
-    with pytest.raises(TaskError, match="must be whole numbers that uint8 has, got 300"):
-        whole.reset_task([{"factor": 300}])
+    for wrong in (300, 2.5, -1):
+        with pytest.raises(TaskError, match=f"must be whole numbers that uint8 has, got {wrong}"):
+            whole.reset_task([{"factor": wrong}])
+    with pytest.raises(TypeError, match=r"draw_tasks\(1\) returned 'factor' as float64 of shape \(3,\)"):
+        counter(draw_tasks=lambda random, num: {"factor": np.zeros(3)})(1)
+
+
+def test_tasks_are_drawn_for_training_and_for_tests_each_with_arrays_of_its_own() -> None:
+    def draw(factor: float) -> Callable[..., Any]:
+        return lambda random, num: {"factor": np.full(num, factor), "goal": np.zeros((num, 2))}
+
+    slots = counter(draw_tasks=draw(1.0), draw_test_tasks=draw(2.0))(1)
+    for evaluation, factor in ((False, 1.0), (True, 2.0)):
+        drawn = slots.sample_tasks(2, seed=0, evaluation=evaluation)
+        assert [task["factor"] for task in drawn] == [factor, factor]
+        assert all(task["goal"].base is None for task in drawn)
+
+
+def test_family_is_pickled_by_what_makes_it_and_slots_with_the_state_of_their_episodes() -> None:
+    from maml_rl.envs.jax.gymnax_control import GymnaxVectorEnv
+
+    family = GymnaxVectorEnv.family_of("Pendulum-v1")
+    assert pickle.loads(pickle.dumps(family)) is family
+    assert copy.deepcopy(family) is family
+    slots = GymnaxVectorEnv(2)
+    slots.reset_task(slots.sample_tasks(2, seed=0))
+    slots.reset(seed=0)
+    actions = np.full((2, 1), 0.5, np.float32)
+    slots.step(actions)
+    other = pickle.loads(pickle.dumps(slots))
+    for _ in range(2):
+        np.testing.assert_array_equal(slots.step(actions)[0], other.step(actions)[0])
+
+
+@pytest.mark.parametrize("with_image", [False, True], ids=["vector", "bytes"])
+def test_observations_of_several_parts_are_arrays_as_the_package_writes_them(with_image: bool) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    parts: dict[str, spaces.Space[Any]] = {
+        "symbol": spaces.Discrete(3, start=-2, seed=1),
+        "kinds": spaces.MultiDiscrete([2, 4], seed=2),
+        "speed": spaces.Box(-1.0, 1.0, (2,), seed=3),
+    }
+    if with_image:
+        parts |= {"image": spaces.Box(0, 255, (2, 2, 3), np.uint8, seed=4), "alive": spaces.MultiBinary(2, seed=5)}
+    own = spaces.Dict(parts)
+    element = {name: part.sample() for name, part in parts.items()}
+    shown = jax.tree.map(jnp.asarray, element)
+    family = counter(
+        reset=lambda key, task: (jnp.zeros(()), shown),
+        step=lambda key, state, action, task: (state, shown, state, False, False, {}),
+        observation_space=own,
+    )
+    writer = array_writer(own)
+    row = np.zeros(writer.flat_space.shape or (), writer.flat_space.dtype)
+    writer.write(element, row)
+    np.testing.assert_array_equal(family(1).reset(seed=0)[0][0], row)
 
 
 @pytest.mark.parametrize("place", [{"num_workers": 0}, {"backend": "device"}], ids=["cpu", "device"])
@@ -240,6 +344,10 @@ def test_numbers_that_are_not_finite_or_outside_name_slot_and_step(place: Any) -
         state, seen, *others = large_later(*given)
         return state, {"first": seen, "second": seen + 1}, *others
 
+    def less_later(*given: Any) -> Any:
+        state, seen, *others = large_later(*given)
+        return state, jnp.where(seen == 300, -1, 0), *others
+
     symbol, zero = spaces.Box(0, 255, (), np.uint8), jnp.zeros((), jnp.int32)
     first = {"reset": lambda key, task: (jnp.zeros(()), jnp.zeros(())), "step": nan_later}
     symbols = {"reset": lambda key, task: (jnp.zeros(()), zero), "step": large_later, "observation_space": symbol}
@@ -251,6 +359,7 @@ def test_numbers_that_are_not_finite_or_outside_name_slot_and_step(place: Any) -
     for changes, kind, told in (
         (first, NonFiniteError, "the observation of task 0, episode 0, step 3 is not finite"),
         (symbols, Exception, r"slot 0, step 3: an observation with 300, outside of its space Box\(0, 255"),
+        (symbols | {"step": less_later}, Exception, "slot 0, step 3: an observation with -1, outside of its space"),
         (pairs, Exception, r"slot 0, step 3: an observation with 300 at \['first'\], outside of its space Box"),
     ):
         family = counter(**changes)
