@@ -177,9 +177,12 @@ def jackknife_variance(strata: Sequence[Values]) -> tuple[Values, Values]:
 def added(parts: Sequence[tuple[Values, Values]]) -> tuple[Values, Values]:
     """Return the sum of variances (K,), and its degrees of freedom by Satterthwaite; see `jackknife_variance`."""
     total = np.sum([variance for variance, _ in parts], axis=0)
+    return total, _degrees(parts, total)
+
+
+def _degrees(parts: Sequence[tuple[Values, Values]], total: Values) -> Values:
     whole = np.where(total > 0.0, total, 1.0)
-    together = 1.0 / np.maximum(sum((part / whole) ** 2 / degrees for part, degrees in parts), 1.0 / _MOST_DEGREES)
-    return total, together
+    return 1.0 / np.maximum(sum((part / whole) ** 2 / degrees for part, degrees in parts), 1.0 / _MOST_DEGREES)
 
 
 def jackknife_reach(strata: Sequence[Values]) -> Values:
@@ -203,16 +206,11 @@ def crossed_reach(
         interaction: variance of the statistic that is due to the interaction, and its degrees of freedom; None if it is
             unknown, and counts twice.
     """
-    (of_run, run_degrees), (of_task, task_degrees) = jackknife_variance(runs), jackknife_variance(tasks)
-    parts = [(of_run, run_degrees), (of_task, task_degrees)]
-    twice = np.zeros_like(of_run)
-    if interaction is not None:
-        parts.append(interaction)
-        twice = interaction[0]
+    parts = [jackknife_variance(runs), jackknife_variance(tasks), *([] if interaction is None else [interaction])]
+    (of_run, run_degrees), (of_task, _) = parts[:2]
+    twice = 0.0 if interaction is None else interaction[0]
     total = np.maximum(of_run + of_task - twice, np.maximum(of_run, of_task))
-    whole = np.where(total > 0.0, total, 1.0)
-    together = 1.0 / np.maximum(sum((part / whole) ** 2 / degrees for part, degrees in parts), 1.0 / _MOST_DEGREES)
-    symmetric = student_quantile(np.clip(together, 1.0, _RUNS_TIMES * run_degrees)) ** 2 * total
+    symmetric = student_quantile(np.clip(_degrees(parts, total), 1.0, _RUNS_TIMES * run_degrees)) ** 2 * total
     skewed = np.maximum(np.square(of_tasks) - np.square(jackknife_reach(tasks)), 0.0)
     return np.asarray(np.sqrt(symmetric + skewed))
 
