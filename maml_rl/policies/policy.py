@@ -198,7 +198,7 @@ class Policy(nn.Module, ABC):
         unrolled = [
             self.unroll(
                 of_task,
-                None if memory is None else tuple(kept[task] for kept in memory),
+                None if memory is None else tuple(state[task] for state in memory),
                 {name: value[task] for name, value in params.items()},
             )
             for task, of_task in enumerate(observations)

@@ -318,11 +318,11 @@ def pooled_intervals(
         low, width = values[0], values[1] - values[0]
         share = (estimate - low) / width
         if fixed and not several:
-            found = fixed_rate_interval(share, (evaluations[0].repetition_returns(info) - low) / width)
+            rates = fixed_rate_interval(share, (evaluations[0].repetition_returns(info) - low) / width)
         else:
             sources = [[(left - low) / width for left in strata] for strata in [runs] * several + [tasks] * crossed]
-            found = share_interval(share, sources, _num_episodes(evaluations))
-        return low + width * found
+            rates = share_interval(share, sources, _num_episodes(evaluations))
+        return low + width * rates
     if crossed:
         reach = mean_reach(tasks) if statistic is mean else middle_reach(scores, tasks)
         if several:
@@ -335,10 +335,10 @@ def pooled_intervals(
             _without_each_repetition(scores[0], task, repetition, statistic) for task, repetition in enumerate(repeated)
         ]
         reach = mean_reach(strata) if statistic is mean else jackknife_reach(strata)
-    found = _unless_unknown(estimate, reach, evaluations)
+    _, below, above = _unless_unknown(estimate, reach, evaluations).T
     low, high = _range(evaluations, info)
     # An estimate may be beyond the range by a rounding.
-    bounds = [np.minimum(np.maximum(found[:, 1], low), estimate), np.maximum(np.minimum(found[:, 2], high), estimate)]
+    bounds = [np.minimum(np.maximum(below, low), estimate), np.maximum(np.minimum(above, high), estimate)]
     return np.stack([estimate, *bounds], axis=1)
 
 

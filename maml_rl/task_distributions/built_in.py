@@ -181,7 +181,7 @@ class FixedTasks(TaskDistribution):
         )
         drawn: dict[TaskSplit, list[Task]] = {}
         for side, count, draw in sides:
-            found: list[Task] = drawn.setdefault(side, [])
+            chosen: list[Task] = drawn.setdefault(side, [])
             # How many of each family of a mixture are missing: the first draw has as many as its weight says.
             missing: Counter[str] = Counter()
             for _ in range(_DRAWS):
@@ -191,9 +191,9 @@ class FixedTasks(TaskDistribution):
                     text, name = task_key(task), family_of(task)
                     if text not in taken and missing[name]:
                         taken.add(text)
-                        found.append(task)
+                        chosen.append(task)
                         missing[name] -= 1
-                if len(found) == count:
+                if len(chosen) == count:
                     break
             else:
                 short = next(iter(+missing))
