@@ -100,7 +100,7 @@ def test_images_are_bytes_on_three_axes(space: Any, expected: bool) -> None:
 
 
 def test_slots_show_their_observations_as_one_vector_without_loss() -> None:
-    vector_env = SerialVectorEnv(DictEnv, {}, 2)
+    vector_env = SerialVectorEnv(DictEnv, 2)
     flat = spaces.flatten_space(DictEnv.observation_space)
     assert vector_env.single_observation_space == flat
     single = gymnasium.wrappers.FlattenObservation(DictEnv())

@@ -293,7 +293,7 @@ class Recipe:
         known = isinstance(self.one, type) and not issubclass(self.one, gymnasium.Wrapper)
 
         def threaded(awaited: bool) -> ThreadedVectorEnv:
-            return ThreadedVectorEnv(make, {}, num_envs, current_slots, rules, awaited=awaited)
+            return ThreadedVectorEnv(make, num_envs, current_slots, rules, awaited=awaited)
 
         first: list[Any] = []
         try:
@@ -301,7 +301,7 @@ class Recipe:
                 return threaded(awaits_steps(self.one))
             first.append(make())
             if not steps_in_threads(first[0], rules):
-                return SerialVectorEnv(lambda: first.pop() if first else make(), {}, num_envs, current_slots, rules)
+                return SerialVectorEnv(lambda: first.pop() if first else make(), num_envs, current_slots, rules)
             # It must be made where it will be called.
             awaited = awaits_steps(first[0])
             close_quietly(lambda: first.pop().close())

@@ -1,7 +1,7 @@
 """Any environment with `sample_tasks` and `reset_task` as N slots, stepped one by one: `Slot`, `SerialVectorEnv`."""
 
 import copy
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from inspect import getcoroutinelocals, iscoroutinefunction
 from time import monotonic, perf_counter, sleep
@@ -247,33 +247,31 @@ class SerialVectorEnv(OneBatchVectorEnv):
 
     Args:
         make_env: makes one environment; called N times.
-        env_kwargs: keyword arguments of `make_env`.
         num_envs: N, at least 1.
         current_slots: (1,) where to write the slot that is being made, reset, given its task, or stepped.
         rules: how their calls are carried out.
+        awaited: whether environments are made on an event loop, if there is one.
     """
 
     divides = True
     _not_ready = "cannot step before a reset, nor after sample_tasks(seed=...), which resets slot 0; call reset first"
-    make_generators: type[SlotGenerators] = SlotGenerators
-    # Whether environments are made on an event loop.
-    _made_awaited = False
 
     def __init__(
         self,
-        make_env: Callable[..., Any],
-        env_kwargs: Mapping[str, Any] | None = None,
+        make_env: Callable[[], Any],
         num_envs: int = 1,
         current_slots: NDArray[np.int64] | None = None,
         rules: CallRules = CallRules(),  # noqa: B008 - frozen
+        *,
+        awaited: bool = False,
     ) -> None:
         self.slots: list[Slot] = []
-        self.num_envs = check_count("num_envs", num_envs)
-        self._max_retries, self._generators = rules.max_retries, self.make_generators(num_envs)
+        self.num_envs, self._rules = check_count("num_envs", num_envs), rules
         self.current_slots = np.zeros(1, np.int64) if current_slots is None else current_slots
+        self._generators = self._begin_calls()
         try:
-            for number in range(self.num_envs):
-                self._make_slot(number, partial(make_env, **(env_kwargs or {})))
+            for number in range(num_envs):
+                self._make_slot(Slot(number, rules.max_retries, self._generators, awaited=awaited), make_env)
         except BaseException:
             self.close_extras()
             raise
@@ -284,9 +282,12 @@ class SerialVectorEnv(OneBatchVectorEnv):
         self.recorded_infos, self.task_space, self.value_ranges, _ = declarations(first)
         self._set_up(num_envs, self._writer.space, stored_actions(first.action_space))
 
-    def _make_slot(self, number: int, make: Callable[[], Any]) -> None:
-        self.current_slots[0] = number
-        slot = Slot(number, self._max_retries, self._generators, awaited=self._made_awaited)
+    def _begin_calls(self) -> SlotGenerators:
+        """Prepare for calls, and return the generators of all slots."""
+        return SlotGenerators(self.num_envs)
+
+    def _make_slot(self, slot: Slot, make: Callable[[], Any]) -> None:
+        self.current_slots[0] = slot.number
         slot.env = env = self._run(slot.make(make))
         try:
             require_meta_env(env)
@@ -298,7 +299,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
         self.slots.append(slot)
         self._check(env)
         slot.env = without_wrappers(env)
-        _description(self.slots[0].env).require_same(_description(env), "slot 0", f"slot {number}")
+        _description(self.slots[0].env).require_same(_description(env), "slot 0", f"slot {slot.number}")
 
     def _check(self, env: Env) -> None:
         """Refuse an environment whose methods cannot be called here."""

@@ -7,7 +7,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -18,11 +18,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from maml_rl.arguments import check_count
-from maml_rl.envs.calls import CallRules, close_quietly
+from maml_rl.envs.calls import close_quietly
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
 from maml_rl.envs.meta_env import SlotCounts, Task, declared, require_one_each
 from maml_rl.envs.serial import Outcome, SerialVectorEnv, Slot
@@ -45,37 +45,26 @@ class ThreadedVectorEnv(SerialVectorEnv):
     there it is made, called and closed, except for other methods that must be awaited. Only the environments' own
     methods run there; buffers are written by the thread that waits for them. `current_slots` gets the slot that is
     being made, or whose call runs for longest; see `SerialVectorEnv` for the other arguments.
-
-    Args:
-        awaited: whether constructors run on the event loop.
     """
 
     advances_by_slot = True
     divides = False
-    make_generators: type[SlotGenerators] = SharedGenerators
     _not_ready = "cannot step before a reset; call reset first"
 
-    def __init__(
-        self,
-        make_env: Callable[..., Any],
-        env_kwargs: Mapping[str, Any] | None = None,
-        num_envs: int = 1,
-        current_slots: NDArray[np.int64] | None = None,
-        rules: CallRules = CallRules(),  # noqa: B008 - frozen
-        *,
-        awaited: bool = False,
-    ) -> None:
+    def _begin_calls(self) -> SlotGenerators:
         # As many as there are slots at most: a worker may have fewer than others.
-        limit = min(rules.threads or num_envs, check_count("num_envs", num_envs))
-        current_slots = np.zeros(1, np.int64) if current_slots is None else current_slots
-        self._calls, self._made_awaited = SideBySide(limit, current_slots), awaited
-        super().__init__(make_env, env_kwargs, num_envs, current_slots, rules)
-        # Not that of constructors, which may start a service.
-        self._calls.timeout = rules.timeout
-        self.parts = tuple(slice(slot, slot + 1) for slot in range(num_envs))
+        limit = min(self._rules.threads or self.num_envs, self.num_envs)
+        self._calls = SideBySide(limit, self.current_slots)
         # Slots with results in the buffers that `step_recv` has not returned yet, and slots that await results.
         self._unread: set[int] = set()
         self._awaited: set[int] = set()
+        return SharedGenerators(self.num_envs)
+
+    def _set_up(self, num_envs: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        super()._set_up(num_envs, observation_space, action_space)
+        self.parts = tuple(slice(slot, slot + 1) for slot in range(num_envs))
+        # Not that of constructors, which may start a service.
+        self._calls.timeout = self._rules.timeout
 
     def _check(self, env: gymnasium.Env[Any, Any]) -> None:
         refuse_unsafe(env)

@@ -133,7 +133,7 @@ def test_first_call_that_imports_torch_draws_as_later_ones_do(call: str, steps_t
 
 
 def test_global_generators_of_a_slot_are_seeded_with_its_episode() -> None:
-    with closing(SerialVectorEnv(Draws, {"which": "numpy"}, 2)) as env:
+    with closing(SerialVectorEnv(partial(Draws, which="numpy"), 2)) as env:
         first = env.reset(seed=[7, 9])[0][:, 1]
         second = env.step(np.zeros((2, 1), np.float32))[0][:, 1]
     for slot, seed in enumerate((7, 9)):
@@ -158,7 +158,7 @@ def test_policy_may_draw_from_global_generators_between_steps(
         np.random.seed(3)
         random.seed(3)
         drawn: tuple[list[float], list[float]] = ([], [])
-        with closing(SerialVectorEnv(make_env, {}, 2)) as env:
+        with closing(SerialVectorEnv(make_env, 2)) as env:
             env.reset(seed=0)
             for _ in range(7):
                 drawn[0].append(np.random.standard_normal())

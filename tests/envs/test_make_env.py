@@ -44,7 +44,7 @@ def test_vector_entry_point_that_is_not_a_family_is_not_used(registered: Any) ->
 
 def test_vector_entry_point_may_be_a_function_that_returns_a_family(registered: Any) -> None:
     def make(num_envs: int, **kwargs: Any) -> MetaVectorEnv:
-        return SerialVectorEnv(WalkEnv, {"scale": 5.0}, num_envs)
+        return SerialVectorEnv(lambda: WalkEnv(5.0), num_envs)
 
     registered("Walk-v0", entry_point=WalkEnv, vector_entry_point=make)
     assert make_vector_env("Walk-v0", {}, 2).envs[0].scale == 5.0  # type: ignore[attr-defined]

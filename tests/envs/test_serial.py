@@ -19,7 +19,7 @@ SLOPES = [{"slope": slope} for slope in (0.5, -2.0, 3.0)]
 
 
 def walks(num_envs: int = 3, make_env: Any = WalkEnv, **kwargs: Any) -> SerialVectorEnv:
-    vector_env = SerialVectorEnv(make_env, kwargs, num_envs)
+    vector_env = SerialVectorEnv(partial(make_env, **kwargs), num_envs)
     vector_env.reset_task(SLOPES[:num_envs])
     return vector_env
 
@@ -174,7 +174,7 @@ def test_slots_with_different_spaces_are_refused_and_closed() -> None:
         return made[-1]
 
     with pytest.raises(ValueError, match=r"slot 0 has Discrete\(3\), slot 2 has Discrete\(4\)"):
-        SerialVectorEnv(make, {}, 4)
+        SerialVectorEnv(make, 4)
     assert len(made) == 3
     assert all(env.closed for env in made)
 
@@ -189,14 +189,14 @@ def test_failing_constructor_closes_the_environments_made_before() -> None:
         return made[-1]
 
     with pytest.raises(OSError, match="no more licenses"):
-        SerialVectorEnv(make, {}, 3)
+        SerialVectorEnv(make, 3)
     assert [env.closed for env in made] == [True, True]
 
 
 @pytest.mark.parametrize("num_envs", [0, -2, 1.5])
 def test_bad_number_of_slots_is_refused(num_envs: Any) -> None:
     with pytest.raises(ValueError, match="num_envs must be an integer of at least 1"):
-        SerialVectorEnv(WalkEnv, {}, num_envs)
+        SerialVectorEnv(WalkEnv, num_envs)
 
 
 @pytest.mark.parametrize("make_env", [SplitEnv, lambda: TimeLimit(SplitEnv(), 5)])
@@ -221,7 +221,7 @@ def test_current_slot_is_that_of_the_environment_that_raised() -> None:
 
 
 def test_every_slot_is_rendered() -> None:
-    pictures = SerialVectorEnv(WalkEnv, {"render_mode": "rgb_array"}, 2).render()
+    pictures = SerialVectorEnv(lambda: WalkEnv(render_mode="rgb_array"), 2).render()
     assert pictures is not None
     assert [picture.shape for picture in pictures] == [(2, 2, 3)] * 2
     assert SerialVectorEnv(WalkEnv).render() is None
@@ -277,7 +277,7 @@ def test_mark_changes_during_a_pause_and_is_the_slot_after_it(monkeypatch: pytes
     class Busier(Busy):
         resets = 1
 
-    vector_env, marks = SerialVectorEnv(Busier, {}, 1, rules=CallRules(max_retries=1)), []
+    vector_env, marks = SerialVectorEnv(Busier, 1, rules=CallRules(max_retries=1)), []
     monkeypatch.setattr("maml_rl.envs.serial.sleep", lambda seconds: marks.append(int(vector_env.current_slots[0])))
     monkeypatch.setattr("maml_rl.envs.serial.monotonic", lambda: 0.3 * len(marks))
     vector_env.reset(seed=0)

@@ -56,7 +56,7 @@ def opened() -> Iterator[threading.Event]:
 
 def begun(make: Any, timeout: float = 20.0) -> ThreadedVectorEnv:
     """Return three slots at the start of an episode, of which the first one waits in its steps."""
-    env = ThreadedVectorEnv(make, {}, 3, rules=CallRules(timeout=timeout))
+    env = ThreadedVectorEnv(make, 3, rules=CallRules(timeout=timeout))
     env.reset_task([{"slope": slope} for slope in (0.5, 1.0, 2.0)])
     env.reset(seed=0)
     return env

@@ -58,7 +58,7 @@ def play_until_through(vector_env: ParallelVectorEnv) -> NDArray[Any]:
 
 def play_in_process() -> NDArray[Any]:
     """Return the results of an undisturbed phase."""
-    vector_env = SerialVectorEnv(FaultyEnv, {}, NUM_SLOTS)
+    vector_env = SerialVectorEnv(FaultyEnv, NUM_SLOTS)
     rows = play(vector_env)
     vector_env.close()
     return rows
@@ -66,7 +66,7 @@ def play_in_process() -> NDArray[Any]:
 
 def first_goals() -> list[float]:
     """Return the goals of the tasks that `play` gives to the slots."""
-    vector_env = SerialVectorEnv(FaultyEnv, {}, 1)
+    vector_env = SerialVectorEnv(FaultyEnv, 1)
     return [task["goal"] for task in vector_env.sample_tasks(NUM_SLOTS, seed=SEED)]
 
 

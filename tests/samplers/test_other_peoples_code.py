@@ -358,7 +358,7 @@ class Busy(WalkEnv):
 
 def test_error_of_a_step_that_is_tried_again_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Busy, "raised", [])
-    with closing(SerialVectorEnv(Busy, {}, 1)) as env:
+    with closing(SerialVectorEnv(Busy, 1)) as env:
         env.reset_task(env.sample_tasks(1))
         env.reset(seed=0)
         gc.disable()

@@ -71,7 +71,7 @@ class SplitEnv(RetryingEnv):
 
 @pytest.mark.parametrize("stepping", ["serial", "threads"])
 def test_worker_writes_its_own_slots_and_replies_to_every_command_in_order(memory: int, stepping: str) -> None:
-    env = SerialVectorEnv(FaultyEnv, {}, 2)
+    env = SerialVectorEnv(FaultyEnv, 2)
     progress = SharedProgress(memory, 2)
     shared = SharedBuffers(memory, progress.size, EnvDescription.of(env), 3)
     shared.actions[:, 0], shared.seeds[:] = [0.0, -0.5, 0.5], [0, 5, 7]

@@ -94,7 +94,7 @@ def test_abandoned_unit_samples_nothing_and_one_that_is_abandoned_later_stops(
 @pytest.mark.parametrize("alike", [False, True])
 def test_unit_has_the_episodes_that_the_whole_phase_has_there(worker: Worker, alike: bool) -> None:
     params = {name: value[:1].expand_as(value) for name, value in worker.params.items()} if alike else worker.params
-    whole = sample_here(SerialVectorEnv(FaultyEnv, {}, 6), worker.phase.with_policy(worker.policy, params))
+    whole = sample_here(SerialVectorEnv(FaultyEnv, 6), worker.phase.with_policy(worker.policy, params))
     worker.load().run(worker.unit(number=1, alike=alike))
     for name in ("observations", "actions", "rewards"):
         sampled, expected = getattr(worker.shared.episodes[1], name), getattr(whole, name).numpy()
