@@ -288,7 +288,7 @@ def test_tasks_are_drawn_for_training_and_for_tests_each_with_arrays_of_its_own(
         assert all(task["goal"].base is None for task in drawn)
 
 
-def test_family_is_pickled_by_what_makes_it_and_slots_with_the_state_of_their_episodes() -> None:
+def test_family_is_pickled_by_what_makes_it_and_slots_with_their_episodes() -> None:
     from maml_rl.envs.jax.gymnax_control import GymnaxVectorEnv
 
     family = GymnaxVectorEnv.family_of("Pendulum-v1")
