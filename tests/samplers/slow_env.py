@@ -18,8 +18,6 @@ from gymnasium import spaces
 from maml_rl.envs import Retry
 
 HORIZON = 6
-# Ends the calls that never return, after the tests: threads cannot be killed, and some tests fork this process.
-OVER = threading.Event()
 # Latencies and faults are drawn from the operating system: no sampled value may depend on them.
 _CHANCE = random.SystemRandom()
 
@@ -32,7 +30,6 @@ class SlowEnv(gymnasium.Env[Any, Any]):
         retry: probability that a call raises `Retry`.
         after: its seconds.
         kill: probability that a call ends the process.
-        hang: number of the step that never returns in the slots with the first task.
         marker: folder in which each call that goes wrong leaves a file.
     """
 
@@ -46,10 +43,9 @@ class SlowEnv(gymnasium.Env[Any, Any]):
         retry: float = 0.0,
         after: float = 0.0,
         kill: float = 0.0,
-        hang: int = -1,
         marker: str | None = None,
     ) -> None:
-        self._wait, self._retry, self._after, self._kill, self._hang = wait, retry, after, kill, hang
+        self._wait, self._retry, self._after, self._kill = wait, retry, after, kill
         self._marker = None if marker is None else Path(marker)
         self._task = {"goal": 0.0}
         self._steps = 0
@@ -69,8 +65,6 @@ class SlowEnv(gymnasium.Env[Any, Any]):
         return self._state.astype(np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self._steps == self._hang and self._task["goal"] == 0.0:
-            self._never_return()
         self._take_time()
         self._steps += 1
         self._state = self._state + float(action[0]) + self.np_random.normal(size=2)
@@ -95,9 +89,6 @@ class SlowEnv(gymnasium.Env[Any, Any]):
         if self._marker is not None:
             (self._marker / f"{what}-{_CHANCE.randrange(2**60)}").touch()
 
-    def _never_return(self) -> None:
-        OVER.wait()
-
 
 class AwaitedEnv(SlowEnv):
     """The same, for an event loop."""
@@ -106,8 +97,6 @@ class AwaitedEnv(SlowEnv):
         return await self._later(lambda: super(AwaitedEnv, self).reset(seed=seed, options=options))
 
     async def step(self, action: Any) -> Any:
-        if self._steps == self._hang and self._task["goal"] == 0.0:
-            await asyncio.Event().wait()
         return await self._later(lambda: super(AwaitedEnv, self).step(action))
 
     async def _later(self, call: Callable[[], Any]) -> Any:

@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+from contextlib import closing
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -11,9 +12,11 @@ import gymnasium
 import pytest
 from faulty_env import FaultyEnv
 
+from maml_rl.config.placement import Placement
 from maml_rl.envs import make_vector_env
 from maml_rl.envs.make_env import Recipe
-from maml_rl.samplers.env_recipe import pickled_recipe
+from maml_rl.errors import ConfigError
+from maml_rl.samplers.env_recipe import maker_of, pickled_recipe, placed
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 
 
@@ -47,6 +50,46 @@ def test_vector_environment_instead_of_an_id_is_refused() -> None:
     with pytest.raises(TypeError, match="itself, which cannot cross"):
         ParallelVectorEnv(vector_env, {}, 2, 2)  # type: ignore[arg-type]
     vector_env.close()
+
+
+def test_environment_of_another_id_than_the_name_beside_it_is_refused() -> None:
+    env = gymnasium.make("2DNavigation-v0")
+    assert maker_of("2DNavigation-v0", env) == "2DNavigation-v0"
+    assert maker_of("2DNavigation-v0", FaultyEnv) is FaultyEnv
+    assert maker_of(None, env) is env
+    with pytest.raises(ValueError, match="which env_name='Bandit-K5-v0' does not make"):
+        maker_of("Bandit-K5-v0", env)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "steps", "engine", "message"),
+    [
+        ("2DNavigation-v0", {}, 0, "auto", "max_episode_steps must be an integer of at least 1"),
+        ("2DNavigation-v0", {}, 5, "mujoco", "engine='mujoco' is for the MuJoCo families"),
+        ("HopperRandParams-v5", {"engine": "mjbatch"}, 5, "mujoco", "engine='mujoco' contradicts env_kwargs='mjbatch'"),
+    ],
+)
+def test_number_or_engine_that_does_not_fit_is_refused(
+    env: str, kwargs: dict[str, Any], steps: int, engine: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        placed(Recipe.of(env, kwargs, steps), Placement(engine=engine))
+
+
+def test_recipe_has_the_engine_of_a_placement_and_makes_slots_with_its_limit() -> None:
+    recipe = placed(Recipe.of("HopperRandParams-v5", {}, 5), Placement(engine="mujoco"))
+    assert recipe.env_kwargs == {"engine": "mujoco"}
+    with closing(Recipe.of("2DNavigation-v0", {}, 5).make(2)) as env:
+        assert env.max_episode_steps == 5
+
+
+def test_process_that_has_used_jax_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe.of("2DNavigation-v0", {}, 5)
+    monkeypatch.setattr("maml_rl.samplers.env_recipe.uses_jax", lambda: True)
+    assert pickled_recipe(recipe, "spawn")
+    with pytest.raises(ConfigError, match="start_method='fork' copies a process that has used JAX"):
+        pickled_recipe(recipe, "fork")
 
 
 def test_environment_that_only_the_parent_has_registered_can_be_made_elsewhere() -> None:

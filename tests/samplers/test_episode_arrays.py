@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler
+from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers import episode_arrays
-from maml_rl.samplers.episode_arrays import KeptMemory
+from maml_rl.samplers.episode_arrays import EpisodeArrays, KeptMemory
 from maml_rl.seeding import PhaseStreams
 
 LARGE = (2, 2**18)
@@ -54,3 +56,16 @@ def test_episodes_that_are_kept_are_not_changed_by_later_phases(
         again = [sampler.rollout(tasks, streams=each).digest() for each in streams]
     assert again == digests
     assert torch.equal(part, expected)
+
+
+def test_views_have_a_range_of_episodes_and_copies_no_step_past_the_longest() -> None:
+    env = EnvDescription(spaces.Box(0.0, 1.0, (3,)), spaces.Discrete(2), None, {"now": "step", "last": "episode"})
+    arrays = EpisodeArrays.zeros(EpisodeArrays.layout(env, 2, 4, 5))
+    view = arrays.view(slice(1, 2), slice(1, 3))
+    view.rewards[:], view.lengths[:], view.infos["last"][:] = 1.0, 3, 2.0
+    assert np.argwhere(arrays.lengths).tolist() == np.argwhere(arrays.infos["last"]).tolist() == [[1, 1], [1, 2]]
+    assert arrays.rewards.sum() == arrays.rewards[1, :, 1:3].sum() == 10.0
+    copied = arrays.copy()
+    assert copied.rewards.shape == copied.infos["now"].shape == (2, 3, 4)
+    assert copied.infos["last"].shape == (2, 4)
+    assert not np.shares_memory(copied.rewards, arrays.rewards)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from functools import partial
 from typing import Any
 
@@ -9,12 +10,12 @@ import numpy as np
 import pytest
 from faulty_env import HORIZON, FaultyEnv
 from faulty_sampler import PLACES, error_of
-from slow_env import OVER
 
 from maml_rl import MultiTaskSampler
-from maml_rl.errors import ChildEnvError, ChildEnvTimeout, TaskError
+from maml_rl.envs import ObservedTask
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, NonFiniteError, TaskError
 from maml_rl.policies import NormalMLPPolicy
-from maml_rl.samplers.failures import describe_exit, describe_task, describe_tasks, shorten
+from maml_rl.samplers.failures import describe_env, describe_exit, describe_task, describe_tasks, failed, shorten
 from tests.envs.third_party import WalkEnv
 
 pytestmark = [pytest.mark.timeout(60)]
@@ -131,6 +132,10 @@ def test_observation_of_a_wrong_shape_is_one_line_in_every_placement(placement: 
     assert "\n" not in told
 
 
+# Ends the calls that never return, after the test: threads cannot be killed, and some tests fork this process.
+OVER = threading.Event()
+
+
 class HangsEnv(WalkEnv):
     def step(self, action: Any) -> Any:
         if self.slope == 0.5:
@@ -177,6 +182,20 @@ def test_shortened_text_keeps_both_ends() -> None:
     assert text.startswith("begin")
     assert text.endswith("end")
     assert "9908 characters left out" in text
+    assert len(text) < 200
+
+
+def test_report_of_an_error_names_what_it_knows_even_if_it_has_no_text() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert failed(0, Mute(), None, 0, ()).message == "<no text: ValueError while describing it>"
+    error = NonFiniteError("no number")
+    error.tasks = (3,)
+    report = failed(0, error, 1, 4, [{}, {"goal": 2}])
+    assert (report.slot, report.task, report.in_tasks) == (5, "{'goal': 2}", (3,))
+    assert describe_env(ObservedTask("2DNavigation-v0")) == "'2DNavigation-v0' with observed tasks"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from maml_rl import LinearFeatureBaseline
-from maml_rl.adaptation import AdaptationRule
+from maml_rl.adaptation import AdaptationRule, adapt
 from maml_rl.baseline import ZeroBaseline
 from maml_rl.derivatives import ChunkWorkers, chunks_of
 from maml_rl.episode import TaskEpisodes
@@ -51,6 +51,29 @@ def advantages(baseline: Any, episodes: TaskEpisodes, threads: int = 1) -> torch
         return inner.phases[0].advantages
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_phases_lead_to_gradient_steps_of_their_own_sizes_as_by_hand(bootstrap: bool) -> None:
+    policy, estimation = NormalMLPPolicy(OBSERVATION_SIZE, 2, (4,)), {"gamma": 0.9, "bootstrap": bootstrap}
+    by_name = {name: torch.full_like(value, 0.2) for name, value in policy.named_parameters()}
+    for step_size, sizes in (((0.5, 0.25), [0.5, 0.25]), (by_name, [None, None])):
+        rule, params = AdaptationRule(step_size), None  # type: ignore[arg-type]
+        plan = Plan(rule=rule, num_steps=2, for_update=False, **estimation)  # type: ignore[arg-type]
+        inner = InnerPhases(plan, policy, LinearFeatureBaseline(OBSERVATION_SIZE))
+        for step in range(2):
+            inner.take(sampled())
+            episodes = sampled()
+            episodes.compute_advantages(LinearFeatureBaseline(OBSERVATION_SIZE), **estimation)  # type: ignore[arg-type]
+            params = adapt(policy, episodes, params, rule=rule, step=step, create_graph=False)
+            assert inner.params is not None
+            for name, value in params.items():
+                torch.testing.assert_close(inner.params[name], value)
+        assert [episodes.fast_lr for episodes in inner.phases] == sizes
+        inner.take(sampled())
+        # Nothing is learned from the last.
+        with pytest.raises(RuntimeError, match="no advantages yet"):
+            _ = inner.phases[-1].advantages
 
 
 def test_chunks_are_cut_by_the_horizon_not_by_the_longest_episode_that_happened() -> None:

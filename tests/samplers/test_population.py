@@ -179,11 +179,6 @@ def test_population_shares_no_stream_with_training_or_evaluation() -> None:
     ):
         drawn = [{tuple(task["goal"]) for task in each.sample_tasks(20)} for each in (training, evaluation, evaluator)]
     assert len(set.union(*drawn)) == 60
-    streams = [PhaseStreams(3, 0, 0), PhaseStreams(3, 0, 0, evaluation=True), PhaseStreams(3, 0, 0, population=True)]
-    seeds = [set(each.episode_seeds(20, range(5)).ravel().tolist()) for each in streams]
-    assert len(set.union(*seeds)) == 300
-    noise = [each.action_noise("normal", 2, range(2), range(2), 2).tobytes() for each in streams]
-    assert len(set(noise)) == 3
 
 
 # Tasks.

@@ -1,4 +1,4 @@
-"""Numbers of the infos that a family declares are recorded with the episodes, in every placement."""
+"""Episodes are recorded as a plain loop would, with the infos that a family declares, in every placement."""
 
 from typing import Any
 
@@ -10,9 +10,13 @@ from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler
 from maml_rl.envs.families.bandit import BernoulliBanditVectorEnv
-from maml_rl.envs.meta_env import InfoKind, RecordedInfos
+from maml_rl.envs.meta_env import EnvDescription, InfoKind, RecordedInfos, StepBuffers
 from maml_rl.errors import ChildEnvError, NonFiniteError
 from maml_rl.policies import NormalMLPPolicy, get_policy_for_env
+from maml_rl.samplers.episode_arrays import EpisodeArrays
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.rollout.recorder import EpisodeRecorder, SlotTable
+from maml_rl.seeding import PhaseStreams
 
 HORIZON = 6
 PLACEMENTS: dict[str, dict[str, Any]] = {
@@ -59,20 +63,6 @@ def sample(env: Any = LampEnv, num_tasks: int = 3, **options: Any) -> Any:
     policy = NormalMLPPolicy(1, 1, (4,), "tanh")
     with MultiTaskSampler(env, {}, 4, policy, seed=0, max_episode_steps=HORIZON, **options) as sampler:
         return sampler.rollout(sampler.sample_tasks(num_tasks))
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_declared_infos_are_recorded_in_every_placement(placement: str) -> None:
-    episodes = sample(**PLACEMENTS[placement])
-    clock, success = episodes.infos["clock"], episodes.infos["success"]
-    assert clock.shape == episodes.rewards.shape
-    expected = 10.0 * torch.arange(1, clock.shape[1] + 1)[None, :, None] * episodes.mask
-    torch.testing.assert_close(clock, expected, rtol=0.0, atol=0.0)
-    assert success.tolist() == [[0.0] * 4, [1.0] * 4, [2.0] * 4]
-    assert clock.dtype == success.dtype == torch.float32
-    if placement != "waves":
-        assert episodes.digest() == sample(num_workers=0).digest()
 
 
 def test_episodes_of_families_that_declare_nothing_have_no_infos() -> None:
@@ -122,6 +112,115 @@ def test_batched_family_records_its_terms(monkeypatch: pytest.MonkeyPatch) -> No
         assert 0.0 < episodes.rewards.mean() < 1.0
 
 
+class Made:
+    """Episodes that are known: of each its length, how it ends, after how many steps it begins anew, and its numbers.
+
+    What an episode shows depends on how often it began, so that nothing may be left of the first time.
+    """
+
+    def __init__(self, phase: Phase, restarts: bool) -> None:
+        random, grid = np.random.default_rng(0), phase.sizes[:2]
+        # Some would go on beyond the horizon.
+        self.lengths, self.dies = random.integers(1, phase.horizon + 3, grid), random.random(grid) < 0.5
+        self.anew = np.where(random.random(grid) < 0.4 * restarts, random.integers(1, phase.horizon + 1, grid), 0)
+        self.anew[self.anew >= self.lengths] = 0
+        self.horizon = phase.horizon
+
+    def number(self, task: int, episode: int, step: int, times: int) -> float:
+        return 1000.0 * task + 100.0 * episode + 10.0 * times + step + 1.0
+
+    def expected(self) -> dict[str, Any]:
+        """Return the arrays of a phase, filled by a plain loop."""
+        tasks, episodes = self.lengths.shape
+        grid, steps = (tasks, episodes), np.zeros((tasks, self.horizon, episodes))
+        seen, final, terminated = steps.copy(), np.zeros(grid), np.zeros(grid, np.bool_)
+        lengths, last = np.minimum(self.lengths, self.horizon), np.zeros(grid)
+        for task, episode in np.ndindex(*grid):
+            times = int(self.anew[task, episode] > 0)
+            for step in range(lengths[task, episode]):
+                seen[task, step, episode] = self.number(task, episode, step, times)
+            final[task, episode] = last[task, episode] = self.number(task, episode, lengths[task, episode], times)
+            terminated[task, episode] = self.dies[task, episode] and self.lengths[task, episode] <= self.horizon
+        after = np.where(seen > 0, seen + 1.0, 0.0)
+        ends = {"terminated": terminated, "truncated": ~terminated, "lengths": lengths}
+        infos = {"now": after, "last": last}
+        return {"observations": seen, "actions": -seen, "rewards": after, "final_observations": final, **ends, **infos}
+
+
+def play(phase: Phase, parts: list[slice], *, by_slot: bool, restarts: bool) -> tuple[Made, EpisodeArrays]:
+    """Record known episodes in the slots of a phase, of which some have ended, and then show NaN."""
+    made, table, box = Made(phase, restarts), SlotTable(phase), spaces.Box(-1e9, 1e9, (), np.float64)
+    infos: RecordedInfos = {"now": "step", "last": "episode"}
+    arrays = EpisodeArrays.zeros(EpisodeArrays.layout(EnvDescription(box, box, None, infos), *phase.sizes))
+    recorder, buffers = EpisodeRecorder(arrays, table, in_place=False), StepBuffers.allocate(box, parts[-1].stop, infos)
+    steps, times = np.zeros((2, parts[-1].stop), np.int64)
+
+    def begin(slots: Any) -> None:
+        steps[slots] = times[slots] = 0
+        buffers.begin(slots)
+        show(np.arange(parts[-1].stop)[slots])
+
+    def show(slots: Any) -> None:
+        for slot in slots:
+            key = int(table.tasks[slot]), int(table.episodes(np.array([slot]))[0])
+            buffers.observations[slot] = made.number(*key, steps[slot], times[slot])
+
+    def step(slots: Any) -> None:
+        rows = buffers.observations[slots].copy()
+        recorder.write_choice(slots, rows, -rows)
+        for slot in np.arange(parts[-1].stop)[slots]:
+            if not table.running[slot]:
+                buffers.observations[slot] = buffers.rewards[slot] = np.nan
+                continue
+            key = int(table.tasks[slot]), int(table.episodes(np.array([slot]))[0])
+            steps[slot] += 1
+            if not times[slot] and steps[slot] == made.anew[key]:
+                steps[slot], times[slot] = 0, 1
+                buffers.begin(slot, restarted=True)
+            else:
+                buffers.restarted[slot] = False
+                buffers.rewards[slot] = buffers.infos["now"][slot] = made.number(*key, steps[slot], times[slot])
+                buffers.infos["last"][slot] = buffers.rewards[slot]
+                over = steps[slot] == made.lengths[key]
+                buffers.terminated[slot], buffers.truncated[slot] = over & made.dies[key], over & ~made.dies[key]
+            show([slot])
+        recorder.write_outcome(slots, buffers)
+
+    for _ in range(1 if by_slot else phase.episodes_per_task // phase.per_task):
+        if by_slot:
+            table.begin(range(parts[-1].stop))
+            table.resetting[:] = False
+        else:
+            table.begin_all()
+        begin(slice(None))
+        while table.running.any():
+            for part in parts:
+                ready = np.flatnonzero(table.running[part]) + part.start
+                if by_slot and len(ready):
+                    step(ready)
+                    for slot in ready[~table.running[ready]]:
+                        if table.waves[slot] + 1 < phase.episodes_per_task // phase.per_task:
+                            table.begin([slot])
+                            begin(slice(slot, slot + 1))
+                elif len(ready):
+                    step(part)
+    recorder.finish()
+    assert recorder.observations_at(phase.horizon) is None
+    return made, arrays
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("by_slot", [False, True])
+@pytest.mark.parametrize("parts", [[slice(0, 6)], [slice(0, 1), slice(1, 6)]], ids=["together", "apart"])
+def test_episodes_are_recorded_as_a_plain_loop_would(parts: list[slice], by_slot: bool, restarts: bool) -> None:
+    policy = NormalMLPPolicy(1, 1, (4,))
+    phase = Phase(({},) * 3, policy, None, PhaseStreams(0, 0, 0), 6, 5, slots_per_task=2)
+    made, arrays = play(phase, parts, by_slot=by_slot, restarts=restarts)
+    found = {**arrays.by_name(), **arrays.infos}
+    for name, expected in made.expected().items():
+        np.testing.assert_array_equal(found[name], expected, err_msg=name)
+
+
 class HugeEnv(LampEnv):
     """Returns a reward that is finite only as a float64."""
 
@@ -147,18 +246,6 @@ def test_action_that_overflows_where_it_is_recorded_is_named() -> None:
         pytest.raises(NonFiniteError, match=r"the action of task 0, episode 0, step 0 is not finite as float32: \[1"),
     ):
         sampler.rollout(sampler.sample_tasks(2))
-
-
-def test_ends_of_a_batched_family_that_are_not_flags_are_refused() -> None:
-    class Unclear(BernoulliBanditVectorEnv):
-        def _step_slots(self, *arguments: Any) -> Any:
-            rewards, _ = super()._step_slots(*arguments)
-            return rewards, np.full(self.num_envs, np.nan)
-
-    env = Unclear(2)
-    env.reset(seed=0)
-    with pytest.raises(TypeError, match=r"terminated must be True or False, got array\(\[nan, nan\]\)"):
-        env.step(np.zeros(2, np.int64))
 
 
 class CutEnv(LampEnv):

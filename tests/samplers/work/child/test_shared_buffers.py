@@ -50,10 +50,14 @@ def test_arrays_have_the_types_of_their_spaces_and_no_extra_bytes(file: int) -> 
 
 
 def test_two_mappings_of_the_file_share_their_contents(file: int) -> None:
-    left, right = (SharedBuffers(file, 0, ENV, 5) for _ in range(2))
+    progress = SharedProgress(file, 2)
+    left, right = (SharedBuffers(file, progress.size, ENV, 5) for _ in range(2))
     left.actions[3] = 4
     right.step.observations[1, 2, 2] = 255
     assert right.actions.tolist() == [0, 0, 0, 4, 0]
+    assert left.step.observations.sum() == 255
+    # Before them is what was there.
+    progress.physics_seconds[:] = 1.0
     assert left.step.observations.sum() == 255
 
 
