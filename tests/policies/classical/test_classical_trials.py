@@ -7,7 +7,7 @@ import torch
 
 from maml_rl import MultiTaskSampler, TaskEpisodes
 from maml_rl.policies import Policy
-from maml_rl.policies.classical import BEB, PSRL, UCB1, UCRL2, BanditEpsilonGreedy, ThompsonSampling
+from maml_rl.policies.classical import BEB, PSRL, UCB1, UCRL2, BanditEpsilonGreedy, RandomPolicy, ThompsonSampling
 
 pytestmark = [pytest.mark.timeout(90)]
 
@@ -62,7 +62,9 @@ def test_algorithms_learn_within_a_trial() -> None:
     assert returns[:, 9:].mean() > returns[:, 0].mean() + 3.0
 
 
-def test_a_sampler_that_does_not_show_the_last_step_is_refused_with_the_remedy() -> None:
+def test_sampler_without_the_last_step_is_refused_where_it_is_learned_from() -> None:
+    actions = trials(RandomPolicy(5), "TabularMDP-v0", 4, 4, observe_last=False).actions
+    assert actions.unique().tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="observe_last=True"):
         trials(UCB1(5), "Bandit-K5-v0", 2, 2, observe_last=False)
     with pytest.raises(ValueError, match="slots_per_task"):
