@@ -38,8 +38,8 @@ class CountingEnv(gymnasium.Env):
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
-    def __init__(self, terminates: bool = True) -> None:
-        self.terminates, self.retried = terminates, False
+    def __init__(self) -> None:
+        self.retried = False
         self.reset_task({"number": 0, "length": HORIZON})
 
     def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ class CountingEnv(gymnasium.Env):
             raise Retry
         observation = self._observation() * (np.nan if poison == "observation" else 1.0)
         reward = np.inf if poison == "reward" else reward
-        return observation, reward, over and self.terminates, over and not self.terminates, {}
+        return observation, reward, over, False, {}
 
     def _observation(self) -> Any:
         return np.array([self.task["number"], self.start, self.now], np.float64)
@@ -77,18 +77,16 @@ def sample(
     tasks: Sequence[dict[str, Any]],
     episodes_per_task: int = 2,
     slots_per_task: int | None = None,
-    horizon: int = HORIZON,
     policy: Policy | None = None,
-    terminates: bool = True,
     streams: PhaseStreams = STREAMS,
     params: Any = None,
     stepping: Stepping = "serial",
     reset_memory: bool = False,
 ) -> Any:
     slots, rules = slots_per_task or episodes_per_task, CallRules(stepping=stepping, timeout=20.0)
-    vector_env = make_vector_env(lambda: CountingEnv(terminates), {}, len(tasks) * slots, rules=rules)
+    vector_env = make_vector_env(CountingEnv, {}, len(tasks) * slots, rules=rules)
     policy = policy or NormalMLPPolicy(3, 1, (4,), "tanh")
-    phase = Phase(tuple(tasks), policy, params, streams, episodes_per_task, horizon, reset_memory, slots_per_task=slots)
+    phase = Phase(tuple(tasks), policy, params, streams, episodes_per_task, HORIZON, reset_memory, slots_per_task=slots)
     episodes = sample_here(vector_env, phase)
     vector_env.close()
     return episodes
@@ -100,31 +98,6 @@ def test_every_slot_gets_its_own_task_and_every_step_its_own_entry() -> None:
     np.testing.assert_array_equal(episodes.observations[..., 0], task)
     np.testing.assert_array_equal(episodes.observations[..., 2], step)
     np.testing.assert_array_equal(episodes.rewards, 100 * task + step + 1)
-
-
-def test_short_episodes_are_padded_with_zeros_and_keep_their_final_observation() -> None:
-    episodes = sample(make_tasks([2, 4]))
-    np.testing.assert_array_equal(episodes.lengths, [[2, 2], [4, 4]])
-    np.testing.assert_array_equal(episodes.mask[:, :, 0], [[1, 1, 0, 0], [1, 1, 1, 1]])
-    np.testing.assert_array_equal(episodes.final_observations[:, :, 2], [[2, 2], [4, 4]])
-    for name in ("observations", "actions", "rewards"):
-        assert (getattr(episodes, name)[0, 2:] == 0).all(), name
-    assert (episodes.actions[1] != 0).all()
-
-
-def test_termination_and_truncation_stay_apart() -> None:
-    assert sample(make_tasks([2, 5])).terminated.all()
-    truncated = sample(make_tasks([2, 5]), terminates=False)
-    assert truncated.truncated.all()
-    assert not truncated.terminated.any()
-
-
-def test_horizon_truncates_an_episode_that_would_continue() -> None:
-    episodes = sample(make_tasks([2, 5]), horizon=3)
-    np.testing.assert_array_equal(episodes.lengths[:, 0], [2, 3])
-    np.testing.assert_array_equal(episodes.terminated[:, 0], [True, False])
-    np.testing.assert_array_equal(episodes.truncated[:, 0], [False, True])
-    np.testing.assert_array_equal(episodes.final_observations[1, 0, 2], 3)
 
 
 def test_float64_observations_stay_float64() -> None:
