@@ -63,7 +63,7 @@ def test_algorithms_learn_within_a_trial() -> None:
 
 
 def test_sampler_without_the_last_step_is_refused_where_it_is_learned_from() -> None:
-    actions = trials(RandomPolicy(5), "TabularMDP-v0", 4, 4, observe_last=False).actions
+    actions = trials(RandomPolicy(5), "Bandit-K5-v0", 4, 20, observe_last=False).actions
     assert actions.unique().tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="observe_last=True"):
         trials(UCB1(5), "Bandit-K5-v0", 2, 2, observe_last=False)
