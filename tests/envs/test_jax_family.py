@@ -293,7 +293,8 @@ def test_family_is_pickled_by_what_makes_it_and_slots_with_their_episodes() -> N
 
     family = GymnaxVectorEnv.family_of("Pendulum-v1")
     assert pickle.loads(pickle.dumps(family)) is family
-    assert copy.deepcopy(family) is family
+    plain = counter()
+    assert copy.deepcopy(plain) is plain
     slots = GymnaxVectorEnv(2)
     slots.reset_task(slots.sample_tasks(2, seed=0))
     slots.reset(seed=0)
@@ -321,13 +322,18 @@ def test_observations_of_several_parts_are_arrays_as_the_package_writes_them(wit
     shown = jax.tree.map(jnp.asarray, element)
     family = counter(
         reset=lambda key, task: (jnp.zeros(()), shown),
-        step=lambda key, state, action, task: (state, shown, state, False, False, {}),
+        step=lambda key, state, action, task: (state, shown | {"speed": jnp.full(2, jnp.nan)}, 0.0, False, False, {}),
         observation_space=own,
     )
     writer = array_writer(own)
     row = np.zeros(writer.flat_space.shape or (), writer.flat_space.dtype)
     writer.write(element, row)
-    np.testing.assert_array_equal(family(1).reset(seed=0)[0][0], row)
+    slots = family(1)
+    np.testing.assert_array_equal(slots.reset(seed=0)[0][0], row)
+    if with_image:
+        # Nobody sees later that a number among bytes is none.
+        with pytest.raises(ValueError, match=r"slot 0, step 1: .* numbers that are not finite at \['speed'\]"):
+            slots.step(np.zeros((1, 1), np.float32))
 
 
 @pytest.mark.parametrize("place", [{"num_workers": 0}, {"backend": "device"}], ids=["cpu", "device"])
