@@ -406,11 +406,11 @@ def own_actions(space: Space, actions: Any) -> Any:
 
     Args:
         space: of one stored action, as `stored_actions` returns it.
-        actions: one (*act), or many (..., *act) unless there is text in them; numbers are clipped to the bounds of a
-            Box.
+        actions: one (*act), or many (..., *act); numbers are clipped to the bounds of a Box. With text in them, many
+            are (N, bytes), and returned as a list.
     """
     if isinstance(space, PackedSpace):
-        return space.element(actions)
+        return space.element(actions) if actions.ndim == 1 else [space.element(row) for row in actions]
     if isinstance(space, spaces.Box):
         return np.minimum(np.maximum(actions, space.low), space.high).astype(space.dtype)
     copies = np.int64(actions) if isinstance(space, spaces.Discrete) else np.array(actions, space.dtype)
