@@ -256,13 +256,15 @@ class SideBySide:
         self._since: dict[int, float] = {}
         self._thread_of: dict[int, int] = {}
         self.outstanding: set[int] = set()
-        self._next_look = self._latest_start = 0.0
+        self._next_look = 0.0
+        # How long it had been waited when a call was last started, or over: what happens meanwhile does not count.
+        self._moved_on = 0.0
 
     def start(self, slot: Slot) -> None:
         """Start the call of a slot that has none outstanding: in its thread, or on the event loop if it `awaits`."""
         number = slot.number
         self.outstanding.add(number)
-        self._latest_start = monotonic()
+        self._moved_on = self.waited
         if slot.awaits:
             # `wait` wakes the loop once for all calls started until then, because waking it costs more than a call.
             self._to_await.append(slot)
@@ -286,7 +288,9 @@ class SideBySide:
         started = perf_counter()
         over = self._finished(seconds)
         self.waited += perf_counter() - started
-        if not over:
+        if over:
+            self._moved_on = self.waited
+        else:
             self._require_loop()
         return over
 
@@ -301,9 +305,7 @@ class SideBySide:
             over.append(self._done.get(timeout=min(seconds, _LOOK_SECONDS)))
             while True:
                 over.append(self._done.get_nowait())
-        if over:
-            self._latest_start = monotonic()
-            self.outstanding.difference_update(slot for slot, _ in over)
+        self.outstanding.difference_update(slot for slot, _ in over)
         return over
 
     def longest(self) -> tuple[int, float] | None:
@@ -346,7 +348,7 @@ class SideBySide:
         """Mark the slot whose call has run for longest, and raise an error if that takes too long."""
         now, longest = monotonic(), self.longest()
         if longest is None:
-            if self.outstanding and now - self._latest_start > self.timeout:
+            if self.outstanding and self.waited - self._moved_on > self.timeout:
                 self._current_slots[0] = -1
                 raise CallHangsError(
                     f"no call has begun for {self.timeout:g} s although {len(self.outstanding)} are waiting to; "

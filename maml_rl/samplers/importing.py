@@ -35,23 +35,28 @@ def pickled(
         return dumps(value)
     # A part's own __reduce__ may raise anything.
     except Exception as error:
+        culprit = _culprit(value, name, dumps, set()) or name
         raise TypeError(
-            f"{_culprit(value, name, dumps)} cannot be pickled for {receiver} ({type(error).__name__}: {error}); "
-            f"{remedy}"
+            f"{culprit} cannot be pickled for {receiver} ({type(error).__name__}: {error}); {remedy}"
         ) from error
 
 
-def _culprit(value: Any, name: str, dumps: Callable[[Any], bytes]) -> str:
-    """Return the name of the innermost part that cannot be pickled."""
+def _culprit(value: Any, name: str, dumps: Callable[[Any], bytes], seen: set[int]) -> str:
+    """Return the name of the innermost part that cannot be pickled; "" if that is in one seen before, in a circle."""
     parts = list(value.items()) if isinstance(value, Mapping) else list(getattr(value, "__dict__", {}).items())
     if dataclasses.is_dataclass(value):
         parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    seen.add(id(value))
+    is_within = False
     for key, part in parts:
         try:
             dumps(part)
         except Exception:
-            return _culprit(part, name if key in ("_modules", "_parameters", "_buffers") else f"{name}.{key}", dumps)
-    return name
+            of_part = name if key in ("_modules", "_parameters", "_buffers") else f"{name}.{key}"
+            if id(part) not in seen and (culprit := _culprit(part, of_part, dumps, seen)):
+                return culprit
+            is_within = True
+    return "" if is_within else name
 
 
 def pickled_for_workers(value: Any, name: str, remedy: str, where: str, start_method: str | None = None) -> bytes:

@@ -4,12 +4,14 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from time import monotonic
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 
+from maml_rl.envs import threaded
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.threaded import CallHangsError, ThreadedVectorEnv, refuse_unsafe
 from tests.envs.third_party import WalkEnv
@@ -117,6 +119,14 @@ def test_call_that_hangs_is_an_error_with_its_stack_and_slot(make: Any, opened: 
             env.step_recv()
         assert env.current_slots[0] == 0
         opened.set()
+
+
+def test_call_that_nobody_has_waited_for_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(begun(Hangs)) as env:
+        env.step_send(1, ACTION)
+        # As after a long update, or where the computer slept.
+        monkeypatch.setattr(threaded, "monotonic", lambda: monotonic() + 3600.0)
+        assert env.step_recv() == [1]
 
 
 def test_event_loop_that_has_ended_is_an_error() -> None:

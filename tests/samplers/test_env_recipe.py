@@ -2,10 +2,12 @@
 
 import pickle
 import sys
+import threading
 from contextlib import closing
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -25,6 +27,12 @@ class InstanceOfSomething:
         raise RuntimeError("not me")
 
 
+def in_a_circle() -> SimpleNamespace:
+    whole = SimpleNamespace()
+    whole.part, whole.lock = SimpleNamespace(whole=whole), threading.Lock()
+    return whole
+
+
 @pytest.mark.parametrize(
     ("env", "env_kwargs", "message"),
     [
@@ -32,6 +40,7 @@ class InstanceOfSomething:
         (FaultyEnv(), {}, "got the environment .*pass its id, its class, or a function"),
         (3, {}, "registered id or a callable.*got 3"),
         (FaultyEnv, {"marker": InstanceOfSomething()}, "FaultyEnv.env_kwargs.marker cannot be pickled.*not me"),
+        (FaultyEnv, {"marker": in_a_circle()}, "FaultyEnv.env_kwargs.marker.lock cannot be pickled"),
         (partial(FaultyEnv, marker=InstanceOfSomething()), {}, "the environment faulty_env.FaultyEnv.env cannot be"),
     ],
 )
