@@ -3,10 +3,14 @@
 import gc
 import os
 import signal
+import subprocess
 import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
@@ -14,10 +18,12 @@ from faulty_env import HelpedEnv
 from phases import NUM_SLOTS, child_processes, make_parallel, play, play_in_process, play_until_through
 from script_runs import Run, are_gone, finish
 
+from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError
 from maml_rl.samplers.work import scheduler
 from maml_rl.samplers.work.child import launcher
 from maml_rl.samplers.work.child.launcher import ChildProcess, Launcher, ParentEnds
+from maml_rl.samplers.work.child.shared_buffers import create_shared_file
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 
 pytestmark = pytest.mark.timeout(60)
@@ -250,3 +256,156 @@ def test_children_close_what_they_open_also_where_the_caller_ignores_sigchld(
                         envs.reset(seed=0)
     """
     assert finish(run(code)) == (0, "", "")
+
+
+# One process.
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    memory = create_shared_file()
+    yield memory
+    os.close(memory)
+
+
+def descriptors() -> set[str]:
+    """Return what is open in this process, except what lists it."""
+    return {name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+
+
+def test_launch_leaves_nothing_open_and_the_signals_as_they_were(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = Launcher("fork", memory, "", limits=scheduler.Limits(Placement()))
+    blocked, before = signal.pthread_sigmask(signal.SIG_BLOCK, ()), descriptors()
+    process = starts.launch()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked
+    process.kill()
+    assert process.wait(10.0)
+    assert process.reap() == -signal.SIGKILL
+    assert descriptors() == before
+
+    def fail(self: Launcher, ends: ParentEnds) -> ChildProcess:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(Launcher, "_fork", fail)
+    # The error keeps the frames, and with them all that is in them.
+    with pytest.raises(ChildEnvError, match="no more processes") as caught:
+        starts.launch()
+    assert descriptors() == before
+    assert caught.value is not None
+
+
+@pytest.fixture
+def ends() -> Iterator[ParentEnds]:
+    ends = ParentEnds()
+    yield ends
+    ends.close_child_ends()
+    ends.close()
+
+
+def test_process_without_a_group_of_its_own_is_killed_alone(ends: ParentEnds) -> None:
+    with subprocess.Popen(["sleep", "50"]) as popen:
+        process = ChildProcess(popen.pid, ends, lambda: popen.wait(10.0))
+        process.kill()
+        assert process.wait(10.0)
+        assert process.reap() == -signal.SIGKILL
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_process_forked_by_other_code_keeps_no_child_alive(ends: ParentEnds) -> None:
+    pid = os.fork()
+    if not pid:
+        os._exit(not ends.lifeline.closed)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_state_is_read_whatever_the_process_is_called(ends: ParentEnds) -> None:
+    comm = Path("/proc/self/comm")
+    name = comm.read_text()
+    process = ChildProcess(os.getpid(), ends, lambda: None)
+    try:
+        comm.write_text("x) T (y")
+        assert process.state() in ("running", "sleeping")
+    finally:
+        comm.write_text(name)
+        os.close(process.sentinel[0])
+
+
+def test_long_stack_is_cut(ends: ParentEnds) -> None:
+    with subprocess.Popen(["sleep", "50"]) as popen:
+        process = ChildProcess(popen.pid, ends, lambda: popen.wait(10.0))
+        os.write(ends.for_child(0).stacks, b"x" * 10_000)
+        assert process.read_stack() == "x" * 6_000
+        process.kill()
+        assert process.wait(10.0)
+        process.reap()
+
+
+# The fork server, forked instead of started, which saves the imports.
+
+
+@pytest.fixture
+def server(memory: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    def spawn(self: Launcher, ends: ParentEnds, statements: str) -> ChildProcess:
+        with monkeypatch.context() as patch:
+
+            def run(child_ends: object) -> None:
+                patch.undo()
+                try:
+                    exec(statements, {"ends": child_ends})
+                finally:
+                    os._exit(1)
+
+            patch.setattr(launcher, "run_child", run)
+            return self._fork(ends)
+
+    monkeypatch.setattr(Launcher, "_spawn", spawn)
+    starts = Launcher("forkserver", memory, "", limits=scheduler.Limits(Placement()))
+    yield starts
+    starts.close()
+
+
+def test_server_is_not_asked_for_children_of_the_one_before(server: Launcher) -> None:
+    one = server.launch()
+    assert server.close() == -signal.SIGKILL
+    other = server.launch()
+    for process, code in ((one, None), (other, -signal.SIGKILL)):
+        process.kill()
+        assert process.wait(10.0)
+        assert process.reap() == code
+
+
+def test_server_whose_reply_was_not_awaited_is_ended(server: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: Launcher, process: ChildProcess, seconds: float) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Launcher, "_answer", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            server.launch()
+    assert server._server is None
+
+
+def test_server_imports_the_modules_that_are_to_be_loaded_ahead(
+    server: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ahead_of_children.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_suffix('.done').touch()"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    server._ahead = "", ("ahead_of_children",)
+    process = server.launch()
+    process.kill()
+    process.wait(10.0)
+    process.reap()
+    assert (tmp_path / "ahead_of_children.done").exists()
+
+
+def test_only_families_of_the_package_without_jax_are_imported_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = ["maml_rl.envs.families.one:Make", "maml_rl.envs.jax.two:Make", "other.three:Make", len, None]
+    specs = {str(number): SimpleNamespace(vector_entry_point=point) for number, point in enumerate(points)}
+    imported: list[str] = []
+    monkeypatch.setattr(gymnasium, "registry", specs)
+    monkeypatch.setattr(launcher, "import_module", imported.append)
+    for env_id in (*specs, "unknown", ""):
+        launcher._import_ahead(env_id)
+    assert imported == ["maml_rl.envs.families.one"]

@@ -1,5 +1,6 @@
 """ParallelVectorEnv: its results are those of the same slots in one process, for any number of children."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from phases import NUM_SLOTS, first_goals, make_parallel, play, play_in_process
 
 from maml_rl.envs import make_vector_env
+from maml_rl.envs.meta_env import SlotCounts
 from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 
@@ -162,6 +164,7 @@ def test_unfinished_step_is_dropped_by_the_next_reset(half_blocked: Any) -> None
     assert vector_env.step_recv(0.0) == [0]
     gate.touch()
     np.testing.assert_array_equal(play(vector_env), play_in_process())
+    assert vector_env.pool.generation == 1
 
 
 # Calls out of order, and bad input.
@@ -247,3 +250,59 @@ def test_time_limit_reaches_the_children() -> None:
 def test_children_get_whole_tasks_where_they_stay_together(num_workers: int, lengths: list[int]) -> None:
     with ParallelVectorEnv("2DNavigation-v0", {}, 6, num_workers, granularity=2, start_method="fork") as slots:
         assert [part.stop - part.start for part in slots.parts] == lengths
+
+
+# What workers report.
+
+
+def test_counts_are_those_of_all_workers_and_memory_is_released_at_the_end() -> None:
+    with make_parallel(2) as vector_env:
+        progress = vector_env._progress
+        progress.retries[:], progress.waiting_seconds[:] = (2, 3), (0.5, 2.0)
+        assert (vector_env.retries, vector_env.waiting_seconds) == (5, 2.0)
+        assert vector_env.slot_counts() is None
+        progress.slot_counts[0] = 1, 1, 0, 1, 0.5
+        # The other worker has not begun.
+        assert vector_env.slot_counts() is None
+        progress.slot_counts[1] = 0, 2, 1, 0, 2.0
+        # Slot 0 of the second worker, whose slots begin at 2.
+        assert vector_env.slot_counts() == SlotCounts(1, 3, 1, 2, 2.0)
+        vector_env.reset(seed=0)
+        for _ in range(2):
+            vector_env.step(np.zeros((NUM_SLOTS, 1), np.float32))
+        assert {worker.doing for worker in vector_env.pool.living()} == {"between commands, after 2 steps"}
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(vector_env.memory)
+
+
+class TestedEnv(FaultyEnv):
+    """An environment with test tasks of its own."""
+
+    __test__ = False
+
+    def sample_test_tasks(self, num_tasks: int) -> list[dict[str, float]]:
+        return [{"goal": -1.0} for _ in range(num_tasks)]
+
+
+def test_tasks_of_an_evaluation_are_test_tasks() -> None:
+    with ParallelVectorEnv(TestedEnv, None, 2, 2, start_method="fork") as vector_env:
+        assert vector_env.sample_tasks(2, seed=0, evaluation=True) == [{"goal": -1.0}] * 2
+        assert all(task["goal"] >= 0.0 for task in vector_env.sample_tasks(2, seed=0))
+
+
+def test_workers_that_die_while_they_make_the_environment_are_replaced(tmp_path: Path) -> None:
+    with make_parallel(3, fault="kill", place="make", marker=str(tmp_path / "marker")) as vector_env:
+        assert len(vector_env.pids) == 3
+        np.testing.assert_array_equal(play(vector_env), play_in_process())
+
+
+def test_workers_that_differ_from_those_they_replace_are_all_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def differs(self: ParallelVectorEnv, index: int, slot: Any) -> None:
+        raise ValueError(f"worker {index} differs")
+
+    with make_parallel() as vector_env:
+        vector_env.pool.stop(0.0)
+        monkeypatch.setattr(ParallelVectorEnv, "_compare", differs)
+        with pytest.raises(ValueError, match="worker 0 differs"):
+            vector_env.reset(seed=0)
+        assert vector_env.pids == []

@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 
 from maml_rl.config.placement import Placement
-from maml_rl.errors import ChildEnvError, TaskError
-from maml_rl.samplers.work.child.messages import Channel, Done, Failed, Step, encode
+from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, TaskError
+from maml_rl.samplers.work.child import worker_pool
+from maml_rl.samplers.work.child.messages import Channel, Done, Failed, RunPhase, Step, encode
 from maml_rl.samplers.work.child.shared_buffers import SharedProgress, create_shared_file
-from maml_rl.samplers.work.child.worker_pool import WorkerPool
+from maml_rl.samplers.work.child.worker_pool import WorkerPool, wait_for_ends
 from maml_rl.samplers.work.scheduler import Limits
+from maml_rl.samplers.work.unit import Unit
 
 pytestmark = pytest.mark.timeout(30)
 
 
 class FakeProcess:
-    """Runs until it is reaped."""
+    """Runs until it is reaped, or dies."""
 
-    pid = 1
+    pid, is_reaped = 1, False
 
     def __init__(self) -> None:
         self.line, end = socket.socketpair()
@@ -32,8 +34,24 @@ class FakeProcess:
     def wait(self, seconds: float) -> bool:
         return True
 
+    def die(self) -> None:
+        os.close(self._end_of_life)
+        self._end_of_life = -1
+
+    def kill(self) -> None:
+        """Nothing is left to kill."""
+
+    ask_for_stack = kill
+
+    def state(self) -> str:
+        return "stopped"
+
+    def read_stack(self) -> str:
+        return ""
+
     def reap(self) -> int:
-        for descriptor in (self._alive, self._end_of_life):
+        self.is_reaped = True
+        for descriptor in {self._alive, self._end_of_life} - {-1}:
             os.close(descriptor)
         self.line.close()
         self.ends.commands.close()
@@ -42,7 +60,7 @@ class FakeProcess:
 
 @pytest.fixture
 def pool() -> Iterator[Any]:
-    processes = [FakeProcess(), FakeProcess()]
+    processes = [FakeProcess(), FakeProcess(), FakeProcess()]
     launcher: Any = SimpleNamespace(launch=iter(processes).__next__, close=lambda: None)
     memory = create_shared_file()
     pool = WorkerPool(
@@ -52,11 +70,14 @@ def pool() -> Iterator[Any]:
         pool.launch(index)
     yield pool, [Channel(process.line) for process in processes]
     pool.stop(0.0)
+    for process in processes:
+        if not process.is_reaped:
+            process.reap()
     os.close(memory)
 
 
 def test_reply_to_an_earlier_generation_is_never_taken_for_the_next_reply(pool: Any) -> None:
-    pool, (line, _) = pool
+    pool, (line, *_) = pool
     pool.generation = 5
     pool.send(0, Step(5), 10.0)
     assert line.receive() == Step(5)
@@ -67,14 +88,14 @@ def test_reply_to_an_earlier_generation_is_never_taken_for_the_next_reply(pool: 
 
 
 def test_abandoned_work_is_waited_for_and_its_reply_dropped(pool: Any) -> None:
-    pool, (line, other) = pool
+    pool, (line, other, _) = pool
     pool.send(0, Step(0), 10.0)
     pool.send(1, Step(0), 10.0)
     line.send(encode(Done(0)))
     assert pool.wait([0]) == [0]
     other.send(encode(Failed(0, "RuntimeError", "late", "", "", None, None)))
     pool.abandon()
-    assert pool.generation == 1
+    assert pool.generation == pool.progress.generation[0] == 1
     assert pool.outstanding() == []
     pool.send(1, Step(1), 10.0)
     other.send(encode(Done(1, "right")))
@@ -83,7 +104,7 @@ def test_abandoned_work_is_waited_for_and_its_reply_dropped(pool: Any) -> None:
 
 
 def test_reply_without_a_command_is_dropped(pool: Any) -> None:
-    pool, (line, other) = pool
+    pool, (line, other, _) = pool
     pool.send(1, Step(0), 10.0)
     line.send(encode(Done(0, "nobody asked")))
     other.send(encode(Done(0, "right")))
@@ -98,8 +119,185 @@ def test_reply_without_a_command_is_dropped(pool: Any) -> None:
 )
 def test_only_malformed_tasks_are_task_errors(pool: Any, names: list[str], kind: type[Exception]) -> None:
     pool, lines = pool
-    for index, (line, name) in enumerate(zip(lines, names, strict=True)):
+    for index, (line, name) in enumerate(zip(lines[:2], names, strict=True)):
         pool.send(index, Step(0), 10.0)
         line.send(encode(Failed(0, name, f"message {index}", "traceback", "summary", index, None)))
     with pytest.raises(kind, match=r"message 0(.|\n)*message 1"):
         pool.wait([0, 1])
+    assert pool.living() == pool.wait([]) == []
+
+
+def test_worker_that_did_not_get_ready_is_released_before_the_next(pool: Any) -> None:
+    pool, _ = pool
+    unready = pool.worker(0)
+    pool.progress.current_slots[0] = 3
+    pool.launch(0)
+    assert unready.process.is_reaped
+    assert pool.worker(0) is not unready
+    assert pool.worker(0).current_slot == -1
+
+
+def test_wait_without_patience_lasts_until_the_first_reply(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, (line, *_) = pool
+    receive, waits = pool._receive, []
+
+    def wait(seconds: float) -> list[int]:
+        waits.append(seconds)
+        if len(waits) == 3:
+            line.send(encode(Done(0)))
+        found: list[int] = receive(0.0)
+        return found
+
+    monkeypatch.setattr(pool, "_receive", wait)
+    for index in range(2):
+        pool.send(index, Step(0), 10.0)
+    assert pool.wait([0, 1], timeout=0.0) == [0]
+
+
+# Deadlines.
+
+
+def test_deadline_begins_with_each_command_and_ends_with_its_reply(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, (line, *_) = pool
+    for now in (100.0, 200.0):
+        monkeypatch.setattr(worker_pool, "monotonic", lambda now=now: now)
+        pool.send(0, Step(0), 10.0)
+        assert pool.worker(0).moved == now
+        line.send(encode(Done(0)))
+        assert pool.wait([0]) == [0]
+    pool._check_deadlines(1000.0)
+
+
+def test_worker_that_hangs_is_a_timeout_and_all_are_released(pool: Any) -> None:
+    pool, _ = pool
+    pool.send(0, Step(0), 0.0)
+    with pytest.raises(ChildEnvTimeout, match=r"worker 0 .* for more than 0 s; .* it was stopped"):
+        pool.wait([0])
+    assert pool.living() == []
+
+
+def test_stopped_worker_gets_no_more_than_the_time_of_a_call(pool: Any) -> None:
+    pool, _ = pool
+    worker = pool.worker(0)
+    worker.moved = 0.0
+    for seconds, expected in ((float("inf"), 5.0), (2.0, 2.0)):
+        worker.seconds = seconds
+        assert [worker.is_stopped(now, 5.0) for now in (4.9, 5.0)] == [False, True]
+        assert worker.seconds == expected
+
+
+def test_worker_with_a_new_phase_is_in_reset_task(pool: Any) -> None:
+    pool, _ = pool
+    pool.progress.steps[0] = 4
+    phase: Any = SimpleNamespace(own_slots=slice(0, 1), per_task=1)
+    pool.send(0, RunPhase(0, 6, phase), 10.0, b"message")
+    worker = pool.worker(0)
+    worker.read_steps()
+    assert (worker.doing, worker.slots) == ("in reset_task", slice(6, 7))
+
+
+def test_seconds_for_ends_are_those_of_all_processes_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = [0.0], []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        now[0] += 0.5
+        return False
+
+    monkeypatch.setattr(worker_pool, "monotonic", lambda: now[0])
+    workers: list[Any] = [SimpleNamespace(process=SimpleNamespace(wait=wait)) for _ in range(3)]
+    assert wait_for_ends(workers, 1.0) == workers
+    assert waits == [1.0, 0.5, 0.0]
+
+
+# Deaths.
+
+
+def test_death_is_reported_once(pool: Any) -> None:
+    pool, (_, line, _) = pool
+    pool.worker(0).process.die()
+    pool.send(0, Step(0), 10.0)
+    with pytest.raises(ChildLost, match="worker 0"):
+        pool.wait([0])
+    pool.send(1, Step(0), 10.0)
+    line.send(encode(Done(0)))
+    assert pool.wait([1]) == [1]
+
+
+def test_dead_worker_whose_helper_keeps_the_channel_full_is_lost(pool: Any) -> None:
+    pool, _ = pool
+    pool.worker(0).process.die()
+    with pytest.raises(ChildLost, match="worker 0"):
+        pool.send(0, Step(0), 10.0, bytes(1 << 24))
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_death_is_logged_unless_the_workers_were_killed(
+    killed: bool, pool: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, _ = pool
+    if killed:
+        pool.kill()
+    pool.send(0, Step(0), 10.0)
+    pool.worker(0).process.die()
+    with pytest.raises(ChildLost):
+        pool.wait([0])
+    assert len(caplog.records) == (not killed)
+
+
+def test_deaths_that_are_too_many_are_counted_anew_after_the_error(pool: Any) -> None:
+    pool, _ = pool
+    for number in range(4):
+        pool._losses.note(1, f"cause {number}")
+    with pytest.raises(ChildEnvError, match=r"worker 1 of fake died 4 times in one phase(.|\n)*cause 3"):
+        pool.check_restarts()
+    assert pool.living() == []
+    pool.check_restarts()
+
+
+def test_process_forked_from_the_parent_leaves_the_workers_alone(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, _ = pool
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_owner", 0)
+        pool.stop(0.0)
+    assert len(pool.living()) == 2
+
+
+# Units.
+
+
+def test_unit_of_a_worker_that_dies_goes_to_another_and_none_is_left(pool: Any) -> None:
+    pool, lines = pool
+
+    def command(worker: Any) -> Any:
+        if worker.index == 0:
+            worker.process.die()
+        else:
+            lines[1].send(encode(Done(0, "result")))
+        return Step(0), encode(Step(0)), 10.0
+
+    workers = pool.living()
+    for worker in workers:
+        worker.ready = True
+    units = [Unit("run", (command,)) for _ in range(4)]
+    results = pool.results(units, lambda: None)
+    found = [next(results) for _ in range(3)]
+    assert {unit for unit, *_ in found} < set(units)
+    assert {(worker, result) for _, worker, result in found} == {(workers[1], "result")}
+    assert units[0] in {unit for unit, *_ in found}
+
+
+def test_results_that_are_not_taken_leave_no_unit_behind(pool: Any) -> None:
+    pool, (line, *_) = pool
+
+    def command(worker: Any) -> Any:
+        if worker.index == 0:
+            line.send(encode(Done(0)))
+        return Step(0), encode(Step(0)), 10.0
+
+    for worker in pool.living():
+        worker.ready = True
+    results = pool.results([Unit("run", (command,)) for _ in range(3)], lambda: None)
+    next(results)
+    results.close()
+    assert [len(worker.calls) for worker in pool.living()] == [0, 0]

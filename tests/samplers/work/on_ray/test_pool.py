@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -10,13 +11,14 @@ pytest.importorskip("ray")
 
 import ray
 from fake_connection import FakeConnection, connect_to
+from ray.exceptions import GetTimeoutError, ObjectStoreFullError, RayTaskError
 
 from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, ChildLost, ConfigError
 from maml_rl.samplers.failures import Failed
 from maml_rl.samplers.work.ray import pool as ray_pool
-from maml_rl.samplers.work.ray.actor import Introduction, Raised, own_versions
-from maml_rl.samplers.work.ray.pool import Client, RayPool
+from maml_rl.samplers.work.ray.actor import Introduction, Look, Raised, own_versions
+from maml_rl.samplers.work.ray.pool import Client, RayPool, RayWorker
 from maml_rl.samplers.work.scheduler import Limits
 from maml_rl.samplers.work.unit import Unit, Worker
 
@@ -338,3 +340,204 @@ def test_driver_lists_as_many_actors_for_a_reply_of_many_as_of_few(monkeypatch: 
 
     assert listed(320) <= 1.5 * listed(80)
     assert listed(320) < 60
+
+
+# What is left over.
+
+
+def test_waiting_actors_stay_for_whoever_wants_most_and_leave_with_their_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, training, nodes = pool_of({"1": 1, "2": 2}, monkeypatch)
+    _, evaluation = join("'env'")
+    one, *others = hire(pool, training, 3, monkeypatch)
+    introduce(pool, one, "1")
+    monkeypatch.setattr(pool, "_wait", lambda seconds: None)
+    pool.prepare(evaluation, 1)
+    assert pool.actors == [one, *others]
+    del nodes.resources["2"]
+    pool.prepare(training, 3)
+    assert pool.actors == [one]
+    assert [actor.ended for actor in (one, *others)] == [0, 1, 1]
+
+
+def test_sampler_whose_code_cannot_be_put_has_no_place_in_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, one, nodes = pool_of({"1": 1}, monkeypatch)
+
+    def put(value: Any) -> Any:
+        raise ObjectStoreFullError
+
+    monkeypatch.setattr(ray, "put", put)
+    with pytest.raises(ObjectStoreFullError):
+        join("'other'")
+    assert pool._clients == [one]
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    nodes.is_open = False
+    assert join("'env'")[0] is not pool
+
+
+def test_results_take_the_samplers_limits_and_abandon_what_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, one, _ = pool_of({"1": 2}, monkeypatch)
+    _, client = join("'env'", step_timeout=77.0)
+    actors = started(pool, one, 2, monkeypatch)
+    units = [Unit("run", ()) for _ in range(3)]
+    monkeypatch.setattr(pool, "_wait", lambda seconds: [(units[0], "reply")])
+    results = pool.results(client, units)
+    assert next(results) == (units[0], "reply")
+    results.close()
+    assert {actor.limits.call for actor in actors} == {77.0}
+    assert not pool._scheduler.open
+    assert all(unit.done for unit in units)
+
+
+def received(pool: RayPool, actor: Any, reply: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what the pool makes of a reply, or an error, of Ray."""
+
+    def get(reference: Any, timeout: float) -> Any:
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    monkeypatch.setattr(ray, "get", get)
+    return pool._receive(actor)[1]
+
+
+def test_only_the_first_result_of_a_unit_counts_and_each_begins_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, client, _ = pool_of({"1": 2}, monkeypatch)
+    actors = started(pool, client, 2, monkeypatch)
+    unit = Unit("run", ())
+    pool._scheduler.begin([unit, Unit("run", ())])
+    for actor in actors:
+        actor.give(unit)
+        actor.since = 0.0
+    assert [received(pool, actor, "reply", monkeypatch) for actor in actors] == ["reply", None]
+    assert all(actor.since > 0.0 for actor in actors)
+
+
+def test_full_object_store_counts_as_a_loss_of_the_unit_and_not_of_the_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, client, _ = pool_of({"1": 1}, monkeypatch)
+    (actor,) = started(pool, client, 1, monkeypatch)
+    unit = Unit("run", ())
+    pool._scheduler.begin([unit])
+    error = RayTaskError("run", "traceback", ObjectStoreFullError())
+    pool._scheduler.assign([actor])
+    assert received(pool, actor, error, monkeypatch) is None
+    assert (list(pool._scheduler.waiting), len(unit.losses), pool.actors) == ([unit], 1, [actor])
+    pool._scheduler.assign([actor])
+    with pytest.raises(ChildEnvError, match="larger --object-store-memory"):
+        received(pool, actor, error, monkeypatch)
+
+
+def test_loss_of_an_actor_whose_unit_is_done_is_no_loss_of_the_unit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, client, _ = pool_of({"1": 2}, monkeypatch)
+    actors = started(pool, client, 2, monkeypatch)
+    unit = Unit("run", ())
+    pool._scheduler.begin([unit])
+    for actor in actors:
+        actor.give(unit)
+    assert received(pool, actors[0], "reply", monkeypatch) == "reply"
+    assert received(pool, actors[1], GetTimeoutError(), monkeypatch) is None
+    assert (unit.losses, warnings_of(caplog)) == ([], [])
+    assert actors[1] not in pool.actors
+
+
+def test_slow_starts_are_reported_once_in_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, client, _ = pool_of({"1": 1}, monkeypatch)
+    monkeypatch.setattr(pool.cluster, "describe_cpus", lambda: "the cluster is full")
+    hire(pool, client, 1, monkeypatch)
+    for waited in (9.0, 10.0, 15.0, 20.0, 21.0):
+        pool._look_after_starts(waited)
+    assert len(warnings_of(caplog)) == 2
+
+
+def test_only_the_first_sampler_reports_unused_places(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, _, _ = pool_of({"1": 64}, monkeypatch)
+    _, evaluation = join("'env'")
+    pool.warn_of_unused_places(evaluation, 20)
+    assert warnings_of(caplog) == []
+
+
+# One actor.
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An actor of Ray that records what it is told, and whose answers are looks of its own."""
+    told: list[Any] = []
+
+    def method(name: str) -> Any:
+        return SimpleNamespace(remote=lambda *arguments: told.append((name, *arguments)) or name)
+
+    handle = SimpleNamespace(**{name: method(name) for name in ("carry_out", "look", "abandon")})
+    monkeypatch.setattr("maml_rl.samplers.work.unit.monotonic", lambda: 0.0)
+    worker: Any = RayWorker(0, lambda remote: handle, Limits(Placement(step_timeout=1.0)))
+    worker.told = told
+    return worker
+
+
+def seen(worker: Any, look: Any, now: float, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Have the pool look at an actor twice: the first time it asks, and the second time the answer is there."""
+
+    def get(reference: Any, timeout: float | None = None) -> Any:
+        if isinstance(look, Exception):
+            raise look
+        return look
+
+    monkeypatch.setattr(ray, "wait", lambda references, timeout: (references, []))
+    monkeypatch.setattr(ray, "get", get)
+    first = worker.look(now)
+    return first or worker.look(now)
+
+
+def test_actor_is_told_once_that_results_are_no_longer_needed(worker: Any) -> None:
+    units = [Unit("run", ()) for _ in range(2)]
+    for unit in units:
+        worker.give(unit)
+    units[1].done = True
+    for _ in range(2):
+        worker.abandon_done()
+    assert [each for each in worker.told if each[0] == "abandon"] == [("abandon", (1,))]
+
+
+# A start, and an environment that is made, have 10 seconds; a step has one here.
+@pytest.mark.parametrize(("steps", "seconds"), [(None, 10.0), (3, 1.0)])
+def test_actor_hangs_after_the_time_of_what_it_does(
+    steps: int | None, seconds: float, worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.give(Unit("run", ()))
+    look = Look((0, 1, 2.0), steps, 1, "{}", "")
+    assert seen(worker, look, 5.0, monkeypatch) is None
+    assert seen(worker, look, 4.9 + seconds, monkeypatch) is None
+    updating = Look((0, 1, 2.0), steps, 1, "{}", "", updating=True)
+    assert seen(worker, updating, 4.95 + seconds, monkeypatch) is None
+    assert seen(worker, look, 4.9 + 2 * seconds, monkeypatch) is None
+    where = "before the first step" if steps is None else "in step 3"
+    hang = seen(worker, look, 5.0 + 2 * seconds, monkeypatch)
+    assert hang is not None
+    assert hang.startswith(f"hangs {where} of slot 1 with the task {{}}, for more than 1 s")
+
+
+def test_actor_that_never_answers_in_a_call_says_nothing_of_the_call_before(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.give(Unit("run", ()))
+    assert seen(worker, Look((0, 1, 2.0), 3, 1, "{}", ""), 0.5, monkeypatch) is None
+    worker.take_call()
+    worker.give(Unit("run", ()))
+    hang = seen(worker, GetTimeoutError(), 10.0, monkeypatch)
+    assert hang == "did not answer for more than 1 s, and was killed"
+
+
+def test_actor_is_not_killed_after_the_process_has_disconnected(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = []
+    monkeypatch.setattr(ray, "kill", lambda handle, no_restart: killed.append(no_restart))
+    for connected in (False, True):
+        monkeypatch.setattr(ray, "is_initialized", lambda connected=connected: connected)
+        worker.end()
+    assert killed == [True]
