@@ -6,7 +6,7 @@
 Scores are a training's luck, a task's difficulty and noise, and the truth is known: an episode succeeds where its score
 is below a number. The intervals are those of `maml_rl.results.evaluation`, as `maml-rl test`, report and suite show
 them. One that is not shown is counted nowhere: whether it is shown must depend on the numbers of tasks and
-trainings alone.
+trainings alone. Profiles leave out bands where few returns are on a side, and count here with them.
 """
 
 import re
@@ -25,9 +25,8 @@ from maml_rl.results.evaluation import (
     Evaluation,
     difference_interval,
     pooled_intervals,
-    profile_intervals,
 )
-from maml_rl.results.statistics import Statistic, interquartile_mean, mean
+from maml_rl.results.statistics import Statistic, interquartile_mean, mean, performance_profile
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "coverage.md"
 TRUTHS = 0.05, 0.5, 0.9, 0.97
@@ -157,8 +156,8 @@ def profile(world: World, seeds: int, tasks: int, share: float) -> _Simulate:
     def simulate(random: np.random.Generator, count: int) -> tuple[Values, float]:
         scores = draw(random, world, seeds, tasks, count)
         threshold = np.array([_NORMAL.inv_cdf(1.0 - share)])
-        each = (evaluations(scores[..., index, None]) for index in range(count))
-        return np.concatenate([profile_intervals(one, threshold) for one in each]), share
+        each = (performance_profile(list(scores[..., index]), threshold, drawn_tasks=True) for index in range(count))
+        return np.concatenate(list(each)), share
 
     return simulate
 
