@@ -116,20 +116,22 @@ class Slot:
     def draw(self, method: Callable[[int], Any], num_tasks: int, seed: int | None) -> Self:
         """Draw tasks; a seed resets the environment, and seeds its generator, before it draws."""
         low = None if seed is None else int(seed) & self._mask
+        # Not this slot, which keeps the call: in a circle of references the environment would outlive its last use.
+        env = self.env
 
         def draw() -> Any:
             if low is None:
                 return method(num_tasks)
-            result = seeded_reset(self.env, low)
+            result = seeded_reset(env, low)
             if isinstance(result, Coroutine):
                 return draw_after(result)
-            seed_draws(self.env, low)
+            seed_draws(env, low)
             return method(num_tasks)
 
         async def draw_after(coroutine: Coroutine[Any, Any, Any]) -> Any:
             await coroutine
             assert low is not None
-            seed_draws(self.env, low)
+            seed_draws(env, low)
             tasks = method(num_tasks)
             return await tasks if isinstance(tasks, Coroutine) else tasks
 

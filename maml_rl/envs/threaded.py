@@ -245,8 +245,8 @@ class SideBySide:
         self._limit, self._current_slots = limit, current_slots
         self.timeout, self.waited = inf, 0.0
         self._room = threading.Semaphore(limit)
-        # Wakes the thread of a slot for a call, or, with False, to end.
-        self._todo: dict[int, SimpleQueue[bool]] = {}
+        # Gives the thread of a slot a call; None ends it. Without a call it keeps nothing of an environment.
+        self._todo: dict[int, SimpleQueue[Slot | None]] = {}
         self._done: SimpleQueue[tuple[int, Outcome]] = SimpleQueue()
         self._loop: _EventLoop | None = None
         self._slots_of_loop: asyncio.Semaphore | None = None
@@ -271,8 +271,8 @@ class SideBySide:
             return
         if number not in self._todo:
             todo = self._todo[number] = SimpleQueue()
-            threading.Thread(target=self._work, args=(slot, todo), name=f"slot-{number}", daemon=True).start()
-        self._todo[number].put(True)
+            threading.Thread(target=self._work, args=(number, todo), name=f"slot-{number}", daemon=True).start()
+        self._todo[number].put(slot)
 
     def wait(self, seconds: float) -> list[tuple[int, Outcome]]:
         """Wait until a call is over, at most some seconds, and return all finished calls, each with its outcome.
@@ -323,7 +323,7 @@ class SideBySide:
     def close(self) -> None:
         """End the threads that are idle; those of calls that never return end with the process."""
         for todo in self._todo.values():
-            todo.put(False)
+            todo.put(None)
         self._todo.clear()
         if self._loop is not None:
             self._loop.close()
@@ -365,16 +365,15 @@ class SideBySide:
                 "needs longer, raise step_timeout, the time for one call of one slot."
             )
 
-    def _work(self, slot: Slot, todo: SimpleQueue[bool]) -> None:
+    def _work(self, number: int, todo: SimpleQueue[Slot | None]) -> None:
         """Carry out the calls of a slot until there are no more."""
-        number = slot.number
         self._thread_of[number] = threading.get_ident()
 
         def pause(number: int, seconds: float) -> None:
             self._since[number] = monotonic() + seconds
             sleep(seconds)
 
-        while todo.get():
+        while (slot := todo.get()) is not None:
             with self._room:
                 self._since[number] = monotonic()
                 # An environment's error is raised where its result is awaited.
@@ -383,6 +382,7 @@ class SideBySide:
                 except BaseException as error:
                     outcome = None, error
                 self._since.pop(number, None)
+            del slot
             self._done.put((number, outcome))
             del outcome
 

@@ -1,7 +1,9 @@
 """Slots whose calls run concurrently, in threads and on an event loop; `test_seam.py` compares them with a loop."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from time import monotonic
@@ -13,6 +15,7 @@ import pytest
 
 from maml_rl.envs import threaded
 from maml_rl.envs.calls import CallRules
+from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.threaded import CallHangsError, ThreadedVectorEnv, refuse_unsafe
 from tests.envs.third_party import WalkEnv
 
@@ -127,6 +130,21 @@ def test_call_that_nobody_has_waited_for_does_not_hang(monkeypatch: pytest.Monke
         # As after a long update, or where the computer slept.
         monkeypatch.setattr(threaded, "monotonic", lambda: monotonic() + 3600.0)
         assert env.step_recv() == [1]
+
+
+@pytest.mark.parametrize("way", [SerialVectorEnv, ThreadedVectorEnv])
+def test_environments_end_with_their_slots_without_a_close(way: type[SerialVectorEnv]) -> None:
+    gc.disable()
+    try:
+        env = way(WalkEnv, 2)
+        env.reset_task(env.sample_tasks(2, seed=0))
+        first, second = map(weakref.ref, env.envs)
+        env.sample_tasks(2, seed=0)
+        del env
+        assert first() is None
+        assert second() is None
+    finally:
+        gc.enable()
 
 
 def test_event_loop_that_has_ended_is_an_error() -> None:
