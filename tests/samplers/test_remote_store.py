@@ -1,8 +1,11 @@
 """Updates where the episodes are: the same bytes for threads of this process and for any number of hosts."""
 
 import importlib
+import pickle
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,7 +26,7 @@ from maml_rl.experiment.sampling import (
 )
 from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.metalearner import MetaLearner
-from maml_rl.samplers.remote_store import RemoteStore
+from maml_rl.samplers.remote_store import WORKER_ROOM, RemoteStore, Request, pickle_tensors
 from tests.metalearners.small_algorithms import once_a_kind
 
 ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
@@ -282,3 +285,82 @@ def test_host_without_the_module_of_the_learner_is_a_clear_error(hosted: tuple[M
     batch = learner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
     with pytest.raises(ConfigError, match=r"No module named 'module_of_nobody'.*use update: driver"):
         batch.map(cast(Any, Elsewhere()))
+
+
+# What a host keeps.
+
+
+def scaled(phases: Any, cache: Any, factor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the returns of a chunk, times a factor."""
+    return factor * phases[0].rewards.sum()
+
+
+@pytest.fixture
+def kept(hosted: tuple[MetaLearner, Any]) -> Any:
+    """A batch on one host, and that host."""
+    learner, sampler = hosted
+    hosts = put_on_hosts(sampler, 1)
+    batch: Any = learner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+    assert len(batch._blocks) > 1
+    return batch, hosts
+
+
+def test_host_gets_what_is_shared_once_and_forgets_what_it_computed(kept: Any) -> None:
+    batch, hosts = kept
+    (host,) = hosts.hosts
+    factor = torch.tensor(2.0)
+    batch.share(factor)
+    alive, requests, beats = weakref.ref(factor), [], []
+    host._beat = lambda: beats.append(len(requests))
+    carry_out = batch._carry_out
+    batch._carry_out = lambda request: requests.append(request) or carry_out(request)
+    assert len({tuple(map(float, batch.map(scaled, factor))) for _ in range(3)}) == 1
+    (reference,) = requests[0].shared
+    assert pickle.loads(hosts.objects[reference.held]) == factor
+    assert list(host._received) == [batch._reference.number, reference.number]
+    # A sign of life after each block.
+    assert beats == [number for number in (1, 2, 3) for _ in batch._blocks]
+    del factor
+    # Another object could have its identity otherwise.
+    assert alive() is not None
+
+
+def test_caches_of_a_host_share_its_room_over_all_blocks(kept: Any) -> None:
+    batch, hosts = kept
+    (host,) = hosts.hosts
+    rooms = [cache[ROOM] for block in host._stores.values() for _, cache in block._chunks]
+    assert rooms == [WORKER_ROOM // number for number in range(1, len(rooms) + 1)]
+    assert host._begun == {}
+    for block, kept_there in host._stores.items():
+        assert {each.first_task for each in kept_there.fetch()} == {batch._batch.tasks_of(block).start}
+
+
+def test_request_for_fewer_phases_returns_the_parameters_of_the_next(kept: Any) -> None:
+    batch, hosts = kept
+    hosts.replace(0)
+    (host,) = hosts.hosts
+    (params,) = host.carry_out(Request(batch._reference, (1,), sampled=1)).values()
+    assert len(host._begun[1].inner.phases) == 1
+    assert {name: value.shape[0] for name, value in params.items()} == dict.fromkeys(
+        params, len(range(NUM_TASKS)[batch._batch.tasks_of(1)])
+    )
+    assert host.carry_out(Request(batch._reference, (1,))) == {1: None}
+
+
+@pytest.mark.parametrize(("whole_trials", "recorded"), [(True, False), (True, True), (False, False)])
+def test_only_trials_as_they_were_sampled_are_fetched_from_shared_memory(
+    whole_trials: bool, recorded: bool, kept: Any
+) -> None:
+    batch, _ = kept
+    batch._batch = SimpleNamespace(plan=SimpleNamespace(whole_trials=whole_trials), record_log_probs=recorded)
+    batch._as_sampled = lambda: "trials"
+    assert (batch.fetch() == ["trials"]) == (whole_trials and not recorded)
+
+
+def test_tensors_are_the_same_on_the_other_side() -> None:
+    plain = torch.arange(12.0).reshape(3, 4)
+    for tensor in (plain, plain.T, plain[:, ::2], plain.clone().requires_grad_(), plain.bfloat16(), plain > 3):
+        other = pickle.loads(pickle_tensors(tensor))
+        assert torch.equal(other, tensor)
+        assert (other.stride(), other.dtype) == (tensor.stride(), tensor.dtype)
+        assert other.requires_grad == tensor.requires_grad

@@ -306,3 +306,9 @@ def test_workers_that_differ_from_those_they_replace_are_all_ended(monkeypatch: 
         with pytest.raises(ValueError, match="worker 0 differs"):
             vector_env.reset(seed=0)
         assert vector_env.pids == []
+
+
+def test_workers_with_threads_have_time_to_say_themselves_what_hangs() -> None:
+    for stepping, has_grace in (("serial", False), ("threads", True)):
+        with make_parallel(options={"stepping": stepping}) as vector_env:
+            assert (vector_env.pool.grace > 0.0) == has_grace
