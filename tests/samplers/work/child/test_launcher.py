@@ -374,6 +374,21 @@ def test_server_is_not_asked_for_children_of_the_one_before(server: Launcher) ->
         assert process.reap() == code
 
 
+def test_stopped_server_is_replaced_before_its_time_is_over(server: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr(launcher, "_LOOK_SECONDS", 0.01)
+    processes = [server.launch()]
+    stopped = server._server
+    assert stopped is not None
+    os.kill(stopped.pid, signal.SIGSTOP)
+    processes.append(server.launch())
+    assert server._server is not stopped
+    for process in processes:
+        process.kill()
+        assert process.wait(10.0)
+        process.reap()
+
+
 def test_server_whose_reply_was_not_awaited_is_ended(server: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(self: Launcher, process: ChildProcess, seconds: float) -> int:
         raise KeyboardInterrupt
