@@ -48,7 +48,10 @@ class ObservationParts:
     def numbers(self, observations: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the numbers of the other parts, (..., num_numbers)."""
         lead = observations.shape[: observations.dim() - len(self.observation_shape)]
-        vectors = [self._flat(part, self._read(observations, part, place), dtype) for part, place in self._others]
+        vectors = [
+            self._flat(number, part, self._read(observations, part, place), dtype)
+            for number, (part, place) in enumerate(self._others)
+        ]
         return torch.cat(vectors, -1) if vectors else observations.new_zeros((*lead, 0), dtype=dtype)
 
     def _read(self, observations: Tensor, part: Space, place: slice | None) -> Tensor:
@@ -59,28 +62,29 @@ class ObservationParts:
         if dtype != torch.uint8:
             # In memory of its own, where numbers of several bytes are aligned.
             rows = rows.clone(memory_format=torch.contiguous_format).view(dtype)
-        return rows.reshape(*observations.shape[:-1], *(part.shape or ()))
+        return rows.reshape((*observations.shape[:-1], *(part.shape or ())))
 
-    def _flat(self, part: Space, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return values (..., *shape) of a part as vectors."""
+    def _flat(self, number: int, part: Space, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return values (..., *shape) of a part, one of those that are not images, as vectors."""
         shape = part.shape or ()
         lead = values.shape[: values.dim() - len(shape)]
         counts = category_counts(part)
         if not counts:
             return values.reshape(*lead, math.prod(shape)).to(dtype)
         # All entries at once: those of a grid are many. What is no category, as after an episode, is zeros.
-        least, most, places = self._categories(part, counts, values.device)
+        least, most, places = self._categories(number, part, counts, values.device)
         numbers = values.reshape(*lead, len(counts)).long()
         near = torch.clamp(numbers, least, most)
         zeros = torch.zeros((*lead, sum(counts)), dtype=dtype, device=values.device)
         return zeros.scatter(-1, near + places, (near == numbers).to(dtype))
 
-    def _categories(self, part: Space, counts: list[int], device: torch.device) -> tuple[Tensor, ...]:
+    def _categories(self, number: int, part: Space, counts: list[int], device: torch.device) -> tuple[Tensor, ...]:
         """Return of each entry of a part its least and its greatest number, and where 0 is among all vectors.
 
         They are made on the device, since nothing is copied there while a graph is recorded.
         """
-        key = id(part), device
+        # Not by identity: a copy in another process may have another part there.
+        key = number, device
         if key not in self._tables:
             starts, sizes = np.resize(part.start, len(counts)), np.array(counts)  # type: ignore[attr-defined]
             self._tables[key] = tuple(

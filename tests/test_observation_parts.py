@@ -1,6 +1,7 @@
 """`ObservationParts`: symbols as one-hot vectors."""
 
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 
@@ -21,3 +22,13 @@ def test_symbols_of_a_grid_are_one_hot_vectors_and_others_are_zeros() -> None:
     zeros, beyond = (parts.numbers(torch.full((1, 4), number, dtype=torch.uint8), torch.float32) for number in (0, 200))
     assert zeros.nonzero()[:, 1].tolist() == [3, 9]
     assert not beyond.any()
+
+
+def test_parts_are_not_told_apart_by_identity_which_a_pickle_does_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("maml_rl.observation_parts.id", lambda part: 0, raising=False)
+    image = spaces.Box(0, 255, (3, 8, 8), np.uint8)
+    space = PackedSpace(spaces.Dict({"first": spaces.Discrete(3), "image": image, "second": spaces.Discrete(5)}))
+    row = np.zeros(space.shape or (), np.uint8)
+    space.write({"first": 1, "image": np.zeros((3, 8, 8), np.uint8), "second": 4}, row)
+    numbers = ObservationParts(space).numbers(torch.from_numpy(row), torch.float32)
+    assert numbers.tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
