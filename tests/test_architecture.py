@@ -230,7 +230,6 @@ def test_private_names_of_a_library_are_used_in_one_file() -> None:
     uses: dict[str, set[str]] = {}
     for library, file in private_uses():
         uses.setdefault(library, set()).add(file)
-
     assert {library: files for library, files in uses.items() if len(files) > 1} == {}
     assert sorted(uses) == ["mujoco_warp", "np", "random", "ray", "subprocess", "torch"]
 

@@ -39,7 +39,6 @@ def test_killed_process_ends_and_the_clock_runs_until_others_have_sampled(victim
     clock.pids = lambda: workers
     chaos = disturb(clock, lambda: workers, (1, 0, 0, 0))
     chaos.start()
-
     assert victim.wait(10) == -signal.SIGKILL
     with clock.stage("waiting"):
         pass
@@ -62,10 +61,8 @@ def test_stopped_process_is_stopped_and_continues_when_chaos_ends(victim, weight
     chaos = disturb(RecoveryClock(), lambda: [victim.pid], weights)
     chaos.start()
     process = psutil.Process(victim.pid)
-
     wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
     chaos.end()
-
     wait_for(lambda: process.status() != psutil.STATUS_STOPPED)
     assert chaos.total == 1
 
@@ -76,10 +73,8 @@ def test_end_does_not_wait_for_a_recovery_that_never_comes(victim):
     chaos = disturb(clock, lambda: [victim.pid], (1, 0, 0, 0))
     chaos.start()
     victim.wait(10)
-
     ending = threading.Thread(target=chaos.end)
     ending.start()
     ending.join(5)
-
     assert not ending.is_alive()
     assert clock.latencies == []

@@ -39,7 +39,6 @@ def run(main, files, *arguments, positive=True):
 @pytest.mark.timeout(600)
 def test_sampling_measures_ours_the_limits_and_installed_systems(files, capsys):
     result, rows = run(sampling.main, files)
-
     for workload in ("HalfCheetahDir-v5 2 x 2 x 5", "Walker2DRandParams-v5 2 x 2 x 5"):
         share = rows[f"maml_rl, {workload}"]["median"] / rows[f"replay, {workload}"]["median"]
         assert rows[workload]["median"] == pytest.approx(share)
@@ -53,9 +52,7 @@ def test_sampling_measures_ours_the_limits_and_installed_systems(files, capsys):
 @pytest.mark.timeout(60)
 def test_system_that_is_not_installed_is_left_out_with_a_sentence(files, monkeypatch):
     monkeypatch.setattr(sampling, "OTHERS", (sampling.Other("nobody's", "nobody:make", "nothing", "nobody_s_package"),))
-
     result, _ = run(sampling.main, files, "--only", "others")
-
     (remark,) = result["remarks"]
     assert remark.startswith("nobody's was left out, because nobody_s_package is not installed; try: pip install")
 
@@ -66,7 +63,6 @@ def test_system_that_is_not_installed_is_left_out_with_a_sentence(files, monkeyp
 def test_scaling_measures_cores_environments_and_counts(files):
     cores = ["2", "1"][usable_cores() == 1 :]
     result, rows = run(scaling.main, files, "--cores", *cores, "--environments", "4", "40", "--minutes", "1")
-
     tables = result["tables"]
     assert [row["median"] <= 1.05 for row in tables[scaling.BUSIEST]] == [True] * len(scaling.CASES)
     seconds = [row["median"] for row in tables[scaling.SECONDS]]
@@ -91,7 +87,6 @@ def test_scaling_measures_cores_environments_and_counts(files):
 def test_size_that_does_not_make_whole_tasks_is_refused(capsys):
     with pytest.raises(SystemExit):
         scaling.main(["--environments", "50"])
-
     assert "must be a multiple" in capsys.readouterr().err
 
 
@@ -120,7 +115,6 @@ def test_updates_on_a_device_are_written_row_by_row_with_the_errors_of_learners(
 def test_accelerator_shows_that_every_section_works(files, sections):
     pytest.importorskip("mujoco_warp")
     rows = accelerator.main(["--device", "cpu", "--json", str(files[0]), "--only", *sections])
-
     assert json.loads(files[0].read_text())["rows"] == rows
     assert {row["section"] for row in rows} == {*sections, "end"}
     assert [row for row in rows if row["value"] == "failed"] == []

@@ -38,7 +38,6 @@ def host():
 @pytest.mark.timeout(60)
 def test_host_keeps_its_system_in_another_process(host):
     first, second = host.turn(), host.turn()
-
     assert first == {"pid": host.pid, "count": 6}
     assert second == {"pid": host.pid, "count": 7}
     assert host.pid != os.getpid()
@@ -48,7 +47,6 @@ def test_host_keeps_its_system_in_another_process(host):
 def test_system_that_raises_shows_its_traceback_and_ends(host):
     with pytest.raises(HostError, match=r"(?s)counter failed.*ValueError: a bad turn"):
         host.call("fail")
-
     host.close()
     with pytest.raises(ProcessLookupError):
         os.kill(host.pid, 0)
@@ -57,7 +55,6 @@ def test_system_that_raises_shows_its_traceback_and_ends(host):
 @pytest.mark.timeout(60)
 def test_killed_host_is_an_error_and_not_a_hang(host):
     os.kill(host.pid, signal.SIGKILL)
-
     with pytest.raises(HostError, match="counter died with exit code -9"):
         host.turn()
 

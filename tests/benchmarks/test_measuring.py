@@ -16,15 +16,12 @@ def test_participants_alternate_and_consecutive_rounds_start_differently():
         return take
 
     take_turns([Participant(name, turn(name)) for name in "abc"], repeats=3, warmup=0)
-
     assert order == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
 
 
 def test_warmup_rounds_are_taken_and_not_counted():
     values = iter([100.0, 1.0, 2.0, 4.0])
-
     rows = take_turns([Participant("a", lambda: {"rate": next(values)})], repeats=3, warmup=1)
-
     assert rows["rate"].values == [1.0, 2.0, 4.0]
     assert (rows["rate"].median, rows["rate"].low, rows["rate"].high) == (2.0, 1.0, 4.0)
 
@@ -33,7 +30,6 @@ def test_rows_keep_the_order_of_the_participants():
     rows = take_turns(
         [Participant("x", lambda: {"x1": 1.0, "x2": 2.0}), Participant("y", lambda: {"y": 3.0})], repeats=2, warmup=1
     )
-
     assert list(rows) == ["x1", "x2", "y"]
 
 
@@ -54,7 +50,6 @@ def test_ratio_is_taken_round_by_round():
 
 def test_machine_has_cores_and_versions_with_none_for_missing_packages():
     facts = machine(["numpy", "surely-not-installed"])
-
     assert facts["cores"] >= 1
     assert facts["cpu"]
     assert facts["versions"]["numpy"].count(".") >= 1

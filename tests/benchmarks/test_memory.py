@@ -33,14 +33,12 @@ def test_memory_of_grandchildren_counts():
 @pytest.mark.timeout(60)
 def test_peak_remembers_memory_that_was_freed():
     before = tree_memory(os.getpid())
-
     with PeakMemory(os.getpid(), interval=0.001) as memory:
         data = bytearray(100_000_000)
         seen_at = memory.peak
         while memory.peak < before + 90e6:
             pass
         del data
-
     assert memory.peak >= before + 90e6 > seen_at or seen_at >= before + 90e6
     assert tree_memory(os.getpid()) < before + 50e6
 
@@ -48,5 +46,4 @@ def test_peak_remembers_memory_that_was_freed():
 def test_ended_process_has_no_memory():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-
     assert tree_memory(process.pid) == 0

@@ -54,7 +54,6 @@ def test_replay_ends_in_the_final_state_of_each_episode_for_any_number_of_proces
         second = replay.final_states()
     finally:
         replay.close()
-
     expected = [final_state(model, trajectories, episode) for episode in range(5)]
     for qpos, qvel in (first, second):
         np.testing.assert_array_equal(qpos, [state[0] for state in expected])

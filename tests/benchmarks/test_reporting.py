@@ -22,7 +22,6 @@ def report():
 
 def test_text_has_median_minimum_and_maximum_and_one_number_for_one_value(report):
     text = report.as_text()
-
     assert "| fast | one process | steps/s | 2,000 | 1,500 | 2,500 |" in text
     assert "| faults |  | count | 7 | | |" in text
     assert "Z80, 1 cores, Python 3, a 1" in text
@@ -31,15 +30,12 @@ def test_text_has_median_minimum_and_maximum_and_one_number_for_one_value(report
 
 def test_busy_machine_is_reported_to_the_reader(report):
     report.machine["load_before"] = 3.0
-
     assert "expect noise" in report.as_text()
 
 
 def test_json_holds_every_value(report, tmp_path, capsys):
     options = common_options("x").parse_args(["--json", str(tmp_path / "new" / "x.json")])
-
     finish(report, options)
-
     written = json.loads((tmp_path / "new" / "x.json").read_text())
     assert written["tables"]["Speed"][0]["values"] == [1500.0, 2000.0, 2500.0]
     assert written["machine"]["versions"] == {"a": "1", "b": None}
@@ -48,9 +44,7 @@ def test_json_holds_every_value(report, tmp_path, capsys):
 
 def test_chart_has_a_bar_of_each_median_and_is_drawn_again_from_the_json(report, tmp_path):
     options = common_options("x").parse_args(["--chart", str(tmp_path / "x.svg"), "--json", str(tmp_path / "x.json")])
-
     finish(report, options)
-
     drawn = (tmp_path / "x.svg").read_text()
     assert all(each in drawn for each in ("fast, one process", ">2,000<", "faults", "Z80, 1 cores"))
     (first, end), _ = [map(float, bar) for bar in re.findall(r'interval bar rest" d="M([\d.]+) [\d.]+H([\d.]+)', drawn)]
@@ -72,5 +66,4 @@ def test_missing_package_or_wrong_ending_ends_the_command_before_it_measures(mon
 
 def test_settings_omit_the_paths_of_results():
     options = common_options("x").parse_args(["--json", "a", "--chart", "b", "--quick"])
-
     assert chosen(options) == {"repeats": 5, "warmup": 1, "quick": True, "seed": 0}

@@ -19,7 +19,6 @@ def found(path):
 @pytest.mark.timeout(240)
 def test_minute_of_faults_changes_no_result(tmp_path):
     soak.main(["--minutes", "1", "--quiet", "--json", str(tmp_path / "soak.json")])
-
     counts, tables = found(tmp_path / "soak.json")
     assert {name: counts[name] for name in COUNTS} == COUNTS
     assert counts["faults injected: kill"] >= 10
@@ -38,7 +37,6 @@ def test_minute_of_faults_changes_no_result(tmp_path):
 def test_kills_are_counted_and_timed(tmp_path):
     file = f"--json={tmp_path / 'soak.json'}"
     soak.main(["--kills", "3", "--families", "2DNavigation-v0", "--iterations", "2", "--quiet", file])
-
     counts, tables = found(tmp_path / "soak.json")
     assert counts["faults injected: kill"] == 3
     assert {name: counts[name] for name in COUNTS} == COUNTS
@@ -52,5 +50,4 @@ def test_growth_compares_the_last_third_with_the_first_without_the_first_run():
 def test_negative_minutes_are_refused(capsys):
     with pytest.raises(SystemExit):
         soak.main(["--minutes", "-1"])
-
     assert "--minutes must be positive" in capsys.readouterr().err

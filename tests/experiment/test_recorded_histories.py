@@ -491,7 +491,6 @@ def test_missing_minari_is_one_line_before_anything_is_sampled(tmp_path: Path, m
 def test_half_written_missing_and_several_data_sets_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no learning histories"):
         load_histories(tmp_path)
-
     interrupt_recording(tmp_path)
     with pytest.raises(ConfigError, match="is half-written, 1 of 4 iterations; finish it"):
         load_histories(tmp_path)
@@ -644,7 +643,6 @@ def test_every_segment_that_does_not_fit_its_recording_is_one_line(tmp_path: Pat
 
 @pytest.mark.usefixtures("small_segments")
 def test_resumed_recording_refuses_learners_of_another_recording(tmp_path: Path) -> None:
-
     interrupt_recording(tmp_path, after=2)
     (path,) = tmp_path.rglob("recording.json")
     index = json.loads(path.read_text())

@@ -338,7 +338,6 @@ def test_recorded_ends_and_what_follows_reach_the_losses(monkeypatch: pytest.Mon
     learner = make_experiment(bandit_config("amago-offline", **settings)).metalearner
     learner.learn_from(bandit_histories())
     found: list[tuple[Tensor, ...]] = []
-
     inputs_of = learner.inputs_of
     monkeypatch.setattr(learner, "inputs_of", lambda *trials: found.append(trials) or inputs_of(*trials))
     learner.learn(learner.store_of(()), 0)

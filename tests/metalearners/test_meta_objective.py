@@ -114,7 +114,6 @@ def test_curvature_of_a_fraction_is_that_of_its_episodes_with_the_same_adaptatio
     loss, gradient, curvature = linearized(policy, train, valid, automatic=automatic, curvature_fraction=0.5)
     assert loss == expected_loss
     assert torch.equal(gradient, expected_gradient)
-
     # By definition: J of the inner step on episodes 0 and 2, F of valid episodes 0 and 2 at the adapted policy.
     half = ReferenceUpdate(policy, [some(train[0], [0, 2])], some(valid, [0, 2]), STEP_SIZES[:1])
     points = {name: param.detach().requires_grad_() for name, param in adapted.items()}

@@ -193,7 +193,6 @@ def test_policy_that_replaces_another_acts_from_the_next_phase_on(options: dict[
         with make_sampler(policy, **options) as sampler:
             expected.append(sampler.rollout(sampler.sample_tasks(4), deterministic=deterministic).digest())
     assert len(set(expected)) == 3
-
     with make_sampler(policies[0], **options) as sampler:
         tasks = sampler.sample_tasks(4)
         for which in (0, 1, 2, 0):

@@ -217,7 +217,6 @@ def test_command_says_what_was_compared_or_where_a_value_differs(
     assert EVERYWHERE in shown
     assert cli.main(["check-env", "walks:Counted-v0", "--against-loop"]) == 1
     assert "walks:Counted-v0: sampled in this process, the observation of slot 0" in capsys.readouterr().err
-
     # As a run refuses it.
     assert cli.main(["check-env", "walks:Lambda-v0"]) == 1
     refused = capsys.readouterr().err.partition("walks:Lambda-v0: ")[2].strip()

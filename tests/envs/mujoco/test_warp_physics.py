@@ -39,7 +39,6 @@ def test_masked_simulations_stay_as_they_are():
     physics.set_state(qpos, qvel)
     physics.step(controls, 2)
     mask, before = np.array([True, False, True, True, False, False]), {n: v.copy() for n, v in fields.items()}
-
     physics.step(controls, 3, mask)
     for name, values in fields.items():
         np.testing.assert_array_equal(values[~mask], before[name][~mask])
@@ -58,7 +57,6 @@ def test_a_simulation_is_the_same_whatever_others_there_are():
     for physics, rows in ((all_of_them, slice(None)), (one, slice(2, 3))):
         physics.set_state(qpos[rows], qvel[rows])
         physics.step(controls[rows], 5)
-
     np.testing.assert_array_equal(all_of_them.bind("qpos")[2:3], one.bind("qpos"))
 
 
@@ -93,7 +91,6 @@ def test_every_simulation_has_its_own_model_and_its_constants():
         physics.set_model(fields)
         physics.set_state(qpos, qvel)
         physics.step(controls, 1)
-
     np.testing.assert_allclose(ours.bind("qpos"), theirs.bind("qpos"), rtol=1e-4, atol=1e-5)
     derived = torch.tensor(ours._model.body_subtreemass.numpy())
     np.testing.assert_allclose(derived[:, 0], fields["body_mass"].sum(1), rtol=1e-5)
@@ -113,7 +110,6 @@ def test_a_copy_continues_from_the_same_states(copied):
     np.testing.assert_array_equal(other.bind("xpos"), physics.bind("xpos"))
     for each in (physics, other):
         each.step(controls, 2)
-
     np.testing.assert_array_equal(other.bind("qpos"), physics.bind("qpos"))
 
 

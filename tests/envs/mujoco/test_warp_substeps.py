@@ -19,7 +19,6 @@ def test_contact_forces_are_those_at_the_start_of_the_last_substep_under_runge_k
         physics.set_state(qpos, qvel)
     for physics in (ours, theirs):
         physics.step(controls, 1)
-
     in_contact = np.abs(theirs.bind("cfrc_ext")).reshape(32, -1).max(1) > 0.0
     difference = np.abs(ours.bind("cfrc_ext") - theirs.bind("cfrc_ext")).reshape(32, -1).max(1)[in_contact]
     assert len(difference) > 5
@@ -94,6 +93,5 @@ def test_constraints_between_bodies_read_the_velocities_of_their_own_substep():
     for physics in (ours, theirs):
         physics.set_state(np.tile(model.qpos0, (8, 1)), qvel)
         physics.step(np.zeros((8, 0)), 5)
-
     # Those of the substep before differ by 6e-4.
     np.testing.assert_allclose(ours.bind("qpos"), theirs.bind("qpos"), rtol=0, atol=5e-6)

@@ -72,9 +72,7 @@ def memory_for(env: Any, made: type[GRUPolicy] = GRUPolicy) -> GRUPolicy:
 def test_a_memory_goes_through_a_trial_as_on_the_cpu(env, forgets):
     policy = memory_for(env)
     options = {"observe_last": True, "slots_per_task": 1, "reset_memory_each_episode": forgets}
-
     (ours,), (theirs,) = (sample(backend, env, policy, **options) for backend in ("device", "in-process"))
-
     require_close(ours, theirs)
     assert env is not Ending or len(set(ours.lengths.flatten().tolist())) > 2
     with pytest.raises(ValueError, match="Shrinking returned the shape"):
@@ -113,9 +111,7 @@ def test_what_a_device_cannot_do_alone_is_refused():
 @pytest.mark.parametrize("env_id", ["2DNavigation-v0", "GridNavi-v0"])
 def test_every_task_acts_under_its_own_parameters_as_on_the_cpu(env_id):
     policy = policy_for(env_id)
-
     ours, theirs = (sample_adapted(backend, env_id, policy) for backend in ("device", "in-process"))
-
     for one, other in zip(ours, theirs, strict=True):
         require_close(one, other)
 
@@ -126,7 +122,6 @@ def test_deterministic_episodes_are_those_of_the_cpu(env_id):
     for backend in ("device", "in-process"):
         with MultiTaskSampler(env_id, {}, 2, policy, backend=backend, seed=1, max_episode_steps=6) as sampler:
             found.append(sampler.rollout(sampler.sample_tasks(2), deterministic=True))
-
     require_close(*found)
 
 
@@ -153,7 +148,6 @@ def test_first_number_that_is_not_finite_is_that_of_the_cpu_in_any_wave(seed):
         with pytest.raises(NonFiniteError) as found:
             sample(backend, env, policy, seed=seed, slots_per_task=1)
         messages.append((str(found.value), found.value.tasks))
-
     assert messages[0] == messages[1]
 
 
@@ -167,7 +161,6 @@ def test_recorded_step_that_differs_from_the_step_itself_is_refused(monkeypatch:
 
     policy = get_policy_for_env(make_vector_env(Counting, {}, 1), (4,))
     record_on_the_cpu(monkeypatch)
-
     with pytest.raises(ConfigError, match=r"recorded step of InAVariable differs .* 'rewards', at step \d: it dep"):
         sample("device", InAVariable, policy)
     sample("device", Counting, policy)
@@ -200,7 +193,6 @@ def test_loop_of_a_policy_whose_buffer_was_replaced_is_made_anew():
 )
 def test_where_phases_are_and_where_the_policy_acts(asked, chosen):
     placement = choose(Placement(**asked), Recipe.of("2DNavigation-v0", {}, None), policy_for("2DNavigation-v0"))
-
     assert (placement.backend, placement.device) == chosen
 
 
@@ -209,11 +201,9 @@ def test_images_with_further_numbers_are_sampled_on_a_device_as_on_the_cpu():
     host = recipe.make(1)
     policy = GRUPolicy(host.single_observation_space, host.single_action_space, 8)
     options = {"observe_last": True, "slots_per_task": 1}
-
     (ours,), (theirs,) = (
         sample(backend, "PixelNavigation-v0", policy, **options) for backend in ("device", "in-process")
     )
-
     # The noise of actions may differ in its last bits, and so may what follows from it.
     own = len(host.env.single_observation_space.low.ravel())
     seen, expected = ours.observations[..., :own], theirs.observations[..., :own]
@@ -248,9 +238,7 @@ def test_an_engine_for_what_has_no_physics_is_refused():
 def test_physics_agrees_with_mujoco_after_a_step(env_id):
     pytest.importorskip("mujoco_warp")
     policy = policy_for(env_id)
-
     (ours,), (theirs,) = (sample(backend, env_id, policy, max_episode_steps=2) for backend in ("device", "in-process"))
-
     np.testing.assert_array_equal(ours.lengths, theirs.lengths)
     torch.testing.assert_close(ours.observations[:, 0], theirs.observations[:, 0], rtol=1e-5, atol=1e-5)
     difference = (ours.observations[:, 1] - theirs.observations[:, 1]).abs() / (theirs.observations[:, 1].abs() + 1.0)
@@ -266,7 +254,6 @@ def test_physics_agrees_with_mujoco_after_a_step(env_id):
 def test_too_little_room_for_contacts_is_an_error_in_any_wave(backend, engine, num_rows):
     pytest.importorskip("mujoco_warp")
     options = {"env_kwargs": {"max_constraints": num_rows, **engine}, "batch_size": 6, "slots_per_task": 1}
-
     with pytest.raises((ConfigError, ChildEnvError), match=rf"env-kwargs: \{{max_constraints: {2 * num_rows}\}}"):
         sample(backend, "HalfCheetahDir-v5", policy_for("HalfCheetahDir-v5"), **options)
 
@@ -292,7 +279,6 @@ def play(env: Any) -> None:
 def test_episodes_on_cuda_are_those_of_the_cpu(env_id):
     theirs = sample("in-process", env_id, policy_for(env_id), phases=2)
     ours = sample("device", env_id, policy_for(env_id).to("cuda"), phases=2, device="cuda")
-
     for one, other in zip(ours, theirs, strict=True):
         assert one.device.type == "cuda"
         # A step may come to another cell, or end elsewhere, where a device rounds differently.
@@ -311,7 +297,6 @@ def test_physics_on_cuda_agrees_with_mujoco_after_a_step(env_id):
     pytest.importorskip("mujoco_warp")
     (theirs,) = sample("in-process", env_id, policy_for(env_id), max_episode_steps=3)
     ours = sample("device", env_id, policy_for(env_id).to("cuda"), phases=2, device="cuda", max_episode_steps=3)[0]
-
     # The first phase, from the same keys.
     first, second = ours.observations[:, :2].cpu(), theirs.observations[:, :2]
     assert float(((first - second).abs() / (second.abs() + 1.0)).median()) < 1e-6
@@ -322,7 +307,6 @@ def test_physics_on_cuda_agrees_with_mujoco_after_a_step(env_id):
 def test_graphs_follow_the_parameters_of_each_phase():
     theirs = sample_adapted("in-process", "2DNavigation-v0", policy_for("2DNavigation-v0"))
     ours = sample_adapted("device", "2DNavigation-v0", policy_for("2DNavigation-v0").to("cuda"), "cuda")
-
     for one, other in zip(ours, theirs, strict=True):
         require_close(one, other, 1e-4)
 
@@ -344,7 +328,6 @@ def test_a_memory_goes_through_a_trial_on_cuda_as_on_the_cpu(cell):
 
     theirs = sample_adapted("in-process", "2DNavigation-v0", make(), **options)
     ours = sample_adapted("device", "2DNavigation-v0", make().to("cuda"), "cuda", **options)
-
     for one, other in zip(ours, theirs, strict=True):
         require_close(one, other, 1e-3)
 
@@ -361,7 +344,6 @@ def test_a_population_on_cuda_has_the_returns_of_the_cpu():
             weights = evaluator.policy_weights() + members
             weights[2] = np.nan
             found.append(evaluator.evaluate(weights))
-
     np.testing.assert_allclose(*found, rtol=1e-4, equal_nan=True)
     assert np.isnan(found[0]).tolist() == [False, False, True, False, False]
 
@@ -372,6 +354,5 @@ def test_environments_on_the_cpu_give_the_bytes_of_a_run_without_a_gpu():
     policy = policy_for("2DNavigation-v0")
     (theirs,) = sample("in-process", "2DNavigation-v0", policy)
     (ours,) = sample("in-process", "2DNavigation-v0", policy_for("2DNavigation-v0").to("cuda"), device="cuda")
-
     assert ours.device.type == "cpu"
     assert ours.digest() == theirs.digest()

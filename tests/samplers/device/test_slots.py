@@ -23,7 +23,6 @@ from tests.envs.third_party import WalkEnv
 def test_an_oracle_sees_its_task_and_its_last_step_as_on_the_cpu():
     env: Any = ObservedTask(ObservedLastStep("Bandit-K5-v0"))
     policy = get_policy_for_env(MultiTaskSampler.spaces(env), hidden_sizes=(8,))
-
     require_close(*(sample(backend, env, policy)[0] for backend in ("device", "in-process")))
 
 
@@ -66,7 +65,6 @@ def test_what_is_not_array_code_of_numbers_is_refused_and_sampled_on_the_cpu():
     assert reason_against(make_vector_env(ObservedLastStep("2DNavigation-v0"), {}, 1)) == ""
     kwargs = {"families": ["PointGoal-v0", "SparsePointGoal-v0"]}
     policy = get_policy_for_env(make_vector_env("Mixture-v0", kwargs, 1), (4,))
-
     assert choose(Placement(device="cuda"), Recipe.of("Mixture-v0", kwargs, 5), policy).backend == "auto"
     with pytest.raises(ConfigError, match="tasks of MixtureVectorEnv have texts"):
         sample("device", "Mixture-v0", policy, env_kwargs=kwargs)

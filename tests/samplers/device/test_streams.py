@@ -16,7 +16,6 @@ def test_philox_gives_the_same_words_as_on_the_cpu():
     random = np.random.default_rng(0)
     counter, key = random.integers(2**32, size=(4, 100)), random.integers(2**32, size=(2, 100))
     words = philox(tuple(map(torch.from_numpy, key)), tuple(map(torch.from_numpy, counter)))  # type: ignore[arg-type]
-
     np.testing.assert_array_equal(torch.stack(words, 1).numpy(), philox_of_numpy(tuple(key), tuple(counter)))
 
 
@@ -29,7 +28,6 @@ def test_action_noise_is_that_of_the_cpu(kind, common, size, monkeypatch):
     streams = PhaseStreams(2**32 - 1, 7, 3, first_task=5, common=common)
     ours = PhaseNoise(kind, (11, 4, 5, size), CPU)
     ours.draw(streams, range(2, 7))
-
     theirs = streams.action_noise(kind, 4, range(2, 7), range(11), size).reshape(11, 20, size)
     np.testing.assert_allclose(ours.rows.numpy(), theirs, rtol=0, atol=0 if kind == "uniform" else 1e-6)
 
