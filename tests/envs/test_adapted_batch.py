@@ -49,19 +49,13 @@ class Batch(SyncVectorEnv):
             env.reset_task(task)
 
 
-class DictBatch(Batch):
-    made, recorded_infos = DictEnv, {}
+def batch(name: str, **members: Any) -> type[Batch]:
+    """Return a `Batch` with these methods and attributes instead of its own."""
+    return type(name, (Batch,), members)
 
 
-class PixelBatch(Batch):
-    made, recorded_infos = PixelEnv, {}
-
-
-class LookingBatch(Batch):
-    made, recorded_infos = LookingEnv, {}
-
-    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"left": int(left)} for left in self.np_random.integers(1, 3, num_tasks)]
+def left_or_right(self: Batch, num_tasks: int) -> list[dict[str, Any]]:
+    return [{"left": int(left)} for left in self.np_random.integers(1, 3, num_tasks)]
 
 
 gymnasium.register("BatchedWalk-v0", vector_entry_point=Batch)
@@ -81,9 +75,13 @@ def digest_of(env: Any, one: Any, **options: Any) -> str:
             (Batch, Walking, mode)
             for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
         ),
-        (DictBatch, DictEnv, AutoresetMode.NEXT_STEP),
-        (PixelBatch, PixelEnv, AutoresetMode.SAME_STEP),
-        (LookingBatch, LookingEnv, AutoresetMode.SAME_STEP),
+        (batch("OfDicts", made=DictEnv, recorded_infos={}), DictEnv, AutoresetMode.NEXT_STEP),
+        (batch("OfPixels", made=PixelEnv, recorded_infos={}), PixelEnv, AutoresetMode.SAME_STEP),
+        (
+            batch("Looking", made=LookingEnv, recorded_infos={}, sample_tasks=left_or_right),
+            LookingEnv,
+            AutoresetMode.SAME_STEP,
+        ),
     ],
 )
 def test_episodes_are_those_of_single_environments(batch: Any, one: Any, mode: AutoresetMode) -> None:
@@ -122,22 +120,12 @@ def test_vector_wrapper_that_keeps_running_statistics_is_refused() -> None:
         make_vector_env(lambda num_envs: NormalizeObservation(Batch(num_envs)), {}, 2)
 
 
-class Vague(Batch):
-    def __init__(self, num_envs: int) -> None:
-        super().__init__(num_envs)
-        self.metadata = {}
+def paying(name: str, pay: Any) -> type[Batch]:
+    def step(self: Batch, actions: Any) -> Any:
+        observations, rewards, *rest = Batch.step(self, actions)
+        return observations, pay(rewards), *rest
 
-
-class Several(Batch):
-    def step(self, actions: Any) -> Any:
-        observations, rewards, *rest = super().step(actions)
-        return observations, np.stack((rewards, rewards), 1), *rest
-
-
-class Columns(Batch):
-    def step(self, actions: Any) -> Any:
-        observations, rewards, *rest = super().step(actions)
-        return observations, rewards[:, None], *rest
+    return batch(name, step=step)
 
 
 class Forgetful(Batch):
@@ -149,10 +137,6 @@ class Forgetful(Batch):
         return *rest, {name: info for name, info in infos.items() if name != "final_obs"}
 
 
-class Fixed(Batch):
-    np_random = property(lambda self: np.random.default_rng(0))
-
-
 class Taskless(SyncVectorEnv):
     def __init__(self, num_envs: int) -> None:
         super().__init__([Walking] * num_envs)
@@ -161,8 +145,14 @@ class Taskless(SyncVectorEnv):
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (Vague, "Vague does not say what its slots do at the end of an episode; set metadata"),
-        (Fixed, "np_random of Fixed cannot be set, and sample_tasks draws from it"),
+        (
+            batch("Vague", metadata=property(lambda self: {}, lambda self, _: None)),
+            "Vague does not say what its slots do at the end of an episode; set metadata",
+        ),
+        (
+            batch("Fixed", np_random=property(lambda self: np.random.default_rng(0))),
+            "np_random of Fixed cannot be set, and sample_tasks draws from it",
+        ),
         (Taskless, "Taskless is not a task family of vector environments; a VectorEnv needs sample_tasks"),
     ],
 )
@@ -179,8 +169,14 @@ def test_threads_are_refused() -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (Several, r"rewards of shape \(2, 2\).*make several objectives one number, with their weights as part"),
-        (Columns, r"rewards of shape \(2, 1\) .*; return rewards.reshape\(-1\)"),
+        (
+            paying("Several", lambda rewards: np.stack((rewards, rewards), 1)),
+            r"rewards of shape \(2, 2\).*make several objectives one number, with their weights as part",
+        ),
+        (
+            paying("Columns", lambda rewards: rewards[:, None]),
+            r"rewards of shape \(2, 1\) .*; return rewards.reshape\(-1\)",
+        ),
         (Forgetful, "has begun the next episode of slot 0 without its last observation; add the info 'final_obs'"),
     ],
 )
@@ -205,11 +201,10 @@ class Limited(Walking):
         return observation, reward, terminated, self.steps >= 3, info
 
 
-class LimitedBatch(Batch):
-    made = Limited
+LimitedBatch = batch("LimitedBatch", made=Limited)
 
 
-class OfDicts(LimitedBatch):
+class OfDicts(LimitedBatch):  # type: ignore[misc, valid-type]
     """Its final_info is an array of dicts, as in Gymnasium before 1.0."""
 
     def step(self, actions: Any) -> Any:

@@ -56,6 +56,20 @@ class Walk(gymnasium.Env[Any, Any]):
         return np.array([self.place, self.steps], np.float32)
 
 
+def walk(name: str, **methods: Any) -> type[Walk]:
+    """Return a `Walk` with these methods instead of its own."""
+    return type(name, (Walk,), methods)
+
+
+def stepping(name: str, change: Callable[..., Any]) -> type[Walk]:
+    """Return a `Walk` whose steps have other results."""
+    return walk(name, step=lambda self, action: change(*Walk.step(self, action)))
+
+
+def fail(error: BaseException) -> Any:
+    raise error
+
+
 def awaited(env: type[Walk]) -> Any:
     """Return the same environment with coroutines."""
 
@@ -296,18 +310,14 @@ def test_environment_that_keeps_what_it_is_given_has_copies_of_its_own(way: str)
     expect_loop(seen, KeepsAll, [shared] * SLOTS, actions)
 
 
-class DrawsTooFew(Walk):
-    def sample_tasks(self, num_tasks: int) -> Any:
-        return [{"slope": 1.0}]
-
-
-class DrawsNumbers(Walk):
-    def sample_tasks(self, num_tasks: int) -> Any:
-        return [0.5] * num_tasks
-
-
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("env", "message"), [(DrawsTooFew, "returned 1 tasks"), (DrawsNumbers, "a task is a dict")])
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (walk("DrawsTooFew", sample_tasks=lambda self, num_tasks: [{"slope": 1.0}]), "returned 1 tasks"),
+        (walk("DrawsNumbers", sample_tasks=lambda self, num_tasks: [0.5] * num_tasks), "a task is a dict"),
+    ],
+)
 def test_tasks_that_are_not_as_many_dicts_are_refused(way: str, env: type[Walk], message: str) -> None:
     with slots(env, way) as (made, _), pytest.raises(TaskError, match=message):
         made.sample_tasks(3, seed=0)
@@ -334,37 +344,14 @@ def test_observation_outside_of_its_space_is_refused_at_its_step(way: str, step:
         assert current[0] == 1
 
 
-class PaysText(Walk):
-    def step(self, action: Any) -> Any:
-        observation, _, *rest = super().step(action)
-        return observation, "much", *rest
-
-
-class EndsMaybe(Walk):
-    def step(self, action: Any) -> Any:
-        observation, reward, _, *rest = super().step(action)
-        return observation, reward, "no", *rest
-
-
-class TellsNoPlace(Walk):
-    def step(self, action: Any) -> Any:
-        return *super().step(action)[:4], {}
-
-
-class TellsNoEnd(Walk):
-    def step(self, action: Any) -> Any:
-        observation, reward, _, truncated, info = super().step(action)
-        return observation, reward, True, truncated, {"place": info["place"]}
-
-
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "array code"])
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (PaysText, "reward"),
-        (EndsMaybe, "terminated"),
-        (TellsNoPlace, "'place'"),
-        (TellsNoEnd, "'beyond'"),
+        (stepping("PaysText", lambda seen, _, *rest: (seen, "much", *rest)), "reward"),
+        (stepping("EndsMaybe", lambda seen, reward, _, *rest: (seen, reward, "no", *rest)), "terminated"),
+        (stepping("TellsNoPlace", lambda *result: (*result[:4], {})), "'place'"),
+        (stepping("TellsNoEnd", lambda *result: (*result[:2], True, False, {"place": 0.0})), "'beyond'"),
     ],
 )
 def test_results_that_are_not_numbers_flags_or_declared_infos_are_refused(
@@ -481,17 +468,13 @@ def test_environment_that_is_refused_is_closed(way: str) -> None:
     assert len({id(each) for each in closed}) == 1
 
 
-class ClosesBadly(Walk):
-    def close(self) -> None:
-        raise SystemExit(0)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_error_of_close_is_a_warning_that_names_what_was_closed(way: str, caplog: pytest.LogCaptureFixture) -> None:
     adapt, rules = WAYS[way]
-    made = adapt(ClosesBadly)
+    badly = walk("ClosesBadly", close=lambda self: fail(SystemExit(0)))
+    made = adapt(badly)
     if way not in OBJECTS:
-        made.close = ClosesBadly.close
+        made.close = badly.close
     make_vector_env(made, {}, SLOTS, rules=rules).close()
     warned = sorted(message for message in caplog.messages if "close() raises SystemExit in " in message)
     assert len(warned) == (SLOTS if way in OBJECTS else 1)
@@ -523,17 +506,17 @@ def test_environment_gets_as_many_bits_of_a_seed_as_it_declares(way: str) -> Non
         assert env.sample_tasks(2, seed=2**31 + 3) == env.sample_tasks(2, seed=3) != env.sample_tasks(2, seed=4)
 
 
-class DrawsTasksGlobally(Walk):
-    def sample_tasks(self, num_tasks: int) -> Any:
-        return [{"slope": np.random.uniform(0.5, 1.0, 1)} for _ in range(num_tasks)]
+def drawn_globally(num_tasks: int) -> Tasks:
+    return [{"slope": np.random.uniform(0.5, 1.0, 1)} for _ in range(num_tasks)]
 
 
-class TakesTasksGlobally(Walk):
-    def reset_task(self, task: Any) -> Any:
-        self.slope = task["slope"] * np.random.uniform(0.5, 1.0)
-
-
-@pytest.mark.parametrize("env", [DrawsTasksGlobally, TakesTasksGlobally])
+@pytest.mark.parametrize(
+    "env",
+    [
+        walk("DrawsTasksGlobally", sample_tasks=lambda self, num_tasks: drawn_globally(num_tasks)),
+        walk("TakesTasksGlobally", reset_task=lambda self, task: vars(self).update(drawn_globally(1)[0])),
+    ],
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_tasks_drawn_or_taken_from_the_processs_generators_are_noticed(
     env: type[Walk], way: str, caplog: pytest.LogCaptureFixture
@@ -554,14 +537,10 @@ def test_tasks_drawn_or_taken_from_the_processs_generators_are_noticed(
         assert "draws from np.random" in caplog.text
 
 
-class Busy(Walk):
-    def step(self, action: Any) -> Any:
-        raise Retry(reason="the service is busy")
-
-
 @pytest.mark.parametrize("way", ["vector env", "array code"])
 def test_retry_of_a_batch_says_that_its_slots_cannot_begin_again(way: str) -> None:
-    with slots(Busy, way) as (made, _):
+    busy = walk("Busy", step=lambda self, action: fail(Retry(reason="the service is busy")))
+    with slots(busy, way) as (made, _):
         made.reset_task(TASKS)
         made.reset_buffers(np.array(SEEDS))
         with pytest.raises(Retry, match="the service is busy; episodes begin again where each slot is an environment"):
