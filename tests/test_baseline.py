@@ -300,13 +300,7 @@ def test_zero_baseline_gives_the_advantages_of_none():
 
 @pytest.mark.parametrize(
     ("shape", "size"),
-    [
-        ((32, 32, 1), 64),
-        ((84, 84, 4), 256),
-        ((12, 84, 84), 192),
-        ((3, 5, 5), 192),
-        ((40, 30, 29), 116),
-    ],
+    [((32, 32, 1), 64), ((84, 84, 4), 256), ((12, 84, 84), 192), ((3, 5, 5), 192), ((40, 30, 29), 116)],
 )
 def test_images_are_averaged_over_a_grid_of_few_cells(shape, size):
     generator = np.random.default_rng(0)

@@ -87,10 +87,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "evaluation": ("evaluation.npz", saved_evaluation),
     "trials": ("studies.db", trials),
     "checkpoint": ("checkpoints/iteration-000001/state.json", lambda path: find_checkpoint(1, path.parents[1])),
-    "tensors": (
-        "checkpoints/iteration-000001/tensors.safetensors",
-        lambda path: find_checkpoint(1, path.parents[1]),
-    ),
+    "tensors": ("checkpoints/iteration-000001/tensors.safetensors", lambda path: find_checkpoint(1, path.parents[1])),
     "segment": (
         SEGMENT,
         lambda path: read_segment(path.parent, Segment(first=0, file=path.name, sha256="0" * 64, size=9), "again"),

@@ -7,13 +7,7 @@ import json
 
 import pytest
 
-from benchmarks import (
-    accelerator,
-    device_updates,
-    sampling,
-    scaling,
-    updates,
-)
+from benchmarks import accelerator, device_updates, sampling, scaling, updates
 from maml_rl.machine import usable_cores
 
 

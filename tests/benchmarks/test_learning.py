@@ -38,9 +38,7 @@ def tiny_plan(folder: Path) -> Plan:
     page.parent.mkdir(exist_ok=True)
     page.write_text("Before.\n\n<!-- results of navigation -->\nOld.\n<!-- end of results -->\n\nAfter.\n")
     methods = named(
-        Method("promp", "promp"),
-        Method("pretrain", changes={"method": "pretrain"}),
-        Method("random", trained=False),
+        Method("promp", "promp"), Method("pretrain", changes={"method": "pretrain"}), Method("random", trained=False)
     )
     return Plan(page, named(FAMILY), methods, {"navigation": (0, 1)})
 

@@ -173,8 +173,7 @@ def test_bar_of_a_report_shows_what_is_done() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "words"),
-    [("step", "after 0 to 2 gradient steps"), ("episode", "in the episodes 0 to 2")],
+    ("column", "words"), [("step", "after 0 to 2 gradient steps"), ("episode", "in the episodes 0 to 2")]
 )
 def test_summary_has_the_returns_of_the_last_evaluation_column_by_column(column: str, words: str) -> None:
     with TrainingProgress(2) as progress:

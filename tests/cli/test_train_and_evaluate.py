@@ -109,11 +109,7 @@ def test_tasks_are_counted_and_drawn_in_batches(
 
 @pytest.mark.parametrize("name", ["config.json", "."])
 def test_unfinished_run_is_tested_with_its_newest_checkpoint(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-    run_folder: Path,
-    name: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, run_folder: Path, name: str
 ) -> None:
     run, output = tmp_path / "run", tmp_path / "results.npz"
     shutil.copytree(run_folder, run)

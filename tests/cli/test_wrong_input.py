@@ -212,10 +212,7 @@ ENVIRONMENT_CASES: list[Case] = [
             ("EntryPoint", ["ValueError"]),
         )
     ],
-    (
-        train("--env-name", "wrong_envs:WrongRaisesLate-v0"),
-        [raised_by("raise LookupError", "LookupError", ": ")],
-    ),
+    (train("--env-name", "wrong_envs:WrongRaisesLate-v0"), [raised_by("raise LookupError", "LookupError", ": ")]),
     (train("--env-name", "wrong_envs:Base"), ["is not an id", "gymnasium.register('Base-v0'"]),
     (check_env("wrong_envs:function"), ["makes int, which is not a gymnasium.Env", "derive"]),
     (check_env("builtins:exit"), ["cannot be made: SystemExit"]),
@@ -272,11 +269,7 @@ FILE_CASES: list[Case] = [
     (train("--output-folder", "run", "--resume", "--seed", "5"), ["made with another 'seed'"]),
     *[
         (train("--device", device), ["device", "--device", *words])
-        for device, words in (
-            ("meta", ["meta"]),
-            ("cuda:99", ["cuda:99"]),
-            ("", ["''"]),
-        )
+        for device, words in (("meta", ["meta"]), ("cuda:99", ["cuda:99"]), ("", ["''"]))
     ],
     *[
         (evaluate("--output", output, "--overwrite"), ["--output", *words])
@@ -308,10 +301,7 @@ FILE_CASES: list[Case] = [
     ],
     *[
         (evaluate("--checkpoint", policy), words)
-        for policy, words in (
-            ("lastest", ["there is no checkpoint lastest"]),
-            ("file", ["cannot read"]),
-        )
+        for policy, words in (("lastest", ["there is no checkpoint lastest"]), ("file", ["cannot read"]))
     ],
     # In a worker: the number of workers is that of the machine; and in no folder of a usual name.
     (["train.py", "--config", "small.yaml", "--env-kwargs", "{hihg: 1}"], ["hihg", "did you mean 'high'"]),
@@ -327,10 +317,7 @@ FILE_CASES: list[Case] = [
             (["--tasks", "2", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
         )
     ],
-    (
-        ["test.py", "--config", "small.yaml", "--output", "results.npz"],
-        ["small.yaml", "not a run", "--checkpoint"],
-    ),
+    (["test.py", "--config", "small.yaml", "--output", "results.npz"], ["small.yaml", "not a run", "--checkpoint"]),
     *[
         (["report", *arguments], words)
         for arguments, words in (
@@ -393,27 +380,18 @@ VALUE_CASES: list[Case] = [
     ),
     *[
         (train(f"--{key}", value), ["would take at least", "GiB", "this machine has", "lower one of these"])
-        for key, value in (
-            ("max-episode-steps", "2147483647"),
-            ("meta-batch-size", "2147483647"),
-        )
+        for key, value in (("max-episode-steps", "2147483647"), ("meta-batch-size", "2147483647"))
     ],
     *[
         (evaluate(f"--{key}", value), ["would take at least", "GiB", "this machine has", "lower"])
-        for key, value in (
-            ("num-batches", "99999999999999999999"),
-            ("fast-batch-size", "2147483647"),
-        )
+        for key, value in (("num-batches", "99999999999999999999"), ("fast-batch-size", "2147483647"))
     ],
     *[
         (
             train("--env-name", name, "--env-kwargs", kwargs),
             ["would take at least", "GiB", "this machine has", "choose"],
         )
-        for name, kwargs in (
-            ("TabularMDP-v0", "{num_states: 1000000000}"),
-            ("Bandit-K5-v0", "{k: 2000000000000}"),
-        )
+        for name, kwargs in (("TabularMDP-v0", "{num_states: 1000000000}"), ("Bandit-K5-v0", "{k: 2000000000000}"))
     ],
     (train("--env-kwargs", "{low: -1.0e308, high: 1.0e308}"), ["high - low must be finite"]),
     *[
@@ -457,10 +435,7 @@ VALUE_CASES: list[Case] = [
         for command in (["report", "run", "--backend", "zz"], evaluate("--backend", "zz"))
     ],
     (train("--num-batchs", "3"), ["--num-batchs", "did you mean '--num-batches'"]),
-    (
-        train("--algorithm", "rl2", "--max-kl", "3"),
-        ["arguments: --max-kl", "a setting of maml-trpo"],
-    ),
+    (train("--algorithm", "rl2", "--max-kl", "3"), ["arguments: --max-kl", "a setting of maml-trpo"]),
     (evaluate("--chekpoint=3"), ["--chekpoint", "did you mean '--checkpoint'"]),
     (["report", "run", "--vidoes", "0"], ["--vidoes", "did you mean '--videos'"]),
     (["trian"], ["there is no command 'trian'; did you mean 'train'?", "train, test, report"]),

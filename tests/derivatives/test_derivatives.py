@@ -137,10 +137,7 @@ def test_deviation_below_its_bound_has_no_effect(automatic: bool) -> None:
     with torch.no_grad():
         linearization = problem.at(problem.parameters)
         _, gradient = linearization.differentiate(loss_of(problem.samples), twice=True)
-        products = [
-            linearization.hessian_product(problem.vectors),
-            linearization.fisher_product(problem.vectors),
-        ]
+        products = [linearization.hessian_product(problem.vectors), linearization.fisher_product(problem.vectors)]
     slopes = problem.differences(lambda parameters: problem.differentiate(parameters)[1])
     torch.testing.assert_close(products[0], slopes, rtol=1e-6, atol=1e-8)
     for vectors in (gradient, *products):

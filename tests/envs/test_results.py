@@ -161,10 +161,7 @@ class FickleEnv(WalkEnv):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda: SerialVectorEnv(FickleEnv, num_envs=3),
-        lambda: ThreadedVectorEnv(FickleEnv, num_envs=3),
-    ],
+    [lambda: SerialVectorEnv(FickleEnv, num_envs=3), lambda: ThreadedVectorEnv(FickleEnv, num_envs=3)],
     ids=["serial", "threads"],
 )
 def test_infos_that_change_in_kind_are_objects_in_every_placement(make: Any) -> None:

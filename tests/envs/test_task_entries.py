@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from maml_rl.envs.task_entries import TaskEntry, parse_task, parse_tasks
 from maml_rl.errors import TaskError
 
-ENTRIES = {
-    "goal": TaskEntry((2,)),
-    "speed": TaskEntry((), "positive", lambda speed: bool(speed > 0)),
-}
+ENTRIES = {"goal": TaskEntry((2,)), "speed": TaskEntry((), "positive", lambda speed: bool(speed > 0))}
 TASK = {"goal": [1.0, 2.0], "speed": 3.0}
 
 

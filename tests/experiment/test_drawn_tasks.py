@@ -205,14 +205,8 @@ def test_distribution_that_draws_too_few_is_named() -> None:
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        (
-            {"distribution": "splitt"},
-            "'tasks.distribution' in x.yaml, line 1: unknown task distribution 'splitt'",
-        ),
-        (
-            {"train": {"goal_0": [0, 1]}},
-            "'tasks' in x.yaml, line 1: add a line `distribution: ...`, one of list, ",
-        ),
+        ({"distribution": "splitt"}, "'tasks.distribution' in x.yaml, line 1: unknown task distribution 'splitt'"),
+        ({"train": {"goal_0": [0, 1]}}, "'tasks' in x.yaml, line 1: add a line `distribution: ...`, one of list, "),
         ({"distribution": "split", "trian": {}}, "unknown key 'trian' in x.yaml, line 1; did you mean 'train'"),
         ({"distribution": "split", "test": [0, 1]}, r"'test' in x.yaml, line 1: expected a mapping, got \[0, 1\]"),
         ({"distribution": "list", "file": "nowhere.json"}, "cannot read the tasks in nowhere.json: No such file"),

@@ -213,11 +213,7 @@ def test_table_has_a_row_for_every_number_of_steps() -> None:
 
 def test_recorded_infos_are_evaluated_shown_and_saved(tmp_path: Path) -> None:
     evaluation = evaluate(
-        make_experiment(config_of(env_name="tests.lamp_env:Lamp-v0")),
-        6,
-        meta_batch_size=3,
-        num_steps=1,
-        num_workers=0,
+        make_experiment(config_of(env_name="tests.lamp_env:Lamp-v0")), 6, meta_batch_size=3, num_steps=1, num_workers=0
     )
     power = np.array([task["power"] for task in evaluation.tasks])
     np.testing.assert_allclose(evaluation.infos["power"], np.broadcast_to(power[:, None, None], (6, 2, 4)), rtol=1e-6)

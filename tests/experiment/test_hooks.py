@@ -28,10 +28,7 @@ from tests.small_runs import config_of
 HERE = re.escape(f"{Path(__file__).name}, line ")
 # The hook that fails, how, and after how many calls of it.
 FAILURE: dict[str, Any] = {}
-FAILURES: dict[str, Callable[[], Any]] = {
-    "raises": lambda: {}["no such key"],
-    "exits": lambda: sys.exit(0),
-}
+FAILURES: dict[str, Callable[[], Any]] = {"raises": lambda: {}["no such key"], "exits": lambda: sys.exit(0)}
 
 
 def fail_in(hook: str) -> None:

@@ -159,10 +159,7 @@ def test_policy_of_a_run_is_added_listed_tested_and_loaded(
         assert f"{evaluation_of('mine/small')['intervals'][0][0]:.2f}" in capsys.readouterr().out
     assert sorted(own_zoo.rglob("*")) == before
     results = sorted(path.name for path in (tmp_path / "runs" / "zoo" / "mine").iterdir())
-    assert results == [
-        "small-2.npz",
-        "small.npz",
-    ]
+    assert results == ["small-2.npz", "small.npz"]
 
 
 def test_policy_whose_returns_have_no_interval_is_added_and_listed(

@@ -22,11 +22,7 @@ class Graphs:
     """
 
     def __init__(
-        self,
-        steps: Stepper,
-        patch: pytest.MonkeyPatch,
-        targets: Sequence[Tensor] = (),
-        error: Exception | None = None,
+        self, steps: Stepper, patch: pytest.MonkeyPatch, targets: Sequence[Tensor] = (), error: Exception | None = None
     ) -> None:
         self.num_launched, self.num_refused, self._error = 0, 0, error
         graphs, take, latest = self, steps._take, list[Any]()

@@ -52,7 +52,7 @@ OF_CONTEXTS: dict[str, dict[str, object]] = {
         "num-updates": 2,
         "warmup-steps": 20,
         "buffer-steps": 500,
-    },
+    }
 }
 
 

@@ -47,11 +47,7 @@ def steps_of(episodes: TaskEpisodes, task: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def independent_gradient(
-    policy: MLPPolicy,
-    start: Parameters,
-    phases: list[TaskEpisodes],
-    algorithm: str,
-    sizes: Sequence[float] = SIZES,
+    policy: MLPPolicy, start: Parameters, phases: list[TaskEpisodes], algorithm: str, sizes: Sequence[float] = SIZES
 ) -> Tensor:
     """Compute the gradient task by task, by two passes of torch.autograd; `start` are the old parameters."""
     inner, outer, penalty = ALGORITHMS[algorithm]

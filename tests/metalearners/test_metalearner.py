@@ -102,10 +102,7 @@ def test_settings_in_the_section_and_at_the_top_level_are_equivalent() -> None:
         ("ls-backtrack-ratio: 1.0\n", "'ls-backtrack-ratio' in x.yaml, line 2: expected less than 1.0, got 1.0"),
         ("gamma: 0.9\nfirst-order: 1\n", "'first-order' in x.yaml, line 3: expected true or false, got 1"),
         ("algorithm-settings:\n  cg-iters: ten\n", "'cg-iters' in x.yaml, line 3: expected an integer, got 'ten'"),
-        (
-            "algorithm-settings:\n  cg-iter: 5\n",
-            "unknown key 'cg-iter' in x.yaml, line 3; did you mean 'cg-iters'?",
-        ),
+        ("algorithm-settings:\n  cg-iter: 5\n", "unknown key 'cg-iter' in x.yaml, line 3; did you mean 'cg-iters'?"),
         (
             "max-kl: 0.1\nalgorithm-settings:\n  max-kl: 0.2\n",
             "two values for 'max-kl' in x.yaml, line 2; keep the one below 'algorithm-settings'",

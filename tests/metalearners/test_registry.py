@@ -6,14 +6,7 @@ from pkgutil import iter_modules
 import pytest
 
 from maml_rl import metalearners
-from maml_rl.metalearners import (
-    MetaLearner,
-    RecordedLearner,
-    SettingsModel,
-    TrialLearner,
-    algorithms,
-    find_metalearner,
-)
+from maml_rl.metalearners import MetaLearner, RecordedLearner, SettingsModel, TrialLearner, algorithms, find_metalearner
 
 
 def depth_below(base: type, kind: type) -> int:

@@ -18,13 +18,7 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.plan import Plan
-from maml_rl.policies import (
-    CategoricalMLPPolicy,
-    GRUPolicy,
-    NormalMLPPolicy,
-    Policy,
-    as_policy,
-)
+from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, NormalMLPPolicy, Policy, as_policy
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
 from tests.small_runs import config_of
 from tests.synthetic import update

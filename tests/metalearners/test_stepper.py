@@ -199,11 +199,7 @@ def test_shapes_beyond_the_most_graphs_are_told_of_once(
     patch = request.getfixturevalue("on_cpu")
     patch.setattr(stepper, "_MOST_GRAPHS", 2)
     param = nn.Parameter(torch.ones(3))
-    steps = Stepper(
-        lambda given: ((param * given.sum()).sum(), param[:1]),
-        torch.optim.SGD([param], 0.1),
-        name="one",
-    )
+    steps = Stepper(lambda given: ((param * given.sum()).sum(), param[:1]), torch.optim.SGD([param], 0.1), name="one")
     Graphs(steps, patch)
     for length in (1, 2, 3, 4):
         for _ in range(5):

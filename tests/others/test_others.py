@@ -129,8 +129,7 @@ def test_sampled_episodes_are_those_of_a_plain_loop(
 
 
 @pytest.mark.parametrize(
-    "env_id",
-    [pytest.param(env_id, marks=[pytest.mark.nightly] * family.heavy) for env_id, family in FAMILIES.items()],
+    "env_id", [pytest.param(env_id, marks=[pytest.mark.nightly] * family.heavy) for env_id, family in FAMILIES.items()]
 )
 def test_training_is_killed_resumed_tested_and_reported(env_id: str, family: Family, tmp_path: Path) -> None:
     settings = {

@@ -8,13 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from maml_rl.policies import (
-    BernoulliHead,
-    CategoricalHead,
-    GaussianHead,
-    MultiCategoricalHead,
-    get_policy_for_env,
-)
+from maml_rl.policies import BernoulliHead, CategoricalHead, GaussianHead, MultiCategoricalHead, get_policy_for_env
 
 BOX = spaces.Box(-1.0, 1.0, (3,))
 

@@ -147,10 +147,7 @@ def test_unfinished_run_is_named_and_left_out_of_its_group_unless_it_is_asked_fo
 
 
 def test_group_without_a_finished_run_is_not_compared_unless_it_is_asked_for(tmp_path: Path) -> None:
-    folders = [
-        write_run(tmp_path / "a", [1.0, 1.0]),
-        write_run(tmp_path / "b", [4.0], num_batches=2, fast_lr=0.5),
-    ]
+    folders = [write_run(tmp_path / "a", [1.0, 1.0]), write_run(tmp_path / "b", [4.0], num_batches=2, fast_lr=0.5)]
     assert [group.compared for group in read_runs(folders)[0]] == [True, False]
     assert [group.compared for group in read_runs(folders, unfinished=True)[0]] == [True, True]
 

@@ -38,12 +38,7 @@ class SlowEnv(gymnasium.Env[Any, Any]):
     recorded_infos = {"clock": "step", "length": "episode"}  # noqa: RUF012
 
     def __init__(
-        self,
-        wait: float = 0.0,
-        retry: float = 0.0,
-        after: float = 0.0,
-        kill: float = 0.0,
-        marker: str | None = None,
+        self, wait: float = 0.0, retry: float = 0.0, after: float = 0.0, kill: float = 0.0, marker: str | None = None
     ) -> None:
         self._wait, self._retry, self._after, self._kill = wait, retry, after, kill
         self._marker = None if marker is None else Path(marker)

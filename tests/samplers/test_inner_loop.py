@@ -114,9 +114,7 @@ def test_baseline_has_the_fits_of_all_tasks_afterwards() -> None:
     torch.testing.assert_close(baseline(episodes), whole.fit(episodes)(episodes))
 
 
-def test_baseline_that_is_not_taskwise_is_fitted_to_all_tasks_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_baseline_that_is_not_taskwise_is_fitted_to_all_tasks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Shared:
         """One value for all tasks."""
 

@@ -18,12 +18,7 @@ from maml_rl.derivatives import ROOM, EpisodeStore, LocalStore, chunks, store
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.sampling import (
-    evaluation_update,
-    make_sampler,
-    refuse_too_large_evaluations,
-    training_update,
-)
+from maml_rl.experiment.sampling import evaluation_update, make_sampler, refuse_too_large_evaluations, training_update
 from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.samplers.remote_store import WORKER_ROOM, RemoteStore, Request, pickle_tensors

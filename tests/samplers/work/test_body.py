@@ -111,9 +111,7 @@ def test_retries_and_waiting_are_counted_since_the_last_time() -> None:
     assert RetryingEnv.closed == closed + 4
 
 
-def test_computing_shows_life_and_keeps_one_policy_until_another_comes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_computing_shows_life_and_keeps_one_policy_until_another_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = of_two()
     body, events = body_of(progress, fault="raise", place=2), list[Any]()
 

@@ -12,15 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from faulty_env import HORIZON, FaultyEnv
-from phases import (
-    NUM_SLOTS,
-    child_processes,
-    first_goals,
-    make_parallel,
-    play,
-    play_in_process,
-    play_until_through,
-)
+from phases import NUM_SLOTS, child_processes, first_goals, make_parallel, play, play_in_process, play_until_through
 
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
@@ -201,8 +193,7 @@ def test_failure_is_reported_within_a_second_while_another_child_is_busy() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "part"),
-    [("raise_unpicklable", "UnpicklableError"), ("raise_huge", "xxxx"), ("leave", "SystemExit")],
+    ("fault", "part"), [("raise_unpicklable", "UnpicklableError"), ("raise_huge", "xxxx"), ("leave", "SystemExit")]
 )
 def test_exception_of_any_kind_reaches_the_parent_as_bounded_text(fault: str, part: str) -> None:
     with pytest.raises(ChildEnvError) as caught:

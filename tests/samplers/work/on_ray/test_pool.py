@@ -160,10 +160,7 @@ def test_strict_run_ends_when_a_node_has_to_be_left_out(monkeypatch: pytest.Monk
     hire(pool, client, 2, monkeypatch)
     actor = pool.actors[1]
     actor.take_call()
-    with pytest.raises(
-        ConfigError,
-        match=r"num_workers=2, .* for 1 actors .* without .* that are left out \(the",
-    ):
+    with pytest.raises(ConfigError, match=r"num_workers=2, .* for 1 actors .* without .* that are left out \(the"):
         pool._began(actor, Introduction(1, "2", "10.0.0.2", {**VERSIONS, "code of maml_rl": "0123"}))
     assert list(pool.cluster._refused) == ["2"]
 
@@ -345,9 +342,7 @@ def test_driver_lists_as_many_actors_for_a_reply_of_many_as_of_few(monkeypatch: 
 # What is left over.
 
 
-def test_waiting_actors_stay_for_whoever_wants_most_and_leave_with_their_nodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_waiting_actors_stay_for_whoever_wants_most_and_leave_with_their_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, training, nodes = pool_of({"1": 1, "2": 2}, monkeypatch)
     _, evaluation = join("'env'")
     one, *others = hire(pool, training, 3, monkeypatch)

@@ -186,9 +186,7 @@ def test_shorter_episodes_of_some_units_are_padded_as_in_this_process() -> None:
     assert found("ray", 2) == found("in-process", 0)
 
 
-def test_population_sends_each_actor_only_the_parameters_of_its_tasks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_population_sends_each_actor_only_the_parameters_of_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     put, sizes = ray.put, []
 
     def measured(value: Any) -> Any:
