@@ -1,6 +1,4 @@
-import random
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -280,26 +278,6 @@ def test_numbers_of_slots_have_the_expected_moments() -> None:
     # Slots with neighboring seeds are uncorrelated.
     for numbers in (uniform - 0.5, normal):
         assert abs(np.corrcoef(numbers[1:].ravel(), numbers[:-1].ravel())[0, 1]) < 5 / np.sqrt(count)
-
-
-# Global state
-
-
-@pytest.fixture
-def global_states() -> Callable[[], list[Any]]:
-    def states() -> list[Any]:
-        kind, state, *place = np.random.get_state(legacy=True)
-        return [random.getstate(), kind, np.asarray(state).tobytes(), *place]
-
-    return states
-
-
-def test_drawing_does_not_change_the_global_random_states(global_states: Callable[[], list[Any]]) -> None:
-    before = global_states()
-    generator(StreamKey(0, Purpose.TASKS)).random()
-    PhaseStreams(0, 0, 0).action_noise("normal", 2, range(2), range(2), 2)
-    SlotStreams([1]).normal(3)
-    assert global_states() == before
 
 
 def test_streams_do_not_depend_on_the_global_random_states() -> None:

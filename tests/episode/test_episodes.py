@@ -108,28 +108,23 @@ def test_steps_past_the_longest_episode_are_cut_off():
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "message"),
+    ("changes", "message"),
     [
-        ("actions", (2, 3, 3, 2), "actions"),
-        ("final_observations", (2, 3), "final_observations"),
-        ("lengths", (2,), "lengths"),
-        ("rewards", (2, 3), "rewards"),
+        ({"actions": np.zeros((2, 3, 3, 2))}, "actions"),
+        ({"final_observations": np.zeros((2, 3))}, "final_observations"),
+        ({"lengths": np.zeros(2)}, "lengths"),
+        ({"rewards": np.zeros((2, 3))}, "rewards"),
+        *(
+            ({"lengths": np.array(lengths)}, "lengths|length 0")
+            for lengths in ([[4, 3]] * 2, [[-1, 3]] * 2, [[0, 0]] * 2)
+        ),
+        ({"tasks": ({},) * 3}, "expected 2 tasks"),
+        ({"infos": {"won": np.zeros(2)}}, r"the info 'won' must have the shape \(2, 3, 2\) or \(2, 2\), got \(2,\)"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(name, shape, message):
+def test_arrays_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        TaskEpisodes(**make_arrays([[1, 3], [2, 1]]) | {name: np.zeros(shape, np.float32)})
-
-
-@pytest.mark.parametrize("lengths", [[[4, 3]], [[-1, 3]], [[0, 0]]])
-def test_impossible_lengths_are_refused(lengths):
-    with pytest.raises(ValueError, match=r"lengths|length 0"):
-        TaskEpisodes(**make_arrays([[3, 3]]) | {"lengths": np.array(lengths)})
-
-
-def test_number_of_tasks_must_be_that_of_rows():
-    with pytest.raises(ValueError, match="expected 1 tasks"):
-        make([[1]], tasks=({}, {}))
+        TaskEpisodes(**make_arrays([[1, 3], [2, 1]]) | changes)
 
 
 def test_returns_and_episode_returns_of_literal_rewards():
@@ -154,19 +149,12 @@ def test_unknown_discount_and_missing_advantages_are_named():
 @pytest.mark.parametrize("bootstrap", [True, False])
 def test_truncated_episode_bootstraps_from_its_final_observation_a_terminated_never(bootstrap):
     # One step each, reward 1, V(s_0) = 10, V(final) = 100, discount 0.5.
-    arrays = make_arrays([[1, 1]])
+    ends = {"terminated": np.array([[True, False, True]]), "truncated": np.array([[False, True, True]])}
+    arrays = make_arrays([[1, 1, 1]]) | ends
     arrays["rewards"][:] = 1.0
-    assert arrays["terminated"].tolist() == [[True, False]]
-    baseline = GivenBaseline(torch.full((1, 1, 2), 10.0), torch.full((1, 2), 100.0))
+    baseline = GivenBaseline(torch.full((1, 1, 3), 10.0), torch.full((1, 3), 100.0))
     advantages = TaskEpisodes(**arrays).compute_advantages(baseline, gamma=0.5, normalize=False, bootstrap=bootstrap)
-    assert advantages.tolist() == [[[-9.0, 41.0 if bootstrap else -9.0]]]
-
-
-def test_episode_that_is_both_terminated_and_truncated_does_not_bootstrap():
-    arrays = make_arrays([[1]]) | {"truncated": np.ones((1, 1), bool)}
-    baseline = GivenBaseline(torch.zeros(1, 1, 1), torch.full((1, 1), 100.0))
-    advantages = TaskEpisodes(**arrays).compute_advantages(baseline, gamma=0.5, normalize=False)
-    assert advantages.flatten().tolist() == arrays["rewards"].flatten().tolist()
+    assert advantages.tolist() == [[[-9.0, 41.0 if bootstrap else -9.0, -9.0]]]
 
 
 @settings(deadline=None, max_examples=40)
@@ -276,12 +264,14 @@ def test_tasks_stacked_again_are_bit_identical():
     assert (again.gamma, again.fast_lr, again.tasks) == (0.9, 0.1, ({}, {}, {}))
 
 
-def test_episodes_that_differ_in_metadata_are_not_stacked():
+def test_episodes_that_differ_in_metadata_or_infos_are_not_stacked():
     first = make([[1, 1]], gamma=0.9)[0]
     with pytest.raises(ValueError, match="gamma"):
         TaskEpisodes.stack([first, make([[1, 1]], gamma=0.8)[0]])
     with pytest.raises(ValueError, match="batch_size"):
         TaskEpisodes.stack([first, make([[1]], gamma=0.9)[0]])
+    with pytest.raises(ValueError, match="different infos"):
+        TaskEpisodes.stack([make_with_infos()[0], make([[2, 3]])[0]])
     with pytest.raises(ValueError, match="at least one"):
         TaskEpisodes.stack([])
     second = make([[1, 1]], gamma=0.9)
@@ -397,11 +387,8 @@ def test_repeated_or_unknown_episodes_are_refused(ids):
     episodes = BatchEpisodes(2)
     with pytest.raises(ValueError, match="distinct"):
         episodes.append(np.zeros((2, 1)), np.zeros((2, 1)), np.zeros(2), ids)
-
-
-def test_rows_that_do_not_match_the_ids_are_refused():
     with pytest.raises(ValueError, match="one row of actions"):
-        BatchEpisodes(2).append(np.zeros((2, 1)), np.zeros((1, 1)), np.zeros(2), [0, 1])
+        episodes.append(np.zeros((2, 1)), np.zeros((1, 1)), np.zeros(2), [0, 1])
 
 
 def test_reading_before_the_first_step_is_refused():
@@ -480,17 +467,6 @@ def test_digest_covers_infos() -> None:
     before = episodes.digest()
     episodes.infos["success"][1, 1] = 1.0
     assert episodes.digest() != before
-
-
-def test_infos_of_the_wrong_shape_are_refused() -> None:
-    arrays = make_arrays([[3, 2], [1, 3]])
-    with pytest.raises(ValueError, match=r"the info 'success' must have the shape \(2, 3, 2\) or \(2, 2\), got \(2,\)"):
-        TaskEpisodes(**arrays, infos={"success": np.zeros(2)})
-
-
-def test_episodes_with_different_infos_are_not_stacked() -> None:
-    with pytest.raises(ValueError, match="different infos"):
-        TaskEpisodes.stack([make_with_infos()[0], make([[2, 3]])[0]])
 
 
 def test_transitions_end_in_the_final_observation() -> None:

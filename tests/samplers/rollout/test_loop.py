@@ -95,13 +95,10 @@ def sample(
 def test_every_slot_gets_its_own_task_and_every_step_its_own_entry() -> None:
     episodes = sample(make_tasks([6, 6, 6]))
     task, step, _ = np.meshgrid(np.arange(3), np.arange(6), np.arange(2), indexing="ij")
+    assert episodes.observations.dtype == torch.float64
     np.testing.assert_array_equal(episodes.observations[..., 0], task)
     np.testing.assert_array_equal(episodes.observations[..., 2], step)
     np.testing.assert_array_equal(episodes.rewards, 100 * task + step + 1)
-
-
-def test_float64_observations_stay_float64() -> None:
-    assert sample(make_tasks([3])).observations.dtype == torch.float64
 
 
 def test_actions_are_mean_plus_noise_of_their_own_stream() -> None:
