@@ -12,9 +12,9 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -137,7 +137,7 @@ class NamedStreams:
         return self.key._replace(task=word, episode=0)
 
 
-def global_generators() -> AbstractContextManager[Any]:
+def global_generators() -> "threading.RLock":
     """Return the lock of the process's generators (torch's, NumPy's, Python's).
 
     Whoever gives them other states holds it until they are restored; a thread may take it again.

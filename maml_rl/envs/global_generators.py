@@ -16,7 +16,7 @@ import threading
 import zlib
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -65,18 +65,17 @@ class _Generator:
 
 
 @cache
-def _numpy() -> _Generator:
-    def fresh(seed: np.random.SeedSequence) -> np.random.RandomState:
-        return np.random.RandomState(np.random.MT19937(seed))
-
-    bits, offset = np.random.get_bit_generator(), _offset_of_gauss()  # type: ignore[attr-defined]
+def _numpy(bits: np.random.BitGenerator) -> _Generator:
+    """Return NumPy's, which draws from `bits`; they live as long as what is read of them."""
+    offset = _offset_of_gauss()
     if offset is None or not isinstance(bits, np.random.MT19937):
+        get_state = partial(np.random.get_state, legacy=False)
         return _Generator(
             "np.random",
-            lambda: repr(np.random.get_state(legacy=False)),
-            np.random.get_state,
+            lambda: repr(get_state()),
+            get_state,
             np.random.set_state,
-            lambda seed: fresh(seed).get_state(),
+            lambda seed: np.random.RandomState(type(bits)(seed)).get_state(legacy=False),
         )
     # In memory, because `get_state` takes longer than the step of many environments.
     size, state, gauss = 4 * _WORDS + 4, bits.ctypes.state_address, id(np.random.mtrand._rand) + offset
@@ -216,7 +215,8 @@ def _integer(seed: np.random.SeedSequence) -> int:
 
 def _generators() -> list[_Generator]:
     """Return the generators of the process; that of torch only where something has imported it."""
-    return [_numpy(), _python(), *([_torch()] if "torch" in sys.modules else [])]
+    numpy = _numpy(np.random.get_bit_generator())  # type: ignore[attr-defined]
+    return [numpy, _python(), *([_torch()] if "torch" in sys.modules else [])]
 
 
 def _looks_at(*places: Callable[[], Any]) -> Callable[[], tuple[Any, ...]]:
@@ -250,9 +250,20 @@ def _places() -> dict[str, Any]:
     return {generator.name: generator.place() for generator in _generators()}
 
 
-def _drawn_since(places: dict[str, Any]) -> list[str]:
+def _places_unless_lent() -> dict[str, Any] | None:
+    """Return the places; None while another thread has given the generators other states, as an update does."""
+    lock = global_generators()
+    if not lock.acquire(blocking=False):
+        return None
+    try:
+        return _places()
+    finally:
+        lock.release()
+
+
+def _moved(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return the generators that were drawn from; one that was imported meanwhile was not."""
-    return [name for name, place in _places().items() if places.get(name, place) != place]
+    return [name for name, place in now.items() if before.get(name, place) != place]
 
 
 def _states_of(words: tuple[int, int]) -> list[Any]:
@@ -305,7 +316,7 @@ class KeptGenerators:
 
     def drawn(self) -> list[str]:
         """Return the names of the generators from which the block has drawn so far."""
-        self._drawn.update(_drawn_since(self._places))
+        self._drawn.update(_moved(self._places, _places()))
         return sorted(self._drawn)
 
     def __exit__(self, *error: object) -> None:
@@ -448,21 +459,21 @@ class SharedGenerators(SlotGenerators):
         return self._look(call)
 
     def _look(self, call: Callable[[], Any]) -> Any:
-        places = _places()
+        places = _places_unless_lent()
         result = call()
         if isinstance(result, Coroutine):
             return self._look_after(result, places)
         self._refuse(places)
         return result
 
-    async def _look_after(self, coroutine: Coroutine[Any, Any, Any], places: dict[str, Any]) -> Any:
+    async def _look_after(self, coroutine: Coroutine[Any, Any, Any], places: dict[str, Any] | None) -> Any:
         result = await coroutine
         self._refuse(places)
         return result
 
-    def _refuse(self, places: dict[str, Any]) -> None:
-        drawn = _drawn_since(places)
-        if not drawn:
+    def _refuse(self, places: dict[str, Any] | None) -> None:
+        now = None if places is None else _places_unless_lent()
+        if places is None or now is None or not (drawn := _moved(places, now)):
             return
         message = (
             f"it draws from {' and '.join(drawn)}, a generator that all slots of the process share: no seed repeats "

@@ -107,11 +107,11 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
     ) -> None:
         self._settle()
-        self._writer.infos = {}
         slots = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         for slot in slots:
             self._calls.start(self.slots[slot].reset(seeds[slot], options))
-        self._wait_for(set(slots))
+        self._awaited.update(slots)
+        self.step_recv()
         self._ready = True
 
     def reset_send(self, index: int, seed: int) -> None:
@@ -139,11 +139,10 @@ class ThreadedVectorEnv(SerialVectorEnv):
         wanted = self._awaited if indices is None else set(indices)
         self._writer.infos = {}
         if timeout is None:
-            self._wait_for(wanted - self._unread)
-        elif not wanted & self._unread:
-            self._take(timeout or inf)
+            while not wanted <= self._unread:
+                self._take(inf)
         else:
-            self._take(0.0)
+            self._take(0.0 if wanted & self._unread else timeout or inf)
         received = wanted & self._unread
         self._unread -= received
         self._awaited -= received
@@ -152,47 +151,38 @@ class ThreadedVectorEnv(SerialVectorEnv):
     def _require_idle(self, slot: int) -> None:
         if slot in self._awaited:
             raise RuntimeError("the step before has not been received; call step_recv first")
-        # Results of an abandoned phase.
         while slot in self._calls.outstanding:
-            self._calls.wait(inf)
+            self._take(inf)
 
     def _settle(self) -> None:
         """Wait for calls whose results are no longer needed."""
-        while self._calls.outstanding:
-            self._calls.wait(inf)
         self._unread.clear()
         self._awaited.clear()
+        while self._calls.outstanding:
+            self._take(inf)
 
-    def _wait_for(self, slots: set[int]) -> None:
-        """Wait until the results of all these slots are in the buffers."""
-        left = slots.copy()
-        while left:
-            left -= self._take(inf)
-
-    def _take(self, seconds: float) -> set[int]:
-        """Wait a moment for calls, write their results, and return their slots."""
-        taken = set()
+    def _take(self, seconds: float) -> None:
+        """Wait a moment for calls, and write the results that are awaited; others are of a phase that was abandoned."""
         for number, outcome in self._calls.wait(seconds):
+            if number not in self._awaited:
+                continue
             try:
                 self.slots[number].write(self._writer, self.buffers, self._result(number, outcome))
             except BaseException:
                 self.current_slots[0] = number
                 raise
-            taken.add(number)
-        self._unread |= taken & self._awaited
-        return taken
+            self._unread.add(number)
 
     def _result(self, slot: int, outcome: Outcome) -> Any:
         """Return the result of a call, or raise its error."""
         result, error = outcome
-        if error is not None:
-            self.current_slots[0] = slot
+        if error is None:
+            return result
+        self.current_slots[0] = slot
         if isinstance(error, KeyboardInterrupt):
             # Ctrl-C never reaches a helper thread.
             raise RuntimeError("it raised KeyboardInterrupt itself") from error
-        if error is not None:
-            raise error
-        return result
+        raise error
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close every environment, after waiting a moment for calls that run; one whose call still runs stays open."""
@@ -202,7 +192,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
             self._calls.start(slot.close())
         awaited = {slot.number for slot in idle if slot.awaits}
         others = {slot.number for slot in idle} - awaited
-        for numbers, seconds in ((awaited, _CLOSE_SECONDS), (others, self._calls.timeout)):
+        for numbers, seconds in ((awaited, _CLOSE_SECONDS), (others, self._rules.timeout)):
             for number, outcome in self._calls.drain(numbers, monotonic() + seconds):
                 close_quietly(partial(self._result, number, outcome), self.slots[number])
         self._calls.close()

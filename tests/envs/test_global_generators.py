@@ -231,6 +231,47 @@ def test_call_in_another_thread_waits_while_generators_are_not_the_processs(how:
     assert np.random.get_state()[1].tolist() == before[1]
 
 
+@pytest.mark.timeout(30)
+def test_states_that_another_thread_lends_are_not_taken_for_draws_of_a_slot() -> None:
+    """As those of an update, while batches are collected ahead of it from slots that wait."""
+    lent, over = threading.Event(), threading.Event()
+
+    def update() -> None:
+        with seeding.seeded_torch(1):
+            lent.set()
+            over.wait(20)
+
+    thread = threading.Thread(target=update)
+
+    def begin() -> None:
+        thread.start()
+        assert lent.wait(20)
+
+    def end() -> None:
+        over.set()
+        thread.join()
+
+    generators = global_generators.SharedGenerators(1)
+    for call in (begin, end):
+        generators.step(0, call)
+    with global_generators.KeptGenerators(), pytest.raises(RuntimeError, match="draws from torch"):
+        generators.step(0, lambda: torch.rand(()))
+
+
+def test_generator_of_numpy_may_be_of_any_kind() -> None:
+    before = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    np.random.set_bit_generator(np.random.PCG64(3))  # type: ignore[attr-defined]
+    try:
+        expected = np.random.Generator(np.random.PCG64(3)).random(2)
+        generators = global_generators.SlotGenerators(1)
+        seen = [generators.begin(0, key_of_seed(seed, EPISODE), np.random.random) for seed in (5, 5, 6)]
+        assert seen[0] == seen[1] != seen[2]
+        assert generators.used
+        assert [np.random.random(), np.random.random()] == expected.tolist()
+    finally:
+        np.random.set_bit_generator(before)  # type: ignore[attr-defined]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
 @pytest.mark.timeout(30)
 def test_process_forked_while_another_thread_holds_the_generators_makes_environments() -> None:

@@ -113,6 +113,25 @@ def test_phase_that_was_left_is_finished_before_the_next(opened: threading.Event
         np.testing.assert_array_equal(env.buffers.observations[2], first[2])
 
 
+class TakesTimeForATask(Waits):
+    def reset_task(self, task: dict[str, Any]) -> None:
+        if task.get("slope") == 9.0:
+            self.gate.wait(20)
+        super().reset_task(task)
+
+
+def test_call_that_was_left_takes_no_results_of_other_slots_with_it(opened: threading.Event) -> None:
+    with closing(begun(TakesTimeForATask)) as env:
+        with pytest.raises(ValueError, match="expected the entry 'slope'"):
+            env.reset_task([{"slope": 1.0}, {"slope": 9.0}, {"tilt": 1.0}])
+        env.reset_send(0, 3)
+        while not env._calls._done.qsize():
+            pass
+        opened.set()
+        env.reset_send(1, 4)
+        assert env.step_recv() == [0, 1]
+
+
 @pytest.mark.parametrize("make", [Waits, Hangs])
 def test_call_that_hangs_is_an_error_with_its_stack_and_slot(make: Any, opened: threading.Event) -> None:
     with closing(begun(make, 0.2)) as env:
