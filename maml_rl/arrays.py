@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,15 @@ def namespace(array: Any) -> Any:
 def torch_arrays(device: torch.device) -> TorchArrays:
     """Return the functions for tensors on a device."""
     return TorchArrays(device)
+
+
+def as_array(value: Any) -> NDArray[Any] | None:
+    """Return a value of other code as an array of NumPy; None if it is none."""
+    try:
+        return np.asarray(value)
+    # An object's own methods may raise anything.
+    except Exception:
+        return None
 
 
 def as_floats(array: Any) -> Any:

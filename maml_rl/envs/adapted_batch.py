@@ -1,5 +1,6 @@
 """Slots that other code steps at once: a `gymnasium.vector.VectorEnv` with tasks, or a `MetaVectorEnv`."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -30,7 +31,7 @@ from maml_rl.envs.meta_env import (
     require_one_each,
     slot_seeds,
 )
-from maml_rl.envs.results import recorded_number
+from maml_rl.envs.results import five_parts, read_reset, recorded_number
 from maml_rl.spaces import ArrayElements, array_writer, own_actions, require_numbers, stored_actions
 
 _TASK_METHODS = ("sample_tasks", "reset_task")
@@ -124,6 +125,7 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
         self._elements = ArrayElements(self.observation_space)
         self._actions = np.zeros(self.action_space.shape or (), self.action_space.dtype)
         self._last_infos: dict[str, Any] = {}
+        self._steps = np.zeros(env.num_envs, np.int64)
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from its generator; those of an evaluation by its `sample_test_tasks`, if it has that method."""
@@ -150,9 +152,11 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
         low = None if None in seeds else low_seeds(seeds, self._seed_mask)  # type: ignore[arg-type]
         begin = partial(seeded_reset, self.env, low)
         started = perf_counter()
-        observations, self._last_infos = self._generators.step(0, begin)
+        observations, infos = read_reset(self._name, self._generators.step(0, begin))
+        self._last_infos = infos or {}
         self.physics_seconds[0] += perf_counter() - started
         self._sent, self._ready = None, True
+        self._steps[:] = 0
         self._write(observations, np.ones(self.num_envs, np.bool_))
         self.buffers.begin(slice(None))
 
@@ -163,8 +167,9 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
         self._actions[active] = actions[active]
         own = own_actions(self.single_action_space, self._actions)
         started = perf_counter()
-        observations, rewards, terminated, truncated, infos = self._generators.step(0, partial(self.env.step, own))
+        result = self._generators.step(0, partial(self.env.step, own))
         self.physics_seconds[0] += perf_counter() - started
+        observations, rewards, terminated, truncated, infos = five_parts(self._name, result)
         self._last_infos = infos
         terminated, truncated = (
             self._of_slots(name, check_flags(name, flags))
@@ -177,7 +182,9 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
             self._write_final(infos, ended)
         buffers.rewards[:] = np.where(active, self._of_slots("rewards", np.asarray(rewards)), 0.0)
         buffers.terminated |= active & terminated
-        buffers.truncated |= active & truncated
+        # As Gymnasium's TimeLimit around single environments: the batch need not know of the limit.
+        self._steps += active
+        buffers.truncated |= active & (truncated | (self._steps >= (self.max_episode_steps or math.inf)))
         for name in buffers.infos:
             self._write_info(name, infos, active, ended)
         over = terminated | truncated
@@ -237,7 +244,7 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
     ) -> None:
         """Write a recorded info of the slots that have stepped; NaN where a time limit has ended an episode without."""
         values, kind = self.buffers.infos[name], self.recorded_infos[name]
-        for slot in np.flatnonzero(active if kind == "step" else ended).tolist():
+        for slot in np.flatnonzero(active if kind == "step" else active & self.buffers.over).tolist():
             final = self._mode is AutoresetMode.SAME_STEP and ended[slot]
             source = infos.get("final_info", infos) if final else infos
             required = kind == "step" or bool(self.buffers.terminated[slot])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutinefunction
@@ -120,25 +121,36 @@ def seeded_reset(env: Any, seed: Any, **options: Any) -> Any:
     except Retry:
         raise
     except Exception as error:
-        try:
-            env.reset(seed=low, **options)
-        except Exception:
-            raise error from None
-        raise _takes_31_bits(env, error) from error
-    return _awaited_reset(result, env, low, options) if isinstance(result, Coroutine) else result
+        # Again: what fails for a while takes all seeds later.
+        if _takes(env, low, options) and not _takes(env, seed, options):
+            raise _takes_31_bits(env, error) from error
+        raise
+    return _awaited_reset(result, env, seed, low, options) if isinstance(result, Coroutine) else result
 
 
-async def _awaited_reset(result: Coroutine[Any, Any, Any], env: Any, low: Any, options: Any) -> Any:
+async def _awaited_reset(result: Coroutine[Any, Any, Any], env: Any, seed: Any, low: Any, options: Any) -> Any:
     try:
         return await result
     except Retry:
         raise
     except Exception as error:
-        try:
-            await env.reset(seed=low, **options)
-        except Exception:
-            raise error from None
-        raise _takes_31_bits(env, error) from error
+        if await _takes_awaited(env, low, options) and not await _takes_awaited(env, seed, options):
+            raise _takes_31_bits(env, error) from error
+        raise
+
+
+def _takes(env: Any, seed: Any, options: Any) -> bool:
+    with suppress(Exception):
+        env.reset(seed=seed, **options)
+        return True
+    return False
+
+
+async def _takes_awaited(env: Any, seed: Any, options: Any) -> bool:
+    with suppress(Exception):
+        await env.reset(seed=seed, **options)
+        return True
+    return False
 
 
 def _takes_31_bits(env: Any, error: Exception) -> ValueError:

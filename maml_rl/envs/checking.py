@@ -16,6 +16,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
+from maml_rl.arrays import as_array
 from maml_rl.envs.calls import Awaited, is_async, seeded_reset
 from maml_rl.envs.global_generators import KeptGenerators, construct, seconds_of_own_generators
 from maml_rl.envs.meta_env import SEED_BITS, MetaVectorEnv, Task, declarations, declared, own_task
@@ -506,11 +507,8 @@ def _fault_of_draws(draw: Callable[[int, int], list[dict[str, Any]]], num_tasks:
 
 def _is_plain(value: Any) -> bool:
     """Return whether a value is a number, a text, or an array of these, and not a list of lists of other lengths."""
-    try:
-        return np.asarray(value).dtype.kind in "biufU"
-    # An object's own methods may raise anything.
-    except Exception:
-        return False
+    array = as_array(value)
+    return array is not None and array.dtype.kind in "biufU"
 
 
 def _check_declared_tasks(

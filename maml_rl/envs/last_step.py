@@ -98,13 +98,11 @@ class LastStepVectorEnv(ObservingVectorEnv):
         self, *, seed: Seeds = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
         """Begin another episode of the trial."""
-        self.begin_episodes(read_reset_mask(options, self.num_envs))
-        self._keep_start()
+        self._begin(read_reset_mask(options, self.num_envs))
         return super().reset(seed=seed, options=options)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
-        self.begin_episodes()
-        self._keep_start()
+        self._begin()
         super().reset_buffers(seeds)
 
     def begin_episodes(self, slots: Any = None) -> None:
@@ -113,14 +111,14 @@ class LastStepVectorEnv(ObservingVectorEnv):
         ended = self._begun if slots is None else self._begun & slots
         self._last[:, -1] = namespace(self._last).where(ended, 1.0, self._last[:, -1])
 
-    def _keep_start(self) -> None:
-        self._at_start = self._last.copy(), self._begun.copy()
+    def _begin(self, slots: NDArray[np.bool_] | None = None) -> None:
+        """Begin another episode in slots, which may begin anew from what they show now."""
+        self.begin_episodes(slots)
+        for kept, now in zip(self._at_start, (self._last, self._begun), strict=True):
+            np.copyto(kept.T, now.T, where=True if slots is None else slots)
 
     def reset_send(self, index: int, seed: int) -> None:
-        if self._begun[index]:
-            self._last[index, -1] = 1.0
-        for kept, now in zip(self._at_start, (self._last, self._begun), strict=True):
-            kept[index] = now[index]
+        self._begin(np.arange(self.num_envs) == index)
         super().reset_send(index, seed)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.arrays import as_array
 from maml_rl.envs.meta_env import InfoKind, StepBuffers, check_flags, declarations
 from maml_rl.spaces import array_writer
 
@@ -105,7 +106,7 @@ def _time_limits(env: Env) -> Iterator[gymnasium.wrappers.TimeLimit[Any, Any]]:
         env = env.env
 
 
-def read_reset(env: Env, result: Any) -> tuple[Any, Any]:
+def read_reset(env: object, result: Any) -> tuple[Any, Any]:
     """Return the observation and the info that `reset` has returned."""
     # An observation of two parts alone is a pair, too.
     if isinstance(result, tuple | list) and len(result) == 2 and (result[1] is None or isinstance(result[1], Mapping)):
@@ -116,14 +117,18 @@ def read_reset(env: Env, result: Any) -> tuple[Any, Any]:
     )
 
 
+def five_parts(env: object, result: Any) -> Any:
+    """Return what `step` has returned, if it is as much as it must be."""
+    if isinstance(result, tuple | list) and len(result) == 5:
+        return result
+    is_old = isinstance(result, tuple) and len(result) == 4
+    four = " (four values are those of old versions of Gym)" if is_old else ""
+    raise TypeError(f"step of {env} returned {_shown(result)}{four}; it must return {_STEP}")
+
+
 def read_step(env: Env, result: Any) -> tuple[Any, float, bool, bool, Any]:
     """Return what `step` has returned, with numbers and flags of Python."""
-    if not isinstance(result, tuple | list) or len(result) != 5:
-        four = (
-            " (four values are those of old versions of Gym)" if isinstance(result, tuple) and len(result) == 4 else ""
-        )
-        raise TypeError(f"step of {env} returned {_shown(result)}{four}; it must return {_STEP}")
-    observation, reward, terminated, truncated, info = result
+    observation, reward, terminated, truncated, info = five_parts(env, result)
     return (
         observation,
         reward if type(reward) is float else _number(env, reward),
@@ -137,7 +142,7 @@ def _number(env: Env, reward: Any) -> float:
     if isinstance(reward, np.floating):
         return float(reward)
     # Arrays without axes are numbers, too, as of environments in torch or JAX. A duration of NumPy claims to be real.
-    number = reward if isinstance(reward, Real) and not isinstance(reward, np.generic) else _as_array(reward)
+    number = reward if isinstance(reward, Real) and not isinstance(reward, np.generic) else as_array(reward)
     if isinstance(number, Real) or (number is not None and number.shape == () and number.dtype.kind in "biuf"):
         try:
             return float(number)
@@ -159,15 +164,6 @@ def _flag(env: Env, name: str, value: Any) -> bool:
     # An object's own methods may raise anything.
     except Exception:
         raise TypeError(f"step of {env} returned {name}={_shown(value)}; return True or False") from None
-
-
-def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return a value as an array; None if it is none."""
-    try:
-        return np.asarray(value)
-    # An object's own methods may raise anything.
-    except Exception:
-        return None
 
 
 def _shown(value: Any) -> str:

@@ -240,7 +240,7 @@ class Slot:
         self._steps += 1
         writer.write_step(buffers, self.number, self.env, result)
         # The wrapper with the limit of one that is awaited cannot await.
-        if self.awaited and self._steps == self.limit and not buffers.terminated[self.number]:
+        if self.awaited and self._steps == self.limit:
             buffers.truncated[self.number] = True
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from maml_rl.arrays import as_array
 from maml_rl.envs.meta_env import Task, require_one_each
 from maml_rl.errors import TaskError
 
@@ -77,11 +78,8 @@ def _parse_entry(name: str, task: Mapping[str, Any], entry: TaskEntry) -> NDArra
 
 def as_numbers(value: Any, kinds: str = "iuf") -> NDArray[np.float64] | None:
     """Return `value` as an array; None if it is not of these kinds of NumPy, by default real numbers."""
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        return None
-    return array.astype(np.float64) if array.dtype.kind in kinds else None
+    array = as_array(value)
+    return None if array is None or array.dtype.kind not in kinds else array.astype(np.float64)
 
 
 def parse_tasks(tasks: Sequence[Task], entries: Mapping[str, TaskEntry], num_envs: int) -> TaskArrays:

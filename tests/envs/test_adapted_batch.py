@@ -1,5 +1,6 @@
 """Vector environments of other code as slots, compared with the same environments stepped one by one."""
 
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,7 @@ from gymnasium.wrappers.vector import ClipReward, NormalizeObservation
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.baseline import ZeroBaseline
-from maml_rl.envs import make_vector_env
+from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.envs.calls import CallRules
 from maml_rl.errors import ConfigError
 from tests.envs.third_party import DictEnv, PixelEnv, WalkEnv
@@ -137,6 +138,17 @@ class Forgetful(Batch):
         return *rest, {name: info for name, info in infos.items() if name != "final_obs"}
 
 
+class WithoutInfos(Batch):
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(**kwargs)[0]
+
+
+class OfOldGym(Batch):
+    def step(self, actions: Any) -> Any:
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        return observations, rewards, terminated | truncated, infos
+
+
 class Taskless(SyncVectorEnv):
     def __init__(self, num_envs: int) -> None:
         super().__init__([Walking] * num_envs)
@@ -178,17 +190,19 @@ def test_threads_are_refused() -> None:
             r"rewards of shape \(2, 1\) .*; return rewards.reshape\(-1\)",
         ),
         (Forgetful, "has begun the next episode of slot 0 without its last observation; add the info 'final_obs'"),
+        (WithoutInfos, "reset of WithoutInfos returned array.*; it must return the observation and a dict of infos"),
+        (OfOldGym, r"step of OfOldGym returned 4 values, .*\(four values are those of old versions of Gym\)"),
     ],
 )
-def test_wrong_results_of_a_step_are_refused(made: Any, message: str) -> None:
+def test_wrong_results_are_refused(made: Any, message: str) -> None:
     env = make_vector_env(made, {}, 2)
-    env.reset_buffers(np.arange(2))
 
     def play() -> None:
+        env.reset_buffers(np.arange(2))
         for _ in range(4):
             env.step(np.array([[0.5], [0.0]], np.float32))
 
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         play()
     env.close()
 
@@ -218,17 +232,44 @@ class OfDicts(LimitedBatch):  # type: ignore[misc, valid-type]
         return *rest, infos
 
 
+class Tells(Walking):
+    """Has the info of the end at every step, and no limit of its own."""
+
+    def step(self, action: Any) -> Any:
+        *rest, info = super().step(action)
+        return *rest, info | {"last": np.float32(self.place)}
+
+
+class TellsBatch(Batch):
+    made = Tells
+
+
+def sampled_to_a_limit(env: Any, *, observe_last: bool = False) -> Any:
+    settings: dict[str, Any] = {"batch_size": 3, "seed": 0, "num_workers": 0, "max_episode_steps": 3}
+    host = make_vector_env(ObservedLastStep(Walking) if observe_last else Walking, {}, 1)
+    settings |= {"policy": get_policy_for_env(host, (8,), "tanh"), "observe_last": observe_last}
+    with MultiTaskSampler(env, {}, baseline=ZeroBaseline(), **settings) as sampler:
+        return sampler.rollout(sampler.sample_tasks(6))
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_time_limit_ends_episodes_of_a_batch_that_does_not_know_it(mode: AutoresetMode) -> None:
+    for observe_last in (False, True):
+        single = sampled_to_a_limit(Tells, observe_last=observe_last)
+        batch = sampled_to_a_limit(lambda num_envs: TellsBatch(num_envs, mode), observe_last=observe_last)
+        assert batch.digest() == single.digest()
+        assert batch.truncated.any()
+        assert not batch.infos["last"].isnan().any()
+    with closing(make_vector_env(TellsBatch, {}, 2, max_episode_steps=2)) as env:
+        env.reset_buffers(np.arange(2))
+        assert [env.step(np.zeros((2, 1), np.float32))[3].tolist() for _ in range(2)] == [[False] * 2, [True] * 2]
+
+
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("made", [LimitedBatch, OfDicts])
 def test_info_of_an_episode_that_a_limit_ended_is_nan_and_else_an_error(made: Any, mode: AutoresetMode) -> None:
-    def found(env: Any, **kwargs: Any) -> Any:
-        settings: dict[str, Any] = {"batch_size": 3, "seed": 0, "num_workers": 0, "max_episode_steps": 3}
-        policy = get_policy_for_env(Walking(), (8,), "tanh")
-        with MultiTaskSampler(env, {}, policy=policy, baseline=ZeroBaseline(), **settings) as sampler:
-            return sampler.rollout(sampler.sample_tasks(6))
-
     # Of single environments Gymnasium's own wrapper cuts the episodes.
-    single, batch = found(Walking), found(lambda num_envs: made(num_envs, mode))
+    single, batch = sampled_to_a_limit(Walking), sampled_to_a_limit(lambda num_envs: made(num_envs, mode))
     assert batch.digest() == single.digest()
     last = batch.infos["last"]
     assert torch.equal(last.isnan(), ~batch.terminated)

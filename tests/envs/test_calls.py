@@ -89,6 +89,32 @@ def test_refused_seed_of_32_bits_names_the_declaration_that_gives_31(made: Any) 
         check_meta_env(declares())
 
 
+class FailsOnce(TakesInt32):
+    """As where a service is there a moment later."""
+
+    failed = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None and not self.failed:
+            self.failed = True
+            raise ConnectionError("the service does not answer")
+        return WalkEnv.reset(self, seed=seed, options=options)
+
+
+class FailsOnceAwaited(FailsOnce):
+    async def reset(self, **given: Any) -> Any:
+        return super().reset(**given)
+
+    async def step(self, action: Any) -> Any:
+        return super().step(action)
+
+
+@pytest.mark.parametrize("made", [FailsOnce, FailsOnceAwaited])
+def test_failure_that_does_not_come_from_the_seed_stays_what_it_is(made: Any) -> None:
+    with closing(make_vector_env(made, {}, 1)) as env, pytest.raises(ConnectionError, match="does not answer"):
+        env.reset_buffers([2**31 + 7])
+
+
 def test_only_wrappers_that_check_or_limit_are_left_out_of_what_is_awaited() -> None:
     env = TakesInt32Awaited()
     assert async_methods(env) == ["reset", "step"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from maml_rl.envs import LastStepParts, MetaVectorEnv, ObservedLastStep, ObservedTask, make_vector_env
+from maml_rl.envs import LastStepParts, MetaVectorEnv, ObservedLastStep, ObservedTask, Retry, make_vector_env
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.failures import describe_env
@@ -82,6 +82,26 @@ def test_parts_of_the_last_step_are_found_in_the_space() -> None:
     assert parts == LastStepParts(slice(0, 10), slice(10, 15), slice(15, 16), slice(16, 17), 17)
     with pytest.raises(ValueError, match="observe_last=True"):
         LastStepParts.within(spaces.Box(0, 1, (5,)), shown.single_action_space)
+
+
+class FailsAtItsSecondStep(WalkEnv):
+    def step(self, action: Any) -> Any:
+        if self.steps == 1:
+            raise Retry
+        return super().step(action)
+
+
+def test_restarted_episode_shows_what_it_began_with_after_a_reset_of_other_slots() -> None:
+    env = make_vector_env(ObservedLastStep(FailsAtItsSecondStep), {}, 2)
+    env.reset_task(env.sample_tasks(2, seed=0))
+    env.reset(seed=1)
+    actions = np.full((2, 1), 0.5, np.float32)
+    assert (env.step(actions)[0][:, -3] == 0.5).all()
+    env.reset(seed=1, options={"reset_mask": np.array([True, False])})
+    shown = env.step(actions)[0]
+    assert env.buffers.restarted.tolist() == [False, True]
+    assert not shown[1, -3:].any()
+    env.close()
 
 
 @pytest.mark.slow

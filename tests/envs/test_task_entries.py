@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +84,11 @@ def test_temporary_tasks_are_not_confused_with_each_other() -> None:
 
     arrays = parse_tasks(Made(), {"x": TaskEntry()}, 50)
     assert arrays["x"].tolist() == [-1.0 if index % 2 else index for index in range(50)]
+
+
+def test_value_that_cannot_become_an_array_is_refused_by_its_entry() -> None:
+    with pytest.raises(TaskError, match="entry 'goal' of a task must hold numbers, got tensor"):
+        parse_task({**TASK, "goal": torch.zeros(2, requires_grad=True)}, ENTRIES)
 
 
 def test_malformed_task_of_one_slot_is_refused_by_slot_and_entry() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict, get_args
+from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 import mujoco
 import numpy as np
@@ -53,63 +53,13 @@ class PhysicsOptions(TypedDict, total=False):
     max_constraints: int | None
 
 
-class Physics(Protocol):
-    """N simulations of one model. A copy, also by pickle, continues bit-identically from the same states."""
-
-    @property
-    def engine(self) -> str:
-        """Name of the engine: "mjbatch", "mujoco" or "warp"."""
-
-    def bind(self, field: str) -> NDArray[Any]:
-        """Return a live array (N, ...) over a field of `MjData`; the calls below update it, callers only read it.
-
-        As after `mj_step` itself, a field that is derived from qpos and qvel holds the value that the last substep
-        computed: up to one substep behind them.
-        """
-
-    def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
-        """Start afresh from given positions and velocities: `mj_resetData`, the assignment, `mj_forward`.
-
-        Args:
-            qpos: (n, nq) for the n masked simulations.
-            qvel: (n, nv).
-            mask: (N,) which simulations; None for all.
-        """
-
-    def set_model(self, fields: Mapping[str, Floats]) -> None:
-        """Give every simulation a model of its own; the constants that `mj_setConst` derives are updated.
-
-        Args:
-            fields: values (N, ...) of fields of `MjModel`, always the same fields.
-        """
-
-    def step(self, controls: Floats, num_substeps: int, mask: Mask | None = None) -> None:
-        """Apply controls for some calls of `mj_step`.
-
-        Args:
-            controls: (N, nu); the rows of simulations that are not stepped are ignored.
-            num_substeps: how many calls.
-            mask: (N,) which simulations to step, the others stay as they are; None for all.
-        """
-
-    def forward(self, mask: Mask | None = None) -> None:
-        """Compute all derived quantities from the current positions and velocities: `mj_forward`.
-
-        Args:
-            mask: (N,) which simulations; None for all.
-        """
-
-    def close(self) -> None:
-        """End the threads (mjbatch's end with the batch and its arrays); later calls run without them."""
-
-
 def make_physics(
     model: mujoco.MjModel,
     num_sims: int,
     engine: Engine = "auto",
     num_threads: int = 1,
     limits: WarpLimits = WarpLimits(),  # noqa: B008 - frozen
-) -> Physics:
+) -> Physics | WarpPhysics:
     """Make a batch of simulations; `set_state` them before the first step.
 
     Args:
@@ -144,9 +94,16 @@ def make_physics(
     return PlainPhysics(model, num_sims, num_threads)
 
 
-class _Simulations(ABC):
-    """Base of both engines: keeps their arguments, for copying and pickling."""
+class Physics(ABC):
+    """N simulations of one model. A copy, also by pickle, continues bit-identically from the same states.
 
+    `WarpPhysics` has the same methods.
+
+    Attributes:
+        engine: "mjbatch", "mujoco" or "warp".
+    """
+
+    engine: ClassVar[str]
     # Of all simulations: the integration states, and the parts of these that are written one by one.
     _states: Floats
     _qpos: Floats
@@ -160,7 +117,11 @@ class _Simulations(ABC):
         self._fields: dict[str, Floats] = {}
 
     def bind(self, field: str) -> NDArray[Any]:
-        """Return a live array over a field."""
+        """Return a live array (N, ...) over a field of `MjData`; the calls below update it, callers only read it.
+
+        As after `mj_step` itself, a field that is derived from qpos and qvel holds the value that the last substep
+        computed: up to one substep behind them.
+        """
         if field not in self._bound:
             self._bound[field] = self._bind(field)
         return self._bound[field]
@@ -174,7 +135,13 @@ class _Simulations(ABC):
         """Step simulations, or, with zero substeps, only compute the quantities derived from their states."""
 
     def set_state(self, qpos: Floats, qvel: Floats, mask: Mask | None = None) -> None:
-        """Put simulations into states, with nothing left of what came before."""
+        """Start afresh from given positions and velocities: `mj_resetData`, the assignment, `mj_forward`.
+
+        Args:
+            qpos: (n, nq) for the n masked simulations.
+            qvel: (n, nv).
+            mask: (N,) which simulations; None for all.
+        """
         where = slice(None) if mask is None else mask
         # Not mjbatch's reset: it resets elements that were assigned the value that they already had.
         self._states[where] = self._initial_state
@@ -182,16 +149,30 @@ class _Simulations(ABC):
         self._run(0, mask)
 
     def step(self, controls: Floats, num_substeps: int, mask: Mask | None = None) -> None:
-        """Step the simulations."""
+        """Apply controls for some calls of `mj_step`.
+
+        Args:
+            controls: (N, nu); the rows of simulations that are not stepped are ignored.
+            num_substeps: how many calls.
+            mask: (N,) which simulations to step, the others stay as they are; None for all.
+        """
         np.copyto(self._controls, controls, where=True if mask is None else mask[:, None])
         self._run(num_substeps, mask)
 
     def forward(self, mask: Mask | None = None) -> None:
-        """Compute derived quantities."""
+        """Compute all derived quantities from the current positions and velocities: `mj_forward`.
+
+        Args:
+            mask: (N,) which simulations; None for all.
+        """
         self._run(0, mask)
 
     def set_model(self, fields: Mapping[str, Floats]) -> None:
-        """Give every simulation a model of its own."""
+        """Give every simulation a model of its own; the constants that `mj_setConst` derives are updated.
+
+        Args:
+            fields: values (N, ...) of fields of `MjModel`, always the same fields.
+        """
         # Deriving the constants takes long, and a phase often has the same tasks as the one before.
         if fields.keys() != self._fields.keys() or any(
             not np.array_equal(values, self._fields[name]) for name, values in fields.items()
@@ -202,6 +183,10 @@ class _Simulations(ABC):
     @abstractmethod
     def _derive_constants(self) -> None:
         """Give the models `self._fields`, and derive their constants."""
+
+    def close(self) -> None:
+        """End the threads (mjbatch's end with the batch and its arrays); later calls run without them."""
+        return
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -242,7 +227,7 @@ def _require_mujoco_of_mjbatch() -> None:
         )
 
 
-class BatchPhysics(_Simulations):
+class BatchPhysics(Physics):
     """`Physics` on mjbatch, which is tied to one version of MuJoCo."""
 
     engine = "mjbatch"
@@ -272,11 +257,8 @@ class BatchPhysics(_Simulations):
             self._batch.expand(name)[...] = values
         self._batch.set_const()
 
-    def close(self) -> None:
-        """Do nothing: the threads end with the batch."""
 
-
-class PlainPhysics(_Simulations):
+class PlainPhysics(Physics):
     """`Physics` on MuJoCo's own Python bindings; states are loaded into one `MjData` per thread and saved from it.
 
     One `MjData` per simulation would be slower and take half a megabyte each.
@@ -308,7 +290,6 @@ class PlainPhysics(_Simulations):
         return self._derived[field]
 
     def close(self) -> None:
-        """End the threads."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
