@@ -121,13 +121,12 @@ def list_envs(text: str, *, verbose: bool) -> Iterable[str]:
 
     kinds: dict[str, dict[str, list[str]]] = {}
     for env_id, family in _matching(FAMILIES, text, "family").items():
-        description, longest = family.task_description, None
+        description = family.task_description
         if not description:
-            made = getattr(import_module(family.module), f"{family.name}VectorEnv")
-            description, longest = made.task_description, made.longest_episode
-        steps = "one step" if longest == 1 else f"{family.max_episode_steps or 'as many'} steps"
+            description = getattr(import_module(family.module), f"{family.name}VectorEnv").task_description
+        steps = family.max_episode_steps
         kind = _KINDS[family.module.removeprefix("maml_rl.envs.").removeprefix("families.").partition(".")[0]]
-        about = f"{description.rstrip('.')}. Episodes have {steps}."
+        about = f"{description.rstrip('.')}." + (f" Episodes have {steps} steps." if steps else "")
         kinds.setdefault(kind, {}).setdefault(about, []).append(env_id)
     for kind, tasks in kinds.items():
         yield kind

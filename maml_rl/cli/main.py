@@ -136,7 +136,8 @@ def _diagnose(options: Namespace) -> None:
         print(notice)
     for run in (run for group in groups for run in group.runs):
         causes = diagnose(run)
-        print(f"{run.path}: {run.config.algorithm} on {run.config.env_name}, {run.finished:,} iterations")
+        finished = f"{run.finished:,} iteration{'s' * (run.finished != 1)}"
+        print(f"{run.path}: {run.config.algorithm} on {run.config.env_name}, {finished}")
         if not causes:
             print("  nothing stands out in its metrics")
         for place, cause in enumerate(causes if options.all else causes[:_MOST_CAUSES], start=1):

@@ -113,7 +113,8 @@ class TrainingProgress(_Progress):
         """Return the returns of the first and the latest iteration, for the end of a run."""
         if self.first is None or self.latest is None:
             return "no iteration was left to do"
-        lines = [f"iteration {metrics['iteration']:>5}: {_in_words(metrics)}" for metrics in (self.first, self.latest)]
+        ends = [self.first] if self.first is self.latest else [self.first, self.latest]
+        lines = [f"iteration {metrics['iteration']:>5}: {_in_words(metrics)}" for metrics in ends]
         count = self.latest["iteration"] - self.first["iteration"] + 1
         sample, update = (self._seconds[key] / count for key in ("time/sample_s", "time/update_s"))
         sampling = ""

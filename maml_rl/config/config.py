@@ -414,7 +414,8 @@ class Config(SettingsModel):
         width = min(max(len(text) for text, _ in rows), _WIDEST)
         lines = [f"# {self._source.origin}"]
         for text, path in rows:
-            given = self._source.given(*path)
+            section = self._source.values.get(path[0]) if path[1:] else None
+            given = None if isinstance(section, dict) and path[1] not in section else self._source.given(*path)
             source = f"line {given}" if isinstance(given, int) else given or "default"
             lines.append(f"{text:<{width}}  # {source}" if path else text)
         return lines

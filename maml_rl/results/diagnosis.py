@@ -166,7 +166,7 @@ def _mean(values: Values) -> float:
 
 
 def _no_reward(series: _Series) -> Iterator[Cause]:
-    if not len(series.after):
+    if len(series.after) < 2:
         return
     values, counts = np.unique(np.concatenate([series.before, series.after]), return_counts=True)
     share = counts.max() / counts.sum()

@@ -122,6 +122,7 @@ def test_envs_with_the_same_tasks_are_one_entry(capsys: pytest.CaptureFixture[st
     assert exit_code("envs") == 0
     shown = capsys.readouterr().out
     assert "as above" not in shown
+    assert "in episodes of `pulls` steps (default: 1).\n" in shown
     assert re.search(r"MetaWorld/ML1-assembly-v3, .* and 50 more\n +rand_vec", shown)
     assert len(shown.splitlines()) < 100
     # A text may continue on further lines.

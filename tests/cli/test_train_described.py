@@ -53,6 +53,16 @@ def test_printed_config_trains_the_same_run_and_names_every_source(
     assert digests[0] == digests[1]
 
 
+def test_setting_missing_in_a_section_of_the_file_is_printed_as_a_default(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(config.read_text() + "algorithm-settings:\n  max-kl: 0.02\n")
+    assert train_with("--print-config") == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"^  max-kl: 0.02 +# line {len(config.read_text().splitlines())}$", shown, re.MULTILINE)
+    assert re.search("^  cg-damping: 1e-05 +# default$", shown, re.MULTILINE)
+
+
 @pytest.mark.parametrize("every", [None, 2])
 def test_estimate_has_the_steps_and_evaluations_of_the_run(every: int | None, tmp_path: Path) -> None:
     # Episodes of tabular MDPs always have the same length.

@@ -92,6 +92,8 @@ def test_first_cause_of_every_learner(
         ("2DNavigation-v0", [0.0] * 20, []),
         ("their:Family-v0", [3.0] * 20, []),
         ("their:Family-v0", [0.0] * 20, ["no reward"]),
+        # One iteration has no other return to differ from.
+        ("their:Family-v0", [-3.0], []),
     ],
 )
 def test_constant_return_lacks_rewards_only_at_the_least_of_the_family(

@@ -78,7 +78,9 @@ class BernoulliBanditVectorEnv(_BanditFamily):
     """Arms whose reward is 1 with probability `mean`, else 0."""
 
     value_ranges = AT_MOST_1
-    task_description = "mean (k,): probability that each arm pays 1, uniform in [0, 1]"
+    task_description = (
+        "mean (k,): probability that each arm pays 1, uniform in [0, 1], in episodes of `pulls` steps (default: 1)"
+    )
 
     @staticmethod
     def _mean_of(k: int) -> TaskEntry:
@@ -99,7 +101,7 @@ class GaussianBanditVectorEnv(_BanditFamily):
         **options: see `_BanditFamily`.
     """
 
-    task_description = "mean (k,): mean pay of each arm, uniform in [0, 1]"
+    task_description = "mean (k,): mean pay of each arm, uniform in [0, 1], in episodes of `pulls` steps (default: 1)"
 
     def __init__(
         self,
