@@ -59,7 +59,7 @@ class ObservationParts:
         if place is None:
             return observations
         rows, dtype = observations[..., place], getattr(torch, np.dtype(part.dtype).name)
-        if dtype != torch.uint8:
+        if dtype != torch.uint8 and rows.shape[-1]:
             # In memory of its own, where numbers of several bytes are aligned.
             rows = rows.clone(memory_format=torch.contiguous_format).view(dtype)
         return rows.reshape((*observations.shape[:-1], *(part.shape or ())))

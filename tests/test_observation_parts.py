@@ -32,3 +32,8 @@ def test_parts_are_not_told_apart_by_identity_which_a_pickle_does_not_keep(monke
     space.write({"first": 1, "image": np.zeros((3, 8, 8), np.uint8), "second": 4}, row)
     numbers = ObservationParts(space).numbers(torch.from_numpy(row), torch.float32)
     assert numbers.tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+
+
+def test_part_without_numbers_beside_an_image_has_none() -> None:
+    space = PackedSpace(spaces.Tuple((spaces.Box(0, 255, (3, 8, 8), np.uint8), spaces.Box(-1.0, 1.0, (0,)))))
+    assert ObservationParts(space).numbers(torch.zeros((5, 192), dtype=torch.uint8), torch.float32).shape == (5, 0)

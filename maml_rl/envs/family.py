@@ -268,6 +268,11 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
             raise ValueError(f"autoreset_mode must be one of {names}, got {mode!r}") from None
         self.metadata = {**self.metadata, "autoreset_mode": known}
 
+    def end_after(self, steps: int) -> None:
+        """Truncate episodes after so many steps, if they are not over before."""
+        self._time_limit = steps if self._time_limit is None else np.minimum(self._time_limit, steps)
+        self.max_episode_steps = min(filter(None, (self.max_episode_steps, steps)))
+
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         if num_tasks < 0:
             raise ValueError(f"num_tasks must not be negative, got {num_tasks}")

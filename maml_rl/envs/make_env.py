@@ -233,20 +233,23 @@ class Recipe:
     def _make_batch(self, num_envs: int, num_threads: int) -> Any:
         """Return all slots as one batch; None if a function of an id has made one without tasks."""
         if self.spec is None:
-            return _constructed(self.batch, num_envs=num_envs, **self.env_kwargs)
-        options: dict[str, Any] = {}
-        if self.family is not None and self.family.has_physics:
-            options["num_threads"] = num_threads
-        options |= self.env_kwargs
-        # Vector environments of other code need not know of a limit: the sampler ends episodes there, too.
-        if self.max_episode_steps is not None and _takes(self.batch, "max_episode_steps"):
-            options["max_episode_steps"] = self.max_episode_steps
-        made = _constructed(
-            gymnasium.make_vec, self.spec.id, num_envs, vectorization_mode="vector_entry_point", **options
-        )
+            made = _constructed(self.batch, num_envs=num_envs, **self.env_kwargs)
+        else:
+            options: dict[str, Any] = {}
+            if self.family is not None and self.family.has_physics:
+                options["num_threads"] = num_threads
+            options |= self.env_kwargs
+            # A limit may be longer than that of the id; what does not take it is given it below, or by the adapter.
+            if self.max_episode_steps is not None and _takes(self.batch, "max_episode_steps"):
+                options["max_episode_steps"] = self.max_episode_steps
+            made = _constructed(
+                gymnasium.make_vec, self.spec.id, num_envs, vectorization_mode="vector_entry_point", **options
+            )
         if isinstance(made, BatchedFamily):
             made.autoreset_mode = AutoresetMode.DISABLED
-        if isinstance(made, MetaVectorEnv) or has_tasks(made):
+            if self.max_episode_steps is not None:
+                made.end_after(self.max_episode_steps)
+        if self.spec is None or isinstance(made, MetaVectorEnv) or has_tasks(made):
             return made
         close_quietly(lambda: made.close())
         return None

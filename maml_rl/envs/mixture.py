@@ -100,6 +100,10 @@ class MixtureVectorEnv(BatchedFamily):
         )
         self.max_episode_steps = None if None in longest else max(length for length in longest if length is not None)
 
+    def end_after(self, steps: int) -> None:
+        super().end_after(steps)
+        self._limits = [steps if limit is None else min(limit, steps) for limit in self._limits]
+
     @property
     def physics_seconds(self) -> NDArray[np.float64]:
         """(1,) seconds that the physics of all families took."""

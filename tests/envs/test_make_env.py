@@ -6,10 +6,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from maml_rl.envs import MetaVectorEnv, make_vector_env
+from maml_rl.envs import MetaVectorEnv, ObservedLastStep, make_vector_env
 from maml_rl.envs.adapted_batch import CheckedVectorEnv
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.families.navigation import Navigation2DVectorEnv
+from maml_rl.envs.mixture import MixtureVectorEnv
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.threaded import ThreadedVectorEnv
 from tests.envs.third_party import NoTaskEnv, WalkEnv
@@ -48,6 +49,30 @@ def test_vector_entry_point_may_be_a_function_that_returns_a_family(registered: 
 
     registered("Walk-v0", entry_point=WalkEnv, vector_entry_point=make)
     assert make_vector_env("Walk-v0", {}, 2).envs[0].scale == 5.0  # type: ignore[attr-defined]
+
+
+class OwnFamily(Navigation2DVectorEnv):
+    """A family of somebody else: its module is another."""
+
+
+MIXED = {"families": ["2DNavigation-v0", "PointGoal-v0"]}
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs"),
+    [(Navigation2DVectorEnv, {}), (OwnFamily, {}), (MixtureVectorEnv, MIXED), ("2DNavigation-v0", {})],
+)
+def test_time_limit_ends_episodes_of_a_batched_family_however_it_is_given(env: Any, kwargs: dict[str, Any]) -> None:
+    made = make_vector_env(ObservedLastStep(env), kwargs, 2, max_episode_steps=2)
+    assert made.max_episode_steps == 2
+    made.reset_task(made.sample_tasks(2, seed=0))
+    made.reset(seed=0)
+    steps = [made.step(np.zeros((2, 2), np.float32)) for _ in range(3)]
+    # It stays as it is then, and shows that the episode is over.
+    assert [truncated.tolist() for _, _, _, truncated, _ in steps] == [[False] * 2, [True] * 2, [True] * 2]
+    assert [observations[:, -1].tolist() for observations, *_ in steps] == [[0.0] * 2, [1.0] * 2, [1.0] * 2]
+    longer = make_vector_env(env, kwargs, 2, max_episode_steps=500)
+    assert longer.max_episode_steps == (500 if isinstance(env, str) else 100)
 
 
 def test_callable_becomes_serial_with_a_time_limit_if_given() -> None:
