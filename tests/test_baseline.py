@@ -250,26 +250,27 @@ def test_episode_truncated_early_bootstraps_with_the_later_rewards_of_others():
     assert abs(advantages[True]) < 15.0
 
 
-def test_baseline_must_be_fitted_to_as_many_tasks_as_it_is_used_on():
-    baseline = LinearFeatureBaseline(3)
-    with pytest.raises(RuntimeError, match="fit it"):
-        baseline(make([[2]]))
-    baseline.fit(make([[2], [2]]))
-    with pytest.raises(RuntimeError, match="fitted for 2 tasks"):
-        baseline(make([[2]]))
-
-
-def test_observations_of_another_size_are_refused():
-    with pytest.raises(ValueError, match="4 entries"):
-        LinearFeatureBaseline(4).fit(make([[2]]))
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"), [((0,), "input_size"), ((10**6,), "images.*baseline: zero"), ((3, -1.0), "reg_coeff")]
+    ("call", "error", "message"),
+    [
+        (lambda: LinearFeatureBaseline(0), ValueError, "input_size"),
+        (lambda: LinearFeatureBaseline(10**6), ValueError, "images.*baseline: zero"),
+        (lambda: LinearFeatureBaseline(3, -1.0), ValueError, "reg_coeff"),
+        (lambda: LinearFeatureBaseline(3, image_shape=(8, 8, 1)), TypeError, "either an input_size or an image_shape"),
+        (lambda: LinearFeatureBaseline(), TypeError, "either an input_size or an image_shape"),
+        (lambda: LinearFeatureBaseline(4).fit(make([[2]])), ValueError, "4 entries"),
+        (
+            lambda: LinearFeatureBaseline(image_shape=(8, 8, 1)).fit(make([[3, 2]])),
+            ValueError,
+            r"images of shape \(8, 8, 1\), got the shape \(3,\)",
+        ),
+        (lambda: LinearFeatureBaseline(3)(make([[2]])), RuntimeError, "fit it"),
+        (lambda: LinearFeatureBaseline(3).fit(make([[2], [2]]))(make([[2]])), RuntimeError, "fitted for 2 tasks"),
+    ],
 )
-def test_invalid_arguments_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        LinearFeatureBaseline(*arguments)
+def test_wrong_arguments_and_episodes_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_advantages_are_the_same_for_any_number_of_threads() -> None:
@@ -328,15 +329,6 @@ def test_returns_that_are_linear_in_the_light_of_a_cell_are_recovered(axes):
     episodes = TaskEpisodes(images, np.zeros((1, 60, 5)), rewards, counts, ends, ~ends, images[:, 0], gamma=0.0)
     baseline = LinearFeatureBaseline(image_shape=images.shape[3:])
     torch.testing.assert_close(baseline.fit(episodes)(episodes), episodes.rewards, rtol=0.0, atol=2e-3)
-
-
-def test_baseline_of_images_refuses_others_and_two_sizes():
-    with pytest.raises(TypeError, match="either an input_size or an image_shape"):
-        LinearFeatureBaseline(3, image_shape=(8, 8, 1))
-    with pytest.raises(TypeError, match="either an input_size or an image_shape"):
-        LinearFeatureBaseline()
-    with pytest.raises(ValueError, match=r"images of shape \(8, 8, 1\), got the shape \(3,\)"):
-        LinearFeatureBaseline(image_shape=(8, 8, 1)).fit(make([[3, 2]]))
 
 
 def test_baseline_is_made_by_name_and_only_the_linear_one_refuses_large_observations():

@@ -23,11 +23,27 @@ def caught(call: Any, *arguments: Any) -> BaseException:
     return error.value.with_traceback(trace)
 
 
-def test_bare_assert_is_reported_by_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "bare.py"
-    path.write_text("def fail():\n    assert 1 > 2\n")
-    told = explain(caught(runpy.run_path(str(path))["fail"]))
-    assert told == f"AssertionError in {path}, line 2: assert 1 > 2"
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("def fail():\n    assert 1 > 2\n", "AssertionError in {}, line 2: assert 1 > 2"),
+        (
+            "import json\n\ndef fail():\n    json.loads('{')\n",
+            r"JSONDecodeError in {}, line 4 \(raised in json/decoder.py, line \d+\): Expecting property name .*",
+        ),
+        # Python replaces it.
+        (
+            "def generate():\n    next(iter(()))\n    yield\n\ndef fail():\n    list(generate())\n",
+            r"StopIteration in {}, line 2: next\(iter\(\(\)\)\)",
+        ),
+    ],
+    ids=["bare assert", "of a library", "replaced by Python"],
+)
+def test_error_is_reported_with_the_line_of_the_users_code(code: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(code)
+    error = caught(runpy.run_path(str(path))["fail"])
+    assert re.fullmatch(told.format(re.escape(str(path))), explain(error))
 
 
 def test_error_of_a_library_is_reported_by_its_message_or_by_its_line() -> None:
@@ -60,15 +76,6 @@ def test_ctrl_c_and_complete_errors_are_not_wrapped() -> None:
         pass
 
 
-def test_line_of_a_library_that_raised_is_named_beside_that_of_the_user(tmp_path: Path) -> None:
-    path = tmp_path / "reads.py"
-    path.write_text("import json\n\ndef fail():\n    json.loads('{')\n")
-    told = explain(caught(runpy.run_path(str(path))["fail"]))
-    assert re.fullmatch(
-        rf"JSONDecodeError in {path}, line 4 \(raised in json/decoder.py, line \d+\): Expecting property name .*", told
-    )
-
-
 def test_installed_package_of_other_people_is_the_users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "site-packages"
     for package, code in (
@@ -83,13 +90,6 @@ def test_installed_package_of_other_people_is_the_users_code(tmp_path: Path, mon
     told = explain(caught(import_module("grid").step))
     places = "grid/__init__.py, line 4 (raised in solver/__init__.py, line 2)"
     assert told == f"ZeroDivisionError in {places}: division by zero"
-
-
-def test_stop_iteration_that_python_replaces_keeps_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "stops.py"
-    path.write_text("def generate():\n    next(iter(()))\n    yield\n\ndef fail():\n    list(generate())\n")
-    told = explain(caught(runpy.run_path(str(path))["fail"]))
-    assert told == f"StopIteration in {path}, line 2: next(iter(()))"
 
 
 def test_frozen_code_of_python_that_this_package_calls_is_not_this_package() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +26,7 @@ from maml_rl.envs import FAMILIES
 from maml_rl.errors import ConfigError
 from maml_rl.results.comparable import refuse_different_problems
 
+Command = Callable[..., str]
 ROOT = Path(__file__).resolve().parents[2]
 
 FAMILY = """
@@ -72,17 +73,27 @@ def exit_code(*arguments: str) -> int:
         return int(exit_.code or 0)
 
 
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command, and returns what it prints, or its errors where it ends with another code than 0."""
+
+    def run(*arguments: str, code: int = 0) -> str:
+        assert exit_code(*arguments) == code
+        printed = capsys.readouterr()
+        return printed.err if code else printed.out
+
+    return run
+
+
 def test_installed_command_is_the_main_function() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, name = scripts["maml-rl"].partition(":")
     assert getattr(import_module(module), name) is cli.main
 
 
-def test_command_alone_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code() == 0
-    shown = capsys.readouterr().out
-    assert exit_code("--help") == 0
-    assert capsys.readouterr().out == shown
+def test_command_alone_shows_the_help(command: Command) -> None:
+    shown = command()
+    assert command("--help") == shown
 
 
 @pytest.mark.slow
@@ -93,11 +104,8 @@ def test_package_is_a_module_to_run() -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--verbose"]])
-def test_configs_are_listed_by_full_names_with_whole_sentences(
-    options: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code("configs", *options) == 0
-    shown = capsys.readouterr().out
+def test_configs_are_listed_by_full_names_with_whole_sentences(options: list[str], command: Command) -> None:
+    shown = command("configs", *options)
     assert all(len(line) <= 120 for line in shown.splitlines())
     names = re.findall(r"^  (\S+/\S+)  ", shown, re.MULTILINE)
     assert {find_config(name) for name in names} == set(shipped_configs().values())
@@ -109,18 +117,16 @@ def test_configs_are_listed_by_full_names_with_whole_sentences(
     assert ("AntPos-v5, maml-trpo: 500 meta-updates" in shown) == bool(options)
 
 
-def test_envs_describes_the_tasks_of_every_family(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("envs", "--verbose") == 0
-    shown = capsys.readouterr().out
+def test_envs_describes_the_tasks_of_every_family(command: Command) -> None:
+    shown = command("envs", "--verbose")
     listed = re.findall(r"[\w/.-]+-v\d+(?=,|\n)", shown)
     assert sorted(listed) == sorted(FAMILIES)
     assert "goal (2,): where to go" in shown
     assert all(len(line) <= 120 for line in shown.splitlines())
 
 
-def test_envs_with_the_same_tasks_are_one_entry(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("envs") == 0
-    shown = capsys.readouterr().out
+def test_envs_with_the_same_tasks_are_one_entry(command: Command) -> None:
+    shown = command("envs")
     assert "as above" not in shown
     assert "in episodes of `pulls` steps (default: 1).\n" in shown
     assert re.search(r"MetaWorld/ML1-assembly-v3, .* and 50 more\n +rand_vec", shown)
@@ -129,11 +135,9 @@ def test_envs_with_the_same_tasks_are_one_entry(capsys: pytest.CaptureFixture[st
     assert max(Counter(re.findall(r"(?:^      .*\n)+", shown, re.MULTILINE)).values()) == 1
 
 
-def test_zoo_lists_returns_in_words_and_their_intervals_on_request(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("zoo") == 0
-    brief = capsys.readouterr().out
-    assert exit_code("zoo", "--verbose") == 0
-    whole = capsys.readouterr().out
+def test_zoo_lists_returns_in_words_and_their_intervals_on_request(command: Command) -> None:
+    brief = command("zoo")
+    whole = command("zoo", "--verbose")
     assert set(re.findall(r"^  (\S+)", brief, re.MULTILINE)) == set(zoo())
     assert re.search(r"ant-dir +AntDir-v5: mean return .* before adaptation, .* after 3 steps\.", brief)
     assert "[" not in brief
@@ -144,11 +148,10 @@ def test_zoo_lists_returns_in_words_and_their_intervals_on_request(capsys: pytes
 @pytest.mark.parametrize(
     ("name", "argument"), [("coins:Coin-v0", "'coins:Coin-v0'"), ("coins:CoinEnv", "CoinEnv, max_episode_steps=...")]
 )
-def test_own_family_is_checked_from_the_current_folder(
-    coins: str, name: str, argument: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code("check-env", name, "--env-kwargs", "{start: 2}") == 0
-    assert f"{name} is a task family; MultiTaskSampler({argument}, ...)" in capsys.readouterr().out
+def test_own_family_is_checked_from_the_current_folder(coins: str, name: str, argument: str, command: Command) -> None:
+    assert f"{name} is a task family; MultiTaskSampler({argument}, ...)" in command(
+        "check-env", name, "--env-kwargs", "{start: 2}"
+    )
 
 
 @pytest.mark.timeout(120)
@@ -164,28 +167,24 @@ def test_own_environment_trains_without_a_config_under_its_own_time_limit(coins:
     assert row["env_steps"] == 2 * 2 * 3 * limit
 
 
-def test_family_that_forgets_its_task_is_reported(coins: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("check-env", "coins:ForgetfulEnv") == 1
-    error = capsys.readouterr().err
+def test_family_that_forgets_its_task_is_reported(coins: str, command: Command) -> None:
+    error = command("check-env", "coins:ForgetfulEnv", code=1)
     assert "coins:ForgetfulEnv:" in error
     assert "reset" in error
 
 
-def test_own_families_pass_the_check(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("check-env", "2DNavigation-v0") == 0
-    shown = capsys.readouterr().out
+def test_own_families_pass_the_check(command: Command) -> None:
+    shown = command("check-env", "2DNavigation-v0")
     assert shown.count("ok: ") == 2
     assert "\x1b" not in shown
 
 
-def test_every_command_has_its_name_in_its_help_and_takes_a_log_level(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_its_name_in_its_help_and_takes_a_log_level(command: Command) -> None:
     for name in [name for name in cli.COMMANDS if name != "help"]:
-        assert exit_code(name, "--help") == 0
-        shown = capsys.readouterr().out
+        shown = command(name, "--help")
         assert f"usage: maml-rl {name}" in shown
         assert "--log-level {debug,info,warning,error}" in shown, name
-        assert exit_code(name, "--log-level", "chatty") == 2
-        assert "invalid choice: 'chatty'" in capsys.readouterr().err, name
+        assert "invalid choice: 'chatty'" in command(name, "--log-level", "chatty", code=2), name
 
 
 @pytest.mark.parametrize(("level", "heard"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
@@ -207,16 +206,15 @@ def test_log_level_selects_the_messages(
 
 @pytest.mark.parametrize("level", ["debug", "info"])
 def test_log_level_debug_shows_where_an_error_was_raised(
-    coins: str, level: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    coins: str, level: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     Path("broken.py").write_text(
         "import json\nfrom coins import CoinEnv\nclass BrokenEnv(CoinEnv):\n    def step(self, action):\n"
         "        return json.loads('{')\n"
     )
-    assert exit_code("check-env", "broken:BrokenEnv", "--log-level", level) == 1
+    error = command("check-env", "broken:BrokenEnv", "--log-level", level, code=1)
     sys.modules.pop("broken")
-    error = capsys.readouterr().err
     place = r"JSONDecodeError in broken.py, line 5 \(raised in json/decoder.py, line \d+\): Expecting property name"
     assert re.search(rf"^maml-rl check-env: error: broken:BrokenEnv: {place}", error, re.MULTILINE)
     assert ("Traceback (most recent call last):" in error) == (level == "debug")
@@ -224,37 +222,29 @@ def test_log_level_debug_shows_where_an_error_was_raised(
 
 
 @pytest.mark.parametrize(
-    ("command", "meant"), [("test", "--meta-batch-size"), ("train", "--meta-batch-size"), ("record", "--tasks")]
+    ("name", "meant"), [("test", "--meta-batch-size"), ("train", "--meta-batch-size"), ("record", "--tasks")]
 )
-def test_number_of_tasks_is_suggested_by_its_own_option(
-    command: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    required = ["dark-room", "--output", "histories"] if command == "record" else []
-    assert exit_code(command, *required, "--num-tasks", "3") == 2
-    assert f"did you mean {meant!r}?" in capsys.readouterr().err
+def test_number_of_tasks_is_suggested_by_its_own_option(name: str, meant: str, command: Command) -> None:
+    required = ["dark-room", "--output", "histories"] if name == "record" else []
+    assert f"did you mean {meant!r}?" in command(name, *required, "--num-tasks", "3", code=2)
 
 
-def test_commands_do_not_change_the_logging_of_the_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_do_not_change_the_logging_of_the_process(command: Command) -> None:
     root, package = logging.getLogger(), logging.getLogger("maml_rl")
     before = (package.level, list(root.handlers), list(package.handlers))
     arguments = ["--config", "nowhere.yaml", "--log-level", "error"]
-    assert exit_code("train", *arguments) == console.BAD_INPUT
+    assert "nowhere.yaml" in command("train", *arguments, code=console.BAD_INPUT)
     assert (package.level, root.handlers, package.handlers) == before
-    assert "nowhere.yaml" in capsys.readouterr().err
 
 
-def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("help", "zoo") == 0
-    shown = capsys.readouterr().out
-    assert exit_code("zoo", "--help") == 0
-    assert capsys.readouterr().out == shown
-    assert exit_code("help") == 0
-    assert "Commands:" in capsys.readouterr().out
+def test_help_of_a_command_is_its_help(command: Command) -> None:
+    shown = command("help", "zoo")
+    assert command("zoo", "--help") == shown
+    assert "Commands:" in command("help")
 
 
-def test_version_names_what_results_depend_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("version") == 0
-    shown = capsys.readouterr().out
+def test_version_names_what_results_depend_on(command: Command) -> None:
+    shown = command("version")
     assert shown.startswith(f"maml-rl {maml_rl.__version__}\n")
     assert f"torch {version('torch')}" in shown
 
@@ -263,14 +253,12 @@ def test_version_names_what_results_depend_on(capsys: pytest.CaptureFixture[str]
     ("name", "columns"), [("configs", 60), ("configs", 200), ("envs", 60), ("zoo", 60), ("benchmarks", 60)]
 )
 def test_lists_fit_the_terminal_and_take_a_part_of_a_name(
-    name: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, columns: int, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert exit_code(name) == 0
-    everything = capsys.readouterr().out
+    everything = command(name)
     part = {"benchmarks": "navigation"}.get(name, "cheetah")
-    assert exit_code(name, part.upper()) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = command(name, part.upper()).splitlines()
     assert 1 < len(lines) < len(everything.splitlines())
     names = [line.split()[0] for line in lines if re.match(r"  \S", line)]
     assert names
@@ -280,11 +268,10 @@ def test_lists_fit_the_terminal_and_take_a_part_of_a_name(
 
 
 def test_last_is_the_run_that_was_written_to_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert exit_code("diagnose", "last") == 2
-    assert "there is no run in the folder runs yet" in capsys.readouterr().err
+    assert "there is no run in the folder runs yet" in command("diagnose", "last", code=2)
     for name, written in (("new", 5), ("deep/newest", 9), ("old", 1)):
         file = tmp_path / "runs" / name / "metrics.jsonl"
         file.parent.mkdir(parents=True)
@@ -296,11 +283,10 @@ def test_last_is_the_run_that_was_written_to_last(
     assert run_path("last") == Path("last")
 
 
-def test_configs_show_what_was_measured_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configs_show_what_was_measured_of_them(command: Command) -> None:
     measured = json.loads(MEASURED.read_text(encoding="utf-8"))
     assert {find_config(name) for name in measured} <= set(shipped_configs().values())
-    assert exit_code("configs", "maml/2d-navigation") == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(command("configs", "maml/2d-navigation").split())
     entry = measured["maml/2d-navigation"]
     assert f"{entry['env-steps'] / 1e6:.2g} M steps, {60.0 * entry['minutes']:.0f} s on two cores" in shown
     assert f"return {entry['first']} before adaptation and {entry['last']} at its end" in shown
@@ -342,10 +328,9 @@ def test_configs_of_one_name_are_one_problem_or_list_and_refusal_say_what_differ
     ],
 )
 def test_configs_name_episodes_of_a_memory_and_steps_without_exponent(
-    name: str, sentence: str, capsys: pytest.CaptureFixture[str]
+    name: str, sentence: str, command: Command
 ) -> None:
-    assert exit_code("configs", name) == 0
-    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert sentence in " ".join(command("configs", name).split())
 
 
 @pytest.mark.parametrize(
@@ -391,7 +376,7 @@ def test_shell_completes_commands_configs_and_options(line: str, expected: set[s
     ],
 )
 def test_check_env_reports_whether_threads_would_be_faster(
-    head: str, step: str, wait: str, told: str, capsys: pytest.CaptureFixture[str], coins: str
+    head: str, step: str, wait: str, told: str, command: Command, coins: str
 ) -> None:
     Path("waits.py").write_text(
         "import asyncio, time\nfrom coins import CoinEnv\n"
@@ -403,13 +388,10 @@ def test_check_env_reports_whether_threads_would_be_faster(
         f"        {wait}\n"
         "        return CoinEnv.step(self, action)\n"
     )
-    assert exit_code("check-env", "waits:WaitEnv") == 0
-    assert re.search(told, capsys.readouterr().out)
+    assert re.search(told, command("check-env", "waits:WaitEnv"))
 
 
-def test_check_env_looks_for_how_a_family_is_stepped_where_the_sampler_does(
-    capsys: pytest.CaptureFixture[str], coins: str
-) -> None:
+def test_check_env_looks_for_how_a_family_is_stepped_where_the_sampler_does(command: Command, coins: str) -> None:
     Path("waits.py").write_text(
         "import time, gymnasium\nfrom coins import CoinEnv\n"
         "class SlowCoins(CoinEnv):\n"
@@ -435,11 +417,10 @@ def test_check_env_looks_for_how_a_family_is_stepped_where_the_sampler_does(
         ("make_told", "ok: .* concurrently, which suits it"),
         ("make_unsafe", "ok: .* declares that it is not thread-safe"),
     ):
-        assert exit_code("check-env", f"waits:{made}") == 0
-        assert re.search(told, capsys.readouterr().out)
+        assert re.search(told, command("check-env", f"waits:{made}"))
 
 
-def test_check_env_reports_further_requirements_of_the_sampler(capsys: pytest.CaptureFixture[str], coins: str) -> None:
+def test_check_env_reports_further_requirements_of_the_sampler(command: Command, coins: str) -> None:
     Path("doors.py").write_text(
         "import gymnasium\nfrom coins import CoinEnv\n"
         "class DoorEnv(CoinEnv):\n"
@@ -447,8 +428,7 @@ def test_check_env_reports_further_requirements_of_the_sampler(capsys: pytest.Ca
         "        super().__init__()\n"
         "        self.action_space = gymnasium.spaces.Text(3)\n"
     )
-    assert exit_code("check-env", "doors:DoorEnv") == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    last = command("check-env", "doors:DoorEnv").splitlines()[-1]
     assert "MultiTaskSampler(DoorEnv, max_episode_steps=..., policy=..., ...) samples it" in last
     assert "it has no time limit of its own" in last
     assert "no policy for the action space Text(1, 3, charset=" in last

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,6 @@ def test_algorithm_settings_of_an_override_are_merged_even_if_there_are_none() -
     for empty in ({}, None):
         assert config.override({"algorithm-settings": empty}).algorithm_settings == {"tau": 0.03}
     assert config.override({"algorithm-settings": {"cell": "lstm"}}).algorithm_settings == {"tau": 0.03, "cell": "lstm"}
-
-
-def test_misspelled_key_is_refused_with_file_line_and_closest_key() -> None:
-    text = "env-name: 2DNavigation-v0\n\n# step size\nfast_lr: 0.1\n"
-    assert message_of(text) == "unknown key 'fast_lr' in x.yaml, line 4; did you mean 'fast-lr'?"
 
 
 def test_suggestion_for_a_misspelled_key_is_never_a_key_that_is_already_used() -> None:
@@ -68,33 +64,52 @@ def test_wrong_value_is_refused_with_line_expected_and_actual_value(line: str, w
     assert got in message
 
 
-def test_number_that_is_not_finite_is_named_with_its_own_key_and_line() -> None:
-    text = "env-name: a\nalgorithm-settings:\n  clip: 0.2\n  tau: .nan\n"
-    message = message_of(text)
-    assert message.startswith("'algorithm-settings.tau' in x.yaml, line 4: expected finite numbers")
-    assert message_of("env-name: a\nenv-kwargs: {low: [0, .inf]}\n").startswith("'env-kwargs.low.1' in x.yaml, line 2")
+OF_PYTORCH_MAML_RL = '{"env-name": "a", "num-steps": 1, "output_folder": "maml", "seed": 1, "use_cuda": false}'
 
 
-def test_missing_env_name_is_refused_with_a_remedy() -> None:
-    assert message_of("gamma: 0.9\n") == "missing key 'env-name' in x.yaml; add a line `env-name: ...`"
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "env-name: a\n\n# step size\nfast_lr: 0.1",
+            "^unknown key 'fast_lr' in x.yaml, line 4; did you mean 'fast-lr'\\?$",
+        ),
+        ("gamma: 0.9", "^missing key 'env-name' in x.yaml; add a line `env-name: ...`$"),
+        (
+            "env-name: a\nmax-episode-steps: 100\nenv-kwargs:\n  max_episode_steps: 50",
+            "line 4: two time limits; keep the key 'max-episode-steps'",
+        ),
+        (
+            "env-name: a\nalgorithm-settings:\n  clip: 0.2\n  tau: .nan",
+            "^'algorithm-settings.tau' in x.yaml, line 4: expected finite numbers",
+        ),
+        ("env-name: a\nenv-kwargs: {low: [0, .inf]}", "^'env-kwargs.low.1' in x.yaml, line 2"),
+        ("env-name: a\npolicy: MyPolicy", "^'policy' in x.yaml, line 2: expected"),
+        (
+            OF_PYTORCH_MAML_RL,
+            "^unknown key 'output_folder' in x.yaml, line 1; config.json of pytorch-maml-rl holds options.*"
+            "remove config, output_folder, num_workers, use_cuda, device",
+        ),
+    ],
+)
+def test_wrong_config_is_refused_in_one_line_with_key_place_and_remedy(text: str, message: str) -> None:
+    assert re.search(message, message_of(text))
 
 
-def test_two_time_limits_are_refused() -> None:
-    text = "env-name: a\nmax-episode-steps: 100\nenv-kwargs:\n  max_episode_steps: 50\n"
-    assert "line 4: two time limits; keep the key 'max-episode-steps'" in message_of(text)
-
-
-@pytest.mark.parametrize("text", ["env-name: a", "env-name: a\nenv-kwargs:\n", "env-name: a\nenv-kwargs: {}"])
-def test_config_without_env_kwargs_has_none(text: str) -> None:
-    assert config_of(text).env_kwargs == {}
-
-
-def test_nonlinearity_of_earlier_configs_is_accepted() -> None:
-    assert config_of("env-name: a\nnonlinearity: Tanh").nonlinearity == "tanh"
-
-
-def test_seed_zero_is_a_seed() -> None:
-    assert config_of("env-name: a\nseed: 0").seed == 0
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("", "env_kwargs", {}),
+        ("env-kwargs:", "env_kwargs", {}),
+        ("env-kwargs: {}", "env_kwargs", {}),
+        # Of earlier versions.
+        ("nonlinearity: Tanh", "nonlinearity", "tanh"),
+        ("seed: 0", "seed", 0),
+        ("policy: my.module:MyPolicy", "policy", "my.module:MyPolicy"),
+    ],
+)
+def test_value_that_could_be_misread_is_taken_as_it_is_meant(text: str, name: str, value: object) -> None:
+    assert getattr(config_of(f"env-name: a\n{text}"), name) == value
 
 
 def test_override_replaces_a_value_and_leaves_the_original() -> None:
@@ -146,20 +161,6 @@ def test_config_json_reads_back_as_the_same_config(
     config = config_of("env-name: a").override(values)
     assert config_of(config.to_json()).differences(config) == []
     assert json.loads(config.to_json())["fast-lr"] == fast_lr
-
-
-def test_config_json_of_pytorch_maml_rl_is_refused_with_what_to_remove():
-    text = '{"env-name": "2DNavigation-v0", "num-steps": 1, "output_folder": "maml", "seed": 1, "use_cuda": false}'
-    message = message_of(text)
-    assert message.startswith(
-        "unknown key 'output_folder' in x.yaml, line 1; config.json of pytorch-maml-rl holds options"
-    )
-    assert "remove config, output_folder, num_workers, use_cuda, device" in message
-
-
-def test_own_policy_is_a_module_and_a_name():
-    assert config_of("env-name: a\npolicy: my.module:MyPolicy\n").policy == "my.module:MyPolicy"
-    assert "'policy' in x.yaml, line 2: expected" in message_of("env-name: a\npolicy: MyPolicy\n")
 
 
 @pytest.mark.parametrize("families", [["2DNavigation-v0", "PointGoal-v0"], {"2DNavigation-v0": 1, "PointGoal-v0": 3}])

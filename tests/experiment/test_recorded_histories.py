@@ -414,12 +414,6 @@ def test_recording_of_an_earlier_version_is_read_and_continued_without_infos(
     assert load_histories(tmp_path).num_steps == 5 * 4 * 3 * 6
 
 
-def test_test_tasks_of_a_fixed_set_are_never_recorded(tmp_path: Path) -> None:
-    tasks = {"distribution": "fixed", "train": 4, "test": 6}
-    record_small(tmp_path, tasks=tasks, num_tasks=9, num_batches=1)
-    assert len({str(task) for task in load_histories(tmp_path).tasks}) == 4
-
-
 def test_command_prints_the_path_of_the_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["record", "dark-room", "--tasks", "3", "--iterations", "2", "--episodes", "2", "--num-workers", "0"]
     words += ["--learner-settings", "{clip: 0.1}", "--no-minari", "--output", str(tmp_path)]
@@ -659,14 +653,10 @@ def test_resumed_recording_refuses_learners_of_another_recording(tmp_path: Path)
 RECORD = ["record", "dark-room", "--episodes", "2", "--iterations", "1", "--num-workers", "0", "--no-minari"]
 
 
-def test_classical_algorithm_takes_no_iterations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*RECORD, "--learner", "psrl", "--output", str(tmp_path / "h")]) == 2
-    assert "psrl goes through one trial of fast-batch-size episodes in each task" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--learner", "psrl"], "psrl goes through one trial of fast-batch-size episodes in each task"),
         (["--tasks", "1000000000"], "a batch of 1,000,000,000 tasks with 2 episodes"),
         (["--tasks", "1000000", "--learner-settings", "{hidden-sizes: [2000, 2000]}"], "1,000,000 learners would take"),
     ],

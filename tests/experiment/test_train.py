@@ -140,19 +140,23 @@ def test_profile_accounts_for_the_time_of_an_iteration(tmp_path: Path) -> None:
         assert 0.3 < sum(shares.values()) <= 1.001
 
 
-def test_wrong_argument_that_a_family_passes_on_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'env-kwargs.engin' in .*no argument 'engin'; did you mean 'engine'\?"):
-        train(config_of(env_name="AntDir-v5", env_kwargs={"engin": "mujoco"}), tmp_path / "run", num_workers=0)
-
-
-def test_slots_that_do_not_divide_the_episodes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'slots-per-task' in .*must divide fast-batch-size"):
-        train(config_of(slots_per_task=3), tmp_path / "run", num_workers=0)
-
-
-def test_negative_number_of_workers_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="num_workers"):
-        train(config_of(), tmp_path / "run", num_workers=-1)
+@pytest.mark.parametrize(
+    ("values", "num_workers", "message"),
+    [
+        (
+            {"env_name": "AntDir-v5", "env_kwargs": {"engin": "mujoco"}},
+            0,
+            r"'env-kwargs.engin' in .*no argument 'engin'; did you mean 'engine'\?",
+        ),
+        ({"slots_per_task": 3}, 0, "'slots-per-task' in .*must divide fast-batch-size"),
+        ({}, -1, "num_workers"),
+    ],
+)
+def test_wrong_value_is_refused_and_leaves_no_folder(
+    values: dict[str, Any], num_workers: int, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError if num_workers else ConfigError, match=message):
+        train(config_of(**values), tmp_path / "run", num_workers=num_workers)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,6 +14,14 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks of few tasks, and blocks of several of them."""
+    monkeypatch.setattr("maml_rl.derivatives.chunks._CPU_CHUNK", (1 << 10, 1 << 12))
+    monkeypatch.setattr("maml_rl.derivatives.store._FEW_BLOCKS", 4)
+    monkeypatch.setattr("maml_rl.metalearners.trial_ppo._CHUNK", 1)
+
+
+@pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     """Start scripts, each in a session of its own."""
     scripts: list[subprocess.Popen[str]] = []

@@ -14,27 +14,19 @@ from hosted_learning import NUM_TASKS, Learned, config_of, learn, learned_here
 from hosts_in_memory import Hosts, put_on_hosts
 
 from maml_rl.config.placement import Placement
-from maml_rl.derivatives import ROOM, EpisodeStore, LocalStore, chunks, store
+from maml_rl.derivatives import ROOM, EpisodeStore, LocalStore
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.sampling import evaluation_update, make_sampler, refuse_too_large_evaluations, training_update
-from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.samplers.remote_store import WORKER_ROOM, RemoteStore, Request, pickle_tensors
 from tests.metalearners.small_algorithms import once_a_kind
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
 ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
 # Probability that a host is lost at a sign of life, higher for learners with few requests.
 SHARES_LOST = {"promp": 0.1, "meta-sgd": 0.1, "cavia": 0.1, "reptile": 0.25, "rl2": 0.12}
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several chunks of few tasks, and blocks of several of them."""
-    monkeypatch.setattr(chunks, "_CPU_CHUNK", (1 << 10, 1 << 12))
-    monkeypatch.setattr(store, "_FEW_BLOCKS", 4)
-    monkeypatch.setattr(trial_ppo, "_CHUNK", 1)
 
 
 def on_hosts(

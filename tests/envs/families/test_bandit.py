@@ -54,24 +54,22 @@ def test_means_are_drawn_from_the_unit_interval(family: Any) -> None:
     assert means.var() == pytest.approx(1.0 / 12.0, abs=0.0019)
 
 
-@pytest.mark.parametrize("mean", [[0.5, 1.1], [-0.1, 0.5]])
-def test_mean_that_is_not_a_probability_is_refused(mean: list[float]) -> None:
-    with pytest.raises(TaskError, match="'mean' of a task must be probabilities in"):
-        BernoulliBanditVectorEnv(1, k=2, task={"mean": mean})
-
-
 @pytest.mark.parametrize(
-    ("family", "k"), [*((BernoulliBanditVectorEnv, k) for k in (0, 2.0, "5")), (GaussianBanditVectorEnv, -5)]
+    ("family", "arguments", "message"),
+    [
+        *(
+            (BernoulliBanditVectorEnv, {"k": 2, "task": {"mean": mean}}, "'mean' of a task must be probabilities in")
+            for mean in ([0.5, 1.1], [-0.1, 0.5])
+        ),
+        *((BernoulliBanditVectorEnv, {"k": k}, "k must be an integer of at least 1") for k in (0, 2.0, "5")),
+        (GaussianBanditVectorEnv, {"k": -5}, "k must be an integer of at least 1"),
+        *((GaussianBanditVectorEnv, {"std": std}, "std must") for std in (-1.0, np.nan, np.inf, "1")),
+        (BernoulliBanditVectorEnv, {"pulls": 0}, "pulls"),
+    ],
 )
-def test_bad_number_of_arms_is_refused(family: Any, k: Any) -> None:
-    with pytest.raises(ValueError, match="k must be an integer of at least 1"):
-        family(1, k=k)
-
-
-@pytest.mark.parametrize("std", [-1.0, np.nan, np.inf, "1"])
-def test_bad_std_is_refused(std: Any) -> None:
-    with pytest.raises(ValueError, match="std must"):
-        GaussianBanditVectorEnv(1, std=std)
+def test_bad_argument_is_refused_by_name(family: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError if "task" in arguments else ValueError, match=message):
+        family(1, **arguments)
 
 
 @pytest.mark.parametrize("actions", [[0, 5], [-1, 0], [0.0, 1.0]])
@@ -89,5 +87,3 @@ def test_an_episode_of_several_pulls_terminates_with_the_last() -> None:
     ends = [env.step(np.zeros(2, np.int64))[2].tolist() for _ in range(4)]
     assert ends == [[False, False], [False, False], [True, True], [True, True]]
     env.close()
-    with pytest.raises(ValueError, match="pulls"):
-        BernoulliBanditVectorEnv(1, pulls=0)

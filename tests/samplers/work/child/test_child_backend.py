@@ -23,7 +23,7 @@ from slow_env import SlowEnv
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.config.placement import Placement
-from maml_rl.derivatives import Cache, chunks, store
+from maml_rl.derivatives import Cache
 from maml_rl.envs import make_vector_env
 from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import RecordedInfos
@@ -33,7 +33,7 @@ from maml_rl.experiment import sampling
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import MAMLTRPO, trial_ppo
+from maml_rl.metalearners import MAMLTRPO
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy
 from maml_rl.profiling import NULL_TIMER
 from maml_rl.runs.checkpoint import latest_intact
@@ -45,19 +45,11 @@ from maml_rl.seeding import PhaseStreams
 from tests.metalearners.small_algorithms import once_a_kind
 from tests.small_runs import untimed
 
-pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.usefixtures("forked_workers", "small_chunks"), pytest.mark.timeout(240)]
 
 KILLS = 10
 # Forked children share the torch of this process, and so start at once.
 IN_CHILDREN: dict[str, Any] = {"inference": "worker", "start_method": "fork"}
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several chunks of few tasks, and blocks of several of them."""
-    monkeypatch.setattr(chunks, "_CPU_CHUNK", (1 << 10, 1 << 12))
-    monkeypatch.setattr(store, "_FEW_BLOCKS", 4)
-    monkeypatch.setattr(trial_ppo, "_CHUNK", 1)
 
 
 # Phases.

@@ -16,6 +16,7 @@ from maml_rl.envs import make_vector_env
 from maml_rl.envs.meta_env import SlotCounts
 from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
+from tests.envs.third_party import SplitEnv
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -202,13 +203,10 @@ def test_wrong_shapes_are_refused() -> None:
             vector_env.step(np.zeros((3, 1)))
 
 
-def test_numbers_out_of_range_are_refused() -> None:
+def test_numbers_out_of_range_and_unknown_ids_are_refused_by_name() -> None:
     for name in ("num_envs", "num_workers", "step_timeout"):
         with pytest.raises(ValueError, match=name):
             ParallelVectorEnv(FaultyEnv, **{name: 0})
-
-
-def test_unknown_id_is_refused_with_the_closest_one() -> None:
     with pytest.raises(ValueError, match=r"did you mean '2DNavigation-v0'"):
         ParallelVectorEnv("2DNavigatoin-v0")
 
@@ -275,19 +273,10 @@ def test_counts_are_those_of_all_workers_and_memory_is_released_at_the_end() -> 
         os.fstat(vector_env.memory)
 
 
-class TestedEnv(FaultyEnv):
-    """An environment with test tasks of its own."""
-
-    __test__ = False
-
-    def sample_test_tasks(self, num_tasks: int) -> list[dict[str, float]]:
-        return [{"goal": -1.0} for _ in range(num_tasks)]
-
-
 def test_tasks_of_an_evaluation_are_test_tasks() -> None:
-    with ParallelVectorEnv(TestedEnv, None, 2, 2, start_method="fork") as vector_env:
-        assert vector_env.sample_tasks(2, seed=0, evaluation=True) == [{"goal": -1.0}] * 2
-        assert all(task["goal"] >= 0.0 for task in vector_env.sample_tasks(2, seed=0))
+    with ParallelVectorEnv(SplitEnv, None, 2, 2, start_method="fork") as vector_env:
+        assert all(2.0 <= task["slope"] <= 3.0 for task in vector_env.sample_tasks(9, seed=0, evaluation=True))
+        assert all(-1.0 <= task["slope"] <= 1.0 for task in vector_env.sample_tasks(9, seed=0))
 
 
 def test_workers_that_die_while_they_make_the_environment_are_replaced(tmp_path: Path) -> None:
