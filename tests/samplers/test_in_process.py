@@ -32,9 +32,10 @@ def test_error_of_an_environment_here_names_environment_slot_task_and_step(fault
         assert "with the task {'goal': 1.0}" in told
 
 
-def test_slot_that_raises_is_the_one_that_is_named() -> None:
+@pytest.mark.parametrize("stepping", ["serial", "threads"])
+def test_slot_that_raises_is_the_one_that_is_named(stepping: str) -> None:
     with (
-        faulty_sampler({"fault": "raise", "place": 1, "slot_task": 7.0}, num_workers=0) as sampler,
+        faulty_sampler({"fault": "raise", "place": 1, "slot_task": 7.0}, num_workers=0, stepping=stepping) as sampler,
         pytest.raises(ChildEnvError, match=r"raised in slot 2 with the task \{'goal': 7.0\}, in step 1: .*out of"),
     ):
         sampler.rollout(TASKS)
@@ -45,8 +46,10 @@ def test_ctrl_c_in_an_environment_of_this_process_is_not_wrapped() -> None:
         sampler.rollout(sampler.sample_tasks(2))
 
 
-def test_sampler_continues_after_an_error_in_this_process(tmp_path: Path) -> None:
-    with faulty_sampler({"fault": "raise_os", "place": 2, "marker": str(tmp_path / "once")}, num_workers=0) as sampler:
+@pytest.mark.parametrize("stepping", ["serial", "threads"])
+def test_sampler_continues_after_an_error_in_this_process(stepping: str, tmp_path: Path) -> None:
+    fault = {"fault": "raise_os", "place": 2, "marker": str(tmp_path / "once")}
+    with faulty_sampler(fault, num_workers=0, stepping=stepping) as sampler:
         tasks = sampler.sample_tasks(2)
         with pytest.raises(ChildEnvError):
             sampler.rollout(tasks)

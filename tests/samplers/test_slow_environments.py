@@ -387,39 +387,6 @@ def test_more_threads_than_slots_are_refused_before_any_process_starts() -> None
     assert psutil.Process().children() == before
 
 
-def test_an_error_names_the_step_of_its_own_slot() -> None:
-    class FailingEnv(SlowEnv):
-        def step(self, action: Any) -> Any:
-            if self._task["goal"] == 2.0 and self._steps == 1:
-                raise RuntimeError("out of fuel")
-            return super().step(action)
-
-    with pytest.raises(
-        ChildEnvError, match=r"slot (8|9|10|11) with the task \{'goal': 2\.0\}, in step 1: .*out of fuel"
-    ):
-        digests(FailingEnv, **THREADS)
-
-
-def test_slots_can_be_used_again_after_an_error() -> None:
-    class OftenEnv(SlowEnv):
-        failed = False
-
-        def step(self, action: Any) -> Any:
-            if not OftenEnv.failed:
-                OftenEnv.failed = True
-                raise RuntimeError("once")
-            time.sleep(0.002)
-            return super().step(action)
-
-    with MultiTaskSampler(OftenEnv, {}, 2, a_policy(), seed=0, max_episode_steps=HORIZON, **THREADS) as sampler:
-        tasks = [{"goal": float(goal)} for goal in range(3)]
-        with pytest.raises(ChildEnvError, match="once"):
-            sampler.rollout(tasks)
-        first = sampler.rollout(tasks)
-    with MultiTaskSampler(SlowEnv, {}, 2, a_policy(), seed=0, max_episode_steps=HORIZON, num_workers=0) as sampler:
-        np.testing.assert_equal(first.digest(), sampler.rollout(tasks).digest())
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_watcher_sees_how_many_slots_wait_and_which_is_the_slowest(num_workers: int) -> None:
     seen: list[Any] = []
