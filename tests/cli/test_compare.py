@@ -280,10 +280,7 @@ def test_longer_run_is_measured_where_the_shorter_one_ended(finished: Path, tmp_
         (["one.yaml", "other.yaml", "--table", "x.csv"], ["x.csv", ".tex or .md"]),
         (["one.yaml", "other.yaml", "--env-steps", "many"], ["--env-steps", "positive number"]),
         (["one.yaml", "nowhere"], ["there is no config 'nowhere'"]),
-        (
-            ["one.yaml", "longer.yaml"],
-            ["'max-episode-steps' is 10 and 11", "different problems", "--set max-episode-steps=10"],
-        ),
+        (["one.yaml", "longer.yaml"], ["'max-episode-steps' is 10 and 11", "problems", "--set max-episode-steps=10"]),
         (["runs/compare/one"], ["all of one experiment"]),
     ],
 )

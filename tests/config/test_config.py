@@ -70,10 +70,7 @@ OF_PYTORCH_MAML_RL = '{"env-name": "a", "num-steps": 1, "output_folder": "maml",
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "env-name: a\n\n# step size\nfast_lr: 0.1",
-            "^unknown key 'fast_lr' in x.yaml, line 4; did you mean 'fast-lr'\\?$",
-        ),
+        ("env-name: a\n\n# step size\nfast_lr: 0.1", "^unknown key 'fast_lr' in x.yaml, line 4; .* mean 'fast-lr'\\?$"),
         ("gamma: 0.9", "^missing key 'env-name' in x.yaml; add a line `env-name: ...`$"),
         (
             "env-name: a\nmax-episode-steps: 100\nenv-kwargs:\n  max_episode_steps: 50",

@@ -74,10 +74,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_workers": 0, "update": "workers"}, "update='workers' needs workers in which the policy acts"),
     ({"num_workers": 2, "update": "workers", "inference": "central"}, "update='workers' needs workers in which"),
     ({"num_workers": 2, "update": "workers", "num_groups": 2}, "update='workers' needs workers in which"),
-    (
-        {"num_workers": 0, "backend": "processes"},
-        "backend='processes' needs workers, but num_workers is 0; raise it, or",
-    ),
+    ({"num_workers": 0, "backend": "processes"}, "backend='processes' needs workers, but num_workers is 0; raise it"),
     ({"num_workers": 0, "backend": "ray"}, "backend='ray' needs workers, but num_workers is 0; raise it, or leave it"),
     ({"num_workers": 2, "backend": "in-process"}, "has no workers, but num_workers is 2; use 'processes'"),
     ({"engine": "warp", "num_workers": 2}, "engine='warp' steps all environments on the device, and num_workers=2"),
@@ -92,18 +89,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"backend": "ray", "ray_num_cpus": 1.5}, "ray_num_cpus must be whole or less than 1, as Ray shares single units"),
     ({"backend": "ray", "ray_placement_group": "PACK"}, "reserves all actors at once; say how many by num_workers"),
     ({"num_workers": 0, "inference": "worker"}, "inference='worker' needs workers to act in, but num_workers is 0"),
-    (
-        {"num_workers": 2, "inference": "worker", "recv_timeout": 0.1},
-        "recv_timeout and inference='worker' exclude each",
-    ),
-    (
-        {"num_workers": 2, "inference": "worker", "num_groups": 2},
-        "num_groups and inference='worker' exclude each other",
-    ),
-    (
-        {"num_workers": 2, "inference": "worker", "device": "cuda"},
-        "acts on the CPU, in every worker, got device='cuda'",
-    ),
+    ({"num_workers": 2, "inference": "worker", "recv_timeout": 0.1}, "recv_timeout and inference='worker' exclude"),
+    ({"num_workers": 2, "inference": "worker", "num_groups": 2}, "num_groups and inference='worker' exclude each"),
+    ({"num_workers": 2, "inference": "worker", "device": "cuda"}, "on the CPU, in every worker, got device='cuda'"),
     ({"num_workers": 0, "num_groups": 2}, "num_groups=2 needs at least as many workers to take turns"),
     ({"num_workers": 2, "num_groups": 2, "recv_timeout": 0.1}, "recv_timeout and num_groups exclude each other"),
     ({"num_workers": 0, "recv_timeout": 0.1}, "recv_timeout needs workers to wait for, but num_workers is 0"),

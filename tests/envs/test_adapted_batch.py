@@ -185,10 +185,7 @@ def test_threads_are_refused() -> None:
             paying("Several", lambda rewards: np.stack((rewards, rewards), 1)),
             r"rewards of shape \(2, 2\).*make several objectives one number, with their weights as part",
         ),
-        (
-            paying("Columns", lambda rewards: rewards[:, None]),
-            r"rewards of shape \(2, 1\) .*; return rewards.reshape\(-1\)",
-        ),
+        (paying("Columns", lambda rewards: rewards[:, None]), r"of shape \(2, 1\) .*; return rewards.reshape\(-1\)"),
         (Forgetful, "has begun the next episode of slot 0 without its last observation; add the info 'final_obs'"),
         (WithoutInfos, "reset of WithoutInfos returned array.*; it must return the observation and a dict of infos"),
         (OfOldGym, r"step of OfOldGym returned 4 values, .*\(four values are those of old versions of Gym\)"),

@@ -319,10 +319,7 @@ class TakesItsTaskApart(WalkEnv):
         (MovesItsGoal, "changes the entry 'goal' of the task that it was given"),
         (TakesItsTaskApart, "changes the entry 'slope' of the task that it was given"),
         # Random actions never find the reward.
-        (
-            paying("PaysAlmostNever", lambda _: 0.0),
-            r"every task gave the reward 0.0 at each step .* with sparse rewards",
-        ),
+        (paying("PaysAlmostNever", lambda _: 0.0), r"every task gave the reward 0.0 at each .* with sparse rewards"),
         # The task is the seed of a level.
         (
             walk("PassesALevelOn", reset=lambda self, *, seed=None, options=None: WalkEnv.reset(self, seed=3)),

@@ -79,13 +79,9 @@ NAVIGATION: dict[str, Any] = {
 }
 
 
-def test_arguments_that_are_defaults_need_not_be_given() -> None:
-    config = config_of().override(NAVIGATION | {"env-kwargs": {"normalization_scale": 1.0}})
-    BENCHMARKS["2d-navigation-v1"].check(make_experiment(config), 1)
-
-
-def test_unit_of_the_actions_is_the_own_of_a_policy() -> None:
-    config = config_of().override(NAVIGATION | {"env-kwargs": {"normalization_scale": 10.0}})
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+def test_default_arguments_need_not_be_given_and_the_unit_of_actions_is_the_policys_own(scale: float) -> None:
+    config = config_of().override(NAVIGATION | {"env-kwargs": {"normalization_scale": scale}})
     BENCHMARKS["2d-navigation-v1"].check(make_experiment(config), 1)
 
 
@@ -101,27 +97,11 @@ def test_a_check_leaves_no_environment_open(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("values", "num_steps", "message"),
     [
-        (
-            {"env-name": "PointGoal-v0", "env-kwargs": {}},
-            1,
-            "is of the family 2DNavigation-v0, and the policy of Point",
-        ),
-        (
-            {"env-kwargs": {"high": 1.0}},
-            1,
-            "has environments with high: 0.5, and the policy was trained with 1.0; train",
-        ),
-        (
-            {"max-episode-steps": 50},
-            1,
-            "episodes of 100 steps, and the policy was trained with 50; train it with --max-",
-        ),
+        ({"env-name": "PointGoal-v0", "env-kwargs": {}}, 1, "of the family 2DNavigation-v0, and the policy of Point"),
+        ({"env-kwargs": {"high": 1.0}}, 1, "environments with high: 0.5, and the policy was trained with 1.0; train"),
+        ({"max-episode-steps": 50}, 1, "of 100 steps, and the policy was trained with 50; train it with --max-"),
         ({"method": "oracle"}, 0, "an oracle observes its task"),
-        (
-            {},
-            2,
-            "allows 20 episodes before those that count, .* adapt to 40; give --num-steps 1, or --fast-batch-size 10",
-        ),
+        ({}, 2, "allows 20 episodes before those .* adapt to 40; give --num-steps 1, or --fast-batch-size 10"),
         ({"fast-batch-size": 30}, 1, "would adapt to 30; give --fast-batch-size 20"),
     ],
 )

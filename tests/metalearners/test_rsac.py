@@ -254,17 +254,14 @@ def config_for(**values: Any) -> Any:
         ({"observe_last": False}, "rsac learns from the last action and reward; add 'observe-last: true'"),
         (
             {"algorithm_settings": {"buffer-steps": 7}},
-            "a replay buffer of 7 steps has no room for a trial of 40; use at least 40",
+            "buffer of 7 steps has no room for a trial of 40; use at least 40",
         ),
         (
             {"algorithm_settings": {"cell": "transformer", "hidden-size": 20}},
             "no transformer of these sizes: hidden_size must be a multiple of twice num_heads, 8, got 20",
         ),
         ({"slots_per_task": 2}, "the episodes of a trial follow each other in one slot; leave it out"),
-        (
-            {"env_name": "TabularMDP-v0", "policy": "tests.metalearners.test_rsac:of_another_kind"},
-            "and GRUPolicy is not",
-        ),
+        ({"env_name": "TabularMDP-v0", "policy": f"{__name__}:of_another_kind"}, "and GRUPolicy is not"),
     ],
 )
 def test_wrong_config_is_one_line(values: dict[str, Any], message: str) -> None:

@@ -51,12 +51,23 @@ def test_lines_after_the_checkpoint_are_dropped_and_none_is_repeated_or_lost(tmp
     assert path.read_bytes().startswith(b"".join(kept))
 
 
-def test_resuming_without_an_iteration_that_the_checkpoint_has_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("finished", "change", "message"),
+    [
+        (4, (b"", b""), "does not hold the iterations up to 3"),
+        (3, (b'"kl": 0.1', b'"kl": 0.7'), r"iterations up to 2, .*\(damaged: line 2\); put it back"),
+    ],
+    ids=["missing", "damaged"],
+)
+def test_resuming_without_an_intact_iteration_that_the_checkpoint_has_is_refused(
+    finished: int, change: tuple[bytes, bytes], message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(3))
+    path.write_bytes(path.read_bytes().replace(*change, 1))
     before = path.read_bytes()
-    with pytest.raises(CheckpointError, match=r"does not hold the iterations up to 3"):
-        MetricsLog(path, finished=4)
+    with pytest.raises(CheckpointError, match=message):
+        MetricsLog(path, finished=finished)
     assert path.read_bytes() == before
 
 
@@ -95,16 +106,6 @@ def test_damaged_line_is_left_out_with_a_warning_and_an_unfinished_one_without(
     path.write_bytes(path.read_bytes().replace(b'"kl": 0.1', b'"kl": 0.7'))
     assert iterations_of(path) == [0, 2, 3]
     assert f"{path}: line 2 is damaged" in caplog.text
-
-
-def test_damaged_line_of_a_finished_iteration_is_named_on_resume(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write(path, range(4))
-    path.write_bytes(path.read_bytes().replace(b'"kl": 0.1', b'"kl": 0.7'))
-    before = path.read_bytes()
-    with pytest.raises(CheckpointError, match=r"iterations up to 2, .*\(damaged: line 2\); put it back"):
-        MetricsLog(path, finished=3)
-    assert path.read_bytes() == before
 
 
 def test_file_of_an_earlier_version_loads_and_gets_checksums_on_resume(tmp_path: Path) -> None:
@@ -147,42 +148,27 @@ def test_numbers_that_json_cannot_write_become_null(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"iteration": 0, "kl": None, "loss/after": None}]
 
 
+@pytest.mark.parametrize("resumed_at", [3, 0])
 def test_events_hold_the_numbers_and_a_resumed_run_replaces_repeated_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resumed_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.summary.writer import event_file_writer
 
-    for finished, iterations, value in ((0, range(5), 1.0), (3, range(3, 6), 2.0)):
+    for second, (finished, last, value) in enumerate(((0, 5, 1.0), (resumed_at, 6, 2.0))):
         # TensorBoard reads files in the order of their names, which have the second and then the number of the writer
         # as text: of one second, the tenth writer's before the ninth's.
-        monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda now=finished: 1e9 + now))
+        monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda now=second: 1e9 + now))
         log = EventLog(tmp_path, finished)
-        for iteration in iterations:
+        for iteration in range(finished, last):
             log.write({"iteration": iteration, "return/step_0": value, "kl": 0.5, "digest": "abc"})
         log.close()
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("return/step_0")] == [
-        *((step, 1.0) for step in range(3)),
-        *((step, 2.0) for step in range(3, 6)),
+        *((step, 1.0) for step in range(resumed_at)),
+        *((step, 2.0) for step in range(resumed_at, 6)),
     ]
     assert sorted(events.Tags()["scalars"]) == ["return/step_0", "train/kl"]
-
-
-def test_events_of_a_run_that_starts_again_from_its_beginning_are_not_there_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.summary.writer import event_file_writer
-
-    for start in range(2):
-        monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda now=start: 1e9 + now))
-        log = EventLog(tmp_path, 0)
-        for iteration in range(3):
-            log.write({"iteration": iteration, "kl": float(start)})
-        log.close()
-    events = EventAccumulator(str(tmp_path)).Reload().Scalars("train/kl")
-    assert [(event.step, event.value) for event in events] == [(0, 1.0), (1, 1.0), (2, 1.0)]
 
 
 def test_without_tensorboard_one_message_names_the_extra_and_warns_where_events_end(

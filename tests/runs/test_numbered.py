@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,13 +51,6 @@ def test_folder_of_another_process_is_never_shared(tmp_path: Path, monkeypatch: 
         assert folder == tmp_path / "run-2"
 
 
-def test_folder_to_which_nothing_was_written_is_removed_with_its_parents(tmp_path: Path) -> None:
-    (tmp_path / "kept").touch()
-    with pytest.raises(ValueError, match="bad input"), new_folder(tmp_path / "runs" / "family" / "run"):
-        raise ValueError("bad input")
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-
-
 def test_reserved_file_is_never_shared_and_skipped_until_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "results.npz"
     with new_file(path, number=True) as first, new_file(path, number=True) as second:
@@ -69,8 +63,9 @@ def test_reserved_file_is_never_shared_and_skipped_until_it_is_written(tmp_path:
     assert [file.name for file in path.parent.iterdir()] == ["results.npz"]
 
 
-def test_file_to_which_nothing_was_written_is_removed_with_the_folders_made_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("new", [new_folder, lambda path: new_file(path, number=True)], ids=["folder", "file"])
+def test_path_to_which_nothing_was_written_is_removed_with_the_folders_made_for_it(new: Any, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    with pytest.raises(ValueError, match="bad input"), new_file(tmp_path / "there" / "a" / "b" / "x", number=True):
+    with pytest.raises(ValueError, match="bad input"), new(tmp_path / "there" / "a" / "b" / "x"):
         raise ValueError("bad input")
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["there"]

@@ -58,14 +58,6 @@ def test_iterations_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -
     assert [metrics["iteration"] for metrics in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2]
 
 
-def test_another_run_is_changed_only_on_request(tmp_path: Path) -> None:
-    write_run(tmp_path, 2)
-    before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match=r"holds another run; continue it with --resume, replace it with --overwrite"):
-        RunFolder(tmp_path, config_of(), learner_of())
-    assert snapshot(tmp_path) == before
-
-
 def test_overwrite_removes_everything_of_the_earlier_run(tmp_path: Path) -> None:
     write_run(tmp_path, 2)
     with RunFolder(tmp_path, config_of(seed=5), learner_of(), overwrite=True) as run:
@@ -307,17 +299,21 @@ def test_broken_link_or_link_into_another_run_is_refused_and_nothing_changes(tmp
         (tmp_path / "run" / "checkpoints").unlink()
 
 
-def test_resuming_and_overwriting_at_once_is_refused(tmp_path: Path) -> None:
-    write_run(tmp_path, 1)
-    with pytest.raises(ConfigError, match=r"--resume continues .* --overwrite replaces it"):
-        RunFolder(tmp_path, config_of(), learner_of(), resume=True, overwrite=True)
-
-
-def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None:
-    write_run(tmp_path, 1)
+@pytest.mark.parametrize(
+    ("values", "how", "message"),
+    [
+        ({}, {}, "holds another run; continue it with --resume, replace it with --overwrite"),
+        ({}, {"resume": True, "overwrite": True}, "--resume continues .* --overwrite replaces it"),
+        ({"seed": 5, "fast_lr": 0.3}, {"resume": True}, "another 'fast-lr' and 'seed'"),
+    ],
+)
+def test_run_is_changed_only_on_request_in_one_way_and_with_its_settings(
+    values: dict[str, Any], how: dict[str, bool], message: str, tmp_path: Path
+) -> None:
+    write_run(tmp_path, 2)
     before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match=r"another 'fast-lr' and 'seed'"):
-        RunFolder(tmp_path, config_of(seed=5, fast_lr=0.3), learner_of(), resume=True)
+    with pytest.raises(ConfigError, match=message):
+        RunFolder(tmp_path, config_of(**values), learner_of(), **how)
     assert snapshot(tmp_path) == before
 
 

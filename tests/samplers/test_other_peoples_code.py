@@ -143,23 +143,6 @@ class DrawsTheSame(PricedEnv):
         return [{"price": float(price)} for price in np.random.default_rng(5).uniform(1.0, 2.0, num_tasks)]
 
 
-class HasTwo(PricedEnv):
-    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"price": float(price)} for price in self.np_random.integers(1, 3, num_tasks)]
-
-
-class ListsThem(PricedEnv):
-    """Has three tasks, and gives them in order."""
-
-    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"price": 1.0 + index % 3} for index in range(num_tasks)]
-
-
-class HasThreeAtMost(PricedEnv):
-    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"price": [1.0, 2.0, 3.0][index]} for index in range(num_tasks)]
-
-
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_family_that_draws_the_same_tasks_for_every_seed_is_refused(num_workers: int) -> None:
@@ -168,9 +151,19 @@ def test_family_that_draws_the_same_tasks_for_every_seed_is_refused(num_workers:
 
 
 @pytest.mark.parametrize(
-    ("make_env", "num_tasks"), [(HasTwo, 1), (HasTwo, 3), (ListsThem, 3), (HasThreeAtMost, 1), (HasThreeAtMost, 3)]
+    ("prices", "num_tasks"),
+    [
+        *((lambda env, num_tasks: env.np_random.integers(1, 3, num_tasks), number) for number in (1, 3)),
+        # Lists its tasks in order, of which there may be no more.
+        (lambda env, num_tasks: [1.0 + index % 3 for index in range(num_tasks)], 3),
+        *((lambda env, num_tasks: [[1.0, 2.0, 3.0][index] for index in range(num_tasks)], number) for number in (1, 3)),
+    ],
 )
-def test_family_with_few_tasks_may_draw_the_same_again(make_env: Any, num_tasks: int) -> None:
+def test_family_with_few_tasks_may_draw_the_same_again(prices: Any, num_tasks: int) -> None:
+    def draw(env: PricedEnv, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"price": float(price)} for price in prices(env, num_tasks)]
+
+    make_env = type("Few", (PricedEnv,), {"sample_tasks": draw})
     assert len(drawn(make_env, 6, num_tasks, seed=0)) == 6
 
 

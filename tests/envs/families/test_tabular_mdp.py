@@ -72,15 +72,6 @@ def test_tasks_have_the_documented_distribution() -> None:
     assert rewards_mean.std() == pytest.approx(1.0, abs=0.023)
 
 
-@pytest.mark.parametrize(
-    "row", [[0.5, 0.4], [0.6, 0.6], [1.5, -0.5]], ids=["less than one", "more than one", "negative probability"]
-)
-def test_row_that_is_not_a_distribution_is_refused_by_name(row: list[float]) -> None:
-    task = {"transitions": [[[0.5, 0.5]], [row]], "rewards_mean": [[0.0], [0.0]]}
-    with pytest.raises(TaskError, match="'transitions' of a task must be distributions"):
-        TabularMDPVectorEnv(1, num_states=2, num_actions=1, task=task)
-
-
 def test_rounded_table_is_accepted_and_never_enters_an_impossible_state() -> None:
     task = {"transitions": [[[0.3333333, 0.6666666, 0.0]]] * 3, "rewards_mean": [[0.0]] * 3}
     env = TabularMDPVectorEnv(SLOTS, num_states=3, num_actions=1, task=task)
@@ -90,10 +81,23 @@ def test_rounded_table_is_accepted_and_never_enters_an_impossible_state() -> Non
     assert states_of(env.step(np.zeros(SLOTS, int))[0]).max() == 1
 
 
-@pytest.mark.parametrize(("name", "value"), [("num_states", 0), ("num_states", 1.5), ("num_actions", -1)])
-def test_bad_size_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1"):
-        TabularMDPVectorEnv(1, **{name: value})
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *(
+            (
+                {"task": {"transitions": [[[0.5, 0.5]], [row]], "rewards_mean": [[0.0], [0.0]]}},
+                "'transitions' of a task must be distributions",
+            )
+            for row in ([0.5, 0.4], [0.6, 0.6], [1.5, -0.5])
+        ),
+        *(({"num_states": size}, "num_states must be an integer of at least 1") for size in (0, 1.5)),
+        ({"num_actions": -1}, "num_actions must be an integer of at least 1"),
+    ],
+)
+def test_bad_argument_or_task_is_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError if "task" in arguments else ValueError, match=message):
+        TabularMDPVectorEnv(1, **{"num_states": 2, "num_actions": 1, **arguments})
 
 
 def test_missing_action_is_refused() -> None:
