@@ -324,27 +324,23 @@ def test_editable_install_is_installed_only_under_its_own_name(
 
 
 @pytest.mark.usefixtures("place")
-def test_cluster_of_another_user_is_not_joined() -> None:
-    """A Ray cluster executes code in its clients."""
-    config = config_of(**{"backend": "ray", "ray-address": "far.away:6379"})
+@pytest.mark.parametrize(
+    ("key", "far", "near", "other"),
+    [
+        # A Ray cluster executes code in its clients.
+        ("ray-address", "far.away:6379", "near:6379", "far.away:6380"),
+        # `maml-rl test` and `maml-rl report` do the same, unless one is given.
+        ("ray-runtime-env", {"pip": ["evil"]}, {}, {"pip": ["worse"]}),
+    ],
+)
+def test_cluster_or_runtime_env_of_another_user_is_not_used(key: str, far: object, near: object, other: object) -> None:
+    config = config_of(**{"backend": "ray", key: far})
     assert not is_trusted(config)
-    assert is_trusted(config.override({"ray-address": "near:6379"}))
-    assert is_trusted(config_of(**{"ray-address": "far.away:6379"}))
+    assert is_trusted(config.override({key: near}))
+    assert is_trusted(config_of(**{key: far}))
     remember_code(config)
     assert is_trusted(config)
-    assert not is_trusted(config_of(**{"backend": "ray", "ray-address": "far.away:6380"}))
-
-
-@pytest.mark.usefixtures("place")
-def test_runtime_env_of_another_user_is_not_executed() -> None:
-    config = config_of(**{"backend": "ray", "ray-runtime-env": {"pip": ["evil"]}})
-    assert not is_trusted(config)
-    # `maml-rl test` and `maml-rl report` do the same, unless one is given.
-    assert is_trusted(config.override({"ray-runtime-env": {}}))
-    assert is_trusted(config_of(**{"ray-runtime-env": {"pip": ["evil"]}}))
-    remember_code(config)
-    assert is_trusted(config)
-    assert not is_trusted(config_of(**{"backend": "ray", "ray-runtime-env": {"pip": ["worse"]}}))
+    assert not is_trusted(config_of(**{"backend": "ray", key: other}))
 
 
 def test_trust_that_cannot_be_recorded_is_reported(
