@@ -150,29 +150,23 @@ def test_last_step_is_that_of_serial_stepping(slots_per_task: int) -> None:
 
 
 def test_a_slot_does_not_wait_for_a_slower_one() -> None:
-    """With a barrier every step would take as long as the slowest slot, a different one each time."""
-    slots, steps, wait = 16, HORIZON, 0.4
-    with MultiTaskSampler(
-        partial(SteadyEnv, wait), {}, 1, a_policy(), seed=0, max_episode_steps=steps, **THREADS
-    ) as sampler:
-        tasks = sampler.sample_tasks(slots)
-        started = time.monotonic()
-        sampler.rollout(tasks)
-        seconds = time.monotonic() - started
-    # In each slot, one step of six takes `wait`; resets and other steps take no time.
-    assert seconds < 3 * wait < (steps - 1) * wait
+    """If all slots took each step together, none would get to the step in which the others wait for it."""
+    together = threading.Barrier(16)
+    env = partial(SteadyEnv, partial(together.wait, 20.0))
+    with MultiTaskSampler(env, {}, 1, a_policy(), seed=0, max_episode_steps=HORIZON, **THREADS) as sampler:
+        assert sampler.rollout(sampler.sample_tasks(16)).num_steps == 16 * HORIZON
 
 
 class SteadyEnv(SlowEnv):
     """Never ends, and waits in one step, a different one for every task."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, wait: Callable[[], Any]) -> None:
         super().__init__()
-        self._seconds = seconds
+        self._pause = wait
 
     def step(self, action: Any) -> Any:
         if self._steps == self._task["goal"] % HORIZON:
-            time.sleep(self._seconds)
+            self._pause()
         self._length = HORIZON + 1
         return super().step(action)
 
@@ -393,7 +387,7 @@ def test_a_watcher_sees_how_many_slots_wait_and_which_is_the_slowest(num_workers
     over = threading.Event()
     options: dict[str, Any] = {"stepping": "threads", "num_workers": num_workers, "start_method": "fork"}
     with MultiTaskSampler(
-        partial(SteadyEnv, 0.4), {}, 1, a_policy(), seed=0, max_episode_steps=HORIZON, **options
+        partial(SteadyEnv, partial(time.sleep, 0.4)), {}, 1, a_policy(), seed=0, max_episode_steps=HORIZON, **options
     ) as it:
 
         def watch() -> None:
