@@ -86,20 +86,6 @@ def test_callable_becomes_serial_with_a_time_limit_if_given() -> None:
     assert truncated == [[False] * 2, [False] * 2, [True] * 2]
 
 
-def test_single_environments_of_a_family_behave_like_the_family() -> None:
-    """The serial adapter around `gymnasium.make` and the batched family give the same numbers for seeds of 32 bits."""
-    serial = make_vector_env(lambda: gymnasium.make("TabularMDP-v0"), {}, 3)
-    batched = make_vector_env("TabularMDP-v0", {}, 3)
-    tasks = batched.sample_tasks(3, seed=0)
-    actions = np.array([0, 3, 4])
-    histories = []
-    for env in (serial, batched):
-        env.reset_task(tasks)
-        env.reset_buffers(np.array([5, 2**32 - 1, 0]))
-        histories.append([np.concatenate([np.ravel(array) for array in env.step(actions)[:4]]) for _ in range(10)])
-    np.testing.assert_array_equal(*histories)
-
-
 def test_third_party_environment_that_is_not_a_family_is_refused(registered: Any) -> None:
     registered("NoTask-v0", entry_point=NoTaskEnv)
     for env in ("NoTask-v0", NoTaskEnv):

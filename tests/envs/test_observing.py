@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -104,33 +105,16 @@ def test_children_sample_the_same_episodes_as_this_process(env: Any, num_workers
     assert len(digests) == 1
 
 
-class GrowingEnv(WalkEnv):
-    """Every task has a different size."""
-
-    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"slope": np.zeros(1 + index)} for index in range(num_tasks)]
-
-
-class BareEnv(WalkEnv):
-    """Its tasks are numbers, not dicts."""
-
-    def sample_tasks(self, num_tasks: int) -> Any:
-        return [1.0] * num_tasks
-
-
-class EmptyEnv(WalkEnv):
-    """Its tasks are empty."""
-
-    def sample_tasks(self, num_tasks: int) -> Any:
-        return [{} for _ in range(num_tasks)]
+def drawing(draw: Callable[[int], list[Any]]) -> type[WalkEnv]:
+    return type("Draws", (WalkEnv,), {"sample_tasks": lambda self, num_tasks: draw(num_tasks)})
 
 
 @pytest.mark.parametrize(
     ("env", "message"),
     [
         (WordEnv, r"entry 'slope' of a task cannot be observed: expected numbers, got 'steep'"),
-        (BareEnv, r"drew 1\.0; a task is a dict of numbers and arrays"),
-        (EmptyEnv, r"a dict of numbers and arrays can be observed, got \{\}"),
+        (drawing(lambda num_tasks: [1.0] * num_tasks), r"drew 1\.0; a task is a dict of numbers and arrays"),
+        (drawing(lambda num_tasks: [{}] * num_tasks), r"a dict of numbers and arrays can be observed, got \{\}"),
     ],
 )
 def test_tasks_that_are_not_numbers_are_refused(env: Any, message: str) -> None:
@@ -139,7 +123,8 @@ def test_tasks_that_are_not_numbers_are_refused(env: Any, message: str) -> None:
 
 
 def test_tasks_of_different_sizes_are_refused() -> None:
-    shown = make_vector_env(ObservedTask(GrowingEnv), {}, 2)
+    growing = drawing(lambda num_tasks: [{"slope": np.zeros(1 + index)} for index in range(num_tasks)])
+    shown = make_vector_env(ObservedTask(growing), {}, 2)
     with pytest.raises(TaskError, match=r"^slot 1: .* the same shape in all tasks, \(1,\) in the first, got \(2,\)"):
         shown.reset_task(shown.sample_tasks(2))
 

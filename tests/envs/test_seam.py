@@ -495,11 +495,14 @@ class TakesFewBits(Walk):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_environment_gets_as_many_bits_of_a_seed_as_it_declares(way: str) -> None:
+def test_environment_gets_as_many_bits_of_a_seed_as_it_declares_or_is_told_to(way: str) -> None:
     adapt, rules = WAYS[way]
-    made = type("Declares", (adapt(TakesFewBits),), {"seed_bits": 31})
+    made, seeds = type("Declares", (adapt(TakesFewBits),), {"seed_bits": 31}), [5, 2**31 + 7, 2**40 + 2**31 + 9]
+    with closing(make_vector_env(adapt(TakesFewBits), {}, SLOTS, rules=rules)) as env:
+        named = r"declare it: seed_bits = 31 in \w+$" if way != "array code" else "seed must fit"
+        with pytest.raises((OverflowError, ValueError), match=named):
+            env.reset_buffers(np.array(seeds))
     with closing(make_vector_env(made, {}, SLOTS, rules=rules)) as env:
-        seeds = [5, 2**31 + 7, 2**40 + 2**31 + 9]
         env.reset_buffers(np.array(seeds))
         assert env.buffers.observations[:, 0].tolist() == [5.0, 7.0, 9.0]
         assert env.reset(seed=seeds)[0][:, 0].tolist() == [5.0, 7.0, 9.0]
