@@ -7,7 +7,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import ClipReward, NormalizeObservation
 
@@ -273,23 +272,6 @@ def test_info_of_an_episode_that_a_limit_ended_is_nan_and_else_an_error(made: An
     assert set(batch.terminated.flatten().tolist()) == {True, False}
     places = batch.infos["place"].gather(1, (batch.lengths - 1).unsqueeze(1)).squeeze(1)
     assert torch.equal(last[batch.terminated], places[batch.terminated])
-
-
-def test_observation_outside_of_its_space_is_refused() -> None:
-    class Wrong(Batch):
-        single = spaces.Discrete(3)
-
-        def __init__(self, num_envs: int) -> None:
-            super().__init__(num_envs)
-            self.single_observation_space = spaces.Discrete(3)
-
-        def reset(self, **kwargs: Any) -> Any:
-            return np.full(self.num_envs, 7), super().reset(**kwargs)[1]
-
-    env = make_vector_env(Wrong, {}, 2)
-    with pytest.raises(ValueError, match="Wrong returned observations with 7"):
-        env.reset_buffers(np.arange(2))
-    env.close()
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)

@@ -44,16 +44,6 @@ def test_what_is_not_one_number_is_refused_with_environment_and_value(reward: An
     with pytest.raises(TypeError, match=f"step of <WalkEnv instance> returned the reward {shown}"):
         read_step(WalkEnv(), (None, reward, False, False, {}))
 
-    class PaysOddly(WalkEnv):
-        def step(self, action: Any) -> Any:
-            observation, _, *rest = super().step(action)
-            return observation, reward, *rest
-
-    vector_env = SerialVectorEnv(PaysOddly)
-    vector_env.reset(seed=0)
-    with pytest.raises(TypeError, match="step of <PaysOddly instance> returned the reward"):
-        vector_env.step(np.zeros((1, 1), np.float32))
-
 
 @pytest.mark.parametrize("flag", ["no", float("nan"), None, 2, -1, 0.0, [True, False], np.array([0, 1])], ids=repr)
 def test_end_of_an_episode_that_is_not_a_flag_is_refused(flag: Any) -> None:
