@@ -136,7 +136,10 @@ class Says:
         (["pear"] * 4, "Says returned 4 actions; expected 5 actions, one for each task"),
         ("apple", "Says returned a single text; expected 5 actions"),
         (["x" * 13] * 5, "a text of 13 characters, and its space has 1 to 12, as the action of task 0"),
-        (["pear", "two pears", *["pear"] * 3], "a text with ' ', not in the charset .*, as the action of task 1"),
+        (
+            ["pear", "two pears", *["pear"] * 3],
+            "a text with ' ', which is not in the charset .*, as the action of task 1",
+        ),
         ([None] * 5, "None instead of a text, as the action of task 0"),
     ],
 )
