@@ -1,11 +1,12 @@
 """Rules for calls of environments, seeds of 31 bits, and what must be awaited."""
 
+from contextlib import closing
 from typing import Any
 
 import gymnasium
 import pytest
 
-from maml_rl.envs import Retry, check_meta_env
+from maml_rl.envs import Retry, check_meta_env, make_vector_env
 from maml_rl.envs.calls import CallRules, async_methods, without_wrappers
 from tests.envs.third_party import WalkEnv
 

@@ -80,7 +80,7 @@ NAVIGATION: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0])
-def test_default_arguments_need_not_be_given_and_a_policy_has_its_own_unit_of_actions(scale: float) -> None:
+def test_default_arguments_need_not_be_given_and_a_policy_has_its_unit_of_actions(scale: float) -> None:
     config = config_of().override(NAVIGATION | {"env-kwargs": {"normalization_scale": scale}})
     BENCHMARKS["2d-navigation-v1"].check(make_experiment(config), 1)
 
