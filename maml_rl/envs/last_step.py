@@ -118,6 +118,8 @@ class LastStepVectorEnv(ObservingVectorEnv):
             np.copyto(kept.T, now.T, where=True if slots is None else slots)
 
     def reset_send(self, index: int, seed: int) -> None:
+        # A step of a phase that was left is never received.
+        self._sent.pop(index, None)
         self._begin(np.arange(self.num_envs) == index)
         super().reset_send(index, seed)
 

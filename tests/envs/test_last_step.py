@@ -1,5 +1,6 @@
 """Slots that show the last step: for every family, and for third-party environments."""
 
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from maml_rl.envs import LastStepParts, MetaVectorEnv, ObservedLastStep, ObservedTask, Retry, make_vector_env
+from maml_rl.envs.calls import CallRules
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.samplers.failures import describe_env
@@ -102,6 +104,21 @@ def test_restarted_episode_shows_what_it_began_with_after_a_reset_of_other_slots
     assert env.buffers.restarted.tolist() == [False, True]
     assert not shown[1, -3:].any()
     env.close()
+
+
+def test_step_of_a_phase_that_was_left_is_not_shown_in_the_next_one() -> None:
+    """As after an error of another slot, or where a phase is repeated because another worker was lost."""
+    with closing(make_vector_env(ObservedLastStep(WalkEnv), {}, 2, rules=CallRules(stepping="threads"))) as env:
+        tasks = env.sample_tasks(2, seed=0)
+        env.reset_task(tasks)
+        env.reset(seed=1)
+        for slot in range(2):
+            env.step_send(slot, np.full((1, 1), 0.5, np.float32))
+        env.reset_task(tasks)
+        for slot in range(2):
+            env.reset_send(slot, slot)
+        assert env.step_recv() == [0, 1]
+        assert not env.buffers.observations[:, -3:].any()
 
 
 @pytest.mark.slow
