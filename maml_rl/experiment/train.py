@@ -4,12 +4,14 @@ import copy
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, Thread
+from queue import SimpleQueue
+from threading import Event, Semaphore, Thread
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +24,6 @@ from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread, share_without_signal
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.prefetch import Prefetcher
 from maml_rl.experiment.sampling import (
     make_sampler,
     refuse_too_large_batches,
@@ -44,6 +45,10 @@ logger = logging.getLogger(__name__)
 
 # How often the progress of slots that wait concurrently is reported.
 _WATCH_SECONDS = 1.0
+# How long the work of a thread may take to end before it is interrupted, and between two interruptions.
+_GRACE_SECONDS, _PAUSE_SECONDS = 1.0, 0.5
+
+Item = TypeVar("Item")
 
 OnIteration = Callable[[Metrics], None]
 
@@ -343,8 +348,59 @@ def _collecting(
         yield lambda: collect(first, metalearner), publish
         return
     publish(first)
-    with Prefetcher(collect_ahead, config.num_batches - first, lag, sampler.interrupt) as prefetcher:
-        yield prefetcher.take, publish
+    with made_ahead(collect_ahead, config.num_batches - first, lag, sampler.interrupt) as take:
+        yield take, publish
+
+
+@contextmanager
+def made_ahead(
+    make: Callable[[], Item], count: int, ahead: int, interrupt: Callable[..., None]
+) -> Iterator[Callable[[], Item]]:
+    """Yield a function that returns the next of `count` items, which a thread makes while earlier ones are in use.
+
+    An error of the thread is raised in the place of the item. The end of the block, for any reason, ends the thread.
+
+    Args:
+        make: makes the next item.
+        count: of items.
+        ahead: how many items may be finished or in progress and not yet taken, at least 1.
+        interrupt: makes `make` end with an error, at once or soon, as its keyword argument `now` says.
+    """
+    room, over, items = Semaphore(ahead), Event(), SimpleQueue[Future[Item]]()
+
+    def run() -> None:
+        for _ in range(count):
+            # Only when there is room: what an item needs exists once the one `ahead` places before is taken.
+            room.acquire()
+            if over.is_set():
+                return
+            item = Future[Item]()
+            try:
+                item.set_result(make())
+            except BaseException as error:
+                item.set_exception(error)
+                return
+            finally:
+                items.put(item)
+
+    def take() -> Item:
+        item = items.get()
+        room.release()
+        return item.result()
+
+    # A daemon, so that not even an environment that hangs in this process can keep it alive.
+    thread = Thread(target=run, name="maml_rl-prefetch", daemon=True)
+    thread.start()
+    try:
+        yield take
+    finally:
+        over.set()
+        room.release()
+        interrupt(now=False)
+        thread.join(_GRACE_SECONDS)
+        while thread.is_alive():
+            interrupt(now=True)
+            thread.join(_PAUSE_SECONDS)
 
 
 def _keep_fixed_tasks(experiment: Experiment, run: RunFolder) -> None:

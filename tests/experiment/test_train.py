@@ -1,8 +1,9 @@
 import hashlib
 import itertools
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore, active_count
 from typing import Any
 
 import gymnasium
@@ -16,7 +17,7 @@ from maml_rl.envs.families.navigation import Navigation2DVectorEnv
 from maml_rl.errors import ChildEnvError, ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.sampling import make_sampler
-from maml_rl.experiment.train import train
+from maml_rl.experiment.train import made_ahead, train
 from maml_rl.runs.checkpoint import latest_intact, list_checkpoints
 from maml_rl.runs.metrics import Metrics, read_metrics
 from tests.envs.third_party import WordEnv
@@ -268,3 +269,104 @@ def test_training_that_an_environment_ends_saves_the_last_finished_iteration(
     assert latest_intact(tmp_path / "run" / "checkpoints")[1].iteration == 3
     train(config, tmp_path / "run", num_workers=0, resume=True)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def ignore(*, now: bool) -> None:
+    """An interrupt for work that ends by itself."""
+
+
+@pytest.fixture
+def waits_for_room(monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Return an event that is set when the thread that works ahead begins to wait."""
+    waits = Event()
+
+    class Watched(Semaphore):
+        def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+            if not super().acquire(blocking=False):
+                waits.set()
+                return super().acquire(blocking, timeout)
+            return True
+
+    monkeypatch.setattr("maml_rl.experiment.train.Semaphore", Watched)
+    return waits
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ahead", [1, 3, 100])
+def test_items_made_ahead_come_in_order_and_the_thread_ends(ahead: int) -> None:
+    before = active_count()
+    with made_ahead(itertools.count().__next__, 20, ahead, ignore) as take:
+        assert [take() for _ in range(20)] == list(range(20))
+    assert active_count() == before
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_no_item_is_begun_before_there_is_room_for_it(ahead: int, waits_for_room: Event) -> None:
+    begun: list[int] = []
+
+    def make() -> int:
+        begun.append(len(begun))
+        return begun[-1]
+
+    with made_ahead(make, 100, ahead, ignore) as take:
+        for taken in range(5):
+            assert waits_for_room.wait(10.0)
+            assert begun == list(range(taken + ahead))
+            waits_for_room.clear()
+            assert take() == taken
+
+
+@pytest.mark.timeout(60)
+def test_error_of_work_ahead_is_raised_after_the_items_before_it() -> None:
+    error, before = RuntimeError("out of fuel"), active_count()
+    numbers = iter([0, 1, error])
+
+    def make() -> int:
+        number = next(numbers)
+        if isinstance(number, RuntimeError):
+            raise number
+        return number
+
+    with made_ahead(make, 10, 5, ignore) as take:
+        assert [take(), take()] == [0, 1]
+        with pytest.raises(RuntimeError) as caught:
+            take()
+        assert caught.value is error
+    assert active_count() == before
+
+
+def fail_after(event: Event, ahead: AbstractContextManager[object], error: BaseException) -> None:
+    with ahead:
+        assert event.wait(10.0)
+        raise error
+
+
+@pytest.mark.timeout(60)
+def test_error_of_the_user_ends_a_thread_that_waits_for_room(waits_for_room: Event) -> None:
+    before = active_count()
+    with pytest.raises(KeyboardInterrupt):
+        fail_after(waits_for_room, made_ahead(itertools.count().__next__, 100, 1, ignore), KeyboardInterrupt())
+    assert active_count() == before
+
+
+@pytest.mark.timeout(60)
+def test_error_of_the_user_interrupts_work_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("maml_rl.experiment.train._GRACE_SECONDS", 0.01)
+    asked: list[bool] = []
+    begun, ended = Event(), Event()
+
+    def make() -> None:
+        begun.set()
+        assert ended.wait(10.0)
+
+    def interrupt(*, now: bool) -> None:
+        asked.append(now)
+        if now:
+            ended.set()
+
+    before = active_count()
+    with pytest.raises(ZeroDivisionError):
+        fail_after(begun, made_ahead(make, 1, 1, interrupt), ZeroDivisionError())
+    assert asked == [False, True]
+    assert active_count() == before

@@ -152,7 +152,7 @@ def test_first_update_on_recorded_log_probabilities_is_that_on_computed_ones(tmp
 def test_without_prefetch_nothing_is_stale_and_no_thread_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("maml_rl.experiment.train.Prefetcher", None)
+    monkeypatch.setattr("maml_rl.experiment.train.made_ahead", None)
     train(config_of(num_batches=1), tmp_path, num_workers=0)
     assert "staleness" not in untimed(tmp_path)[0]
 
