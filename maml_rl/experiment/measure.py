@@ -5,7 +5,7 @@ Reports and `maml-rl compare` take their evaluations from here, so that both hav
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,31 +34,6 @@ from maml_rl.runs.trust import unknown_code
 EVALUATION = "evaluation.npz"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _Tasks:
-    """The tasks of all policies: drawn by the first run that can, or of a file, or the fixed set of each run.
-
-    Attributes:
-        wanted: how many, or their file.
-        drawn: the drawn ones, once they are known.
-    """
-
-    wanted: int | Path
-    drawn: list[Task] | None = None
-
-    def of(self, experiment: Experiment) -> tuple[list[Task], bool]:
-        """Return the tasks of an experiment, and whether they are not a sample of its family."""
-        if isinstance(self.wanted, Path):
-            return experiment.load_tasks(self.wanted), True
-        fixed = experiment.fixed_tasks("test")
-        if fixed is not None:
-            return fixed, True
-        if self.drawn is None:
-            with make_sampler(experiment, num_workers=0, evaluation=True, task_split="test") as sampler:
-                self.drawn = list(sampler.sample_tasks(self.wanted))
-        return self.drawn, False
 
 
 def measure(
@@ -90,10 +65,11 @@ def measure(
     Returns:
         The results, and sentences about runs that could not be evaluated.
     """
-    chosen = _Tasks(tasks)
     notices: list[str] = []
     results: list[GroupResult] = []
+    drawn: list[Task] = []
     limit = common_steps(groups)
+    placed = {**ELSEWHERE, **placement}
     for group in groups:
         evaluations: list[Evaluation] = []
         sampled = untrained = None
@@ -102,16 +78,31 @@ def measure(
             checkpoint = run.checkpoint_near(limit) if len(groups) > 1 else None
             evaluation, complaints = saved_evaluation(run, checkpoint)
             notices += complaints
+            named = [name for _, name in unknown_code(run.config, known=known)]
             try:
-                policy = _Measured(run, checkpoint, chosen, {**ELSEWHERE, **placement}, known)
-                evaluation = evaluation if policy.has(evaluation) else None
-                if tasks and (evaluation is None or (pictures and sampled is None and policy.is_trusted)):
-                    tried = policy.evaluate()
+                if tasks and not named:
+                    experiment = make_experiment(run.config.override(placed))
+                    experiment.restore("last" if checkpoint is None else checkpoint, run.path)
+                    chosen, fixed = _tasks_of(experiment, tasks, drawn)
+                    if evaluation is not None and not (
+                        same_tasks(evaluation.tasks, chosen) and evaluation.fixed_tasks == fixed
+                    ):
+                        evaluation = None
+                if tasks and named and evaluation is None:
+                    raise ConfigError(
+                        f"it needs {' and '.join(named)}, and this imports nothing that a run names; add --trust, or "
+                        f"measure it with `test.py {run.path}`"
+                    )
+                if tasks and not named and (evaluation is None or (pictures and sampled is None)):
+                    repetitions = REPETITIONS if isinstance(tasks, Path) else 1
+                    updates = run.finished if checkpoint is None else checkpoint
+                    tried = _evaluated(experiment, run, updates, chosen, repetitions, fixed=fixed)
                     evaluation = evaluation or tried.evaluation
                     sampled = sampled or (tried if pictures else None)
                     enough = untrained is not None or any(result.untrained is not None for result in results)
                     if with_untrained and not enough and run.config.method != "oracle":
-                        untrained = policy.evaluate(trained=False).evaluation
+                        initial = make_experiment(run.config.override(placed))
+                        untrained = _evaluated(initial, run, 0, chosen, repetitions, fixed=fixed).evaluation
             except (MamlRLError, OSError) as error:
                 notices.append(f"The policy of {run.path} could not be tried on new tasks: {error}.")
             if evaluation is not None:
@@ -121,60 +112,38 @@ def measure(
     return results, notices
 
 
-class _Measured:
-    """The policy of a run at a checkpoint, and the tasks that it is measured on."""
+def _tasks_of(experiment: Experiment, wanted: int | Path, drawn: list[Task]) -> tuple[list[Task], bool]:
+    """Return the tasks of an experiment, and whether they are not a sample of its family: of a file, or its fixed set.
 
-    def __init__(
-        self, run: Run, checkpoint: int | None, chosen: _Tasks, settings: Mapping[str, Any], known: bool
-    ) -> None:
-        self._run, self._checkpoint, self._settings = run, checkpoint, settings
-        self._named = [name for _, name in unknown_code(run.config, known=known)]
-        self._chosen = chosen
-        self._tasks: list[Task] = []
-        self._fixed = False
-        if chosen.wanted and not self._named:
-            self._tasks, self._fixed = chosen.of(self._restored())
+    Others are drawn by the first run that can, into `drawn`.
+    """
+    if isinstance(wanted, Path):
+        return experiment.load_tasks(wanted), True
+    fixed = experiment.fixed_tasks("test")
+    if fixed is not None:
+        return fixed, True
+    if not drawn:
+        with make_sampler(experiment, num_workers=0, evaluation=True, task_split="test") as sampler:
+            drawn += sampler.sample_tasks(wanted)
+    return drawn, False
 
-    def _restored(self, *, trained: bool = True) -> Experiment:
-        experiment = make_experiment(self._run.config.override(dict(self._settings)))
-        if trained:
-            experiment.restore("last" if self._checkpoint is None else self._checkpoint, self._run.path)
-        return experiment
 
-    @property
-    def is_trusted(self) -> bool:
-        """Whether the policy may be tried."""
-        return not self._named
+def _evaluated(
+    experiment: Experiment, run: Run, updates: int, tasks: Sequence[Task], repetitions: int, *, fixed: bool
+) -> SampledEvaluation:
+    """Adapt the policy of a run after so many meta-updates, and keep the episodes."""
+    logger.info("trying the policy of %s", run.path)
+    # Pictures show the first repetition.
+    shown: list[TaskEpisodes] = []
 
-    def has(self, saved: Evaluation | None) -> bool:
-        """Return whether a saved evaluation is on these tasks; any is, where no policy is tried."""
-        if saved is None or not self._tasks:
-            return saved is not None
-        return same_tasks(saved.tasks, self._tasks) and saved.fixed_tasks == self._fixed
+    def keep_first(batch: EpisodeStore) -> None:
+        if not shown:
+            shown.extend(performed(experiment.policy, phase) for phase in batch.phases)
 
-    def evaluate(self, *, trained: bool = True) -> SampledEvaluation:
-        """Adapt the policy, or the initial one, and keep the episodes."""
-        run = self._run
-        if self._named:
-            raise ConfigError(
-                f"it needs {' and '.join(self._named)}, and this imports nothing that a run names; add "
-                f"--trust, or measure it with `test.py {run.path}`"
-            )
-        logger.info("trying the policy of %s", run.path)
-        experiment = self._restored(trained=trained)
-        # Pictures show the first repetition.
-        shown: list[TaskEpisodes] = []
-
-        def keep_first(batch: EpisodeStore) -> None:
-            if not shown:
-                shown.extend(performed(experiment.policy, phase) for phase in batch.phases)
-
-        repetitions = REPETITIONS if isinstance(self._chosen.wanted, Path) else 1
-        saved = evaluate(experiment, self._tasks, repetitions=repetitions, on_batch=keep_first)
-        checkpoint = run.finished if self._checkpoint is None else self._checkpoint
-        # Drawn once for all runs, tasks are still a sample of the family.
-        saved = replace(saved, fixed_tasks=self._fixed, identity=run.identity, checkpoint=checkpoint if trained else 0)
-        return SampledEvaluation(experiment.config, shown, saved, experiment.metalearner.source_returns)
+    saved = evaluate(experiment, tasks, repetitions=repetitions, on_batch=keep_first)
+    # Drawn once for all runs, tasks are still a sample of the family.
+    saved = replace(saved, fixed_tasks=fixed, identity=run.identity, checkpoint=updates)
+    return SampledEvaluation(experiment.config, shown, saved, experiment.metalearner.source_returns)
 
 
 def saved_evaluation(run: Run, checkpoint: int | None = None) -> tuple[Evaluation | None, list[str]]:
