@@ -31,11 +31,8 @@ def gathered(mapping: Any, section: str) -> Any:
             raise ConfigError(f"two values for {key!r} in {mapping.place(key)}; keep the one below {section!r}")
     values = {key: value for key, value in mapping.values.items() if key not in flat}
     values[section] = settings | {key: mapping.values[key] for key in flat}
-
-    def moved(places: dict[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
-        return {(section, *path) if path[0] in flat else path: place for path, place in places.items()}
-
-    return replace(mapping, values=values, lines=moved(mapping.lines), origins=moved(mapping.origins))
+    places = {(section, *path) if path[0] in flat else path: place for path, place in mapping.places.items()}
+    return replace(mapping, values=values, places=places)
 
 
 def explain_saved_option(key: str) -> str:

@@ -334,12 +334,6 @@ class Config(SettingsModel):
             ConfigError: As `from_mapping`; an error in a replaced key names `origin`.
         """
         replaced = _mixed(gathered(Mapping(origin, dict(values)), SECTION))
-        try:
-            # Checked by itself first, so that an error names the override and not the file.
-            type(self).model_validate({"env-name": self.env_name, **replaced.values})
-        except ValidationError as error:
-            explanation = _explain(error.errors(include_url=False), replaced, type(self), FLAT_KEYS)
-            raise ConfigError(explanation) from None
         dropped: list[str] = []
         if replaced.values.get("algorithm", self.algorithm) != self.algorithm:
             dropped.append(SECTION)
@@ -375,7 +369,7 @@ class Config(SettingsModel):
 
     def replaces(self, *path: str) -> bool:
         """Return whether `override` has replaced a key, or one of its parents."""
-        return any(path[:length] in self._source.origins for length in range(1, len(path) + 1))
+        return any(isinstance(self._source.places.get(path[:length]), str) for length in range(1, len(path) + 1))
 
     def named_code(self) -> list[tuple[KeyPath, str]]:
         """Return every text, with its place, that names a module that something might import, as "module:name".
@@ -482,8 +476,8 @@ def _explain(
         if error["loc"][0] == _PLACEMENT:
             error["loc"] = error["loc"][1:]
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
-    ranked = unknown or sorted(errors, key=lambda error: mapping.lines.get((str(error["loc"][0]),), 0))
-    error = ranked[0]
+    lines = {path[0]: place for path, place in mapping.places.items() if isinstance(place, int) and len(path) == 1}
+    error = unknown[0] if unknown else min(errors, key=lambda error: lines.get(str(error["loc"][0]), 0))
     path = [str(part) for part in error["loc"]]
     key, name = path[0], path[0]
     if error["type"] == "value_error":
@@ -491,7 +485,9 @@ def _explain(
         name = ".".join(path)
     if error["type"] == "extra_forbidden":
         known = [*model.fields_by_key(), *more_keys]
-        free = [name for name in known if name not in mapping.values]
+        # A key that is given elsewhere may have been meant.
+        where = type(mapping.given(key))
+        free = [name for name in known if name not in mapping.values or type(mapping.given(name)) is not where]
         remedy = explain_unknown(key) or suggest(key, free or known)
         return f"unknown key {key!r} in {mapping.place(key)}{remedy}"
     if error["type"] == "missing":

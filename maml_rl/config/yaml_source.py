@@ -25,8 +25,8 @@ class Mapping:
     Attributes:
         origin: the file's path, or where else the values come from.
         values: the mapping itself.
-        lines: line of every key, from 1; nested keys under the path of their parents, as in ("env-kwargs", "low").
-        origins: sources of the values that are not from `origin`.
+        places: line of every key, from 1, or the source of a value that is not from `origin`; nested keys under the
+            path of their parents, as in ("env-kwargs", "low").
         spare: keys whose values may be dropped where nothing uses them, because nobody asked for them here: those of a
             run's recorded config, and those that were meant for what an override replaces.
         foreign: whether somebody else may have made it, who is not trusted: then nothing that it names is imported.
@@ -34,8 +34,7 @@ class Mapping:
 
     origin: str
     values: dict[str, Any]
-    lines: dict[KeyPath, int] = field(default_factory=dict)
-    origins: dict[KeyPath, str] = field(default_factory=dict)
+    places: dict[KeyPath, int | str] = field(default_factory=dict)
     spare: frozenset[str] = frozenset()
     foreign: bool = False
 
@@ -46,34 +45,33 @@ class Mapping:
 
     def given(self, *path: str) -> int | str | None:
         """Return the line of a key here, or the other source of its value, or of its nearest parent; None without."""
-        for length in range(len(path), 0, -1):
-            place = self.origins.get(path[:length]) or self.lines.get(path[:length])
-            if place:
-                return place
-        return None
+        return next(
+            (self.places[path[:length]] for length in range(len(path), 0, -1) if path[:length] in self.places), None
+        )
 
     def below(self, key: str, values: dict[str, Any]) -> "Mapping":
         """Return the mapping of the values below a key, which are these."""
-        lines = {path[1:]: line for path, line in self.lines.items() if path[:1] == (key,)}
-        origins = {path[1:]: origin for path, origin in self.origins.items() if path[:1] == (key,)}
-        if whole := origins.get(()):
+        places = {path[1:]: place for path, place in self.places.items() if path[:1] == (key,)}
+        if isinstance(whole := places.get(()), str):
             # All of them were replaced.
-            origins |= {(name,): whole for name in values}
-        return Mapping(self.origin, values, lines, origins)
+            places |= {(name,): whole for name in values}
+        return Mapping(self.origin, values, places)
 
     def merged(self, other: "Mapping", section: str, dropped: Collection[str] = ()) -> "Mapping":
         """Return this mapping without some keys, and with the values of another, those of `section` one by one."""
         rest = {key: value for key, value in self.values.items() if key not in dropped}
         values = rest | other.values
-        if section in other.values:
-            values[section] = {**(rest.get(section) or {}), **(other.values[section] or {})}
-        paths: set[KeyPath] = {(key,) for key in other.values if key != section}
-        paths |= {(section, key) for key in other.values.get(section) or {}}
+        paths: set[KeyPath] = {(key,) for key in other.values}
+        settings = {} if other.values.get(section) is None else other.values[section]
+        # What is not a mapping is refused when it is checked.
+        if section in other.values and isinstance(settings, dict):
+            values[section] = {**(rest.get(section) or {}), **settings}
+            paths = (paths - {(section,)}) | {(section, key) for key in settings}
         return replace(
             self,
             values=values,
-            lines={path: line for path, line in self.lines.items() if not {path[:1], path[:2]} & paths},
-            origins=self.origins | dict.fromkeys(paths, other.origin),
+            places={path: place for path, place in self.places.items() if not {path[:1], path[:2]} & paths}
+            | dict.fromkeys(paths, other.origin),
             spare=self.spare - other.values.keys(),
         )
 
@@ -131,9 +129,9 @@ def parse_mapping(data: str | bytes, origin: str) -> Mapping:
             node = loader.get_single_node()
             if not isinstance(node, yaml.MappingNode):
                 raise ConfigError(f"{origin} is not a mapping; a config is a list of lines `key: value`")
-            lines: dict[KeyPath, int] = {}
-            _walk(node, (), lines, origin)
-            return Mapping(origin, loader.construct_document(node), lines)
+            places: dict[KeyPath, int | str] = {}
+            _walk(node, (), places, origin)
+            return Mapping(origin, loader.construct_document(node), places)
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
@@ -162,7 +160,7 @@ def parse_value(text: str, origin: str) -> Any:
     return value
 
 
-def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], origin: str) -> None:
+def _walk(node: yaml.Node, path: KeyPath, places: dict[KeyPath, int | str], origin: str) -> None:
     """Record the line of every key below `node`; refuse keys that are not text, or are twice in one mapping."""
     if isinstance(node, yaml.SequenceNode):
         for entry in node.value:
@@ -175,9 +173,9 @@ def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], origin: str
         if key.tag != f"{_TAG}str":
             raise ConfigError(f"key {key.value!r} in {origin}, line {line} must be text; put it in quotes")
         here = (*path, key.value)
-        if here in lines:
+        if here in places:
             raise ConfigError(
-                f"duplicate key {key.value!r} in {origin}, line {line}; it is already on line {lines[here]}"
+                f"duplicate key {key.value!r} in {origin}, line {line}; it is already on line {places[here]}"
             )
-        lines[here] = line
-        _walk(value, here, lines, origin)
+        places[here] = line
+        _walk(value, here, places, origin)

@@ -128,6 +128,13 @@ def test_another_environment_brings_its_own_arguments_and_time_limit() -> None:
 def test_error_in_an_override_names_the_command_line() -> None:
     with pytest.raises(ConfigError, match="'num-batches' in the command line: expected at least 1, got -1"):
         config_of("env-name: a\nnum-batches: 5").override({"num-batches": -1})
+    for values, message in (
+        ({"algorithm-settings": [1]}, r"'algorithm-settings' in the command line: expected a mapping, got \[1\]"),
+        ({"placement": 3}, "unknown key 'placement' in the command line; its settings are keys of their own"),
+        ({"num-step": 2}, "unknown key 'num-step' in the command line; did you mean 'num-steps'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config_of("env-name: a\nnum-steps: 5").override(values)
 
 
 def test_error_about_a_nested_key_points_at_its_line() -> None:
