@@ -1,11 +1,11 @@
 """Experiment trackers: Weights & Biases, MLflow and TensorBoard get the config, metrics, report and checkpoints."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from maml_rl.config.config import Config
 from maml_rl.errors import ConfigError, MamlRLError, UsersCode, explain
@@ -17,88 +17,68 @@ _PROJECT = "maml-rl"
 _MOST_PARAMETERS = 100
 
 
-class Tracker(Protocol):
-    """One run in a tracker, from its first iteration on."""
+class Tracker(NamedTuple):
+    """What a tracker does with a run, from its first iteration on: log an iteration's numbers, keep the files, end."""
 
-    def log(self, metrics: dict[str, float], iteration: int) -> None:
-        """Log the numbers of an iteration."""
-
-    def keep(self, folder: Path, report: Path) -> None:
-        """Keep the files of the run."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """End the run, which has failed if there is an error."""
+    log: Callable[[dict[str, float], int], object]
+    keep: Callable[[Path, Path], object]
+    end: Callable[[bool], object]
 
 
-class _WandB:
-    def __init__(self, config: Config, folder: Path) -> None:
-        import wandb
+def _wandb(config: Config, folder: Path) -> Tracker:
+    import wandb
 
-        name, settings = str(folder), config.model_dump(mode="json", by_alias=True)
-        self._run: Any = wandb.init(project=_PROJECT, name=name, dir=str(folder), config=settings)
+    settings = config.model_dump(mode="json", by_alias=True)
+    run: Any = wandb.init(project=_PROJECT, name=str(folder), dir=str(folder), config=settings)
 
-    def log(self, metrics: dict[str, float], iteration: int) -> None:
-        self._run.log(metrics, step=iteration)
-
-    def keep(self, folder: Path, report: Path) -> None:
-        import wandb
-
-        artifact = wandb.Artifact(f"run-{self._run.id}", type="model")
+    def keep(folder: Path, report: Path) -> None:
+        artifact = wandb.Artifact(f"run-{run.id}", type="model")
         artifact.add_file(str(folder / CONFIG))
         artifact.add_file(str(report))
         artifact.add_dir(str(folder / CHECKPOINTS), name=CHECKPOINTS)
-        self._run.log_artifact(artifact)
+        run.log_artifact(artifact)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._run.finish(exit_code=int(kind is not None))
-
-
-class _MLflow:
-    def __init__(self, config: Config, folder: Path) -> None:
-        import mlflow
-
-        self._mlflow: Any = mlflow
-        mlflow.set_experiment(_PROJECT)
-        mlflow.start_run(run_name=str(folder))
-        settings = list(config.flat().items())
-        for first in range(0, len(settings), _MOST_PARAMETERS):
-            mlflow.log_params(dict(settings[first : first + _MOST_PARAMETERS]))
-
-    def log(self, metrics: dict[str, float], iteration: int) -> None:
-        self._mlflow.log_metrics(metrics, step=iteration)
-
-    def keep(self, folder: Path, report: Path) -> None:
-        self._mlflow.log_artifact(str(folder / CONFIG))
-        self._mlflow.log_artifact(str(report))
-        self._mlflow.log_artifacts(str(folder / CHECKPOINTS), CHECKPOINTS)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._mlflow.end_run("FINISHED" if kind is None else "FAILED")
+    return Tracker(
+        lambda metrics, iteration: run.log(metrics, step=iteration),
+        keep,
+        lambda failed: run.finish(exit_code=int(failed)),
+    )
 
 
-class _TensorBoard:
+def _mlflow(config: Config, folder: Path) -> Tracker:
+    import mlflow
+
+    mlflow.set_experiment(_PROJECT)
+    mlflow.start_run(run_name=str(folder))
+    settings = list(config.flat().items())
+    for first in range(0, len(settings), _MOST_PARAMETERS):
+        mlflow.log_params(dict(settings[first : first + _MOST_PARAMETERS]))
+
+    def keep(folder: Path, report: Path) -> None:
+        mlflow.log_artifact(str(folder / CONFIG))
+        mlflow.log_artifact(str(report))
+        mlflow.log_artifacts(str(folder / CHECKPOINTS), CHECKPOINTS)
+
+    return Tracker(mlflow.log_metrics, keep, lambda failed: mlflow.end_run("FAILED" if failed else "FINISHED"))
+
+
+def _tensorboard(config: Config, folder: Path) -> Tracker:
     """Every run writes its numbers for TensorBoard; this adds the config and the paths of the files."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, config: Config, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder / EVENTS), filename_suffix=".config")
-        self._writer.add_text("config", f"```\n{config.to_json()}```")
-
-    def log(self, metrics: dict[str, float], iteration: int) -> None:
-        """The run itself writes them."""
-
-    def keep(self, folder: Path, report: Path) -> None:
-        self._writer.add_text("files", f"{report}, {folder / CHECKPOINTS}")
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._writer.close()
+    writer = SummaryWriter(str(folder / EVENTS), filename_suffix=".config")
+    writer.add_text("config", f"```\n{config.to_json()}```")
+    return Tracker(
+        lambda metrics, iteration: None,
+        lambda folder, report: writer.add_text("files", f"{report}, {folder / CHECKPOINTS}"),
+        lambda failed: writer.close(),
+    )
 
 
 TRACKERS: dict[str, Callable[[Config, Path], Tracker]] = {
-    "wandb": _WandB,
-    "mlflow": _MLflow,
-    "tensorboard": _TensorBoard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+    "tensorboard": _tensorboard,
 }
 
 
@@ -119,14 +99,13 @@ def tracked(names: Sequence[str], config: Config, folder: Path) -> Iterator[Call
     def log(metrics: Metrics) -> None:
         with _guard(names):
             if not trackers:
-                for name in names:
-                    trackers.append(TRACKERS[name](config, folder))
-                    ends.push(trackers[-1].__exit__)
+                trackers.extend(TRACKERS[name](config, folder) for name in names)
             numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
             for tracker in trackers:
                 tracker.log(numbers, metrics["iteration"])
 
-    with ExitStack() as ends:
+    failed = True
+    try:
         yield log
         if trackers:
             from maml_rl.report import write_report
@@ -135,6 +114,10 @@ def tracked(names: Sequence[str], config: Config, folder: Path) -> Iterator[Call
             with _guard(names):
                 for tracker in trackers:
                     tracker.keep(folder, report)
+        failed = False
+    finally:
+        for tracker in trackers:
+            tracker.end(failed)
 
 
 def _guard(names: Sequence[str]) -> UsersCode:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from maml_rl.cli import main as cli
+from maml_rl.cli import tracking
 from maml_rl.runs.metrics import read_metrics
 from tests.small_runs import SMALL
 
@@ -87,7 +88,8 @@ def test_failing_tracker_ends_the_run_in_one_line_with_a_checkpoint(
     def fail(*arguments: object) -> None:
         raise OSError("the service is down")
 
-    monkeypatch.setattr("maml_rl.cli.tracking._TensorBoard.log", fail)
+    made = tracking.TRACKERS["tensorboard"]
+    monkeypatch.setitem(tracking.TRACKERS, "tensorboard", lambda *of_run: made(*of_run)._replace(log=fail))
     assert train("--track", "tensorboard") == 1
     assert "--track tensorboard: OSError" in capsys.readouterr().err
     assert (folder / "run/checkpoints/iteration-000001").is_dir()
