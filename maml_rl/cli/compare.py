@@ -166,7 +166,7 @@ def _trained(options: argparse.Namespace) -> list[Path]:
         budget = parse_value(options.env_steps, "--env-steps")
         if not isinstance(budget, int | float) or not 0 < budget < math.inf:
             raise ConfigError(f"--env-steps must be a positive number, got {options.env_steps}")
-    if estimates and not budget:
+    if not all(timed.env_steps for timed in estimates.values()):
         raise ConfigError("a learner of recorded data takes no environment steps; train it first, and give its runs")
     for entry in entries:
         wanted = [
@@ -226,7 +226,6 @@ def _rate(run: Path, complete: dict[Path, float]) -> float:
 
 
 def _config(entry: str, options: argparse.Namespace) -> tuple[Path, Config]:
-    """Return a config and its file, with the settings for all."""
     path = Path(entry) if Path(entry).is_file() else find_config(entry)
     settings = {"num-workers": options.num_workers, **key_values(options.set, "--set")}
     return path, refuse_untrusted_code(overridden(load_config(path), settings), options)

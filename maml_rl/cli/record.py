@@ -30,6 +30,9 @@ from maml_rl.runs.atomic_files import check_creatable
 
 # torch is imported inside the functions: a spawned worker imports this module again, and must stay light.
 
+# Options that do not apply where the policy of a run is recorded.
+_OF_LEARNERS = ("learner", "learner-settings", "iterations", "episodes", "seed")
+
 
 def run_record(arguments: Sequence[str], prog: str) -> int:
     """Record learning histories, and return the exit code."""
@@ -40,12 +43,10 @@ def run_record(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument("--tasks", type=positive, default=100, help="learners, one for each task (default: 100)")
     parser.add_argument(
         "--learner",
-        default="ppo",
         help="ppo (the default), q-learning, or a classical algorithm: ucb1, thompson, psrl, random",
     )
     parser.add_argument(
         "--learner-settings",
-        default="{}",
         help="settings of ppo, q-learning or ucb1, as YAML: '{learning-rate: 0.001, gamma: 0.9}'",
     )
     parser.add_argument(
@@ -73,18 +74,23 @@ def run_record(arguments: Sequence[str], prog: str) -> int:
 
 def _record(options: argparse.Namespace) -> None:
     check_creatable(options.output, "--output")
+    learner = options.learner or "ppo"
     config = None
     if options.source is None:
         config = _to_learn(options)
     else:
-        _check_alone(options)
+        unused = {"a config": chosen_config(options)}
+        unused |= {f"--{key}": getattr(options, key.replace("-", "_")) for key in _OF_LEARNERS}
+        for name, value in unused.items():
+            if value is not None:
+                raise ConfigError(f"--source takes everything from its run; leave {name} out")
 
     from maml_rl.cli.progress import StepProgress
     from maml_rl.experiment.record import CLASSICAL, record, record_run
 
-    if options.learner in CLASSICAL and options.iterations:
+    if learner in CLASSICAL and options.iterations:
         raise ConfigError(
-            f"{options.learner} goes through one trial of fast-batch-size episodes in each task; leave --iterations out"
+            f"{learner} goes through one trial of fast-batch-size episodes in each task; leave --iterations out"
         )
     with ending_in_order(), StepProgress("checkpoint" if config is None else "iteration") as progress:
         common: dict[str, Any] = {
@@ -97,24 +103,16 @@ def _record(options: argparse.Namespace) -> None:
             placed = placement(options)
             recorded = record_run(options.source, options.output, placement=placed, trust=options.trust, **common)
         else:
-            settings = mapping_option(options.learner_settings, "--learner-settings", "{clip: 0.1}")
-            recorded = record(config, options.output, learner=options.learner, settings=settings, **common)
+            given = "{}" if options.learner_settings is None else options.learner_settings
+            settings = mapping_option(given, "--learner-settings", "{clip: 0.1}")
+            recorded = record(config, options.output, learner=learner, settings=settings, **common)
     print(f"the histories are in {recorded.folder}; maml_rl.experience.load_histories reads them")
     if not options.no_minari:
         variable = f"MINARI_DATASETS_PATH={shlex.quote(str(options.output))}"
         print(f"{variable} and minari.load_dataset({recorded.identifier!r}) read them, too")
 
 
-def _check_alone(options: argparse.Namespace) -> None:
-    """Refuse options that do not apply where the policy of a run is recorded."""
-    unused = {"a config": chosen_config(options), "--iterations": options.iterations, "--episodes": options.episodes}
-    for name, value in unused.items():
-        if value is not None:
-            raise ConfigError(f"--source takes everything from its run; leave {name} out")
-
-
 def _to_learn(options: argparse.Namespace) -> Config:
-    """Return the config whose tasks are learned."""
     config_path = chosen_config(options)
     if config_path is None:
         raise ConfigError("name a config, whose family is recorded, as in `maml-rl record dark-room --output runs/h`")

@@ -87,10 +87,12 @@ def _chart(x: Axis, y: Axis, summary: str) -> Plot:
 
 
 def _curves(measured: Sequence[GroupResult]) -> tuple[str, Plot]:
-    limit = common_steps([result.group for result in measured])
-    by_steps = bool(np.isfinite(limit) and limit > 0.0)
     recorded = all(result.group.keys("evaluation/return/") for result in measured)
     key = "evaluation/return/" if recorded else "return/"
+    # A learner of recorded data samples nothing in training.
+    measured = [result for result in measured if result.group.keys(key)]
+    limit = common_steps([result.group for result in measured]) if measured else np.nan
+    by_steps = bool(np.isfinite(limit) and limit > 0.0)
     shown = []
     for result in measured:
         curve = result.group.curve(result.group.keys(key)[-1], 1 if recorded else _SMOOTHING)

@@ -77,7 +77,8 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether it has all iterations of its config."""
-        return self.finished + self.damaged >= self.config.num_batches
+        # The last lines may be damaged, and those of the first iterations may have been lost.
+        return max(self.finished, len(self.metrics) + self.damaged) >= self.config.num_batches
 
     @property
     def env_steps(self) -> float:

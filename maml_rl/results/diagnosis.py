@@ -96,10 +96,10 @@ class _Series:
         """Return the values of a metric in the second half of the run."""
         return _late(self[key])
 
-    def setting(self, key: str, default: float = math.nan) -> float:
-        """Return a setting of the algorithm that is a number."""
-        value = self.run.config.algorithm_settings.get(key, default)
-        return float(value) if isinstance(value, int | float) else default
+    def with_value(self, key: str, form: str = "g") -> str:
+        """Return a setting of the algorithm with its value, in a format of numbers: "max-kl (now 0.01)"."""
+        value = self.run.config.algorithm_settings.get(key)
+        return f"{key} (now {value:{form}})" if isinstance(value, int | float) else key
 
     @property
     def trend(self) -> tuple[float, float]:
@@ -190,7 +190,7 @@ def _no_update(series: _Series) -> Iterator[Cause]:
             "no update",
             0.99,
             f"not one update was made in {len(updates)} iterations",
-            f"a smaller {key} (now {series.setting(key):,.0f}), or a longer run (num-batches)",
+            f"a smaller {series.with_value(key, ',.0f')}, or a longer run (num-batches)",
         )
 
 
@@ -215,8 +215,8 @@ def _line_search(series: _Series) -> Iterator[Cause]:
             "line search",
             0.5 + 0.45 * share,
             f"the line search refuses {share:.0%} of the meta-updates",
-            f"a smaller max-kl (now {series.setting('max-kl'):g}), more tries (ls-max-steps, now "
-            f"{series.setting('ls-max-steps'):.0f}), cg-damping 0.1, or more episodes (meta-batch-size)",
+            f"a smaller {series.with_value('max-kl')}, more tries: a larger {series.with_value('ls-max-steps')}, "
+            "cg-damping 0.1, or more episodes (meta-batch-size)",
         )
 
 
@@ -261,7 +261,8 @@ def _error(values: Values) -> float:
 
 def _size(series: _Series) -> str:
     """Return the setting on which the size of an update depends."""
-    return "max-kl" if series.has("accepted") else "learning-rate"
+    known = "max-kl" if series.has("accepted") else "learning-rate", "meta-step-size"
+    return next((key for key in known if key in series.run.config.algorithm_settings), known[0])
 
 
 def _size_of_updates(series: _Series) -> Iterator[Cause]:
@@ -279,14 +280,14 @@ def _size_of_updates(series: _Series) -> Iterator[Cause]:
             0.87,
             f"a meta-update moves the policy by {usual:.2g} nats, one of the first by {early:.2g}; 0.001 to 0.05 is "
             "usual",
-            f"a smaller {key} (now {series.setting(key):g}): a tenth of it; fewer num-epochs, a smaller clip",
+            f"a smaller {series.with_value(key)}: a tenth of it; fewer num-epochs, a smaller clip",
         )
     elif usual < _STANDS_STILL:
         yield Cause(
             "updates too small",
             0.8,
             f"a meta-update moves the policy by {usual:.1e} nats, where 0.001 to 0.05 is usual",
-            f"a larger {key} (now {series.setting(key):g}): ten or a hundred times it, or more steps on each batch",
+            f"a larger {series.with_value(key)}: ten or a hundred times it, or more steps on each batch",
         )
 
 
@@ -300,7 +301,7 @@ def _collapse(series: _Series) -> Iterator[Cause]:
                 "updates too large",
                 0.7,
                 f"the return collapses from {smooth.max():.4g} to {smooth[-1]:.4g}",
-                f"a smaller {key} (now {series.setting(key):g}); --checkpoint best has the policy before it",
+                f"a smaller {series.with_value(key)}; --checkpoint best has the policy before it",
             )
 
 
@@ -334,10 +335,10 @@ def _too_much_exploration(series: _Series) -> Iterator[Cause]:
             f"the last layer of the policy is {scale:g} times its usual size, so the first actions are extreme ones",
             "output-scale 1 or less",
         )
-    coefficient = series.setting("entropy-coefficient", 0.0)
+    coefficient = series.run.config.algorithm_settings.get("entropy-coefficient")
     entropy = next((series[key] for key in ("policy/entropy", "entropy") if series.has(key)), np.zeros(0))
     stays = not len(entropy) or float(_late(entropy).mean()) > 0.95 * float(entropy[0])
-    if coefficient > _LARGE_COEFFICIENT and stays:
+    if isinstance(coefficient, int | float) and coefficient > _LARGE_COEFFICIENT and stays:
         seen = f", and the entropy stays high: {entropy[0]:.2g}, then {_late(entropy).mean():.2g} nats" * bool(
             len(entropy)
         )
@@ -357,7 +358,7 @@ def _values(series: _Series) -> Iterator[Cause]:
                 "values do not fit",
                 0.76,
                 f"the values explain {share:.0%} of the variance of the returns",
-                f"a larger value-coefficient (now {series.setting('value-coefficient'):g}), value: network, more "
+                f"a larger {series.with_value('value-coefficient')}, value: network, more "
                 "num-epochs, or more trials (meta-batch-size)",
             )
     losses = series["loss/critics"]
@@ -378,13 +379,12 @@ def _imitation(series: _Series) -> Iterator[Cause]:
         return
     early, late = losses[0], float(_late(losses).mean())
     if late > 0.95 * early:
-        settings = series.run.config.algorithm_settings
         yield Cause(
             "updates too small",
             0.8,
             f"the loss stays where it began: {early:.3g}, then {late:.3g}",
-            f"a larger learning-rate (now {series.setting('learning-rate'):g}), a shorter warmup (now "
-            f"{settings.get('warmup')}), a longer run, or histories whose learner improves (maml-rl record)",
+            f"a larger {series.with_value('learning-rate')}, a shorter "
+            f"{series.with_value('warmup', '')}, a longer run, or histories whose learner improves (maml-rl record)",
         )
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from scipy.stats import trim_mean
 from maml_rl.cli import compare
 from maml_rl.cli import main as cli
 from maml_rl.errors import NonFiniteError
+from maml_rl.experiment import estimate as estimating
 from maml_rl.experiment import measure as measuring
 from maml_rl.experiment import train as training
+from maml_rl.experiment.estimate import Estimate
 from maml_rl.experiment.measure import measure
 from maml_rl.report import paper
 from maml_rl.results import identity as identities
@@ -151,6 +154,19 @@ def test_numbers_are_those_of_rliable_on_the_same_tasks_for_all_runs(finished: P
     assert probability_of_improvement(*(side.evaluations for side in measured)) == pytest.approx(wins)
 
 
+def test_figure_has_no_curve_of_runs_that_sampled_nothing_in_training(finished: Path, tmp_path: Path) -> None:
+    groups, _ = read_runs((finished / "runs/compare").iterdir())
+    first, *others = measure(groups, 20, placement={"num-workers": 0})[0]
+    rows = [{"iteration": 0, "env_steps": 0, "loss": 1.0}]
+    runs = [replace(run, metrics=rows) for run in first.group.runs]
+    paper.write_figure([replace(first, group=replace(first.group, runs=runs)), *others], tmp_path / "figure.svg")
+    drawn = (tmp_path / "figure.svg").read_text()
+    assert "(a) training" in drawn
+    assert "environment steps" in drawn
+    curves = drawn.partition("(a) training")[2].partition("(b)")[0]
+    assert ["group0" in curves, "group1" in curves] == [False, True]
+
+
 def test_report_and_compare_have_the_same_verdict_on_the_same_folders(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,6 +275,14 @@ def test_run_that_diverges_is_named_and_the_others_are_compared(
         shown = capsys.readouterr().out
         assert "maml-trpo: 3 of 4 runs; one diverged at iteration 2." in shown
     assert trained == [Path("runs/compare/one/seed-3")]
+
+
+def test_learner_of_recorded_data_is_not_trained_to_environment_steps(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(estimating, "estimate", lambda config: Estimate(0.0, 1.0, 0.0, 0, 0.0, 0, 4, 2, None, None))
+    assert cli.main(["compare", "one.yaml", "--set", "gamma=0.5", "--env-steps", "400", *OF_ALL]) == 2
+    assert "takes no environment steps; train it first" in capsys.readouterr().err
 
 
 def test_longer_run_is_measured_where_the_shorter_one_ended(finished: Path, tmp_path: Path) -> None:

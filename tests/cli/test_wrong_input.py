@@ -435,6 +435,15 @@ VALUE_CASES: list[Case] = [
     (train("--algorithm", "rl2", "--max-kl", "3"), ["arguments: --max-kl", "a setting of maml-trpo"]),
     (evaluate("--chekpoint=3"), ["--chekpoint", "did you mean '--checkpoint'"]),
     (["report", "run", "--vidoes", "0"], ["--vidoes", "did you mean '--videos'"]),
+    *[
+        (["record", "--source", "run", "--output", "out", option, value], [f"from its run; leave {option} out"])
+        for option, value in (
+            ("--learner", "ppo"),
+            ("--learner-settings", "{}"),
+            ("--iterations", "1"),
+            ("--seed", "0"),
+        )
+    ],
     (["trian"], ["there is no command 'trian'; did you mean 'train'?", "train, test, report"]),
     (["train", "halfcheetah-dri"], ["there is no config 'halfcheetah-dri'; did you mean 'halfcheetah-dir'?"]),
     (["train", "ant-dir", "--config", "ant-vel"], ["two configs", "ant-dir", "ant-vel"]),

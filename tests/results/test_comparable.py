@@ -213,6 +213,11 @@ def test_damaged_line_is_left_out_with_a_notice_and_the_run_is_not_called_unfini
         assert f"metrics.jsonl: line {number} is damaged" in notice
         assert np.nanmax(group.curve("return/step_0").mean) == 1.0
         (folder / "metrics.jsonl").write_bytes(before)
+    # With an iteration to go, a damaged line among those before is none of it.
+    (folder / "config.json").write_text((folder / "config.json").read_text().replace('batches": 3', 'batches": 4'))
+    (folder / "metrics.jsonl").write_bytes(before.replace(b"1.0", b"9.0", 1))
+    (group,), _ = read_runs([folder])
+    assert not group.runs[0].complete
 
 
 def test_altered_config_and_system_are_named_in_notices(tmp_path: Path) -> None:

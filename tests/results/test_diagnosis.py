@@ -40,7 +40,7 @@ RISING = [-20.0 + index + 0.3 * (index % 2) for index in range(20)]
 FLAT = [-20.0 + 0.3 * (index % 3) for index in range(20)]
 
 
-LOUD = "too much exploration"
+LOUD, LARGE = "too much exploration", "updates too large"
 
 
 def soft(returns: list[float], **more: Any) -> list[dict[str, Any]]:
@@ -64,9 +64,10 @@ def soft(returns: list[float], **more: Any) -> list[dict[str, Any]]:
         ("ad", [{"loss": 2.0 - 0.001 * index} for index in range(20)], {"warmup": 900}, "updates too small"),
         ("dpt", [{"loss": 2.0 - 0.09 * index} for index in range(20)], {}, None),
         ("varibad", [{"return/episode_0": each, "explained_variance": -0.2} for each in FLAT], {}, "values do not fit"),
-        ("rl2", [{"return/episode_0": each, "kl": 0.5} for each in FLAT], {"learning-rate": 1.0}, "updates too large"),
+        ("rl2", [{"return/episode_0": each, "kl": 0.5} for each in FLAT], {"learning-rate": 1.0}, LARGE),
         ("rl2", [{"return/episode_0": each, "kl": 1e-9} for each in FLAT], {}, "updates too small"),
-        ("rl2", [{"return/episode_0": RISING[min(i, 19 - i)]} for i in range(20)], {}, "updates too large"),
+        ("rl2", [{"return/episode_0": RISING[min(i, 19 - i)]} for i in range(20)], {}, LARGE),
+        ("reptile", [{"return/step_1": RISING[min(i, 19 - i)]} for i in range(20)], {"meta-step-size": 1.0}, LARGE),
         ("maml-trpo", [{"return/step_0": -20.0 - each, "return/step_1": each} for each in RISING], {}, None),
         ("rl2", [{"return/episode_0": each, "entropy": 1.6} for each in FLAT], {"entropy-coefficient": 10.0}, LOUD),
         ("rl2", [{"return/episode_0": each, "entropy": 1.6} for each in RISING], {"entropy-coefficient": 10.0}, None),
@@ -77,6 +78,9 @@ def test_first_cause_of_every_learner(
 ) -> None:
     causes = diagnose(run_of(algorithm, rows, **settings))
     assert (causes[0].name if causes else None) == expected, causes
+    assert not any(word in cause.remedy for cause in causes for word in ("nan", "None")), causes
+    if algorithm == "reptile":
+        assert causes[0].remedy.startswith("a smaller meta-step-size (now 1);")
     assert [cause.weight for cause in causes] == sorted((cause.weight for cause in causes), reverse=True)
 
 
