@@ -146,7 +146,6 @@ def _compare_with_loop(env: Any, make: Any, maker: Any, kwargs: dict[str, Any]) 
 
 
 def _usage(env: Any, name: str) -> str:
-    """Describe how to pass an environment to the sampler."""
     from maml_rl.envs.results import time_limit
     from maml_rl.policies import get_policy_for_env
 
@@ -166,7 +165,6 @@ def _usage(env: Any, name: str) -> str:
 
 
 def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
-    """Make an environment from an id or a class."""
     import gymnasium
 
     from maml_rl.envs.calls import Awaited, is_async, needs_loop

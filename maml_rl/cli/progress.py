@@ -101,7 +101,6 @@ class TrainingProgress(_Progress):
             logger.info("%siteration %d of %d: %s", name, done + 1, self._num_batches, counts)
 
     def _log(self, state: str) -> None:
-        """Log a line with the iteration, the state of training and the time left."""
         assert self.first is not None
         assert self.latest is not None
         done = self.latest["iteration"] + 1

@@ -256,7 +256,6 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
 
 
 def _not_made(config: Config, error: BaseException) -> ConfigError:
-    """Return the error for an exception raised while the environment was made."""
     key = "env-kwargs" if config.env_kwargs else "env-name"
     if config.method == "oracle" and isinstance(error, TaskError):
         key = "method"
@@ -354,7 +353,6 @@ def _size_of_policy(
 
 
 def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:
-    """Make the policy that the key `policy` names, if it names one, from the config's seed."""
     if config.policy is None:
         return None
     module, _, name = config.policy.partition(":")

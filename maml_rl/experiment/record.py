@@ -264,7 +264,6 @@ def record_run(
 
 
 def _horizon(config: Config, env: EnvDescription) -> int:
-    """Return the steps of the longest episode."""
     horizon = config.max_episode_steps or env.max_episode_steps
     assert horizon is not None
     return horizon
@@ -290,7 +289,6 @@ def _failed(learner: str, iteration: int, error: BaseException) -> MamlRLError:
 
 
 def _refuse_too_large(experiment: Experiment, learner: str, env: EnvDescription, num_tasks: int) -> None:
-    """Refuse episodes, and learners, that do not fit into the memory of this machine."""
     refuse_too_large_batches(experiment, num_tasks, 0)
     # PPO keeps a gradient and two averages of each parameter.
     each = 4 * sum(param.nbytes for param in experiment.policy.parameters())
@@ -406,7 +404,6 @@ def _make_learners(
 
 
 def _make_classical(learner: str, env: EnvDescription, horizon: int, settings: SettingsModel | None) -> Policy:
-    """Return the policy of a classical algorithm."""
     if not isinstance(env.action_space, spaces.Discrete):
         raise ValueError(f"it chooses among Discrete actions, and they are {env.action_space}; use ppo")
     num_states, num_actions = spaces.flatdim(env.observation_space), int(env.action_space.n)
@@ -436,7 +433,6 @@ def _check_pays(learner: str, episodes: TaskEpisodes) -> None:
 
 
 def _shown(env: EnvDescription, *, last_step: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Return the spaces that a policy sees."""
     if not last_step:
         return env.observation_space, env.action_space
     size = LastStepParts.of(env.observation_space, env.action_space).size

@@ -35,6 +35,5 @@ def references(env_kwargs: Mapping[str, Any], max_episode_steps: int | None) -> 
 
 @cache
 def _measured(file: Path) -> list[dict[str, Any]]:
-    """Return the entries of a file of references."""
     entries: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
     return entries

@@ -260,7 +260,6 @@ def _lines(results: Sequence[GroupResult]) -> list[Line]:
 
 
 def _entries(lines: Sequence[Line]) -> list[tuple[str, str]]:
-    """Return the entries of a legend, with the number of runs of each experiment."""
     return [
         (
             line.css,

@@ -124,7 +124,6 @@ def info_curves(group: RunGroup) -> Iterator[Markup | None]:
 def _by_step(
     title: str, what: str, group: RunGroup, keys: Sequence[str], note: str, *, smoothed: bool = True
 ) -> Markup | None:
-    """Return the chart of a quantity with a line for each inner step."""
     last, columns = len(keys) - 1, group.columns
     names = [after(step, columns) for step in range(last + 1)]
     lines = [
@@ -183,7 +182,6 @@ def _smoothed(group: RunGroup, key: str, smoothed: bool) -> list[Curve]:
 
 
 def _seeds_note(groups: Sequence[RunGroup], text: str) -> str:
-    """Add to a note what is drawn of the seeds."""
     counts = {len(group.runs) for group in groups}
     kinds = {
         1: "One seed; several (--seeds 0 1 2) would show a band.",
@@ -270,7 +268,6 @@ def _within(group: RunGroup, curve: Curve, limit: float) -> Curve:
 
 
 def _drawn(curve: Curve) -> list[NDArray[np.float64]]:
-    """Return the values that `_draw` draws."""
     # The interval of two seeds is six times as wide as their difference: it would hide the curves.
     return [curve.low, curve.high, curve.mean] if len(curve.seeds) >= _SEEDS_FOR_A_BAND else [curve.mean, *curve.seeds]
 

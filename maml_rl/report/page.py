@@ -150,7 +150,6 @@ def _family(
 
 
 def _parts(members: Sequence[GroupResult]) -> Iterable[Markup | None]:
-    """Return sections about each family of a mixture, the normalized returns of all first."""
     for name in dict.fromkeys(
         name for result in members for evaluation in result.evaluations for name in evaluation.parts()
     ):
@@ -162,7 +161,6 @@ def _parts(members: Sequence[GroupResult]) -> Iterable[Markup | None]:
 def _compared(
     name: str, members: Sequence[GroupResult], videos: Sequence[Markup | None], *, alone: bool
 ) -> Iterable[Markup | None]:
-    """Return the sections that compare the groups of one family."""
     groups = [result.group for result in members]
     yield None if alone else element("h2", name)
     yield verdict(normalized(members))
@@ -251,7 +249,6 @@ def _totals(group: RunGroup) -> tuple[float, float, float, float]:
 
 
 def _comparison(results: Sequence[GroupResult]) -> Markup:
-    """Return a table of the returns of several groups, and their costs."""
     returns = [pooled_intervals(result.evaluations)[:, 0] if result.evaluations else np.zeros(0) for result in results]
     columns: dict[str, list[float]] = {
         f"return {_column(step, results)}": [values[step] if step < len(values) else np.nan for values in returns]
@@ -282,7 +279,6 @@ def _comparison(results: Sequence[GroupResult]) -> Markup:
 
 
 def _column(column: int, results: Sequence[GroupResult]) -> str:
-    """Return the title of a column of returns of several groups."""
     kinds = {evaluation.columns for result in results for evaluation in result.evaluations}
     return " or ".join(curves.after(column, kind) for kind in sorted(kinds, reverse=True))
 

@@ -162,7 +162,6 @@ def _one_by_one(evaluation: Evaluation) -> Markup:
 
 
 def _numbers(evaluation: Evaluation, places: Mapping[str, ArrayLike]) -> Markup:
-    """Return the first and the last return of each task as the numbers of a chart."""
     before, later, (first, last) = _before_and_after(evaluation)
     return numbers("return", [Series("before", first, places, before), Series("after", last, places, later)])
 

@@ -252,7 +252,6 @@ def film(sampled: SampledEvaluation, task: int = 0) -> tuple[Frames, int]:
 
 
 def _captioned(frames: Frames, text: str) -> Frames:
-    """Return frames with a line of text above them."""
     if find_spec("PIL") is None:
         raise MamlRLError("captions need Pillow; run pip install 'maml-rl[report]'")
     from PIL import Image, ImageDraw

@@ -321,7 +321,7 @@ def pooled_intervals(
             rates = fixed_rate_interval(share, (evaluations[0].repetition_returns(info) - low) / width)
         else:
             sources = [[(left - low) / width for left in strata] for strata in [runs] * several + [tasks] * crossed]
-            rates = share_interval(share, sources, _num_episodes(evaluations))
+            rates = share_interval(share, sources, sum(each.returns[:, 0].size for each in evaluations))
         return low + width * rates
     if crossed:
         reach = mean_reach(tasks) if statistic is mean else middle_reach(scores, tasks)
@@ -466,11 +466,6 @@ def _unless_unknown(
     equal = reach.sum(axis=0) <= 2e-7 * np.maximum(np.abs(estimate), 1e-6)
     reach = np.where(equal | few, np.nan, reach)
     return np.stack([estimate, estimate - reach[0], estimate + reach[1]], axis=1)
-
-
-def _num_episodes(evaluations: Sequence[Evaluation]) -> int:
-    """Return the number of episodes of all tasks after one number of steps."""
-    return sum(evaluation.returns[:, 0].size for evaluation in evaluations)
 
 
 def interval_scope(evaluations: Sequence[Evaluation]) -> str:

@@ -92,7 +92,6 @@ def check_finite(checkpoint: Checkpoint, parameters: Collection[str]) -> None:
 
 
 def _numbers(value: Any) -> torch.Tensor:
-    """Return the floating-point numbers within a JSON value."""
     if isinstance(value, float):
         return torch.tensor([value], dtype=torch.float64)
     entries = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -228,7 +227,6 @@ def list_checkpoints(folder: str | Path) -> list[Path]:
 
 
 def _numbered(folder: str | Path) -> dict[int, Path]:
-    """Return the checkpoints below `folder` by their iterations, in order."""
     paths = list(Path(folder).iterdir()) if Path(folder).is_dir() else []
     by_number = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
     return dict(sorted(by_number))

@@ -161,7 +161,6 @@ def describe_damage(path: str | Path, damaged: Sequence[int]) -> str:
 
 
 def _line(metrics: Mapping[str, Any]) -> bytes:
-    """Return an iteration as a line, with its checksum."""
     text = json.dumps({key: _plain(value) for key, value in metrics.items()}, allow_nan=False).encode()
     return b'%b, "crc32": "%08x"}\n' % (text[:-1], zlib.crc32(text))
 
