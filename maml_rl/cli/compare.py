@@ -24,6 +24,7 @@ from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.runs.atomic_files import check_output, replace_file
 
+_SEEDS = 5
 # Of variable length are episodes, so the iterations that reach the environment steps are found in a few rounds.
 _ROUNDS = 5
 
@@ -38,7 +39,7 @@ def run_compare(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument(
         "entries", nargs="+", type=path_or_name, metavar="RUN|CONFIG", help="folders of runs, or configs to train"
     )
-    parser.add_argument("--seeds", type=positive, default=5, metavar="N", help="runs of each config (default: 5)")
+    parser.add_argument("--seeds", type=positive, metavar="N", help="runs of each config (default: 5)")
     parser.add_argument(
         "--env-steps", help="environment steps of the runs to train (default: those of the shortest config, or run)"
     )
@@ -57,9 +58,7 @@ def run_compare(arguments: Sequence[str], prog: str) -> int:
         default=Path("runs/compare"),
         help="where new runs go, and where finished ones are taken from (default: runs/compare)",
     )
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all configs that are trained"
-    )
+    parser.add_argument("--set", nargs="+", metavar="KEY=VALUE", help="settings of all configs that are trained")
     parser.add_argument(
         "--unfinished", action="store_true", help="also compare unfinished runs, up to the steps that all runs have"
     )
@@ -148,8 +147,12 @@ def _trained(options: argparse.Namespace) -> list[Path]:
     from maml_rl.results.comparable import Run, read_runs, refuse_different_problems
 
     given = [Path(entry) for entry in options.entries if Path(entry).is_dir()]
-    entries = _entries(options)
-    folders = [run for entry in entries for run in entry.runs(options.seeds)]
+    for name in ("seeds", "env_steps", "set") if len(given) == len(options.entries) else ():
+        if getattr(options, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} is for configs that are trained, and these are folders of runs; leave it out")
+    entries, seeds = _entries(options), options.seeds or _SEEDS
+    folders = [run for entry in entries for run in entry.runs(seeds)]
     existing = [*given, *(run for run in folders if (run / "config.json").is_file())]
     known = [run for group in read_runs(existing)[0] for run in (*group.runs, *group.failed)] if existing else []
     refuse_different_problems([*(entry.config for entry in entries), *(run.config for run in known)])
@@ -158,7 +161,7 @@ def _trained(options: argparse.Namespace) -> list[Path]:
     failed = {path for path, run in by_path.items() if run.failure}
     estimates: dict[str, Estimate] = {}
     for entry in entries:
-        if any(run.resolve() not in complete.keys() | failed for run in entry.runs(options.seeds)):
+        if any(run.resolve() not in complete.keys() | failed for run in entry.runs(seeds)):
             estimates[entry.name] = estimate(entry.config)
     shortest = [*complete.values(), *(timed.total_env_steps for timed in estimates.values())]
     budget = min(shortest, default=0.0)
@@ -171,7 +174,7 @@ def _trained(options: argparse.Namespace) -> list[Path]:
     for entry in entries:
         wanted = [
             run
-            for run in entry.runs(options.seeds)
+            for run in entry.runs(seeds)
             if run.resolve() not in failed and complete.get(run.resolve(), 0.0) < 0.99 * budget
         ]
         if entry.name in estimates:
@@ -227,7 +230,7 @@ def _rate(run: Path, complete: dict[Path, float]) -> float:
 
 def _config(entry: str, options: argparse.Namespace) -> tuple[Path, Config]:
     path = Path(entry) if Path(entry).is_file() else find_config(entry)
-    settings = {"num-workers": options.num_workers, **key_values(options.set, "--set")}
+    settings = {"num-workers": options.num_workers, **key_values(options.set or [], "--set")}
     return path, refuse_untrusted_code(overridden(load_config(path), settings), options)
 
 

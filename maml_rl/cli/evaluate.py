@@ -28,6 +28,7 @@ from maml_rl.cli.run_options import (
     overridden,
     path_or_name,
     refuse_untrusted_code,
+    refuse_unused_steps,
     torch_device,
 )
 from maml_rl.config.catalog import find_run, name_of
@@ -118,8 +119,6 @@ def _test(options: argparse.Namespace) -> None:
     rules = _benchmark(options)
     config = refuse_untrusted_code(config, options)
     num_steps = config.test_steps if options.num_steps is None else options.num_steps
-    if config.method == "oracle" and num_steps:
-        raise ConfigError(f"an oracle knows its task and is not adapted; leave out --num-steps {num_steps}")
     device = torch_device(options)
 
     from maml_rl.cli.progress import StepProgress
@@ -133,8 +132,7 @@ def _test(options: argparse.Namespace) -> None:
 
     experiment = make_experiment(config, device, num_workers=None)
     by_trials = experiment.metalearner.whole_trials
-    if not experiment.metalearner.takes_steps and options.num_steps is not None:
-        raise ConfigError(f"{config.algorithm} does not adapt in steps; leave out --num-steps")
+    refuse_unused_steps(options.num_steps, experiment)
     if rules is not None:
         rules.check(experiment, num_steps)
     meta_updates = 0

@@ -13,7 +13,7 @@ from maml_rl.cli.console import (
     not_negative,
     run_command,
 )
-from maml_rl.cli.run_options import path_or_name, refuse_untrusted_code
+from maml_rl.cli.run_options import path_or_name, refuse_untrusted_code, refuse_unused_steps
 from maml_rl.config.catalog import find_run
 from maml_rl.config.placement import ELSEWHERE
 from maml_rl.config.yaml_source import parse_value
@@ -62,6 +62,7 @@ def _play(options: argparse.Namespace) -> None:
     phases: list[TaskEpisodes] = []
     with ending_in_order():
         experiment = make_experiment(config)
+        refuse_unused_steps(options.num_steps, experiment)
         experiment.restore(options.checkpoint, folder)
         # Where test tasks were drawn once and for all, the first of them.
         tasks = (experiment.fixed_tasks("test") or [])[:1] or 1

@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maml_rl.arguments import suggest
 from maml_rl.cli.console import add_trust, file_path
@@ -14,6 +14,9 @@ from maml_rl.config.config import Config
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
 from maml_rl.runs.trust import check_code
+
+if TYPE_CHECKING:
+    from maml_rl.experiment.build import Experiment
 
 # torch is imported inside the functions: a spawned worker imports this module again, and must stay light.
 
@@ -96,6 +99,14 @@ def refuse_untrusted_code(config: Config, options: argparse.Namespace) -> Config
         return config.trusted()
     check_code(config, "add --trust", samples=True)
     return config
+
+
+def refuse_unused_steps(num_steps: int | None, experiment: "Experiment") -> None:
+    """Refuse gradient steps on a policy that takes none."""
+    if num_steps and experiment.config.method == "oracle":
+        raise ConfigError(f"an oracle knows its task and is not adapted; leave out --num-steps {num_steps}")
+    if num_steps is not None and not experiment.metalearner.takes_steps:
+        raise ConfigError(f"{experiment.config.algorithm} does not adapt in steps; leave out --num-steps")
 
 
 def overridden(config: Config, values: dict[str, Any]) -> Config:

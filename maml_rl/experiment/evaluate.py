@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.adaptation import StepSize
+from maml_rl.arguments import check_count
 from maml_rl.config.config import MIXTURE
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.envs.make_env import EnvMaker, Recipe, make_vector_env
@@ -176,9 +177,10 @@ def evaluate_trials(
 
     Raises:
         TypeError: If the policy or the spaces of the environment are not supported.
-        ValueError: If the policy returns actions that do not fit.
+        ValueError: If the policy returns actions that do not fit, or `repetitions` is not at least 1.
         ChildEnvError: If an environment fails.
     """
+    check_count("repetitions", repetitions)
     if not isinstance(policy, Policy):
         with closing(make_vector_env(env, env_kwargs, max_episode_steps=max_episode_steps)) as made:
             policy = ExternalPolicy(policy, made.single_observation_space, made.single_action_space)

@@ -306,6 +306,10 @@ def test_longer_run_is_measured_where_the_shorter_one_ended(finished: Path, tmp_
         (["one.yaml", "nowhere"], ["there is no config 'nowhere'"]),
         (["one.yaml", "longer.yaml"], ["'max-episode-steps' is 10 and 11", "problems", "--set max-episode-steps=10"]),
         (["runs/compare/one"], ["all of one experiment"]),
+        *[
+            (["runs/compare/one", "runs/compare/other", option, value], [f"{option} is for configs that are trained"])
+            for option, value in (("--seeds", "2"), ("--env-steps", "9"), ("--set", "gamma=0.5"))
+        ],
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line_before_training(

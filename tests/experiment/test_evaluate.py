@@ -10,8 +10,9 @@ import torch
 
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.evaluate import evaluate, evaluate_trials
 from maml_rl.experiment.sampling import make_sampler
+from maml_rl.policies.classical import RandomPolicy
 from maml_rl.results import statistics as intervals
 from maml_rl.results.evaluation import Evaluation, interval_scope, pooled_intervals
 from maml_rl.results.statistics import interquartile_mean, mean
@@ -31,6 +32,11 @@ def test_same_seed_gives_the_same_evaluation_for_any_number_of_workers() -> None
     evaluation, again = small_evaluation(), small_evaluation(num_workers=2)
     assert np.array_equal(evaluation.returns, again.returns)
     assert np.array_equal(evaluation.intervals(), again.intervals(), equal_nan=True)
+
+
+def test_trials_without_a_repetition_are_refused() -> None:
+    with pytest.raises(ValueError, match="repetitions must be an integer of at least 1, got 0"):
+        evaluate_trials(RandomPolicy(5), "Bandit-K5-v0", 1, 1, repetitions=0)
 
 
 def test_evaluation_leaves_the_policy_as_it_was() -> None:

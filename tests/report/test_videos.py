@@ -320,7 +320,9 @@ def test_film_shows_the_chosen_task_before_and_after_adaptation(
     assert (last[:24, :256] != last[:24, 256:]).any()
 
 
-def test_film_of_a_memory_shows_the_first_and_the_last_episode_of_its_trial(tmp_path: Path) -> None:
+def test_film_of_a_memory_shows_the_first_and_the_last_episode_of_its_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = {"env-name": "GridNavi-v0", "algorithm": "rl2", "observe-last": True, "fast-batch-size": 3}
     sizes = {"meta-batch-size": 2, "num-batches": 1, "algorithm-settings": {"hidden-size": 8}}
     run = make_run(tmp_path / "run", settings | sizes)
@@ -330,6 +332,9 @@ def test_film_of_a_memory_shows_the_first_and_the_last_episode_of_its_trial(tmp_
     # A picture for each of at most 15 steps, and for the start.
     assert 2 <= picture.n_frames <= 16
     assert picture.size[0] > 1.5 * (picture.size[1] - 24)
+    capsys.readouterr()
+    assert play(str(run), "--output", str(path), "--num-steps", "2") == 2
+    assert "rl2 does not adapt in steps; leave out --num-steps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
