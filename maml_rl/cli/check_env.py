@@ -6,7 +6,6 @@ import warnings
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -213,11 +212,12 @@ def measure_waiting(env: Any, seed: int = 0) -> tuple[float, float]:
     waiting: list[float] = []
     while len(wall) < _MEASURED_STEPS and sum(wall) < _MEASURED_SECONDS:
         action = env.action_space.sample()
-        before = _Moment.now()
+        began, busy, waits = _clocks()
         _, _, terminated, truncated, _ = env.step(action)
-        after = _Moment.now()
-        wall.append(after.wall - before.wall)
-        waiting.append(after.waited_since(before))
+        ended, busy_since, waits_since = _clocks()
+        wall.append(ended - began)
+        has_waited = waits is None or waits_since != waits
+        waiting.append(max(0.0, wall[-1] - (busy_since - busy)) if has_waited else 0.0)
         if terminated or truncated:
             env.reset()
     # Medians, because on a busy machine a few steps take long for other reasons.
@@ -225,35 +225,16 @@ def measure_waiting(env: Any, seed: int = 0) -> tuple[float, float]:
     return seconds, min(1.0, median(waiting) / seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """A moment on the clocks of this thread.
+def _clocks() -> tuple[float, float, int | None]:
+    """Return the seconds now, those that were computed or spent in a queue, and how often the thread gave up the core.
 
-    Attributes:
-        wall: seconds.
-        computing: seconds for which the process has computed.
-        queueing: seconds for which the thread could have run, and another had the core.
-        waits: how often the thread has given up the core by itself; None if the system does not say.
+    The last is None where the system does not say.
     """
-
-    wall: float
-    computing: float
-    queueing: float
-    waits: int | None
-
-    @classmethod
-    def now(cls) -> _Moment:
-        try:
-            queueing = 1e-9 * int(_THREAD.joinpath("schedstat").read_bytes().split()[1])
-            (line,) = (line for line in _THREAD.joinpath("status").read_bytes().splitlines() if line.startswith(_WAITS))
-            waits = int(line.split()[1])
-        except (OSError, ValueError, IndexError):
-            queueing, waits = 0.0, None
-        return cls(perf_counter(), process_time(), queueing, waits)
-
-    def waited_since(self, before: _Moment) -> float:
-        """Return the seconds for which the thread has waited of its own accord."""
-        if self.waits is not None and self.waits == before.waits:
-            return 0.0
-        busy = self.computing - before.computing + self.queueing - before.queueing
-        return max(0.0, self.wall - before.wall - busy)
+    try:
+        # The thread could have run, and another had the core.
+        queueing = 1e-9 * int(_THREAD.joinpath("schedstat").read_bytes().split()[1])
+        (line,) = (line for line in _THREAD.joinpath("status").read_bytes().splitlines() if line.startswith(_WAITS))
+        waits = int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        queueing, waits = 0.0, None
+    return perf_counter(), process_time() + queueing, waits

@@ -4,7 +4,6 @@ import sys
 from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from maml_rl import __version__
 from maml_rl.arguments import suggest
@@ -39,17 +38,10 @@ _MOST_CAUSES = 3
 _RUNS = "folder of a run, or of several runs; `last`: the run below runs/ that was written to last"
 
 
-class Command(NamedTuple):
-    """What a command is for, and what runs it: with the arguments after its name, and that name in full."""
-
-    purpose: str
-    run: Callable[[Sequence[str], str], int]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `maml-rl`, and return its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    lines = "\n".join(f"  {name:<10} {command.purpose}" for name, command in COMMANDS.items())
+    lines = "\n".join(f"  {name:<10} {purpose}" for name, (purpose, _) in COMMANDS.items())
     parser = Parser(
         prog="maml-rl",
         usage="maml-rl [--version] COMMAND ...",
@@ -71,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         known = list(COMMANDS)
         parser.error(f"there is no command {name!r}{suggest(name, known)} The commands are {', '.join(known)}")
-    return COMMANDS[name].run(arguments[1:], f"maml-rl {name}")
+    _, run = COMMANDS[name]
+    return run(arguments[1:], f"maml-rl {name}")
 
 
 def run_report(arguments: Sequence[str] | None = None, prog: str = "maml-rl report") -> int:
@@ -209,31 +202,32 @@ def run_version(arguments: Sequence[str], prog: str) -> int:
     return run_command(parser, arguments, show)
 
 
-COMMANDS = {
-    "train": Command("meta-train a policy", run_train),
-    "test": Command("measure how fast a trained policy adapts to new tasks", run_test),
-    "report": Command("write an HTML page about training runs", run_report),
-    "play": Command("make a video of a policy before and after adaptation", run_play),
-    "diagnose": Command("say why a curve is flat, and what to try", run_diagnose),
-    "compare": Command("compare algorithms: train what is missing; figure, table, sentence", run_compare),
-    "tune": Command("search settings of a config", run_tune),
-    "record": Command("record learning histories of single tasks", run_record),
-    "envs": Command(
+# What each is for, and what runs it: with the arguments after its name, and that name in full.
+COMMANDS: dict[str, tuple[str, Callable[[Sequence[str], str], int]]] = {
+    "train": ("meta-train a policy", run_train),
+    "test": ("measure how fast a trained policy adapts to new tasks", run_test),
+    "report": ("write an HTML page about training runs", run_report),
+    "play": ("make a video of a policy before and after adaptation", run_play),
+    "diagnose": ("say why a curve is flat, and what to try", run_diagnose),
+    "compare": ("compare algorithms: train what is missing; figure, table, sentence", run_compare),
+    "tune": ("search settings of a config", run_tune),
+    "record": ("record learning histories of single tasks", run_record),
+    "envs": (
         "list the task families and their tasks",
         partial(_run_list, list_envs, "List the task families and their tasks."),
     ),
-    "configs": Command(
+    "configs": (
         "list the configs that come with the package",
         partial(_run_list, list_configs, "List the configs that maml-rl train takes by name."),
     ),
-    "benchmarks": Command(
+    "benchmarks": (
         "list the benchmarks for comparing policies",
         partial(_run_list, list_benchmarks, "List the benchmarks that maml-rl test --benchmark takes."),
     ),
-    "zoo": Command("list the trained policies that come with the package", run_zoo),
-    "check-env": Command("check that your environment is a task family", run_check_env),
-    "help": Command("show the options of a command: maml-rl help train", run_help),
-    "version": Command("show the versions of the package and of what it uses", run_version),
+    "zoo": ("list the trained policies that come with the package", run_zoo),
+    "check-env": ("check that your environment is a task family", run_check_env),
+    "help": ("show the options of a command: maml-rl help train", run_help),
+    "version": ("show the versions of the package and of what it uses", run_version),
 }
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from maml_rl.results.identity import NOT_THE_EXPERIMENT, identity
 from maml_rl.results.scales import counted
 from maml_rl.results.statistics import jackknife_intervals, mean, pooled, without_each
 from maml_rl.runs.checkpoint import list_checkpoints
-from maml_rl.runs.metrics import Metrics, MetricsFile, counted_by, describe_damage, inspect_metrics
+from maml_rl.runs.metrics import Metrics, counted_by, describe_damage, inspect_metrics
 from maml_rl.runs.run_folder import (
     CHECKPOINTS,
     CONFIG,
@@ -226,21 +226,6 @@ class RunGroup:
         return Curve(np.arange(count), average, low, high, values, steps[shortest])
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """By how much the mean return of one group is above that of another at common environment steps.
-
-    Attributes:
-        interval: (3,) difference and bounds; these are NaN where a group has a single run.
-        env_steps: of the runs, about.
-        evaluated: whether on held-out tasks, or else on those of training.
-    """
-
-    interval: NDArray[np.float64]
-    env_steps: float
-    evaluated: bool
-
-
 def common_steps(groups: Sequence[RunGroup]) -> float:
     """Return the environment steps that all runs of the groups have; NaN if a run did not record them."""
     return min((run.env_steps for group in groups for run in group.runs), key=lambda steps: (steps == steps, steps))
@@ -257,11 +242,14 @@ def are_alike(steps: float, others: float) -> bool:
     return min(steps, others) >= _ALIKE * max(steps, others)
 
 
-def difference_at_common_steps(group: RunGroup, other: RunGroup) -> Difference | None:
-    """Return by how much a group's return is above another's where both have the same environment steps.
+def difference_at_common_steps(group: RunGroup, other: RunGroup) -> tuple[NDArray[np.float64], bool] | None:
+    """Return by how much a group's mean return is above another's where both have the same environment steps.
 
-    The last return counts: after the last step of adaptation, or in the last episode of a trial; in evaluations if both
-    have some near their common steps, or else in training.
+    The last return counts: after the last step of adaptation, or in the last episode of a trial.
+
+    Returns:
+        (3,) difference and bounds, which are NaN where a group has a single run; and whether it is of evaluations, as
+        if both have some near their common steps, or else of training. None where one has no return there.
     """
     limit = common_steps([group, other])
     for prefix in ("evaluation/return/", "return/"):
@@ -271,7 +259,7 @@ def difference_at_common_steps(group: RunGroup, other: RunGroup) -> Difference |
             intervals = jackknife_intervals(
                 pooled(seeds[0], mean) - pooled(seeds[1], mean), [without_each(side, mean) for side in seeds]
             )
-            return Difference(intervals[0], limit, prefix.startswith("evaluation"))
+            return intervals[0], prefix.startswith("evaluation")
     return None
 
 
@@ -417,19 +405,19 @@ def _read_run(folder: Path) -> tuple[Run, list[str]]:
     config = load_run_config(folder)
     notices = []
     try:
-        metrics = inspect_metrics(folder / METRICS)
+        rows, damaged = inspect_metrics(folder / METRICS)
     except OSError as error:
-        metrics = MetricsFile([], [])
+        rows, damaged = [], []
         if not isinstance(error, FileNotFoundError):
             notices.append(f"{folder / METRICS} cannot be read: {error.strerror or error}.")
-    if metrics.damaged:
-        notices.append(f"{describe_damage(folder / METRICS, metrics.damaged)}.")
+    if damaged:
+        notices.append(f"{describe_damage(folder / METRICS, damaged)}.")
     try:
         system = load_system(folder)
     except ConfigError as error:
         notices.append(f"{error}.")
         system = {}
-    run = Run(folder, config, metrics.rows, system, len(metrics.damaged), read_failure(folder))
+    run = Run(folder, config, rows, system, len(damaged), read_failure(folder))
     if run.failure:
         notices.append(f"{folder} {run.failure}, and is in no mean; the same config and seed would fail there again.")
     elif not run.complete:

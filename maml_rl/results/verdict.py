@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.results.comparable import RunGroup, are_alike, difference_at_common_steps
+from maml_rl.results.comparable import RunGroup, are_alike, common_steps, difference_at_common_steps
 from maml_rl.results.evaluation import (
     NORMALIZED,
     Evaluation,
@@ -128,7 +128,8 @@ def verdicts(results: Sequence[GroupResult]) -> list[Verdict]:
             for result in results
         ]
     else:
-        levels = [_recorded_difference(result, results[0]) for result in results]
+        gaps = [difference_at_common_steps(result.group, results[0].group) for result in results]
+        levels = [float("nan") if gap is None else float(gap[0][0]) for gap in gaps]
     order = np.argsort([-level if np.isfinite(level) else np.inf for level in levels], kind="stable")
     best, *others = [results[index] for index in order]
     return [_tried(best, other) if tried else _recorded(best, other) for other in others]
@@ -176,16 +177,11 @@ def _recorded(best: GroupResult, other: GroupResult) -> Verdict:
     if gap is None:
         words = best.group, " and ", other.group, " have no returns at common environment steps, and are not compared."
         return Verdict(np.full(3, np.nan), False, words)
-    counts = [len(result.group.runs) for result in (best, other)]
-    where = "in the evaluations of training" if gap.evaluated else "on the tasks of training"
-    what = _all_or_each({each.group.name: each.group.last_return(evaluated=gap.evaluated) for each in (best, other)})
-    return _sentence(best.group, other.group, gap.interval, counts, gap.env_steps, f"{what}, {where}")
-
-
-def _recorded_difference(result: GroupResult, first: GroupResult) -> float:
-    """Return how far a group is above another where both have the same environment steps; NaN where that is unknown."""
-    gap = difference_at_common_steps(result.group, first.group)
-    return float(gap.interval[0]) if gap is not None else float("nan")
+    interval, evaluated = gap
+    counts, steps = [len(result.group.runs) for result in (best, other)], common_steps([best.group, other.group])
+    where = "in the evaluations of training" if evaluated else "on the tasks of training"
+    what = _all_or_each({each.group.name: each.group.last_return(evaluated=evaluated) for each in (best, other)})
+    return _sentence(best.group, other.group, interval, counts, steps, f"{what}, {where}")
 
 
 def _sentence(

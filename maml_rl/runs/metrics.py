@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from maml_rl.errors import CheckpointError
 from maml_rl.foreign_files import read_regular
@@ -114,19 +114,6 @@ class EventLog:
                 self._writer.close()
 
 
-class MetricsFile(NamedTuple):
-    """The contents of a `metrics.jsonl`.
-
-    Attributes:
-        rows: the intact iterations.
-        damaged: numbers of the lines, from 1, that have changed since they were written, without a last line that was
-            cut off while it was written.
-    """
-
-    rows: list[Metrics]
-    damaged: list[int]
-
-
 def read_metrics(path: str | Path) -> list[Metrics]:
     """Return the intact iterations of a `metrics.jsonl`; warn of damaged lines."""
     rows, damaged = inspect_metrics(path)
@@ -135,8 +122,11 @@ def read_metrics(path: str | Path) -> list[Metrics]:
     return rows
 
 
-def inspect_metrics(path: str | Path) -> MetricsFile:
-    """Return the intact iterations of a `metrics.jsonl`, and which lines are damaged."""
+def inspect_metrics(path: str | Path) -> tuple[list[Metrics], list[int]]:
+    """Return the intact iterations of a `metrics.jsonl`, and the numbers of damaged lines, from 1.
+
+    A last line that was cut off while it was written is neither.
+    """
     lines = read_regular(Path(path)).split(b"\n")
     # The last line has no end, unless nothing follows the end of the one before.
     cut_off = len(lines) if lines[-1] else 0
@@ -150,7 +140,7 @@ def inspect_metrics(path: str | Path) -> MetricsFile:
             rows.append(row)
         elif number != cut_off:
             damaged.append(number)
-    return MetricsFile(rows, damaged)
+    return rows, damaged
 
 
 def describe_damage(path: str | Path, damaged: Sequence[int]) -> str:
