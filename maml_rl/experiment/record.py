@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -39,7 +39,7 @@ from maml_rl.plan import Plan
 from maml_rl.policies import Policy, performed
 from maml_rl.policies.classical import PSRL, UCB1, RandomPolicy, ThompsonSampling
 from maml_rl.policies.classical.counting import check_countable
-from maml_rl.runs.atomic_files import LOCK, lock_folder, remove_unfinished
+from maml_rl.runs.atomic_files import LOCK, lock_folder, made_folder, remove_unfinished
 from maml_rl.runs.checkpoint import list_checkpoints
 from maml_rl.runs.run_folder import CHECKPOINTS, load_run_config
 from maml_rl.runs.trust import check_code
@@ -343,20 +343,16 @@ def _record(
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder; remove it if nothing was written to it."""
-    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(folder, "recording")
-    try:
-        # What a process that was killed has left.
-        remove_unfinished(folder)
-        yield
-    finally:
-        if [entry.name for entry in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink()
-        os.close(lock)
-        with suppress(OSError):  # The first folder that is not empty ends this.
-            for parent in made:
-                parent.rmdir()
+    with made_folder(folder):
+        lock = lock_folder(folder, "recording")
+        try:
+            # What a process that was killed has left.
+            remove_unfinished(folder)
+            yield
+        finally:
+            if [entry.name for entry in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+            os.close(lock)
 
 
 def _split_settings(learner: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

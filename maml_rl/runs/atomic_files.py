@@ -3,7 +3,8 @@
 import logging
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from maml_rl.errors import ConfigError
@@ -86,28 +87,30 @@ def check_output(path: Path, option: str) -> None:
 
 def check_creatable(folder: Path, option: str) -> None:
     """Make sure that a folder can be made and written to, before the work for it is done; leave no folder behind."""
-    missing: list[Path] = []
-    made: list[Path] = []
     try:
-        above = folder
-        while not above.is_dir():
-            if above.is_symlink() or above.exists():
-                kind = "a file" if above.is_file() else "a device" if above.exists() else "a link to nowhere"
-                raise ConfigError(f"{above} is {kind}; choose another {option}")
-            missing.append(above)
-            above = above.parent
-        for path in reversed(missing):
-            path.mkdir()
-            made.append(path)
+        above = next(path for path in (folder, *folder.parents) if path.is_symlink() or path.exists())
+        if not above.is_dir():
+            kind = "a file" if above.is_file() else "a device" if above.exists() else "a link to nowhere"
+            raise ConfigError(f"{above} is {kind}; choose another {option}")
         probe = folder / f"{TEMPORARY}probe-{os.getpid()}"
-        try:
-            write_file(probe, b"")
-        finally:
-            probe.unlink(missing_ok=True)
+        with made_folder(folder):
+            try:
+                write_file(probe, b"")
+            finally:
+                probe.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another {option}") from error
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Make a folder, and those above it that are missing; at the end, remove those of them that are empty."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        os.makedirs(folder, exist_ok=True)
+        yield
     finally:
-        for path in reversed(made):
+        for path in missing:
             with suppress(OSError):
                 path.rmdir()
 

@@ -1,10 +1,11 @@
 """Names that do not collide: `runs/maml/2d-navigation`, then `runs/maml/2d-navigation-2`, and so on."""
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+
+from maml_rl.runs.atomic_files import made_folder
 
 
 def numbered(path: Path) -> dict[int, Path]:
@@ -50,24 +51,21 @@ def new_file(path: Path, *, number: bool) -> AbstractContextManager[Path]:
 
 @contextmanager
 def _reserved(path: Path, make: Callable[[Path], None], *, number: bool) -> Iterator[Path]:
-    missing = [folder for folder in path.parents if not folder.exists()]
-    os.makedirs(path.parent, exist_ok=True)
-    while True:
-        place = next_path(path) if number else path
+    with made_folder(path.parent):
+        while True:
+            place = next_path(path) if number else path
+            try:
+                make(place)
+                break
+            except FileExistsError:
+                # With numbers, another process has just made it.
+                if not number:
+                    raise
         try:
-            make(place)
-            break
-        except FileExistsError:
-            # With numbers, another process has just made it.
-            if not number:
-                raise
-    try:
-        yield place
-    finally:
-        with suppress(OSError):  # The first folder that is not empty ends this.
-            if place.is_dir():
-                place.rmdir()
-            elif _is_empty(place):
-                place.unlink()
-            for folder in missing:
-                folder.rmdir()
+            yield place
+        finally:
+            with suppress(OSError):
+                if place.is_dir():
+                    place.rmdir()
+                elif _is_empty(place):
+                    place.unlink()
