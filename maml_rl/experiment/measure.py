@@ -163,12 +163,12 @@ def saved_evaluation(run: Run, checkpoint: int | None = None) -> tuple[Evaluatio
         saved = load_evaluation(path)
     except ConfigError as error:
         return None, [f"{error}."]
-    steps = saved.returns.shape[1] - 1
+    steps, wanted = saved.returns.shape[1] - 1, run.config.test_steps
     differs = {
         "another family": saved.env_name != run.config.env_name,
         "an earlier version, or another seed": not saved.identity or saved.seed != run.config.seed,
         "other settings": saved.identity != run.identity,
-        f"{saved.after} instead of {run.config.test_steps}": saved.columns == "step" and steps != run.config.test_steps,
+        f"the policy {saved.after}, not after {wanted}": saved.columns == "step" and steps != wanted,
         "another checkpoint": saved.checkpoint != (run.finished if checkpoint is None else checkpoint),
     }
     how = next((name for name, is_so in differs.items() if is_so), None)

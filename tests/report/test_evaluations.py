@@ -158,7 +158,7 @@ def test_median_episode_is_the_one_in_the_middle(navigation_runs: Path) -> None:
         ({"identity": ""}, "it is of an earlier version, or another seed"),
         ({"seed": 7}, "it is of an earlier version, or another seed"),
         ({"checkpoint": 2}, "it is of another checkpoint"),
-        ({"returns": np.ones((2, 2, 1), np.float32)}, "after 1 gradient step on 1 episode instead of 2"),
+        ({"returns": np.ones((2, 2, 1), np.float32)}, "of the policy after 1 gradient step on 1 episode, not after 2"),
     ],
 )
 def test_evaluation_of_another_policy_or_with_other_settings_is_not_used(
