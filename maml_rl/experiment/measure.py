@@ -70,6 +70,7 @@ def measure(
     drawn: list[Task] = []
     limit = common_steps(groups)
     placed = {**ELSEWHERE, **placement}
+    repetitions = REPETITIONS if isinstance(tasks, Path) else 1
     for group in groups:
         evaluations: list[Evaluation] = []
         sampled = untrained = None
@@ -80,29 +81,28 @@ def measure(
             notices += complaints
             named = [name for _, name in unknown_code(run.config, known=known)]
             try:
-                if tasks and not named:
-                    experiment = make_experiment(run.config.override(placed))
-                    experiment.restore("last" if checkpoint is None else checkpoint, run.path)
-                    chosen, fixed = _tasks_of(experiment, tasks, drawn)
-                    if evaluation is not None and not (
-                        same_tasks(evaluation.tasks, chosen) and evaluation.fixed_tasks == fixed
-                    ):
-                        evaluation = None
                 if tasks and named and evaluation is None:
                     raise ConfigError(
                         f"it needs {' and '.join(named)}, and this imports nothing that a run names; add --trust, or "
                         f"measure it with `test.py {run.path}`"
                     )
-                if tasks and not named and (evaluation is None or (pictures and sampled is None)):
-                    repetitions = REPETITIONS if isinstance(tasks, Path) else 1
-                    updates = run.finished if checkpoint is None else checkpoint
-                    tried = _evaluated(experiment, run, updates, chosen, repetitions, fixed=fixed)
-                    evaluation = evaluation or tried.evaluation
-                    sampled = sampled or (tried if pictures else None)
-                    enough = untrained is not None or any(result.untrained is not None for result in results)
-                    if with_untrained and not enough and run.config.method != "oracle":
-                        initial = make_experiment(run.config.override(placed))
-                        untrained = _evaluated(initial, run, 0, chosen, repetitions, fixed=fixed).evaluation
+                if tasks and not named:
+                    experiment = make_experiment(run.config.override(placed))
+                    experiment.restore("last" if checkpoint is None else checkpoint, run.path)
+                    chosen, fixed = _tasks_of(experiment, tasks, drawn)
+                    if evaluation is not None and (
+                        evaluation.fixed_tasks != fixed or not same_tasks(evaluation.tasks, chosen)
+                    ):
+                        evaluation = None
+                    if evaluation is None or (pictures and sampled is None):
+                        updates = run.finished if checkpoint is None else checkpoint
+                        tried = _evaluated(experiment, run, updates, chosen, repetitions, fixed=fixed)
+                        evaluation = evaluation or tried.evaluation
+                        sampled = sampled or (tried if pictures else None)
+                        enough = untrained is not None or any(result.untrained is not None for result in results)
+                        if with_untrained and not enough and run.config.method != "oracle":
+                            initial = make_experiment(run.config.override(placed))
+                            untrained = _evaluated(initial, run, 0, chosen, repetitions, fixed=fixed).evaluation
             except (MamlRLError, OSError) as error:
                 notices.append(f"The policy of {run.path} could not be tried on new tasks: {error}.")
             if evaluation is not None:
