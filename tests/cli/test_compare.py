@@ -163,7 +163,7 @@ def test_figure_has_no_curve_of_runs_that_sampled_nothing_in_training(finished: 
     drawn = (tmp_path / "figure.svg").read_text()
     assert "(a) training" in drawn
     assert "environment steps" in drawn
-    curves = drawn.partition("(a) training")[2].partition("(b)")[0]
+    curves = drawn.rpartition("(a) training")[2].partition("(b)")[0]
     assert ["group0" in curves, "group1" in curves] == [False, True]
 
 
