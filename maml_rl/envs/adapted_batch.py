@@ -1,6 +1,5 @@
 """Slots that other code steps at once: a `gymnasium.vector.VectorEnv` with tasks, or a `MetaVectorEnv`."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,6 +27,7 @@ from maml_rl.envs.meta_env import (
     low_seeds,
     own_drawn,
     own_task,
+    read_reset_mask,
     require_one_each,
     slot_seeds,
 )
@@ -48,17 +48,25 @@ class _BatchOfOthers(MetaVectorEnv):
 
     env: Any
 
-    def _take(self, env: Any, current_slots: NDArray[np.int64] | None) -> None:
+    def _take(self, env: Any, limit: int | None, current_slots: NDArray[np.int64] | None) -> None:
         """Begin with a batch.
 
         Args:
             env: the batch.
+            limit: steps after which episodes are truncated, whatever the batch does; None for never.
             current_slots: (1,) where to write the slot whose observation is not in its space.
         """
         self.env, self._name = env, type(env).__name__
         self._current_slots = np.zeros(1, np.int64) if current_slots is None else current_slots
         remedy = f"np_random, or the streams of its slots, in {self._name}"
         self._generators = SharedGenerators(env.num_envs, (), remedy)
+        self._limit, self._steps = limit, np.zeros(env.num_envs, np.int64)
+
+    def _count(self, stepped: NDArray[np.bool_]) -> None:
+        """Count a step of slots (N,), and truncate episodes at the limit as Gymnasium's TimeLimit does."""
+        if self._limit is not None:
+            self._steps += stepped
+            self.buffers.truncated |= self._steps >= self._limit
 
     def _drawn(self, draw: Callable[[int], Any], num_tasks: int, name: str) -> list[Task]:
         """Return copies of the tasks that its method `name` draws."""
@@ -106,7 +114,9 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
         max_episode_steps: int | None = None,
         current_slots: NDArray[np.int64] | None = None,
     ) -> None:
-        self._take(env, current_slots)
+        of_spec = None if env.spec is None else env.spec.max_episode_steps
+        self.max_episode_steps = max_episode_steps or declared(env, "max_episode_steps") or of_spec
+        self._take(env, self.max_episode_steps, current_slots)
         name, mode = self._name, env.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
             raise TypeError(
@@ -118,14 +128,11 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
         require_numbers(name, env.single_observation_space, env.single_action_space)
         self._writer = array_writer(env.single_observation_space)
         self.spec, self.render_mode = env.spec, env.render_mode
-        of_spec = None if env.spec is None else env.spec.max_episode_steps
-        self.max_episode_steps = max_episode_steps or declared(env, "max_episode_steps") or of_spec
         self.recorded_infos, self.task_space, self.value_ranges, self._seed_mask = declarations(env)
         self._set_up(env.num_envs, self._writer.flat_space, stored_actions(env.single_action_space))
         self._elements = ArrayElements(self.observation_space)
         self._actions = np.zeros(self.action_space.shape or (), self.action_space.dtype)
         self._last_infos: dict[str, Any] = {}
-        self._steps = np.zeros(env.num_envs, np.int64)
 
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from its generator; those of an evaluation by its `sample_test_tasks`, if it has that method."""
@@ -182,9 +189,8 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
             self._write_final(infos, ended)
         buffers.rewards[:] = np.where(active, self._of_slots("rewards", np.asarray(rewards)), 0.0)
         buffers.terminated |= active & terminated
-        # As Gymnasium's TimeLimit around single environments: the batch need not know of the limit.
-        self._steps += active
-        buffers.truncated |= active & (truncated | (self._steps >= (self.max_episode_steps or math.inf)))
+        buffers.truncated |= active & truncated
+        self._count(active)
         for name in buffers.infos:
             self._write_info(name, infos, active, ended)
         over = terminated | truncated
@@ -282,14 +288,22 @@ class CheckedVectorEnv(_BatchOfOthers, MetaVectorWrapper):
 
     Args:
         env: steps them.
+        max_episode_steps: a limit that it need not know; None for none.
         current_slots: see `_BatchOfOthers`.
     """
 
     observes_anywhere: Any = OfTheWrapped()
 
-    def __init__(self, env: MetaVectorEnv, current_slots: NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self,
+        env: MetaVectorEnv,
+        max_episode_steps: int | None = None,
+        current_slots: NDArray[np.int64] | None = None,
+    ) -> None:
         MetaVectorWrapper.__init__(self, env)
-        self._take(env, current_slots)
+        self._take(env, max_episode_steps, current_slots)
+        # Which slots the steps that have been sent are of.
+        self._stepping = np.zeros(env.num_envs, np.bool_)
         mask = declarations(env).seed_mask
         # Array code takes long seeds, unless it says otherwise.
         self._seed_mask = mask if declared(env, "seed_bits") else 2**63 - 1
@@ -301,6 +315,7 @@ class CheckedVectorEnv(_BatchOfOthers, MetaVectorWrapper):
         return self._drawn(draw, num_tasks, "sample_tasks")
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
+        self._steps[:] = 0
         self._generators.step(0, partial(self.env.reset_buffers, np.asarray(seeds) & self._seed_mask))
         self._check()
 
@@ -310,19 +325,33 @@ class CheckedVectorEnv(_BatchOfOthers, MetaVectorWrapper):
         """Reset all slots, or some of them, as the environment does."""
         result: tuple[NDArray[Any], dict[str, Any]]
         low = [None if each is None else each & self._seed_mask for each in slot_seeds(seed, self.num_envs)]
+        mask = read_reset_mask(options, self.num_envs)
+        self._steps[slice(None) if mask is None else mask] = 0
         begin = partial(self.env.reset, seed=None if seed is None else low, options=options)
         result = self._generators.step(0, begin)
         self._check()
         return result
 
     def first_slots(self, num: int) -> MetaVectorEnv:
-        return CheckedVectorEnv(self.env.first_slots(num), self._current_slots)
+        return CheckedVectorEnv(self.env.first_slots(num), self._limit, self._current_slots)
+
+    def reset_send(self, index: int, seed: int) -> None:
+        part = self.parts[index]
+        self._steps[part], self._stepping[part] = 0, False
+        self.env.reset_send(index, seed & self._seed_mask)
 
     def step_send(self, index: int, actions: NDArray[Any]) -> None:
+        part = self.parts[index]
+        self._stepping[part] = ~self.buffers.over[part]
         self.env.step_send(index, np.array(actions))
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         received: list[int] = self._generators.step(0, partial(self.env.step_recv, timeout, indices))
+        again, stepped = self.buffers.restarted, np.zeros(self.num_envs, np.bool_)
+        for part in map(self.parts.__getitem__, received):
+            stepped[part] = self._stepping[part]
+        self._steps[again] = 0
+        self._count(stepped & ~again)
         self._check()
         return received
 

@@ -266,7 +266,9 @@ class Recipe:
             )
         if isinstance(made, MetaVectorEnv):
             is_own = type(made).__module__.partition(".")[0] == "maml_rl"
-            return made if is_own else CheckedVectorEnv(made, current_slots)
+            # A batched family keeps the limit itself.
+            limit = None if isinstance(made, BatchedFamily) else self.max_episode_steps
+            return made if is_own else CheckedVectorEnv(made, limit, current_slots)
         if not isinstance(made, VectorEnv) or not has_tasks(made):
             raise TypeError(
                 f"{name} is not a task family of vector environments; a VectorEnv needs sample_tasks(num_tasks), and "

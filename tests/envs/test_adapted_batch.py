@@ -14,6 +14,7 @@ from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.baseline import ZeroBaseline
 from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.envs.calls import CallRules
+from maml_rl.envs.threaded import ThreadedVectorEnv
 from maml_rl.errors import ConfigError
 from tests.envs.third_party import DictEnv, PixelEnv, WalkEnv
 from tests.looking_env import LookingEnv
@@ -259,6 +260,25 @@ def test_time_limit_ends_episodes_of_a_batch_that_does_not_know_it(mode: Autores
     with closing(make_vector_env(TellsBatch, {}, 2, max_episode_steps=2)) as env:
         env.reset_buffers(np.arange(2))
         assert [env.step(np.zeros((2, 1), np.float32))[3].tolist() for _ in range(2)] == [[False] * 2, [True] * 2]
+
+
+class OwnThreads(ThreadedVectorEnv):
+    """Slots of somebody else that advance by themselves."""
+
+
+def test_time_limit_counts_the_steps_of_each_slot_that_advances_by_itself() -> None:
+    with closing(make_vector_env(lambda num_envs: OwnThreads(Walking, num_envs), {}, 2, max_episode_steps=2)) as env:
+        env.reset_task([{"slope": 0.1}] * 2)
+        for _ in range(2):
+            for slot in range(2):
+                env.reset_send(slot, 2**40 + slot)
+            assert env.step_recv() == [0, 1]
+            # Slot 1 begins a step later.
+            for moving, ends in (([0], [False, False]), ([0, 1], [True, False]), ([1], [True, True])):
+                for slot in moving:
+                    env.step_send(slot, np.zeros((1, 1), np.float32))
+                assert env.step_recv() == moving
+                assert env.buffers.truncated.tolist() == ends
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)

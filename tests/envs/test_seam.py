@@ -195,11 +195,13 @@ OBJECTS = ("one by one", "threads", "event loop")
 
 
 @contextmanager
-def slots(env: type[Walk], way: str, num_envs: int = SLOTS) -> Iterator[tuple[MetaVectorEnv, NDArray[np.int64]]]:
+def slots(
+    env: type[Walk], way: str, num_envs: int = SLOTS, limit: int | None = None
+) -> Iterator[tuple[MetaVectorEnv, NDArray[np.int64]]]:
     """Make slots, and yield them with the number of the one at work."""
     adapt, rules = WAYS[way]
     current = np.full(1, -1)
-    made = make_vector_env(adapt(env), {}, num_envs, current_slots=current, rules=rules)
+    made = make_vector_env(adapt(env), {}, num_envs, max_episode_steps=limit, current_slots=current, rules=rules)
     try:
         yield made, current
     finally:
@@ -275,6 +277,20 @@ def test_slots_have_the_values_of_a_loop_until_their_episodes_end(way: str) -> N
         assert seen[-1].terminated.tolist() == [False, True, False]
         # Once more: nothing is left of the episodes before.
         expect_loop(played(made, TASKS, actions), Walk, TASKS, actions)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_time_limit_truncates_episodes_that_go_on(way: str) -> None:
+    actions = some_actions()
+    # Slot 1 goes beyond 2 at the limit: it is both, as by Gymnasium's wrapper.
+    actions[:, 1] = 1.0
+    with slots(Walk, way, limit=3) as (made, _):
+        for _ in range(2):
+            truncated = [buffers.truncated.tolist() for buffers in played(made, TASKS, actions)]
+            assert truncated == [[False] * SLOTS] * 3 + [[True] * SLOTS] * (len(actions) - 2)
+            assert made.buffers.terminated.tolist() == [False, True, False]
+            assert made.buffers.observations[:, 1].tolist() == [3.0] * SLOTS
+            assert np.isfinite(made.buffers.infos["place"]).all()
 
 
 class KeepsAll(Walk):
