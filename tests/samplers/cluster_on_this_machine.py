@@ -1,9 +1,10 @@
 """A Ray cluster of several nodes on this machine, and the actors that remain on it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import psutil
@@ -61,3 +62,10 @@ def actor_processes() -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 120.0) -> None:
+    until = monotonic() + seconds
+    while not condition():
+        assert monotonic() < until
+        sleep(0.05)

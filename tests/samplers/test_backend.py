@@ -85,12 +85,6 @@ def test_preparing_starts_the_workers_that_the_phase_uses() -> None:
         assert sampler.pids == pids
 
 
-def test_backend_in_this_process_needs_no_number_of_workers() -> None:
-    with MultiTaskSampler("2DNavigation-v0", {}, 2, NormalMLPPolicy(2, 2), seed=0, backend="in-process") as sampler:
-        assert len(sampler.rollout(sampler.sample_tasks(2))) == 2
-        assert sampler.pids == []
-
-
 # Where the policy acts.
 
 

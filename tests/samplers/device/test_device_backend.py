@@ -213,20 +213,6 @@ def test_images_with_further_numbers_are_sampled_on_a_device_as_on_the_cpu():
     assert choose(Placement(device="cuda"), recipe, policy).backend == "device"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"engine": "warp", "num_workers": 2},
-        {"engine": "warp", "backend": "processes"},
-        {"backend": "device", "num_workers": 2},
-        {"backend": "device", "engine": "mujoco"},
-    ],
-)
-def test_workers_and_a_device_exclude_each_other(options):
-    with pytest.raises(ValueError, match=r"engine|backend"):
-        Placement(**options)
-
-
 def test_an_engine_for_what_has_no_physics_is_refused():
     with pytest.raises(ValueError, match="engine='warp' is for the MuJoCo families"):
         MultiTaskSampler("2DNavigation-v0", {}, 2, policy_for("2DNavigation-v0"), engine="warp")

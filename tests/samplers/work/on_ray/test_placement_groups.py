@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("ray")
 
 import ray
-from cluster_on_this_machine import actor_processes
+from cluster_on_this_machine import actor_processes, wait_until
 from faulty_sampler import digests, faulty_sampler
 from ray.util.placement_group import placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -19,7 +19,7 @@ from maml_rl.config import load_config
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.train import train
 from maml_rl.profiling import StageTimer
-from tests.samplers.work.on_ray.test_ray_cluster import ROOT, start, wait_until
+from tests.samplers.work.on_ray.test_ray_cluster import ROOT, start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 

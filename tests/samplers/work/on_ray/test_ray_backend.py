@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import psutil
 import ray
 import text_env
 import torch
-from cluster_on_this_machine import FINDS_TESTS, STORE, actor_processes
+from cluster_on_this_machine import FINDS_TESTS, STORE, actor_processes, wait_until
 from faulty_sampler import digests, faulty_sampler
 
 from maml_rl import LinearFeatureBaseline, MultiTaskSampler
@@ -320,13 +319,6 @@ def test_sampler_gives_the_same_episodes_after_each_of_many_faults(undisturbed: 
 
 
 # Nodes.
-
-
-def wait_until(condition: Any) -> None:
-    until = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_nodes_may_join_and_leave_during_a_run(connected: Any, undisturbed: list[str]) -> None:

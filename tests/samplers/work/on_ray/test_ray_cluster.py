@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("ray")
 
 import ray
-from cluster_on_this_machine import FINDS_TESTS, STORE, actor_processes, cluster_of, connected_to
+from cluster_on_this_machine import FINDS_TESTS, STORE, actor_processes, cluster_of, connected_to, wait_until
 from faulty_env import HORIZON, LargeEnv
 
 from maml_rl import MultiTaskSampler
@@ -44,13 +44,6 @@ def nothing_left_behind(cluster: Any) -> Iterator[None]:
     if ray.is_initialized():
         ray.shutdown()
     wait_until(lambda: not actor_processes(), 20.0)
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def sample_in(environment: dict[str, Any], cluster: Any, env: Any = "2DNavigation-v0") -> int:
