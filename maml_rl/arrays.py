@@ -1,4 +1,4 @@
-"""Array code that is written once, for NumPy arrays and for tensors on any device.
+"""Array code written once for NumPy arrays and for tensors on any device.
 
 A family takes its functions from `namespace`, or from its own `xp`: NumPy itself on the CPU, so that nothing there
 changes or gets slower, and on a device the same names on tensors. Both have indexing and operators of their own.
@@ -34,7 +34,7 @@ def torch_arrays(device: torch.device) -> TorchArrays:
 
 
 def as_array(value: Any) -> NDArray[Any] | None:
-    """Return a value of other code as an array of NumPy; None if it is none."""
+    """Return a value from other code as a NumPy array; None if that is impossible."""
     try:
         return np.asarray(value)
     # An object's own methods may raise anything.
@@ -43,7 +43,7 @@ def as_array(value: Any) -> NDArray[Any] | None:
 
 
 def as_floats(array: Any) -> Any:
-    """Return numbers or flags as float64: the given array, if it is that already."""
+    """Return numbers or flags as float64, without a copy if they are float64."""
     return array.astype(np.float64, copy=False) if isinstance(array, np.ndarray) else array.double()
 
 
@@ -58,7 +58,7 @@ def as_integers(array: Any) -> Any:
 
 
 def as_bytes(array: Any, dtype: np.dtype[Any]) -> Any:
-    """Return the bytes (N, bytes) of numbers (N, numbers) as a type."""
+    """Return numbers (N, numbers) of a type as bytes (N, bytes)."""
     if isinstance(array, np.ndarray):
         return np.ascontiguousarray(array, dtype).view(np.uint8)
     xp = torch_arrays(array.device)

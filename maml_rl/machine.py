@@ -65,7 +65,7 @@ def _memory_of_groups() -> list[tuple[int, int]]:
 
 
 def refuse_if_too_large(num_bytes: int, what: str, remedy: str) -> None:
-    """Refuse work that needs at least so many bytes, more than this machine has in total, by a ConfigError.
+    """Raise a ConfigError if work needs more bytes than this machine has in total.
 
     Its message says what the work is, and the remedy.
     """

@@ -1,4 +1,4 @@
-"""Plan: what a learner has a sampler collect of every task of a batch.
+"""Plan: what a sampler collects for a learner, from every task of a batch.
 
 A learner makes the plan, a sampler carries it out: `sampler.collect(tasks, plan)` returns the store of the episodes.
 """
@@ -21,7 +21,7 @@ from maml_rl.policies import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is collected of every task, and how advantages are estimated.
+    """What to collect from every task, and how to estimate advantages.
 
     Attributes:
         num_steps: gradient steps of the inner loop; new episodes are sampled before each, and after the last.
@@ -56,7 +56,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """Return what a config says of inner steps and advantages."""
+        """Return the plan of a config's inner steps and advantages."""
         return cls(
             num_steps=config.training_steps,
             gamma=config.gamma,
@@ -65,7 +65,7 @@ class Plan:
         )
 
     def replace(self, **changes: Any) -> Self:
-        """Return the plan with other values."""
+        """Return this plan with other values."""
         return replace(self, **changes)
 
     @property
@@ -92,12 +92,12 @@ class SampleOptions(TypedDict, total=False):
 
 
 class Sampler(Protocol):
-    """What a learner needs of a `MultiTaskSampler`; see there."""
+    """The methods of `MultiTaskSampler` that learners call."""
 
     policy: Policy
 
     def collect(self, tasks: Sequence[Task], plan: Plan) -> EpisodeStore:
-        """Collect what a plan says of every task, and return the store of the episodes."""
+        """Collect episodes by a plan, and return their store."""
 
     def rollout(
         self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None, **options: Unpack[SampleOptions]

@@ -129,7 +129,7 @@ def complete_after_command() -> None:
 
 
 def default_in_config(setting: Setting) -> str:
-    """Return what holds where a config does not have a setting."""
+    """Return the default of a setting as --help shows it."""
     return "required in the config" if setting.default is None else f"default {setting.default}"
 
 
@@ -338,7 +338,7 @@ def file_path(text: str) -> Path:
 
 
 def count_or_file(text: str) -> int | Path:
-    """Read an option that says how many things there are, or which file has them."""
+    """Read an option that is a count or a file."""
     return not_negative(text) if re.fullmatch(r"-?\d+", text) else file_path(text)
 
 

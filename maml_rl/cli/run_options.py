@@ -53,11 +53,11 @@ def run_path(text: str) -> Path:
 
 
 def chosen_config(options: argparse.Namespace, *, of_run: bool = False) -> Path | None:
-    """Return the file of the given config: by its path, by its run's folder, or by the name of a shipped config.
+    """Return the file of the given config: a path, the config of a run folder, or a shipped config.
 
     Args:
         options: of the command.
-        of_run: whether the path is of a run rather than a config.
+        of_run: whether a run is expected rather than a config.
     """
     if options.config is not None and options.name is not None:
         raise ConfigError(f"two configs are given, {options.name} and --config {options.config}; give one of them")

@@ -21,7 +21,7 @@ _SAVED_OPTIONS = ("config", "output_folder", "num_workers", "use_cuda", "device"
 
 
 def gathered(mapping: Any, section: str) -> Any:
-    """Return a `Mapping` of a config with the flat keys moved to the section of the algorithm's settings."""
+    """Return a config's `Mapping` with its flat keys moved into the section of the algorithm's settings."""
     flat = [key for key in FLAT_KEYS if key in mapping.values]
     settings = mapping.values.get(section) or {}
     if not flat or not isinstance(settings, dict):

@@ -48,7 +48,7 @@ def zoo() -> dict[str, Path]:
 
 
 def find_run(run: str | Path) -> Path:
-    """Return the folder of a run, or that of a policy of the zoo for "zoo:NAME"."""
+    """Return the folder of a run, or for "zoo:NAME" that of a policy in the zoo."""
     if not str(run).startswith(_IN_ZOO):
         return Path(run)
     known, name = zoo(), str(run).removeprefix(_IN_ZOO)

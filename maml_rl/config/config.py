@@ -109,7 +109,7 @@ def _path_to_infinity(value: Any) -> list[str] | None:
 
 
 class Config(SettingsModel):
-    """The settings of one experiment; those of its algorithm are a section of their own, checked by the algorithm."""
+    """The settings of one experiment; the algorithm checks its section, `algorithm-settings`."""
 
     env_name: Annotated[
         str,
@@ -358,11 +358,11 @@ class Config(SettingsModel):
 
     @property
     def foreign(self) -> bool:
-        """Whether somebody else may have made this config: it was read from a file that is not YAML, as a run's is."""
+        """Whether somebody else may have written this config: it is from a file other than YAML, such as a run's."""
         return self._source.foreign
 
     def trusted(self) -> Self:
-        """Return this config as the user's own: what it names may be imported, which executes it."""
+        """Return this config as trusted: modules that it names may be imported, which executes them."""
         config = self.model_copy()
         config._source = replace(self._source, foreign=False)
         return config
@@ -415,13 +415,13 @@ class Config(SettingsModel):
         return lines
 
     def flat(self) -> dict[str, Any]:
-        """Return every value as JSON has it, those of the algorithm's settings beside the others."""
+        """Return all values as in JSON, the algorithm's settings beside the others."""
         values = self.model_dump(mode="json", by_alias=True)
         settings: dict[str, Any] = values.pop(SECTION)
         return values | settings
 
     def differences(self, other: "Config") -> list[str]:
-        """Return the keys that are used and whose values differ; of the algorithm's settings, each by its own name."""
+        """Return the used keys whose values differ; those of `algorithm-settings` one by one."""
         mine, theirs, unused = self.flat(), other.flat(), self._unused | other._unused
         return [key for key in mine | theirs if key not in unused and mine.get(key) != theirs.get(key)]
 

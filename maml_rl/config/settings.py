@@ -36,9 +36,9 @@ def finite(value: Any) -> Any:
 
 
 class SettingsModel(BaseModel):
-    """Strict, typed settings. A key of a file is the field's name with hyphens; its description is shown by --help.
+    """Strict, typed settings. In files a field has hyphens in its name; --help shows its description.
 
-    Called, it takes settings by their fields' names, as a function takes arguments, or by their keys.
+    The constructor takes the fields' names or their keys.
 
     Raises:
         ValueError: If one is out of range, or two exclude each other; the message names it as an argument.

@@ -27,9 +27,9 @@ class Mapping:
         values: the mapping itself.
         places: line of every key, from 1, or the source of a value that is not from `origin`; nested keys under the
             path of their parents, as in ("env-kwargs", "low").
-        spare: keys whose values may be dropped where nothing uses them, because nobody asked for them here: those of a
-            run's recorded config, and those that were meant for what an override replaces.
-        foreign: whether somebody else may have made it, who is not trusted: then nothing that it names is imported.
+        spare: keys whose values are dropped if nothing uses them: those of a run's recorded config, and those of
+            something that an override replaces.
+        foreign: whether an untrusted person may have written it; nothing that it names is imported then.
     """
 
     origin: str
@@ -44,13 +44,13 @@ class Mapping:
         return f"{self.origin}, line {given}" if isinstance(given, int) else given or self.origin
 
     def given(self, *path: str) -> int | str | None:
-        """Return the line of a key here, or the other source of its value, or of its nearest parent; None without."""
+        """Return the line or other source of a key's value, or of its nearest parent's; None if unknown."""
         return next(
             (self.places[path[:length]] for length in range(len(path), 0, -1) if path[:length] in self.places), None
         )
 
     def below(self, key: str, values: dict[str, Any]) -> "Mapping":
-        """Return the mapping of the values below a key, which are these."""
+        """Return the mapping below a key, with these values."""
         places = {path[1:]: place for path, place in self.places.items() if path[:1] == (key,)}
         if isinstance(whole := places.get(()), str):
             # All of them were replaced.

@@ -90,11 +90,10 @@ class PhaseOutcome:
         return self.policy.distributions.entropy(self.distribution).expand_as(self.log_probs)
 
     def submodule(self, name: str) -> Tensor:
-        """Return the output of a part of the policy, such as a critic, for the observations of each task.
+        """Return the output of a module of the policy, such as a critic, for the observations of each task.
 
         Args:
-            name: of the module within the policy, as in `nn.Module.get_submodule`; it maps observations (N, ...) to
-                (N, ...).
+            name: of the module, as in `nn.Module.get_submodule`; it maps observations (N, ...) to (N, ...).
 
         Returns:
             (k, T, B, ...); a last axis of one number is left out.

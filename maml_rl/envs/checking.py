@@ -215,7 +215,7 @@ def check_meta_env(
 
 
 def check_vector_family(make: Callable[[int], MetaVectorEnv], seed: int = 0) -> None:
-    """Check that a family of vector environments fulfills the contract: what a slot does depends on that slot alone.
+    """Check that a family of vector environments fulfills the contract: no slot depends on another.
 
     It steps batches of three slots, of one, and of three in another order, with the same tasks, seeds and actions.
 

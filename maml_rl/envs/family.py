@@ -149,7 +149,7 @@ class ArrayFamily(ABC):
         return self._truncated
 
     def refuse_faults(self) -> None:
-        """Raise what was wrong with a phase on a device, which could not be known without waiting for it."""
+        """Raise the errors of a phase on a device, which are known only after it."""
         return
 
     def _tasks_changed(self) -> None:
@@ -169,7 +169,7 @@ class ArrayFamily(ABC):
         return self.draw_tasks(random, num_tasks)
 
     def optimal_actions(self, observations: NDArray[Any], slots: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the best actions (K, *act), for learners from experts; a family that can compute them overrides this.
+        """Return the best actions (K, *act), for learners that imitate experts; families that know them override this.
 
         Args:
             observations: (K, *obs), from which the best action follows once the task is known.

@@ -129,7 +129,7 @@ class SlotCounts:
 
 
 def own_task(task: Task) -> Task:
-    """Return a copy of a task that shares nothing with it, for code that may change it."""
+    """Return a deep copy of a task, for code that may change it."""
     if not isinstance(task, Mapping):
         raise TaskError(f"a task is a dict of numbers and arrays, got {task!r}")
     own = {}
@@ -169,7 +169,7 @@ def declared(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any], name: str,
 
 
 class Declarations(NamedTuple):
-    """What somebody's environment declares beside its methods; see `MetaEnv`."""
+    """The declarations of an environment besides its methods; see `MetaEnv`."""
 
     recorded_infos: dict[str, InfoKind]
     task_space: TaskSpace | None
@@ -259,7 +259,7 @@ class MetaEnv(gymnasium.Env[Any, Any], ABC):
 
     @abstractmethod
     def reset_task(self, task: Task) -> None:
-        """Become the member of the family that `task` describes, from the next step on and over resets.
+        """Switch to a task, from the next step on and across resets.
 
         Raises:
             ValueError: If an entry is missing, unknown, or malformed; the message names it.
@@ -327,7 +327,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     @abstractmethod
     def reset_task(self, tasks: Sequence[Task]) -> None:
-        """Give slot i the task `tasks[i]`, from the next step on and over resets.
+        """Give slot i the task `tasks[i]`, from the next step on and across resets.
 
         Raises:
             ValueError: If there is not one task per slot, or a task is malformed.
@@ -483,7 +483,7 @@ class OfTheWrapped:
 
 # Gymnasium's class is generic only from 1.4 on.
 class MetaVectorWrapper(MetaVectorEnv, VectorWrapper):
-    """Slots that another vector environment steps; a subclass overrides what it changes."""
+    """A wrapper of a vector environment; a subclass overrides what it changes."""
 
     env: MetaVectorEnv
 
@@ -547,7 +547,7 @@ class EnvDescription:
 
 
 def require_one_each(tasks: Sequence[Task], num_envs: int) -> None:
-    """Refuse tasks of which there is not one for each slot."""
+    """Refuse another number of tasks than slots."""
     if len(tasks) != num_envs:
         raise TaskError(f"expected one task for each of the {num_envs} slots, got {len(tasks)}")
 

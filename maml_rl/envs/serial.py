@@ -48,7 +48,7 @@ _PAUSE_SECONDS = 0.3
 
 
 class Slot:
-    """One environment object, and the call that is made of it next.
+    """One environment object, and its next call.
 
     `make`, `draw`, `give`, `reset`, `step` and `close` say what is called, with copies, keyed seeds and generators, and
     return the slot; `carry_out` or `carry_out_awaited` calls it, again after every `Retry`.
@@ -104,7 +104,7 @@ class Slot:
         return f"slot {self.number}, {self.env}"
 
     def take(self, env: Env) -> None:
-        """Have this environment from now on."""
+        """Use this environment from now on."""
         self.env, self.limit, self.awaited = env, time_limit(env), self.awaited or awaits_steps(env)
         self._begin: Callable[[], Any] = env.reset
         self._mask, self._reset_task = declarations(env).seed_mask, find_method(env, "reset_task")
@@ -138,7 +138,7 @@ class Slot:
         return self._outside(partial(self._generators.begin, 0, key_of_seed(low, DRAWS), draw), method)
 
     def give(self, task: Task) -> Self:
-        """Give it a copy of a task, for every attempt another one."""
+        """Give it a task, a new copy for every attempt."""
         reset_task, key = self._reset_task, partial(key_of_task, task)
         call = partial(self._generators.begin, self.number, key, lambda: reset_task(own_task(task)))
         return self._outside(call, reset_task)

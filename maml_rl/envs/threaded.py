@@ -265,7 +265,7 @@ class SideBySide:
         self._todo[number].put(slot)
 
     def wait(self, seconds: float) -> list[tuple[int, Outcome]]:
-        """Wait until a call is over, at most some seconds, and return all finished calls, each with its outcome.
+        """Wait until a call has finished, at most some seconds, and return all finished calls with their outcomes.
 
         Raises:
             CallHangsError: If a call takes too long.

@@ -20,7 +20,7 @@ _UNKNOWN: Any = None
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps with common leading axes; a field that is not known is None, and padding is zero.
+    """Steps with common leading axes; unknown fields are None, padding is zero.
 
     (num,) or (M, num) are transitions; (L, N) trials, or other sequences of at most L steps, padded at their ends;
     (k, T, B) the episodes of k tasks.
@@ -63,13 +63,13 @@ class Steps:
         return cls(**{name: tensor for name, tensor in tensors.items() if not name.startswith(INFO)}, infos=infos)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all fields that are known by their names, and then the infos."""
+        """Return the known fields by name, then the infos."""
         known = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "infos"}
         known = {name: tensor for name, tensor in known.items() if tensor is not None}
         return known | {f"{INFO}{name}": tensor for name, tensor in self.infos.items()}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Steps:
-        """Return steps of what a function returns for every tensor."""
+        """Apply a function to every tensor."""
         return Steps.of({name: function(tensor) for name, tensor in self.tensors().items()})
 
     def to(self, device: torch.device | str) -> Steps:

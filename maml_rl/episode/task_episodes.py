@@ -280,7 +280,7 @@ class TaskEpisodes(EstimatedEpisodes):
 
     @classmethod
     def stack(cls, batches: "TaskEpisodes | Sequence[BatchEpisodes]") -> "TaskEpisodes":
-        """Stack the episodes of single tasks, unless they are; the arrays are copied, and shorter ones padded.
+        """Stack the episodes of single tasks, unless they are stacked; arrays are copied, shorter ones padded.
 
         Raises:
             ValueError: If there is none, if they differ in the number of episodes, in gamma, fast_lr or rule, or if

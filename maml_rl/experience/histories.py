@@ -49,7 +49,7 @@ class _Subsampled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EnvKind:
-    """The kind of environment that histories are of.
+    """The environment of histories.
 
     Attributes:
         observation_space: of one environment, without the last step; None where it is not known.
@@ -387,7 +387,7 @@ class Histories:
 
 
 class Distinct:
-    """Numbers observations that repeat, as those of grids do, so that each is kept once."""
+    """Numbers repeated observations, such as those of grids, so that each is stored once."""
 
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         self._shape, self._dtype = space.shape or (), np.dtype(space.dtype)

@@ -74,22 +74,22 @@ class Replay:
 
     @property
     def num_trials(self) -> int:
-        """Number of trials that are kept."""
+        """Number of stored trials."""
         return len(self._lengths)
 
     @property
     def num_steps(self) -> int:
-        """Number of steps that are kept."""
+        """Number of stored steps."""
         return int(self._lengths.sum())
 
     @property
     def num_appended(self) -> int:
-        """Number of trials that were ever appended."""
+        """Number of all trials appended so far."""
         return self._end
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks that have trials here, in the order of their oldest; arrays are lists, as in files of tasks."""
+        """The tasks of the stored trials, the oldest first; arrays are lists, as in files of tasks."""
         return [json.loads(key) for key in dict.fromkeys(self._keys) if key != _NO_TASK]
 
     def draw_tasks(self, rng: np.random.Generator, num: int) -> list[Task]:
@@ -98,7 +98,7 @@ class Replay:
         return [json.loads(self._keys[place]) for place in rng.integers(len(places), size=num).tolist()]
 
     def bytes_in_memory(self, step_bytes: int) -> int:
-        """Return how much memory the full buffer takes with steps of a size; 0 for one that is memory-mapped."""
+        """Return the bytes of the full buffer for a size of steps; 0 if it is memory-mapped."""
         total = self.capacity * step_bytes
         return 0 if self._memory_bytes is not None and total > self._memory_bytes else total
 

@@ -129,7 +129,7 @@ class MetaLearner(ABC):
 
     @classmethod
     def complete(cls, settings: Any, config: Config) -> Any:
-        """Return the settings as a run keeps them, with what depends on the rest of its config written out."""
+        """Return the settings as a run records them, with values that depend on the rest of its config."""
         return settings
 
     @classmethod
@@ -198,7 +198,7 @@ class MetaLearner(ABC):
         return
 
     def begin_schedules(self) -> None:
-        """Count from 0 what schedules count, as step sizes that fall: this run begins with another run's learner."""
+        """Restart schedules, such as falling step sizes: this run begins with another run's learner."""
         return
 
     @property
@@ -229,7 +229,7 @@ class MetaLearner(ABC):
         return metrics
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> EpisodeStore:
-        """Collect the batch of one update, in the place where the update runs."""
+        """Collect the batch of one update, where the update runs."""
         return sampler.collect(tasks, self.planned(self.plan.num_steps, in_this_process=not self.maps_over_tasks))
 
     def planned(self, num_steps: int, rule: AdaptationRule | None = None, **changes: Any) -> Plan:
@@ -279,7 +279,7 @@ class MetaLearner(ABC):
     def adapt(
         self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 1, rule: AdaptationRule | None = None
     ) -> Adapted:
-        """Adapt the sampler's policy to tasks as it is done after training; neither policy nor learner changes.
+        """Adapt the sampler's policy to tasks, as after training; neither policy nor learner changes.
 
         Random numbers for it come from `sampler.generator`.
 

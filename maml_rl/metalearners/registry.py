@@ -79,7 +79,7 @@ def algorithm_of(config: Config) -> tuple[type[MetaLearner], SettingsModel, Conf
 
 
 def replacements(learner: type[MetaLearner]) -> Mapping[str, str]:
-    """Return the keys that do the job of general settings which a learner does not use, by these."""
+    """Return the settings that replace general ones that a learner does not use, by the general ones."""
     return ChainMap(*(dict(vars(base).get("instead", {})) for base in learner.__mro__))
 
 

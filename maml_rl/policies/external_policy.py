@@ -20,7 +20,7 @@ class ForeignPolicy(Protocol):
     """The methods that a policy of another package needs."""
 
     def reset(self, num_tasks: int) -> object:
-        """Forget everything: trials of so many new tasks begin."""
+        """Begin trials of `num_tasks` new tasks: forget everything."""
 
     def act(self, observations: Any, rewards: NDArray[np.float32], dones: NDArray[np.bool_]) -> Any:
         """Choose an action for each of the M tasks.

@@ -331,13 +331,13 @@ def greedy(policy: Policy) -> Policy:
 
 
 def perform(policy: Policy, recorded: Tensor) -> Tensor:
-    """Return actions (..., *action shape) that a policy has recorded as the environment gets them."""
+    """Return recorded actions (..., *action shape) as the environment gets them."""
     head = getattr(policy, "distributions", None)
     return head.perform(recorded) if isinstance(head, Head) else recorded
 
 
 def performed(policy: Policy, episodes: TaskEpisodes) -> TaskEpisodes:
-    """Return episodes that a policy has sampled with the actions that the environment got."""
+    """Return a policy's episodes with the actions that the environment got."""
     actions = perform(policy, episodes.actions)
     if actions is not episodes.actions:
         episodes = copy.copy(episodes)

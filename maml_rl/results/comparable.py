@@ -190,7 +190,7 @@ class RunGroup:
         return counted_by(keys[0]) if keys else "step"
 
     def last_return(self, *, evaluated: bool) -> str:
-        """Return after what the last return is that training recorded, or its evaluations."""
+        """Return in words what comes before the last return of training, or of its evaluations."""
         last = self.keys("evaluation/return/" if evaluated else "return/")[-1]
         return after(int(last.rpartition("_")[2]), self.config.fast_batch_size, counted_by(last))
 

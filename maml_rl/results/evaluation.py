@@ -56,7 +56,7 @@ _SKEWED = 3.0
 
 
 def after(last: int, episodes: int, columns: str = "step") -> str:
-    """Return after what the returns of a column are: gradient steps on so many episodes, or the episodes of a trial."""
+    """Return in words what comes before a column of returns: gradient steps on episodes, or episodes of a trial."""
     if columns == "step":
         each = f"on {counted(episodes, 'episode')}{' each' * (last > 1)}"
         return f"after {counted(last, 'gradient step')} {each}" if last else "without adaptation"
@@ -103,7 +103,7 @@ class Evaluation:
 
     @property
     def after(self) -> str:
-        """After what the last column of returns is."""
+        """What comes before the last column of returns, in words."""
         return after(self.returns.shape[1] - 1, self.returns.shape[2] // self.repetitions, self.columns)
 
     def __repr__(self) -> str:

@@ -99,7 +99,7 @@ def base_of(results: Sequence[GroupResult]) -> int:
 
 
 def after(results: Sequence[GroupResult]) -> str:
-    """Return after what the returns of several experiments are, or how they differ in it."""
+    """Return in words what comes before the returns of several experiments, or how they differ in it."""
     return _all_or_each({result.group.name: result.evaluations[0].after for result in results if result.evaluations})
 
 

@@ -70,7 +70,7 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
         rule: AdaptationRule | None = None,
         bootstrap: bool = True,
     ) -> tuple[list[TaskEpisodes], TaskEpisodes]:
-        """Adapt the policy to every task by gradient steps, new episodes before each, and sample the adapted policies.
+        """Adapt the policy to every task by gradient steps, each on new episodes, and sample the adapted policies.
 
         The defaults `fast_lr=0.5` and `gamma=0.95` are those of pytorch-maml-rl, whose code calls this method. They
         are not those of a config, `fast-lr: 0.1` and `gamma: 0.99`; give both.
@@ -112,7 +112,7 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
         device: torch.device | str = "cpu",
         bootstrap: bool = True,
     ) -> tuple[list[TaskEpisodes], Mapping[str, Tensor] | None]:
-        """Adapt the policy to every task, new episodes before each gradient step; see `sample` for the arguments.
+        """Adapt the policy to every task, with new episodes before each gradient step; see `sample` for the arguments.
 
         Returns:
             `(train_episodes, params)`: the episodes before each step, and the adapted parameters (M, ...), which
@@ -127,12 +127,12 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
         return [*store.phases], store.params
 
     def collect(self, tasks: Sequence[Task], plan: Plan) -> EpisodeStore:
-        """Collect what a plan says of every task.
+        """Collect episodes by a plan.
 
-        The episodes stay in the workers that sample them, and what is computed on them is computed there, if `update`
-        of the placement allows it, the plan does not want them elsewhere, the policy has no memory or acts in trials,
-        and the baseline is fitted to each task; with `update="auto"` only if every worker then has tasks. The next call
-        replaces them there. The results are the same everywhere.
+        The episodes stay in the workers that sampled them, and so do computations on them, if `update` of the placement
+        and the plan allow it, the policy has no memory or acts in trials, and the baseline is fitted to each task; with
+        `update="auto"` only if every worker has tasks. The next call replaces them. The results are the same
+        everywhere.
 
         Args:
             tasks: M tasks.

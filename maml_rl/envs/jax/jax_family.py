@@ -32,7 +32,7 @@ Draw = Callable[[np.random.Generator, int], Mapping[str, ArrayLike]]
 
 @dataclass(frozen=True, eq=False)
 class JaxFamily:
-    """A family as pure functions of ONE environment in JAX; called with a number of slots it makes these.
+    """A family as pure functions of ONE environment in JAX; a call with a number makes that many slots.
 
     A sampler takes it in place of an id or a class: `MultiTaskSampler(family, ...)`; with workers its functions must be
     those of a module. Registered as `gymnasium.register("Mine-v0", vector_entry_point=family)` it has an id.
