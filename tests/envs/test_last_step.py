@@ -107,7 +107,7 @@ def test_restarted_episode_shows_what_it_began_with_after_a_reset_of_other_slots
 
 
 def test_step_of_a_phase_that_was_left_is_not_shown_in_the_next_one() -> None:
-    """As after an error of another slot, or where a phase is repeated because another worker was lost."""
+    """As after an error of another slot."""
     with closing(make_vector_env(ObservedLastStep(WalkEnv), {}, 2, rules=CallRules(stepping="threads"))) as env:
         tasks = env.sample_tasks(2, seed=0)
         env.reset_task(tasks)
