@@ -19,7 +19,7 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays, KeptMemory
 from maml_rl.samplers.failures import describe_env, failed
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.loop import sample_phase
-from maml_rl.samplers.worker_progress import Progress, ReportingEnv, describe_steps
+from maml_rl.samplers.worker_progress import Progress, ReportingEnv, describe_activity
 
 
 class VectorEnvBackend(RolloutBackend):
@@ -138,7 +138,7 @@ class _Work(UsersCode):
         if slot == -1:
             slot = 0 if self._num_slots == 1 else None
         failure = failed(0, error, slot, 0, self._tasks)
-        where = self._doing or describe_steps(int(self.progress.steps[0]))
+        where = self._doing or describe_activity(int(self.progress.steps[0]))
         if isinstance(error, CallHangsError):
             return ChildEnvTimeout(f"{self._env_name} hangs{failure.place('in')}, {where}: {error}")
         told = ChildEnvError(f"{self._env_name} raised{failure.place('in')}, {where}: {failure.summary}")

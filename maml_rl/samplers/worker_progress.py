@@ -14,8 +14,17 @@ from numpy.typing import ArrayLike, NDArray
 from maml_rl.envs.meta_env import MetaVectorEnv, MetaVectorWrapper, Task
 from maml_rl.samplers.episode_arrays import Layout
 
-# Instead of a number of steps.
-IN_RESET, IN_RESET_TASK, IN_UPDATE = -1, -2, -3
+# What a worker does while it takes no steps, instead of the number of those behind it.
+IN_RESET, IN_RESET_TASK, IN_UPDATE, IN_SAMPLE_TASKS, MAKING, LOADING, STARTING = range(-1, -8, -1)
+_IN_WORDS = {
+    IN_RESET: "in reset",
+    IN_RESET_TASK: "in reset_task",
+    IN_UPDATE: "in an update",
+    IN_SAMPLE_TASKS: "in sample_tasks",
+    MAKING: "while making the environment",
+    LOADING: "while loading the policy",
+    STARTING: "while starting",
+}
 
 
 class Progress:
@@ -29,7 +38,8 @@ class Progress:
         current_slots: (W,) slot, counted within the worker, that it works on; -1 for none or all of them.
         heartbeats: (W,) time, on the monotonic clock, at which each worker began its latest reset or step of a phase
             that it samples by itself.
-        steps: (W,) steps that it then had behind it; `IN_RESET` for a reset, `IN_RESET_TASK` while slots get tasks.
+        steps: (W,) steps that it then had behind it, or what else it does. The parent writes it with a command, and
+            counts the steps that it commands; a worker writes it while it samples a phase.
         retries: (W,) how often episodes of each worker were restarted, because their environment raised `Retry`.
         waiting_seconds: (W,) seconds for which each worker has waited because none of its slots was ready.
         slot_counts: (W, 5) activity of slots that wait concurrently, in the order of `SlotCounts`; zeros elsewhere.
@@ -61,11 +71,9 @@ class Progress:
         return cls({name: np.zeros(shape, dtype) for name, (shape, dtype) in cls.layout(1).items()})
 
 
-def describe_steps(steps: int | None) -> str:
-    """Return what a worker does in a phase, in words; None for a reset, too."""
-    if steps == IN_RESET_TASK:
-        return "in reset_task"
-    return "in reset" if steps is None or steps == IN_RESET else f"in step {steps}"
+def describe_activity(steps: int) -> str:
+    """Return what a worker does, in words: `Progress.steps` of it."""
+    return _IN_WORDS.get(steps) or f"in step {steps}"
 
 
 class EnvCalls(AbstractContextManager[None]):

@@ -12,11 +12,13 @@ from maml_rl.envs.calls import CallRules
 from maml_rl.samplers.worker_progress import (
     IN_RESET,
     IN_RESET_TASK,
+    IN_UPDATE,
+    STARTING,
     EnvCalls,
     PhaseAbandonedError,
     Progress,
     ReportingEnv,
-    describe_steps,
+    describe_activity,
 )
 
 ACTIONS = np.zeros((2, 1), np.float32)
@@ -128,6 +130,6 @@ def test_slots_that_step_by_themselves_report_the_steps_of_each() -> None:
     slots.close()
 
 
-def test_steps_are_described_in_words() -> None:
-    described = [describe_steps(steps) for steps in (None, IN_RESET, IN_RESET_TASK, 0, 7)]
-    assert described == ["in reset", "in reset", "in reset_task", "in step 0", "in step 7"]
+def test_activity_is_described_in_words() -> None:
+    described = [describe_activity(steps) for steps in (IN_RESET, IN_RESET_TASK, IN_UPDATE, STARTING, 0, 7)]
+    assert described == ["in reset", "in reset_task", "in an update", "while starting", "in step 0", "in step 7"]

@@ -14,7 +14,7 @@ from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.samplers.failures import Failed, failed
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, EnvCalls, Progress, ReportingEnv
+from maml_rl.samplers.worker_progress import IN_UPDATE, MAKING, EnvCalls, Progress, ReportingEnv
 
 if TYPE_CHECKING:
     from maml_rl.policies import Policy
@@ -36,6 +36,7 @@ class Body:
         tasks: of the slots that it works on.
         first_slot: number of the first of these, over those of all workers or of a phase.
         has_made_env: whether an environment could be made.
+        generation: of the work that it does; see `Progress`.
     """
 
     def __init__(self, recipe: Recipe, progress: Progress, index: int) -> None:
@@ -49,6 +50,7 @@ class Body:
         self.tasks: tuple[Task, ...] = ()
         self.first_slot = 0
         self.has_made_env, self._num_asked = False, 0
+        self.generation = 0
 
     def slots(self, num: int) -> MetaVectorEnv:
         """Return so many slots: the first of those that there are, or others."""
@@ -62,7 +64,7 @@ class Body:
                 return self._first[num]
             if divides or len(self._made) >= _SIZES_KEPT:
                 self.close()
-            self._num_asked, self._progress.steps[self._index] = num, IN_RESET
+            self._num_asked, self._progress.steps[self._index] = num, MAKING
             own = slice(self._index, self._index + 1)
             with self._calls:
                 made = self._recipe.make(num, current_slots=self._progress.current_slots[own])
@@ -77,13 +79,13 @@ class Body:
         """Return slots, whatever their number."""
         return next(iter(self._made.values()), None) or self.slots(1)
 
-    def slots_of(self, phase: Phase, first_slot: int, generation: int) -> MetaVectorEnv:
+    def slots_of(self, phase: Phase, first_slot: int) -> MetaVectorEnv:
         """Return the slots of a phase, the first of which is slot `first_slot` of all.
 
         They report their progress, and stop once another generation of work has begun.
         """
         self.tasks, self.first_slot = tuple(phase.slot_tasks), first_slot
-        return ReportingEnv(self.slots(len(self.tasks)), self._progress, self._index, self._calls, generation)
+        return ReportingEnv(self.slots(len(self.tasks)), self._progress, self._index, self._calls, self.generation)
 
     def compute(
         self, request: Request, policy: Callable[[], Policy], sample: SampleTasks, get: Callable[[Reference], Any]
@@ -109,11 +111,6 @@ class Body:
     def forget_policy(self) -> None:
         """Begin with another policy."""
         self._kept = None
-
-    @property
-    def generation(self) -> int:
-        """The current work of the parent."""
-        return int(self._progress.generation[0])
 
     def beat(self) -> None:
         """Show that it is alive where no environment steps."""

@@ -15,7 +15,7 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.work.body import Body
-from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, PhaseAbandonedError, Progress
+from maml_rl.samplers.worker_progress import IN_UPDATE, MAKING, PhaseAbandonedError, Progress
 from maml_rl.seeding import PhaseStreams
 
 TASKS = ({"goal": 1.0}, {"goal": 7.0}, {"goal": 3.0})
@@ -36,7 +36,8 @@ def run(body: Body, first: int, last: int, generation: int = 0) -> EpisodeArrays
     for param in policy.parameters():
         param.data.fill_(0.1)
     phase = Phase(TASKS, policy, None, PhaseStreams(0, 0, 0), 2, 5).unit(slice(2 * first, 2 * last))
-    slots = body.slots_of(phase, 2 * first, generation)
+    body.generation = generation
+    slots = body.slots_of(phase, 2 * first)
     arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(slots), *phase.sizes))
     sample_phase(slots, phase, arrays)
     return arrays
@@ -56,7 +57,7 @@ def test_fewer_slots_are_the_first_of_those_that_there_are_and_more_are_made() -
         np.testing.assert_array_equal(part.rewards, whole.rewards[first:last])
     made, progress.heartbeats[1] = body.slots(6), 0.0
     assert body.slots(8) is not made
-    assert progress.steps.tolist() == [0, IN_RESET]
+    assert progress.steps.tolist() == [0, MAKING]
     assert progress.heartbeats[1] > 0.0
     assert body.any_slots() is body.slots(8)
     body.close()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -29,10 +27,9 @@ from maml_rl.samplers.policy_copies import pickle_policy, require_loadable
 from maml_rl.samplers.remote_store import Reference, RemoteBatch, RemoteStore, Request, pickle_tensors
 from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
-from maml_rl.samplers.work.child.messages import LoadPolicy, RunPhase, Work, encode
+from maml_rl.samplers.work.child.messages import Command, encode
 from maml_rl.samplers.work.child.shared_buffers import PhasePlan, SharedPhase
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
-from maml_rl.samplers.work.child.worker_pool import ChildWorker
 from maml_rl.samplers.work.unit import Unit
 
 # Units are faster where the busiest worker's environments take this much longer than the mean.
@@ -65,8 +62,8 @@ class ProcessBackend(VectorEnvBackend):
                     raise
                 self._workers_act = False
         self.newest: RemoteBatch | None = None
-        # Policy, plan, memory, and what makes the command that loads the policy.
-        self._loaded: tuple[Policy, PhasePlan, SharedPhase, dict[str, Any]] | None = None
+        # Policy, plan, memory, and the arguments with which workers load the policy.
+        self._loaded: tuple[Policy, PhasePlan, SharedPhase, tuple[Any, ...]] | None = None
 
     @property
     def num_stores(self) -> int:
@@ -165,13 +162,12 @@ class ProcessBackend(VectorEnvBackend):
         shared, alike = self._write_parameters(phase, num_phases)
         timer.observe(WORKERS_PER_INFERENCE, 1)
         episodes = shared.episodes[number].empty_like(self._memory) if copies else shared.episodes[number]
-        without, generation = phase.without_policy(), pool.generation
+        without, slot_tasks, generation = phase.without_policy(), tuple(phase.slot_tasks), pool.generation
 
         def unit_of(slots: slice) -> Unit:
-            part = without.unit(slots)
-            command = RunPhase(generation, slots.start // phase.per_task, part, alike, timed, number)
-            given = command, encode(command, phase.slot_tasks), pool.limits.call
-            return Unit("phase", (lambda worker: given,), slots, part.tasks)
+            arguments = without.unit(slots), slots.start // phase.per_task, alike, timed, number
+            command = Command(generation, "run", arguments)
+            return Unit("run", (command, encode(command, slot_tasks)), slots, slot_tasks[slots])
 
         seconds_of: list[tuple[slice, float]] = []
         stages: defaultdict[int, Counter[str]] = defaultdict(Counter)
@@ -211,8 +207,7 @@ class ProcessBackend(VectorEnvBackend):
         if self._loaded is None or self._loaded[0] is not policy or self._loaded[1] != plan:
             shared = SharedPhase(env.memory, env.shared.size, plan, EnvDescription.of(env))
             text = pickle_policy(policy)
-            load: dict[str, Any] = {"plan": plan, "policy": text, "interpreter": env.interpreter_for(text)}
-            self._loaded = policy, plan, shared, load
+            self._loaded = policy, plan, shared, (plan, text, env.interpreter_for(text))
         shared = self._loaded[2]
         for tensors, arrays in ((of_phase, shared.parameters), (constants, shared.constants)):
             for name, tensor in tensors.items():
@@ -233,9 +228,9 @@ class ProcessBackend(VectorEnvBackend):
         env.complete()
         without = [index for index in range(env.num_workers) if pool.worker(index).policy is not load]
         if without:
-            pool.ask(without, pool.limits.load, [LoadPolicy(pool.generation, **load) for _ in without])
+            pool.ask(without, pool.limits.load, [Command(pool.generation, "load_policy", load)] * len(without))
             for index in without:
-                pool.worker(index).policy = load
+                pool.worker(index).policy, pool.worker(index).objects = load, set()
 
 
 def _are_uneven(seconds_of: Sequence[tuple[slice, float]], parts: Sequence[slice]) -> bool:
@@ -272,8 +267,6 @@ class ChildStore(RemoteStore):
         self._backend, self._env = backend, backend.env
         # Pickled, by number.
         self._objects: dict[int, bytes] = {}
-        # By worker, the policy under which it has received objects, and how many.
-        self._sent: WeakKeyDictionary[ChildWorker, tuple[object, frozenset[int]]] = WeakKeyDictionary()
         super().__init__(batch)
         backend.newest = batch
         # All workers sample a phase, then adapt the tasks of their blocks. What follows the last phase is done with
@@ -303,41 +296,27 @@ class ChildStore(RemoteStore):
         for block in request.blocks:
             index = block * self._env.num_workers // num_blocks
             of_worker[index] = (*of_worker.get(index, ()), block)
-        make = self._commands(request, of_worker)
-        units = [Unit("work", (partial(make, index),), worker=pool.workers[index]) for index in of_worker]
-        for _, _, reply in pool.results(units, self._backend.give_policy):
+        call = {} if request.call is None else {request.call.number: self._objects.pop(request.call.number)}
+        others = call, self._batch.phase.streams.phase, self._env.interpreter_for(*call.values())
+        units = []
+        for index, blocks in of_worker.items():
+            command = Command(pool.generation, "work", (replace(request, blocks=blocks), *others))
+            units.append(Unit("work", (command, encode(command)), worker=pool.workers[index]))
+        for _, _, reply in pool.results(units, partial(self._prepare, (request.batch, *request.shared))):
             yield from pickle.loads(reply).items()
-        if request.call is not None:
-            del self._objects[request.call.number]
 
-    def _commands(
-        self, request: Request, of_worker: Mapping[int, tuple[int, ...]]
-    ) -> Callable[[int, ChildWorker], tuple[Work, bytes, float]]:
-        """Return a function that makes the command for the blocks of a worker, which another may get if it is lost."""
-        first_phase = self._batch.phase.streams.phase
-        kept, call = [request.batch, *request.shared], request.call
-        # Those that lack the same objects get the same message.
-        messages: dict[frozenset[int], tuple[Work, bytes]] = {}
-
-        def make(index: int, worker: ChildWorker) -> tuple[Work, bytes, float]:
-            # A worker keeps what calls have in common, until it loads another policy.
-            loaded, sent = self._sent.get(worker, (None, frozenset[int]()))
-            if loaded is not worker.policy:
-                sent = frozenset()
-            objects = {each.number: self._objects[each.number] for each in kept if each.number not in sent}
-            self._sent[worker] = worker.policy, sent | set(objects)
-            if (made := messages.get(sent)) is None or worker.index != index:
-                objects |= {} if call is None else {call.number: self._objects[call.number]}
+    def _prepare(self, references: Sequence[Reference]) -> None:
+        """Give the workers that are without them the policy, and what requests refer to."""
+        self._backend.give_policy()
+        numbers, pool, indices, commands = {each.number for each in references}, self._env.pool, [], []
+        for worker in pool.living():
+            if missing := numbers - worker.objects:
+                objects = {number: self._objects[number] for number in missing}
                 interpreter = self._env.interpreter_for(*objects.values())
-                blocks = dict(of_worker) if worker.index == index else {worker.index: of_worker[index]}
-                command = Work(self._env.pool.generation, request, blocks, objects, first_phase, interpreter)
-                made = command, encode(command)
-                if worker.index == index:
-                    messages[sent] = made
-            # As in this process, an update takes the time that it needs.
-            return *made, inf
-
-        return make
+                commands.append(Command(pool.generation, "take", (objects, interpreter)))
+                indices.append(worker.index)
+                worker.objects |= missing
+        pool.ask(indices, pool.limits.load, commands)
 
     def _as_sampled(self) -> TaskEpisodes:
         self._check()

@@ -23,16 +23,7 @@ from maml_rl.samplers.closing import ClosesAtExit
 from maml_rl.samplers.env_recipe import pickled_recipe, placed
 from maml_rl.samplers.failures import describe_env, describe_slots
 from maml_rl.samplers.phase import split_slots
-from maml_rl.samplers.work.child.messages import (
-    AttachBuffers,
-    Load,
-    Make,
-    ResetBuffers,
-    ResetTask,
-    SampleTasks,
-    Step,
-    encode,
-)
+from maml_rl.samplers.work.child.messages import Command, encode
 from maml_rl.samplers.work.child.shared_buffers import SharedBuffers, SharedProgress, create_shared_file
 from maml_rl.samplers.work.child.worker_pool import WorkerPool
 from maml_rl.samplers.work.scheduler import Limits
@@ -171,15 +162,13 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         for index in missing:
             pool.launch(index)
         generation, parts = pool.generation, self.parts
-        pool.ask(missing, pool.limits.load, [Load(generation, self._interpreter, self._pickled) for _ in missing])
+        start = Command(generation, "start", (self._interpreter, self._pickled))
+        pool.ask(missing, pool.limits.load, [start] * len(missing))
         seconds = pool.limits.make
-        makes = [
-            Make(generation, index, len(parts), parts[index].stop - parts[index].start, parts[index].start)
-            for index in missing
-        ]
+        makes = [Command(generation, "make", (index, len(parts), parts[index])) for index in missing]
         for index, reply in zip(missing, pool.ask(missing, seconds, makes), strict=True):
             self._compare(index, reply)
-        pool.ask(missing, seconds, [AttachBuffers(generation, self.num_envs) for _ in missing])
+        pool.ask(missing, seconds, [Command(generation, "attach", (self.num_envs,))] * len(missing))
         for index in missing:
             pool.worker(index).ready = True
 
@@ -216,7 +205,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         """Draw tasks from the generator of the first worker's environment."""
         check_count("num_tasks", num_tasks, 0)
         self.settle()
-        command = SampleTasks(self.pool.generation, num_tasks, seed, evaluation)
+        command = Command(self.pool.generation, "sample_tasks", (num_tasks, seed, evaluation))
         tasks: list[Task] = self.pool.ask([0], self.pool.limits.call, [command])[0]
         return tasks
 
@@ -231,8 +220,11 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         all_tasks = tuple(tasks)
         self.settle()
         generation = self.pool.generation
-        commands = [ResetTask(generation, all_tasks[part]) for part in self.parts]
+        commands = [Command(generation, "reset_task", (all_tasks[part],)) for part in self.parts]
         messages = [encode(command, all_tasks) for command in commands]
+        for index, part in enumerate(self.parts):
+            worker = self.pool.worker(index)
+            worker.slots, worker.tasks = part, all_tasks[part]
         self.pool.ask(range(self.num_workers), self.pool.limits.call, commands, messages)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
@@ -243,9 +235,8 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         self.settle()
         self.shared.seeds[:] = array
         workers = range(self.num_workers)
-        for index in workers:
-            self.pool.worker(index).steps = None
-        self.pool.ask(workers, self.pool.limits.call, [ResetBuffers(self.pool.generation) for _ in workers])
+        commands = [Command(self.pool.generation, "reset_buffers")] * self.num_workers
+        self.pool.ask(workers, self.pool.limits.call, commands)
         for index in workers:
             self.pool.worker(index).steps = 0
 
@@ -272,7 +263,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
             ChildLost: If it is dead.
         """
         worker = self.pool.worker(index)
-        if worker.steps is None:
+        if worker.steps < 0:
             raise ResetNeeded("cannot step before the first reset; call reset first")
         if worker.outstanding:
             raise AlreadyPendingCallError(
@@ -283,7 +274,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         if actions.shape != target.shape:
             raise ValueError(f"expected actions of shape {target.shape} for worker {index}, got {actions.shape}")
         target[...] = actions
-        command = Step(self.pool.generation)
+        command = Command(self.pool.generation, "step")
         if self._step_message[0] != command.generation:
             self._step_message = (command.generation, encode(command))
         self.pool.send(index, command, self.pool.limits.call, self._step_message[1])
@@ -304,8 +295,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         replied = self.pool.wait(indices, inf if timeout is None else timeout)
         for index in replied:
             self.pool.take(index)
-            worker = self.pool.worker(index)
-            worker.steps = (worker.steps or 0) + 1
+            self.pool.worker(index).steps += 1
         return replied
 
     def recover(self) -> None:

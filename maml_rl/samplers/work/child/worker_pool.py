@@ -21,21 +21,21 @@ from maml_rl.samplers.failures import (
     describe_tasks,
     error_of,
 )
-from maml_rl.samplers.work.child.messages import (
-    Channel,
-    Close,
-    Command,
-    Done,
-    Reply,
-    ResetTask,
-    RunPhase,
-    describe_command,
-    encode,
-)
+from maml_rl.samplers.work.child.messages import Channel, Command, Done, Reply, encode
 from maml_rl.samplers.work.child.shared_buffers import SharedProgress
 from maml_rl.samplers.work.scheduler import Limits, Losses, Scheduler
 from maml_rl.samplers.work.unit import Unit, Worker
-from maml_rl.samplers.worker_progress import IN_RESET, IN_RESET_TASK, Progress
+from maml_rl.samplers.worker_progress import (
+    IN_RESET,
+    IN_RESET_TASK,
+    IN_SAMPLE_TASKS,
+    IN_UPDATE,
+    LOADING,
+    MAKING,
+    STARTING,
+    Progress,
+    describe_activity,
+)
 
 if TYPE_CHECKING:
     from maml_rl.samplers.work.child.launcher import ChildProcess, Launcher
@@ -50,6 +50,18 @@ _KILL_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
 # For how long a worker may leave a command unread, if there is no limit for carrying it out.
 _READ_SECONDS = 60.0
+# What a worker does first for a command; for a step it is the number of those before.
+_ACTIVITIES = {
+    "make": MAKING,
+    "attach": IN_RESET_TASK,
+    "reset_task": IN_RESET_TASK,
+    "reset_buffers": IN_RESET,
+    "sample_tasks": IN_SAMPLE_TASKS,
+    "load_policy": LOADING,
+    "run": IN_RESET_TASK,
+    "take": IN_UPDATE,
+    "work": IN_UPDATE,
+}
 
 
 class ChildWorker(Worker):
@@ -62,15 +74,17 @@ class ChildWorker(Worker):
         pool: that it belongs to.
 
     Attributes:
-        given: the last command that gave its slots tasks; None for none.
+        slots: its own, or those of the unit that it samples or has sampled last, counted over all workers.
+        tasks: of these slots; empty as long as there are none.
         command: the one that it is carrying out; None if there is none.
         seconds: how long it may take for one slot's part of the command; infinite for an update.
         moved: when it was last seen to move on, on the monotonic clock.
         mark: its progress when the parent last checked.
         reply: its reply, until the parent takes it.
-        steps: steps of the episode that it has done; None before the first reset.
+        steps: of the episode that the parent has commanded; `IN_RESET` before the first reset.
         ready: whether its environment is made and writes into the shared buffers.
         policy: identity of the policy that it has loaded to sample whole phases; None for none.
+        objects: numbers of those that it has got for updates with that policy.
         physics: seconds that its environments had taken when it got its latest unit.
     """
 
@@ -78,41 +92,24 @@ class ChildWorker(Worker):
 
     def __init__(self, index: int, slots: slice, process: ChildProcess, pool: WorkerPool) -> None:
         super().__init__()
-        self.index, self._slots, self.process, self._pool = index, slots, process, pool
+        self.index, self.slots, self.process, self._pool = index, slots, process, pool
+        self.tasks: Sequence[Task] = ()
         self._progress: Progress = pool.progress
         # A dead worker may have left the number of its slot there.
-        self._progress.current_slots[index] = -1
-        self.given: ResetTask | RunPhase | None = None
+        self._progress.current_slots[index], self._progress.steps[index] = -1, STARTING
         process.ends.commands.setblocking(False)
         self.channel = Channel(process.ends.commands)
         self.command: Command | None = None
         self.seconds = self.moved = inf
         self.mark: tuple[int, float] = (-1, 0.0)
         self.reply: Reply | None = None
-        self.steps: int | None = None
+        self.steps = IN_RESET
         self.policy: object = None
+        self.objects: set[int] = set()
         self.physics = 0.0
 
     def __str__(self) -> str:
         return f"worker {self.index} (pid {self.process.pid}, {describe_slots(self.slots)})"
-
-    @property
-    def slots(self) -> slice:
-        """Its slots, counted over all workers; those of the unit that it samples, or has sampled last."""
-        if not isinstance(self.given, RunPhase):
-            return self._slots
-        own, first = self.given.phase.own_slots, self.given.first_slot
-        return slice(first, first + own.stop - own.start)
-
-    @property
-    def tasks(self) -> Sequence[Task]:
-        """The tasks of these slots; empty as long as there are none."""
-        match self.given:
-            case RunPhase(phase=phase):
-                return phase.slot_tasks
-            case ResetTask(tasks=tasks):
-                return tasks
-        return ()
 
     @property
     def outstanding(self) -> bool:
@@ -122,7 +119,9 @@ class ChildWorker(Worker):
     @property
     def doing(self) -> str:
         """Its activity, in words."""
-        return describe_command(self.command, self.steps)
+        if self.command is not None:
+            return describe_activity(int(self._progress.steps[self.index]))
+        return f"between commands{f', after {self.steps} steps' if self.steps >= 0 else ''}"
 
     @property
     def current_slot(self) -> int:
@@ -130,10 +129,12 @@ class ChildWorker(Worker):
         return int(self._progress.current_slots[self.index])
 
     def _send(self, number: int, unit: Unit) -> None:
-        make: Callable[[ChildWorker], tuple[Command, bytes, float]] = unit.arguments[0]
-        command, message, seconds = make(self)
+        command, message = unit.arguments
+        if unit.tasks:
+            self.slots, self.tasks = unit.part, unit.tasks
         self.physics = float(self._progress.physics_seconds[self.index])
-        self._pool.send(self.index, command, seconds, message)
+        # As in this process, an update takes the time that it needs.
+        self._pool.send(self.index, command, inf if unit.method == "work" else self._pool.limits.call, message)
 
     def describe_work(self, slot: int = -1) -> str:
         """Return its tasks, in words."""
@@ -153,11 +154,10 @@ class ChildWorker(Worker):
         self.command, self.reply, self.seconds = command, None, seconds
         self.mark = (-1, -1.0)
         self.moved_on(monotonic())
-        if isinstance(command, ResetTask | RunPhase):
-            self.given = command
-        if isinstance(command, RunPhase):
-            # Its episodes will be over: before its next step it has to be reset.
-            self.steps, self._progress.steps[self.index] = None, IN_RESET_TASK
+        if command.method in ("reset_buffers", "run"):
+            # Episodes of a phase will be over: before its next step it has to be reset.
+            self.steps = IN_RESET
+        self._progress.steps[self.index] = _ACTIVITIES.get(command.method, self.steps)
         sent = self.channel.send_some(message)
         while sent < len(message):
             self._wait_for_room()
@@ -174,12 +174,6 @@ class ChildWorker(Worker):
         if self.process.wait(0):
             # A helper process of the environment may still hold the other end of the channel.
             raise ConnectionResetError
-
-    def read_steps(self) -> None:
-        """Read the number of its steps, if it samples a whole phase."""
-        if isinstance(self.command, RunPhase):
-            steps = int(self._progress.steps[self.index])
-            self.steps = None if steps == IN_RESET else steps
 
     def moved_on(self, now: float) -> bool:
         """Return whether it is at another slot or step than in the last call; if so, its deadline begins anew."""
@@ -298,7 +292,7 @@ class WorkerPool:
         """Have idle workers carry out units, and yield each with its worker and result as soon as that is there.
 
         Args:
-            units: their only argument makes, for a worker, a command, the command encoded, and how long it may take.
+            units: their arguments are a command, and the command encoded.
             prepare: makes all workers ready for units, those that replace lost ones, too.
         """
         self._scheduler.begin(units)
@@ -306,6 +300,7 @@ class WorkerPool:
             while self._scheduler.open:
                 replied: list[int] = []
                 try:
+                    self._settle()
                     prepare()
                     self._scheduler.assign(self.living())
                     replied = self.wait([worker.index for worker in self.living() if worker.calls], timeout=0.0)
@@ -322,6 +317,11 @@ class WorkerPool:
             self._scheduler.end(self.living())
             for worker in self.living():
                 worker.calls.clear()
+
+    def _settle(self) -> None:
+        """Drop the replies to what prepares for units, which another worker's death has left behind."""
+        for index in self.wait([worker.index for worker in self.living() if worker.outstanding and not worker.calls]):
+            self.worker(index).reply = None
 
     # Waiting.
 
@@ -373,7 +373,6 @@ class WorkerPool:
         """Restart the deadline of every worker that has moved on to another slot or step."""
         overdue = []
         for worker in self.living():
-            worker.read_steps()
             if worker.moved_on(now) or worker.command is None:
                 continue
             if now >= worker.moved + worker.seconds + self.grace or worker.is_stopped(now, self.limits.call):
@@ -396,7 +395,6 @@ class WorkerPool:
                         continue
                     is_current = reply.generation == self.generation
                     if is_current and isinstance(reply, Failed):
-                        worker.read_steps()
                         self._failed.append((f"{worker}, {worker.doing},", reply))
                     worker.command, worker.reply = None, reply if is_current else None
                 if worker.command is None:
@@ -426,7 +424,6 @@ class WorkerPool:
         if not worker.process.wait(1.0):
             worker.process.kill()
             worker.process.wait(_KILL_SECONDS)
-        worker.read_steps()
         stack = worker.process.read_stack()
         code = self._release(worker)
         text = f"{worker} of {self._env_name} {describe_exit(code)} {worker.doing}{worker.describe_work()}"
@@ -479,7 +476,7 @@ class WorkerPool:
         deadline = monotonic() + patience
         for worker in workers:
             try:
-                worker.channel.send_some(encode(Close(self.generation)))
+                worker.channel.send_some(encode(Command(self.generation, "close")))
             except OSError:
                 continue  # it is dead, as the wait finds at once
         busy = [worker for worker in workers if worker.command is not None]

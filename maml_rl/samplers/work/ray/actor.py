@@ -309,7 +309,8 @@ class RolloutActor:
         return policy, self._body
 
     def _sample(self, body: Body, phase: Phase, first_slot: int, timer: StageTimer) -> EpisodeArrays:
-        slots = body.slots_of(phase, first_slot, self._number)
+        body.generation = self._number
+        slots = body.slots_of(phase, first_slot)
         arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(slots), *phase.sizes))
         sample_phase(slots, phase, arrays, timer)
         return arrays

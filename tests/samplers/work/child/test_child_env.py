@@ -17,20 +17,7 @@ from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.samplers.failures import Failed
 from maml_rl.samplers.work.child.child_env import ChildEnv
-from maml_rl.samplers.work.child.messages import (
-    AttachBuffers,
-    Channel,
-    Close,
-    Done,
-    Load,
-    Make,
-    ResetBuffers,
-    ResetTask,
-    RunPhase,
-    SampleTasks,
-    Step,
-    encode,
-)
+from maml_rl.samplers.work.child.messages import Channel, Command, Done, encode
 from maml_rl.samplers.work.child.shared_buffers import SharedBuffers, SharedProgress, create_shared_file
 
 pytestmark = pytest.mark.timeout(30)
@@ -42,11 +29,12 @@ def replies_to(memory: int, *commands: Any, env: Any = FaultyEnv, **rules: Any) 
     """Return the replies of a worker whose slots are the last two of three, and which is asked to close."""
     end, other = socket.socketpair()
     recipe = Recipe.of(env, {}, 5, CallRules(timeout=20.0, **rules))
-    load = Load(0, {"sys_argv": ["a parent's"]}, pickle.dumps(recipe))
+    start = Command(0, "start", ({"sys_argv": ["a parent's"]}, pickle.dumps(recipe)))
     with end, other:
-        for command in (load, Make(0, 1, 2, 2, 1), AttachBuffers(0, 3), *commands, Close(9)):
+        made = Command(0, "make", (1, 2, slice(1, 3))), Command(0, "attach", (3,))
+        for command in (start, *made, *commands, Command(9, "close")):
             other.sendall(encode(command))
-        ChildEnv(Channel(end), memory).run()
+        ChildEnv(Channel(end), memory).serve()
         other.setblocking(False)
         received, replies = Channel(other), []
         while some := received.receive_some():
@@ -75,7 +63,8 @@ def test_worker_writes_its_own_slots_and_replies_to_every_command_in_order(memor
     progress = SharedProgress(memory, 2)
     shared = SharedBuffers(memory, progress.size, EnvDescription.of(env), 3)
     shared.actions[:, 0], shared.seeds[:] = [0.0, -0.5, 0.5], [0, 5, 7]
-    commands = (ResetTask(1, TASKS), ResetBuffers(2), Step(3), SampleTasks(4, 2, 7, False))
+    drawn = Command(4, "sample_tasks", (2, 7, False))
+    commands = (Command(1, "reset_task", (TASKS,)), Command(2, "reset_buffers"), Command(3, "step"), drawn)
     load, _, *replies = replies_to(memory, *commands, stepping=stepping)
     assert (load, sys.argv) == (Done(0), ["a parent's"])
     assert [reply.generation for reply in replies] == [0, 1, 2, 3, 4]
@@ -92,7 +81,8 @@ def test_worker_writes_its_own_slots_and_replies_to_every_command_in_order(memor
 
 def test_counts_are_added_up_test_tasks_are_drawn_and_slots_are_closed(memory: int) -> None:
     progress, closed = SharedProgress(memory, 2), SplitEnv.closed
-    commands = (ResetTask(1, TASKS), ResetBuffers(2), ResetBuffers(3), SampleTasks(4, 2, 7, True))
+    drawn, reset = Command(4, "sample_tasks", (2, 7, True)), Command(2, "reset_buffers")
+    commands = (Command(1, "reset_task", (TASKS,)), reset, reset, drawn)
     *_, last = replies_to(memory, *commands, env=SplitEnv, stepping="threads")
     assert last.result == [{"goal": -1.0}] * 2
     # Tasks are drawn after a reset, too.
@@ -106,11 +96,11 @@ def test_command_that_raises_is_replied_with_slot_and_task_and_the_next_is_done(
     env = partial(FaultyEnv, fault, 0, slot_task=3.0)
     *_, failure, unknown, last = replies_to(
         memory,
-        ResetTask(1, TASKS),
-        ResetBuffers(2),
-        Step(3),
-        RunPhase(4, 0, None),
-        SampleTasks(5, 1, 0, False),
+        Command(1, "reset_task", (TASKS,)),
+        Command(2, "reset_buffers"),
+        Command(3, "step"),
+        Command(4, "run", (None, 0)),
+        Command(5, "sample_tasks", (1, 0, False)),
         env=env,
     )
     assert isinstance(failure, Failed)
@@ -129,6 +119,7 @@ def test_slot_that_cannot_be_made_is_counted_over_all_workers(memory: int) -> No
 def test_worker_whose_parent_has_ended_ends_without_an_error(memory: int) -> None:
     end, other = socket.socketpair()
     with end, other:
-        other.sendall(encode(Load(0, {}, pickle.dumps(Recipe.of(FaultyEnv, {}, 5)))) + encode(Make(0, 0, 1, 1, 0)))
+        start = Command(0, "start", ({}, pickle.dumps(Recipe.of(FaultyEnv, {}, 5))))
+        other.sendall(encode(start) + encode(Command(0, "make", (0, 1, slice(0, 1)))))
         other.close()
-        ChildEnv(Channel(end), memory).run()
+        ChildEnv(Channel(end), memory).serve()

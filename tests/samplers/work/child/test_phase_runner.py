@@ -1,5 +1,6 @@
 """A worker's side of worker inference, run in this process."""
 
+import copy
 import os
 import pickle
 import sys
@@ -20,9 +21,9 @@ from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.remote_store import Reference, Request
 from maml_rl.samplers.work.body import Body
-from maml_rl.samplers.work.child.messages import LoadPolicy, RunPhase, Work
 from maml_rl.samplers.work.child.phase_runner import PhaseRunner
 from maml_rl.samplers.work.child.shared_buffers import PhasePlan, SharedPhase, SharedProgress, create_shared_file
+from maml_rl.samplers.worker_progress import PhaseAbandonedError
 from maml_rl.seeding import PhaseStreams
 
 TASKS = tuple({"goal": float(goal)} for goal in range(3))
@@ -59,12 +60,14 @@ class Worker:
         self.shared.constants["shift"][:] = 7.0
         self.phase = Phase(TASKS, self.policy, self.params, PhaseStreams(0, 0, 4), 2, 5)
 
-    def load(self, interpreter: Any = None) -> PhaseRunner:
-        command = LoadPolicy(0, self.plan, pickle.dumps(self.policy), interpreter)
-        return PhaseRunner(command, self.env, self.file, self.progress.size, 1, self.body)
+    def load(self) -> PhaseRunner:
+        shared = SharedPhase(self.file, self.progress.size, self.plan, self.env)
+        return PhaseRunner(copy.deepcopy(self.policy), shared, self.body, is_stacked=True)
 
-    def unit(self, generation: int = 0, **options: Any) -> RunPhase:
-        return RunPhase(generation, 1, self.phase.unit(slice(3, 6)).without_policy(), **options)
+    def sample(self, runner: PhaseRunner, generation: int = 0, **options: Any) -> dict[str, float]:
+        self.body.generation = generation
+        arguments = {"alike": False, "timed": False, "number": 0} | options
+        return runner.run(self.phase.unit(slice(3, 6)).without_policy(), 1, **arguments)
 
 
 @pytest.fixture
@@ -81,13 +84,15 @@ def test_abandoned_unit_samples_nothing_and_one_that_is_abandoned_later_stops(
 ) -> None:
     runner = worker.load()
     worker.progress.generation[0] = 1
-    assert runner.run(worker.unit(0, timed=True)) == {}
+    with pytest.raises(PhaseAbandonedError):
+        worker.sample(runner)
     assert not worker.shared.episodes[0].lengths.any()
     monkeypatch.setattr(Abandoning, "abandon", lambda _: worker.progress.generation.fill(2))
-    assert runner.run(worker.unit(1)) == {}
+    with pytest.raises(PhaseAbandonedError):
+        worker.sample(runner, 1)
     assert not worker.shared.episodes[0].lengths.any()
     monkeypatch.undo()
-    assert min(runner.run(worker.unit(2, timed=True)).values()) > 0.0
+    assert min(worker.sample(runner, 2, timed=True).values()) > 0.0
     assert worker.shared.episodes[0].lengths.tolist() == [[0, 0], [0, 5], [5, 5]]
 
 
@@ -95,7 +100,7 @@ def test_abandoned_unit_samples_nothing_and_one_that_is_abandoned_later_stops(
 def test_unit_has_the_episodes_that_the_whole_phase_has_there(worker: Worker, alike: bool) -> None:
     params = {name: value[:1].expand_as(value) for name, value in worker.params.items()} if alike else worker.params
     whole = sample_here(SerialVectorEnv(FaultyEnv, 6), worker.phase.with_policy(worker.policy, params))
-    worker.load().run(worker.unit(number=1, alike=alike))
+    worker.sample(worker.load(), number=1, alike=alike)
     for name in ("observations", "actions", "rewards"):
         sampled, expected = getattr(worker.shared.episodes[1], name), getattr(whole, name).numpy()
         np.testing.assert_array_equal(sampled[1, :, 1], expected[1, :, 1])
@@ -115,16 +120,15 @@ def test_work_is_on_the_own_blocks_with_the_newest_policy_and_objects_that_come_
         return kept[-1]
 
     monkeypatch.setattr("maml_rl.samplers.remote_store.KeptBlocks", keep)
-    runner = worker.load({"sys_argv": ["first"]})
-    assert sys.argv == ["first"]
-    runner.run(worker.unit(number=1))
+    runner = worker.load()
+    worker.sample(runner, number=1)
 
     def work(objects: dict[int, bytes], interpreter: Any = None) -> Any:
-        blocks = {0: (0, 2), 1: (1, 3)}
-        return pickle.loads(runner.work(Work(0, Request(Reference(0), ()), blocks, objects, 3, interpreter)))
+        return pickle.loads(runner.work(Request(Reference(0), (1, 3)), objects, 3, interpreter))
 
-    assert work({8: pickle.dumps("eight")}) == (1, 3)
-    work({9: pickle.dumps("nine")}, {"sys_argv": ["second"]})
+    runner.take({8: pickle.dumps("eight")}, {"sys_argv": ["first"]})
+    assert sys.argv == ["first"]
+    assert work({9: pickle.dumps("nine")}, {"sys_argv": ["second"]}) == (1, 3)
     assert sys.argv == ["second"]
     (first,) = kept
     assert first.policy.shift.item() == 7.0
@@ -137,7 +141,7 @@ def test_work_is_on_the_own_blocks_with_the_newest_policy_and_objects_that_come_
     np.testing.assert_array_equal(episodes.rewards, worker.shared.episodes[1].rewards[2:])
     assert episodes.lengths.tolist() == [[5, 5]]
     # What acts is another copy, until another policy is loaded.
-    runner.run(worker.unit())
+    worker.sample(runner)
     assert first.policy.shift.item() == 0.0
     runner = worker.load()
     work({})

@@ -11,13 +11,15 @@ import pytest
 from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout, ChildLost, TaskError
 from maml_rl.samplers.work.child import worker_pool
-from maml_rl.samplers.work.child.messages import Channel, Done, Failed, RunPhase, Step, encode
+from maml_rl.samplers.work.child.messages import Channel, Command, Done, Failed, encode
 from maml_rl.samplers.work.child.shared_buffers import SharedProgress, create_shared_file
 from maml_rl.samplers.work.child.worker_pool import WorkerPool, wait_for_ends
 from maml_rl.samplers.work.scheduler import Limits
 from maml_rl.samplers.work.unit import Unit
 
 pytestmark = pytest.mark.timeout(30)
+
+STEP = Command(0, "step")
 
 
 class FakeProcess:
@@ -79,8 +81,8 @@ def pool() -> Iterator[Any]:
 def test_reply_to_an_earlier_generation_is_never_taken_for_the_next_reply(pool: Any) -> None:
     pool, (line, *_) = pool
     pool.generation = 5
-    pool.send(0, Step(5), 10.0)
-    assert line.receive() == Step(5)
+    pool.send(0, Command(5, "step"), 10.0)
+    assert line.receive() == Command(5, "step")
     line.send(encode(Done(4, "late")))
     line.send(encode(Done(5, "right")))
     assert pool.wait([0]) == [0]
@@ -89,15 +91,15 @@ def test_reply_to_an_earlier_generation_is_never_taken_for_the_next_reply(pool: 
 
 def test_abandoned_work_is_waited_for_and_its_reply_dropped(pool: Any) -> None:
     pool, (line, other, _) = pool
-    pool.send(0, Step(0), 10.0)
-    pool.send(1, Step(0), 10.0)
+    pool.send(0, STEP, 10.0)
+    pool.send(1, STEP, 10.0)
     line.send(encode(Done(0)))
     assert pool.wait([0]) == [0]
     other.send(encode(Failed(0, "RuntimeError", "late", "", "", None, None)))
     pool.abandon()
     assert pool.generation == pool.progress.generation[0] == 1
     assert pool.outstanding() == []
-    pool.send(1, Step(1), 10.0)
+    pool.send(1, Command(1, "step"), 10.0)
     other.send(encode(Done(1, "right")))
     assert pool.wait([1]) == [1]
     assert pool.take(1) == "right"
@@ -105,7 +107,7 @@ def test_abandoned_work_is_waited_for_and_its_reply_dropped(pool: Any) -> None:
 
 def test_reply_without_a_command_is_dropped(pool: Any) -> None:
     pool, (line, other, _) = pool
-    pool.send(1, Step(0), 10.0)
+    pool.send(1, STEP, 10.0)
     line.send(encode(Done(0, "nobody asked")))
     other.send(encode(Done(0, "right")))
     assert pool.wait([1]) == [1]
@@ -120,7 +122,7 @@ def test_reply_without_a_command_is_dropped(pool: Any) -> None:
 def test_only_malformed_tasks_are_task_errors(pool: Any, names: list[str], kind: type[Exception]) -> None:
     pool, lines = pool
     for index, (line, name) in enumerate(zip(lines[:2], names, strict=True)):
-        pool.send(index, Step(0), 10.0)
+        pool.send(index, STEP, 10.0)
         line.send(encode(Failed(0, name, f"message {index}", "traceback", "summary", index, None)))
     with pytest.raises(kind, match=r"message 0(.|\n)*message 1"):
         pool.wait([0, 1])
@@ -150,7 +152,7 @@ def test_wait_without_patience_lasts_until_the_first_reply(pool: Any, monkeypatc
 
     monkeypatch.setattr(pool, "_receive", wait)
     for index in range(2):
-        pool.send(index, Step(0), 10.0)
+        pool.send(index, STEP, 10.0)
     assert pool.wait([0, 1], timeout=0.0) == [0]
 
 
@@ -161,7 +163,7 @@ def test_deadline_begins_with_each_command_and_ends_with_its_reply(pool: Any, mo
     pool, (line, *_) = pool
     for now in (100.0, 200.0):
         monkeypatch.setattr(worker_pool, "monotonic", lambda now=now: now)
-        pool.send(0, Step(0), 10.0)
+        pool.send(0, STEP, 10.0)
         assert pool.worker(0).moved == now
         line.send(encode(Done(0)))
         assert pool.wait([0]) == [0]
@@ -170,7 +172,7 @@ def test_deadline_begins_with_each_command_and_ends_with_its_reply(pool: Any, mo
 
 def test_worker_that_hangs_is_a_timeout_and_all_are_released(pool: Any) -> None:
     pool, _ = pool
-    pool.send(0, Step(0), 0.0)
+    pool.send(0, STEP, 0.0)
     with pytest.raises(ChildEnvTimeout, match=r"worker 0 .* for more than 0 s; .* it was stopped"):
         pool.wait([0])
     assert pool.living() == []
@@ -188,12 +190,27 @@ def test_stopped_worker_gets_no_more_than_the_time_of_a_call(pool: Any) -> None:
 
 def test_worker_with_a_new_phase_is_in_reset_task(pool: Any) -> None:
     pool, _ = pool
-    pool.progress.steps[0] = 4
-    phase: Any = SimpleNamespace(own_slots=slice(0, 1), per_task=1)
-    pool.send(0, RunPhase(0, 6, phase), 10.0, b"message")
     worker = pool.worker(0)
-    worker.read_steps()
-    assert (worker.doing, worker.slots) == ("in reset_task", slice(6, 7))
+    assert worker.doing == "between commands"
+    pool.progress.steps[0] = worker.steps = 4
+    assert worker.doing == "between commands, after 4 steps"
+    worker.give(Unit("run", (Command(0, "run"), b"message"), slice(6, 7), ({"goal": 1.0},)))
+    assert (worker.doing, worker.slots, worker.steps < 0) == ("in reset_task", slice(6, 7), True)
+    assert worker.describe_work(0) == " of slot 6 with the task {'goal': 1.0}"
+    pool.progress.steps[0] = 9
+    assert worker.doing == "in step 9"
+
+
+def test_command_of_the_parent_is_the_activity_until_the_worker_reports(pool: Any) -> None:
+    pool, _ = pool
+    worker, worker.steps = pool.worker(0), 3
+    for method, activity in (("make", "while making the environment"), ("sample_tasks", "in sample_tasks")):
+        pool.send(0, Command(0, method), 10.0)
+        assert (worker.doing, worker.steps) == (activity, 3)
+    pool.send(0, STEP, 10.0)
+    assert worker.doing == "in step 3"
+    pool.send(0, Command(0, "reset_buffers"), 10.0)
+    assert (worker.doing, worker.steps < 0) == ("in reset", True)
 
 
 def test_seconds_for_ends_are_those_of_all_processes_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,10 +233,10 @@ def test_seconds_for_ends_are_those_of_all_processes_together(monkeypatch: pytes
 def test_death_is_reported_once(pool: Any) -> None:
     pool, (_, line, _) = pool
     pool.worker(0).process.die()
-    pool.send(0, Step(0), 10.0)
+    pool.send(0, STEP, 10.0)
     with pytest.raises(ChildLost, match="worker 0"):
         pool.wait([0])
-    pool.send(1, Step(0), 10.0)
+    pool.send(1, STEP, 10.0)
     line.send(encode(Done(0)))
     assert pool.wait([1]) == [1]
 
@@ -228,7 +245,7 @@ def test_dead_worker_whose_helper_keeps_the_channel_full_is_lost(pool: Any) -> N
     pool, _ = pool
     pool.worker(0).process.die()
     with pytest.raises(ChildLost, match="worker 0"):
-        pool.send(0, Step(0), 10.0, bytes(1 << 24))
+        pool.send(0, STEP, 10.0, bytes(1 << 24))
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -238,7 +255,7 @@ def test_death_is_logged_unless_the_workers_were_killed(
     pool, _ = pool
     if killed:
         pool.kill()
-    pool.send(0, Step(0), 10.0)
+    pool.send(0, STEP, 10.0)
     pool.worker(0).process.die()
     with pytest.raises(ChildLost):
         pool.wait([0])
@@ -266,20 +283,25 @@ def test_process_forked_from_the_parent_leaves_the_workers_alone(pool: Any, monk
 # Units.
 
 
-def test_unit_of_a_worker_that_dies_goes_to_another_and_none_is_left(pool: Any) -> None:
+def test_unit_of_a_worker_that_dies_goes_to_another_and_none_is_left(
+    pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool, lines = pool
 
-    def command(worker: Any) -> Any:
-        if worker.index == 0:
-            worker.process.die()
+    workers = pool.living()
+    send = pool.send
+
+    def answer(index: int, *command: Any) -> None:
+        if index == 0:
+            pool.worker(0).process.die()
         else:
             lines[1].send(encode(Done(0, "result")))
-        return Step(0), encode(Step(0)), 10.0
+        send(index, *command)
 
-    workers = pool.living()
+    monkeypatch.setattr(pool, "send", answer)
     for worker in workers:
         worker.ready = True
-    units = [Unit("run", (command,)) for _ in range(4)]
+    units = [Unit("run", (STEP, encode(STEP))) for _ in range(4)]
     results = pool.results(units, lambda: None)
     found = [next(results) for _ in range(3)]
     assert {unit for unit, *_ in found} < set(units)
@@ -290,14 +312,33 @@ def test_unit_of_a_worker_that_dies_goes_to_another_and_none_is_left(pool: Any) 
 def test_results_that_are_not_taken_leave_no_unit_behind(pool: Any) -> None:
     pool, (line, *_) = pool
 
-    def command(worker: Any) -> Any:
-        if worker.index == 0:
-            line.send(encode(Done(0)))
-        return Step(0), encode(Step(0)), 10.0
-
     for worker in pool.living():
         worker.ready = True
-    results = pool.results([Unit("run", (command,)) for _ in range(3)], lambda: None)
+    results = pool.results([Unit("run", (STEP, encode(STEP))) for _ in range(3)], lambda: None)
+    line.send(encode(Done(0)))
     next(results)
     results.close()
     assert [len(worker.calls) for worker in pool.living()] == [0, 0]
+
+
+def test_reply_to_what_prepares_a_worker_is_never_the_result_of_its_unit(
+    pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, (line, *_) = pool
+    worker, other = pool.living()
+    worker.ready = True
+    give = worker.give
+
+    def prepare() -> None:
+        if pool.living() == [worker, other]:
+            other.process.die()
+            pool.ask([0, 1], 10.0, [Command(0, "load_policy")] * 2)
+
+    def answer(unit: Unit) -> None:
+        give(unit)
+        line.send(encode(Done(0, "result")))
+
+    # The worker answers after the other has died.
+    monkeypatch.setattr(pool, "check_restarts", lambda: line.send(encode(Done(0, "loaded"))))
+    monkeypatch.setattr(worker, "give", answer)
+    assert [result for *_, result in pool.results([Unit("run", (STEP, encode(STEP)))], prepare)] == ["result"]
