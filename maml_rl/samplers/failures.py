@@ -114,6 +114,7 @@ class Failed:
         summary: its type, its line in the environment's code, and its message, on one line.
         slot: slot that raised, counted over all workers; None if that is unknown.
         task: that slot's task as text, cut to a bound.
+        doing: what was done, in words.
         in_slots: those of a `TaskError`, counted over all workers.
         in_tasks: those of a `NonFiniteError`.
         of_env: whether the environment raised, and not the policy or the algorithm.
@@ -126,6 +127,7 @@ class Failed:
     summary: str
     slot: int | None
     task: str | None
+    doing: str
     in_slots: tuple[tuple[int, str], ...] = ()
     in_tasks: tuple[int, ...] = ()
     of_env: bool = True
@@ -142,6 +144,7 @@ def failed(
     slot: int | None,
     first_slot: int,
     tasks: Sequence[Task],
+    doing: str,
     *,
     of_env: bool = True,
 ) -> Failed:
@@ -153,6 +156,7 @@ def failed(
         slot: which of the worker's slots raised it; None if that is unknown.
         first_slot: number of the worker's first slot.
         tasks: of the worker's slots; empty as long as there are none.
+        doing: what it did, in words.
         of_env: see `Failed`.
     """
     return Failed(
@@ -163,6 +167,7 @@ def failed(
         summary=shorten(_text(lambda: explain(error)), _MAX_MESSAGE_CHARACTERS),
         slot=None if slot is None else first_slot + slot,
         task=None if slot is None or slot >= len(tasks) else _text(lambda: describe_task(tasks[slot])),
+        doing=doing,
         in_slots=tuple(
             (first_slot + number, shorten(what, _MAX_MESSAGE_CHARACTERS))
             for number, what in (error.in_slots if isinstance(error, TaskError) else ())
@@ -184,14 +189,13 @@ def _text(describe: Callable[[], str]) -> str:
 def error_of(
     failed: Sequence[tuple[str, Failed]], env_name: str
 ) -> ChildEnvError | TaskError | NonFiniteError | ConfigError | RemoteError:
-    """Return the error for workers that raised, each in words: which, and where, and a comma."""
+    """Return the error for workers that raised, each in words."""
+    failed = [(f"{worker}, {reply.doing}", reply) for worker, reply in failed]
     summary = "; ".join(dict.fromkeys(reply.summary for _, reply in failed))
     if all(reply.error == ConfigError.__name__ for _, reply in failed):
         return ConfigError("; ".join(dict.fromkeys(reply.message for _, reply in failed)))
     if all(reply.error == TaskError.__name__ for _, reply in failed):
-        malformed = TaskError(
-            "; ".join(f"{reply.message} (counted within {worker.rstrip(',')})" for worker, reply in failed)
-        )
+        malformed = TaskError("; ".join(f"{reply.message} (counted within {worker})" for worker, reply in failed))
         malformed.in_slots = tuple(slot for _, reply in failed for slot in reply.in_slots)
         return malformed
     if all(reply.error == NonFiniteError.__name__ for _, reply in failed):
@@ -200,11 +204,9 @@ def error_of(
         return infinite
     if all(reply.error == CallHangsError.__name__ for _, reply in failed):
         # The stack of the call is in the message.
-        hangs = [
-            f"{env_name} hangs{reply.place('in')}, {worker.rstrip(',')}: {reply.message}" for worker, reply in failed
-        ]
+        hangs = [f"{env_name} hangs{reply.place('in')}, {worker}: {reply.message}" for worker, reply in failed]
         return ChildEnvTimeout("\n\n".join(hangs))
-    text = "\n\n".join(_describe_failure(reply, f"{worker} of {env_name}") for worker, reply in failed)
+    text = "\n\n".join(_describe_failure(reply, f"{worker}, of {env_name}") for worker, reply in failed)
     error = ChildEnvError(text) if any(reply.of_env for _, reply in failed) else RemoteError(text)
     error.summary = summary
     return error

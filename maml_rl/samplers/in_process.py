@@ -137,8 +137,8 @@ class _Work(UsersCode):
         slot: int | None = int(self.progress.current_slots[0])
         if slot == -1:
             slot = 0 if self._num_slots == 1 else None
-        failure = failed(0, error, slot, 0, self._tasks)
         where = self._doing or describe_activity(int(self.progress.steps[0]))
+        failure = failed(0, error, slot, 0, self._tasks, where)
         if isinstance(error, CallHangsError):
             return ChildEnvTimeout(f"{self._env_name} hangs{failure.place('in')}, {where}: {error}")
         told = ChildEnvError(f"{self._env_name} raised{failure.place('in')}, {where}: {failure.summary}")

@@ -25,6 +25,20 @@ _IN_WORDS = {
     LOADING: "while loading the policy",
     STARTING: "while starting",
 }
+# What it does first for a command, and for a call of an actor; for a step it is the number of those before.
+FIRST_ACTIVITY = {
+    "start": STARTING,
+    "make": MAKING,
+    "describe": MAKING,
+    "attach": IN_RESET_TASK,
+    "reset_task": IN_RESET_TASK,
+    "reset_buffers": IN_RESET,
+    "sample_tasks": IN_SAMPLE_TASKS,
+    "load_policy": LOADING,
+    "run": IN_RESET_TASK,
+    "take": IN_UPDATE,
+    "work": IN_UPDATE,
+}
 
 
 class Progress:

@@ -190,10 +190,10 @@ def test_report_of_an_error_names_what_it_knows_even_if_it_has_no_text() -> None
         def __str__(self) -> str:
             raise ValueError
 
-    assert failed(0, Mute(), None, 0, ()).message == "<no text: ValueError while describing it>"
+    assert failed(0, Mute(), None, 0, (), "in reset").message == "<no text: ValueError while describing it>"
     error = NonFiniteError("no number")
     error.tasks = (3,)
-    report = failed(0, error, 1, 4, [{}, {"goal": 2}])
+    report = failed(0, error, 1, 4, [{}, {"goal": 2}], "in reset")
     assert (report.slot, report.task, report.in_tasks) == (5, "{'goal': 2}", (3,))
     assert describe_env(ObservedTask("2DNavigation-v0")) == "'2DNavigation-v0' with observed tasks"
 

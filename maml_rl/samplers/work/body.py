@@ -14,7 +14,14 @@ from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.samplers.failures import Failed, failed
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.worker_progress import IN_UPDATE, MAKING, EnvCalls, Progress, ReportingEnv
+from maml_rl.samplers.worker_progress import (
+    IN_UPDATE,
+    MAKING,
+    EnvCalls,
+    Progress,
+    ReportingEnv,
+    describe_activity,
+)
 
 if TYPE_CHECKING:
     from maml_rl.policies import Policy
@@ -134,7 +141,8 @@ class Body:
             error: the exception.
             of_env: whether only the environment can have raised; otherwise it may be the policy or the algorithm, too.
         """
-        return failed(generation, error, self.slot, self.first_slot, self.tasks, of_env=of_env or self._calls.raised)
+        doing, raised = describe_activity(int(self._progress.steps[self._index])), self._calls.raised
+        return failed(generation, error, self.slot, self.first_slot, self.tasks, doing, of_env=of_env or raised)
 
     @property
     def slot(self) -> int | None:

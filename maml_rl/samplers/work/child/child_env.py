@@ -17,6 +17,7 @@ from maml_rl.samplers.work.body import Body
 from maml_rl.samplers.work.child.messages import Channel, Command, Done, encode
 from maml_rl.samplers.work.child.process_setup import ChildEnds, enter_child, leave_child, restore_interpreter
 from maml_rl.samplers.work.child.shared_buffers import PhasePlan, SharedBuffers, SharedPhase, SharedProgress
+from maml_rl.samplers.worker_progress import STARTING, describe_activity
 
 
 class ChildEnv:
@@ -131,7 +132,7 @@ class ChildEnv:
 
     def _failed(self, command: Command, error: BaseException) -> Failed:
         if self._body is None:
-            return failed(command.generation, error, None, 0, ())
+            return failed(command.generation, error, None, 0, (), describe_activity(STARTING))
         return self._body.failed(command.generation, error, of_env=command.method not in ("run", "take", "work"))
 
 

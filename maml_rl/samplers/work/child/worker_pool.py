@@ -25,17 +25,7 @@ from maml_rl.samplers.work.child.messages import Channel, Command, Done, Reply, 
 from maml_rl.samplers.work.child.shared_buffers import SharedProgress
 from maml_rl.samplers.work.scheduler import Limits, Losses, Scheduler
 from maml_rl.samplers.work.unit import Unit, Worker
-from maml_rl.samplers.worker_progress import (
-    IN_RESET,
-    IN_RESET_TASK,
-    IN_SAMPLE_TASKS,
-    IN_UPDATE,
-    LOADING,
-    MAKING,
-    STARTING,
-    Progress,
-    describe_activity,
-)
+from maml_rl.samplers.worker_progress import FIRST_ACTIVITY, IN_RESET, STARTING, Progress, describe_activity
 
 if TYPE_CHECKING:
     from maml_rl.samplers.work.child.launcher import ChildProcess, Launcher
@@ -50,18 +40,6 @@ _KILL_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
 # For how long a worker may leave a command unread, if there is no limit for carrying it out.
 _READ_SECONDS = 60.0
-# What a worker does first for a command; for a step it is the number of those before.
-_ACTIVITIES = {
-    "make": MAKING,
-    "attach": IN_RESET_TASK,
-    "reset_task": IN_RESET_TASK,
-    "reset_buffers": IN_RESET,
-    "sample_tasks": IN_SAMPLE_TASKS,
-    "load_policy": LOADING,
-    "run": IN_RESET_TASK,
-    "take": IN_UPDATE,
-    "work": IN_UPDATE,
-}
 
 
 class ChildWorker(Worker):
@@ -157,7 +135,7 @@ class ChildWorker(Worker):
         if command.method in ("reset_buffers", "run"):
             # Episodes of a phase will be over: before its next step it has to be reset.
             self.steps = IN_RESET
-        self._progress.steps[self.index] = _ACTIVITIES.get(command.method, self.steps)
+        self._progress.steps[self.index] = FIRST_ACTIVITY.get(command.method, self.steps)
         sent = self.channel.send_some(message)
         while sent < len(message):
             self._wait_for_room()
@@ -395,7 +373,7 @@ class WorkerPool:
                         continue
                     is_current = reply.generation == self.generation
                     if is_current and isinstance(reply, Failed):
-                        self._failed.append((f"{worker}, {worker.doing},", reply))
+                        self._failed.append((str(worker), reply))
                     worker.command, worker.reply = None, reply if is_current else None
                 if worker.command is None:
                     done.append(worker.index)

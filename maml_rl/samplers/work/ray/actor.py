@@ -32,7 +32,14 @@ from maml_rl.samplers.remote_store import Reference, Request
 from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.work.body import Body
 from maml_rl.samplers.work.ray.source_digests import digests_of, modules_of_user
-from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE, PhaseAbandonedError, Progress
+from maml_rl.samplers.worker_progress import (
+    FIRST_ACTIVITY,
+    IN_RESET_TASK,
+    LOADING,
+    PhaseAbandonedError,
+    Progress,
+    describe_activity,
+)
 
 # The results do not depend on the versions of these.
 _NO_MATTER = "mjbatch"
@@ -129,15 +136,11 @@ class Raised:
 
     Attributes:
         failure: what, and where.
-        steps: of the episodes, done before; None outside of them.
-        actor: which, in words.
         cannot_load: whether its node lacks what environment or policy need, so that another may do better.
         difference: between its code and the driver's, in words; "" if there is none.
     """
 
     failure: Failed
-    steps: int | None
-    actor: str
     cannot_load: bool
     difference: str = ""
 
@@ -148,19 +151,17 @@ class Look:
 
     Attributes:
         mark: other than before once it has moved on: number of its call, slot, and time of its latest step.
-        steps: that it had done then; None before the first reset.
+        steps: what it did then, as in `Progress`.
         slot: that it works on, counted over all slots of the phase; None if that is unknown.
         task: of that slot, as text.
         stack: of the working thread, if it was requested.
-        updating: whether it computes on episodes, or loads code, for which it has all the time it needs.
     """
 
     mark: tuple[int, int, float]
-    steps: int | None
+    steps: int
     slot: int | None
     task: str | None
     stack: str
-    updating: bool = False
 
 
 def own_versions() -> dict[str, str]:
@@ -221,7 +222,7 @@ class RolloutActor:
             self._number, self._thread = number, threading.get_ident()
             progress.generation[0] = -1 if number in self._abandoned else number
             self._abandoned = {each for each in self._abandoned if each > number}
-            progress.current_slots[0], progress.steps[0] = -1, IN_RESET
+            progress.current_slots[0], progress.steps[0] = -1, FIRST_ACTIVITY.get(method, IN_RESET_TASK)
             progress.heartbeats[0] = monotonic()
         if progress.generation[0] < 0:
             return None
@@ -235,9 +236,9 @@ class RolloutActor:
             return self._raised(error, number, method)
 
     def _raised(self, error: BaseException, number: int, method: str) -> Raised:
-        who, body = f"actor with pid {os.getpid()} on {ray.util.get_node_ip_address()}", self._body
+        body = self._body
         if body is None:
-            failure = failed(number, error, None, 0, ())
+            failure = failed(number, error, None, 0, (), describe_activity(int(self._progress.steps[0])))
         else:
             failure = body.failed(number, error, of_env=method not in ("run", "work"))
             body.forget()
@@ -246,7 +247,7 @@ class RolloutActor:
         cannot_load = body is None or (not body.has_made_env and fails_to_import)
         # Parts of an algorithm are loaded late: no other node would do better with the next.
         difference = str(error) if body is None and isinstance(error, _DifferentCodeError) else ""
-        return Raised(failure, self._steps(), who, cannot_load, difference)
+        return Raised(failure, cannot_load, difference)
 
     # Methods of the working thread.
 
@@ -300,10 +301,10 @@ class RolloutActor:
         """Return environment and policy of a sampler, loaded the first time."""
         if job.number not in self._jobs:
             # Imports may take long.
-            self._progress.steps[0] = IN_UPDATE
+            before, self._progress.steps[0] = int(self._progress.steps[0]), LOADING
             recipe, policy = _from_store(job.code[0])
             self._jobs[job.number] = policy, Body(recipe, self._progress, 0)
-            self._progress.steps[0] = IN_RESET
+            self._progress.steps[0] = before
             self._progress.heartbeats[0] = monotonic()
         policy, self._body = self._jobs[job.number]
         return policy, self._body
@@ -314,10 +315,6 @@ class RolloutActor:
         arrays = EpisodeArrays.allocate(EpisodeArrays.layout(EnvDescription.of(slots), *phase.sizes))
         sample_phase(slots, phase, arrays, timer)
         return arrays
-
-    def _steps(self) -> int | None:
-        steps = int(self._progress.steps[0])
-        return None if steps < 0 else steps
 
     # Methods of the other thread.
 
@@ -331,11 +328,10 @@ class RolloutActor:
             stack = "".join(traceback.format_stack(frame))
         return Look(
             (self._number, int(progress.current_slots[0]), float(progress.heartbeats[0])),
-            self._steps(),
+            int(progress.steps[0]),
             None if slot is None or body is None else body.first_slot + slot,
             None if slot is None or slot >= len(tasks) else describe_task(tasks[slot]),
             stack,
-            updating=int(progress.steps[0]) == IN_UPDATE,
         )
 
     @ray.method(concurrency_group="control")

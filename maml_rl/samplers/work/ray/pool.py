@@ -40,6 +40,7 @@ from maml_rl.samplers.work.ray.cluster import RayCluster
 from maml_rl.samplers.work.ray.connection import last_line
 from maml_rl.samplers.work.scheduler import Limits, Scheduler
 from maml_rl.samplers.work.unit import Call, Unit, Worker
+from maml_rl.samplers.worker_progress import IN_UPDATE, LOADING, describe_activity
 
 _log = logging.getLogger("maml_rl")
 
@@ -128,8 +129,10 @@ class RayWorker(Worker):
             # The reply to its call says why an actor died.
             with suppress(RayError):
                 look: Look = ray.get(self._look)
-                if self._latest is None or look.mark != self._latest.mark or look.updating:
-                    self._deadline = now + (self.limits.make if look.steps is None else self.limits.call)
+                # Updates and imports have all the time that they need.
+                moved = self._latest is None or look.mark != self._latest.mark or look.steps in (IN_UPDATE, LOADING)
+                if moved:
+                    self._deadline = now + (self.limits.make if look.steps < 0 else self.limits.call)
                 self._latest = look
             self._look = None
         if now < self._deadline:
@@ -159,9 +162,8 @@ class RayWorker(Worker):
 def _describe_hang(look: Look | None, seconds: float) -> str:
     if look is None:
         return f"did not answer for more than {seconds:g} s, and was killed"
-    where = "before the first step" if look.steps is None else f"in step {look.steps}"
     slot = "" if look.slot is None else f" of slot {look.slot} with the task {look.task}"
-    return Limits.hangs(where + slot, seconds, look.stack)
+    return Limits.hangs(describe_activity(look.steps) + slot, seconds, look.stack)
 
 
 class Client:
@@ -459,7 +461,7 @@ class RayPool:
                         # The store keeps objects that are referred to.
                         unit, reply = replies.pop()
                         if isinstance(reply, Raised):
-                            raise error_of([(_place(unit, reply), reply.failure)], client.name)
+                            raise error_of([(str(unit.worker), reply.failure)], client.name)
                         self._units.inc(1.0, self._tags)
                         yield unit, reply
                         del reply
@@ -545,12 +547,6 @@ class RayPool:
             reply = None
         actor.begin_next()
         return call, reply
-
-
-def _place(unit: Unit, reply: Raised) -> str:
-    """Return the actor and the place of an error, for messages."""
-    where = f"in {unit.method}" if reply.steps is None else f"in step {reply.steps}"
-    return f"{reply.actor}, {where},"
 
 
 def _first_line(error: BaseException) -> str:

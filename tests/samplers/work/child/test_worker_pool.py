@@ -95,7 +95,7 @@ def test_abandoned_work_is_waited_for_and_its_reply_dropped(pool: Any) -> None:
     pool.send(1, STEP, 10.0)
     line.send(encode(Done(0)))
     assert pool.wait([0]) == [0]
-    other.send(encode(Failed(0, "RuntimeError", "late", "", "", None, None)))
+    other.send(encode(Failed(0, "RuntimeError", "late", "", "", None, None, "in reset")))
     pool.abandon()
     assert pool.generation == pool.progress.generation[0] == 1
     assert pool.outstanding() == []
@@ -123,7 +123,7 @@ def test_only_malformed_tasks_are_task_errors(pool: Any, names: list[str], kind:
     pool, lines = pool
     for index, (line, name) in enumerate(zip(lines[:2], names, strict=True)):
         pool.send(index, STEP, 10.0)
-        line.send(encode(Failed(0, name, f"message {index}", "traceback", "summary", index, None)))
+        line.send(encode(Failed(0, name, f"message {index}", "traceback", "summary", index, None, "in reset")))
     with pytest.raises(kind, match=r"message 0(.|\n)*message 1"):
         pool.wait([0, 1])
     assert pool.living() == pool.wait([]) == []

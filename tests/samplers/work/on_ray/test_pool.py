@@ -21,6 +21,7 @@ from maml_rl.samplers.work.ray.actor import Introduction, Look, Raised, own_vers
 from maml_rl.samplers.work.ray.pool import Client, RayPool, RayWorker
 from maml_rl.samplers.work.scheduler import Limits
 from maml_rl.samplers.work.unit import Unit, Worker
+from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(60)]
 
@@ -226,8 +227,8 @@ def test_node_that_cannot_import_the_engine_is_left_out_and_others_take_its_task
     pool._scheduler.begin(units)
     pool._scheduler.assign(pool.actors)
     assert len(bad.calls) == 2
-    failure = Failed(0, "ImportError", "no libGL", "", "ImportError: no libGL", None, None)
-    monkeypatch.setattr(ray, "get", lambda *arguments, **options: Raised(failure, None, "actor", True))
+    failure = Failed(0, "ImportError", "no libGL", "", "ImportError: no libGL", None, None, "while loading")
+    monkeypatch.setattr(ray, "get", lambda *arguments, **options: Raised(failure, True))
     assert pool._receive(bad)[1] is None
     assert set(pool._scheduler.waiting) == {units[1], units[3]}
     assert pool.actors == [good]
@@ -501,18 +502,18 @@ def test_actor_is_told_once_that_results_are_no_longer_needed(worker: Any) -> No
 
 
 # A start, and an environment that is made, have 10 seconds; a step has one here.
-@pytest.mark.parametrize(("steps", "seconds"), [(None, 10.0), (3, 1.0)])
+@pytest.mark.parametrize(("steps", "seconds"), [(IN_RESET, 10.0), (3, 1.0)])
 def test_actor_hangs_after_the_time_of_what_it_does(
-    steps: int | None, seconds: float, worker: Any, monkeypatch: pytest.MonkeyPatch
+    steps: int, seconds: float, worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.give(Unit("run", ()))
     look = Look((0, 1, 2.0), steps, 1, "{}", "")
     assert seen(worker, look, 5.0, monkeypatch) is None
     assert seen(worker, look, 4.9 + seconds, monkeypatch) is None
-    updating = Look((0, 1, 2.0), steps, 1, "{}", "", updating=True)
+    updating = Look((0, 1, 2.0), IN_UPDATE, 1, "{}", "")
     assert seen(worker, updating, 4.95 + seconds, monkeypatch) is None
     assert seen(worker, look, 4.9 + 2 * seconds, monkeypatch) is None
-    where = "before the first step" if steps is None else "in step 3"
+    where = "in reset" if steps == IN_RESET else "in step 3"
     hang = seen(worker, look, 5.0 + 2 * seconds, monkeypatch)
     assert hang is not None
     assert hang.startswith(f"hangs {where} of slot 1 with the task {{}}, for more than 1 s")

@@ -20,7 +20,7 @@ from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import state_of
 from maml_rl.samplers.work.body import Body
 from maml_rl.samplers.work.ray.actor import Job, PhaseData, Raised, RolloutActor, Sampled, Stored
-from maml_rl.samplers.worker_progress import PhaseAbandonedError
+from maml_rl.samplers.worker_progress import IN_RESET_TASK, IN_UPDATE, PhaseAbandonedError
 from maml_rl.seeding import PhaseStreams
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(60)]
@@ -59,30 +59,30 @@ def sampled(
 def test_policy_and_environment_that_raise_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     _, reply = sampled(Broken(2, 1, (4,)), monkeypatch)
     assert isinstance(reply, Raised)
-    error = error_of([("an actor, in run,", reply.failure)], "faulty")
+    error = error_of([("an actor", reply.failure)], "faulty")
     assert isinstance(error, RemoteError)
     assert error.summary.startswith("ValueError in ")
     assert error.summary.endswith(": no actor")
     _, reply = sampled(NormalMLPPolicy(2, 1, (4,)), monkeypatch, fault="raise", place=2)
-    assert isinstance(error_of([("an actor, in step 2,", reply.failure)], "faulty"), ChildEnvError)
-    assert (reply.steps, reply.cannot_load) == (2, False)
+    assert isinstance(error_of([("an actor", reply.failure)], "faulty"), ChildEnvError)
+    assert (reply.failure.doing, reply.cannot_load) == ("in step 2", False)
 
 
 def test_actor_that_computes_says_so_until_it_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = NormalMLPPolicy(2, 1, (4,))
     actor, reply = sampled(policy, monkeypatch)
     assert isinstance(reply, Sampled)
-    assert not actor.look(False).updating
+    assert actor.look(False).steps != IN_UPDATE
     seen = []
 
     def compute(self: Any, *arguments: Any) -> dict[int, Any]:
         self.beat()
-        seen.append(actor.look(False).updating)
+        seen.append(actor.look(False).steps)
         return {}
 
     monkeypatch.setattr("maml_rl.samplers.work.body.Body.compute", compute)
     actor.carry_out(1, "work", Job(0, [None]), None)
-    assert seen == [True]
+    assert seen == [IN_UPDATE]
 
 
 def test_actor_that_samples_blocks_computes_again_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,10 +92,10 @@ def test_actor_that_samples_blocks_computes_again_after_each(monkeypatch: pytest
 
     def compute(self: Any, request: Any, policy: Any, sample: Any, get: Any) -> dict[int, Any]:
         sample(phase)
-        return {0: actor.look(False).updating}
+        return {0: actor.look(False).steps}
 
     monkeypatch.setattr(Body, "compute", compute)
-    assert actor.carry_out(1, "work", Job(0, [None]), None).result == {0: True}
+    assert actor.carry_out(1, "work", Job(0, [None]), None).result == {0: IN_UPDATE}
 
 
 def test_call_that_is_abandoned_before_or_while_it_runs_has_no_reply() -> None:
@@ -121,12 +121,12 @@ def test_every_call_begins_with_a_mark_of_its_own_before_the_first_step() -> Non
     look = actor.carry_out(1, "probe", lambda: actor.look(False))
     assert look.mark[:2] == (1, -1)
     assert look.mark[2] > 0.0
-    assert (look.steps, look.slot) == (None, None)
+    assert (look.steps, look.slot) == (IN_RESET_TASK, None)
 
 
 def test_slot_and_steps_of_an_actor_are_those_of_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     actor, reply = sampled(NormalMLPPolicy(2, 1, (4,)), monkeypatch, slice(1, 2), fault="raise", place=0)
-    assert (reply.steps, reply.failure.slot) == (0, 1)
+    assert (reply.failure.doing, reply.failure.slot) == ("in step 0", 1)
     actor._progress.steps[0] = 0
     look = actor.look(False)
     assert (look.steps, look.slot, look.task) == (0, 1, "{'goal': 2.0}")
