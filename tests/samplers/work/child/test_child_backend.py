@@ -107,7 +107,7 @@ def test_a_phase_takes_one_message_to_each_child(monkeypatch: pytest.MonkeyPatch
     send = WorkerPool.send
 
     def counting(pool: WorkerPool, index: int, command: Any, *rest: Any) -> None:
-        sent[index, type(command).__name__] += 1
+        sent[index, command.method] += 1
         send(pool, index, command, *rest)
 
     policy = NormalMLPPolicy(2, 2, (4,), "tanh")
@@ -116,7 +116,7 @@ def test_a_phase_takes_one_message_to_each_child(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(WorkerPool, "send", counting)
         for number in range(3):
             sample(backend, policy, number)
-    assert sent == {(child, kind): count for child in (0, 1) for kind, count in (("LoadPolicy", 1), ("RunPhase", 3))}
+    assert sent == {(child, kind): count for child in (0, 1) for kind, count in (("load_policy", 1), ("run", 3))}
 
 
 def test_parameters_of_every_phase_reach_the_children() -> None:
