@@ -31,10 +31,7 @@ class MultiTaskSampler(PhaseSampler, SamplesInTwoCalls):
     """
 
     def rollout_trials(
-        self,
-        tasks: Sequence[Task],
-        params: Mapping[str, Tensor] | None = None,
-        **options: Unpack[SampleOptions],
+        self, tasks: Sequence[Task], params: Mapping[str, Tensor] | None = None, **options: Unpack[SampleOptions]
     ) -> TaskEpisodes:
         """Sample a trial of every task: B episodes one after the other, through which the policy keeps its memory.
 

@@ -70,12 +70,7 @@ class _Loop:
     """What the schedules share; see `sample_phase` for the arguments."""
 
     def __init__(
-        self,
-        env: MetaVectorEnv,
-        phase: Phase,
-        arrays: EpisodeArrays,
-        timer: StageTimer,
-        device: torch.device | str,
+        self, env: MetaVectorEnv, phase: Phase, arrays: EpisodeArrays, timer: StageTimer, device: torch.device | str
     ) -> None:
         self._env, self._timer, self._own = env, timer, env.buffers.observations
         num_tasks, num_waves = len(phase.tasks), phase.episodes_per_task // phase.per_task

@@ -188,11 +188,7 @@ class EpisodeRecorder:
 
 
 def check_finite(
-    table: SlotTable,
-    what: str,
-    values: NDArray[np.generic],
-    slots: SlotIndex,
-    given: NDArray[np.generic] | None = None,
+    table: SlotTable, what: str, values: NDArray[np.generic], slots: SlotIndex, given: NDArray[np.generic] | None = None
 ) -> None:
     """Refuse numbers of running episodes that are not finite.
 

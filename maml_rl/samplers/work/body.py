@@ -14,14 +14,7 @@ from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.samplers.failures import Failed, failed
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.worker_progress import (
-    IN_UPDATE,
-    MAKING,
-    EnvCalls,
-    Progress,
-    ReportingEnv,
-    describe_activity,
-)
+from maml_rl.samplers.worker_progress import IN_UPDATE, MAKING, EnvCalls, Progress, ReportingEnv, describe_activity
 
 if TYPE_CHECKING:
     from maml_rl.policies import Policy

@@ -333,10 +333,7 @@ class Launcher:
             if waited >= _STOPPED_SECONDS and server.state() == "stopped":
                 raise _ServerGoneError("was stopped by a signal", "look for what stops it")
             if waited >= seconds:
-                raise _ServerGoneError(
-                    f"did not answer within {seconds:g} s",
-                    self._limits.if_busy,
-                )
+                raise _ServerGoneError(f"did not answer within {seconds:g} s", self._limits.if_busy)
         data = server.ends.commands.recv(_NUMBER.size, socket.MSG_WAITALL)
         if len(data) < _NUMBER.size:
             raise ConnectionResetError("the fork server has ended")

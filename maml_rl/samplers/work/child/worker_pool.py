@@ -187,12 +187,7 @@ class WorkerPool:
     """
 
     def __init__(
-        self,
-        launcher: Launcher,
-        parts: Sequence[slice],
-        env_name: str,
-        limits: Limits,
-        progress: SharedProgress,
+        self, launcher: Launcher, parts: Sequence[slice], env_name: str, limits: Limits, progress: SharedProgress
     ) -> None:
         self._launcher, self.parts, self._env_name = launcher, parts, env_name
         self.limits, self._losses = limits, Losses(limits)
