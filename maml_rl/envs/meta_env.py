@@ -207,6 +207,10 @@ def declarations(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Dec
         )
     if isinstance(bits, bool) or not isinstance(bits, int) or not 8 <= bits <= 32:
         raise TypeError(f"seed_bits must be the number of bits of a seed, 8 to 32, got {bits!r}")
+    stepping = declared(env, "stepping")
+    # Another package may call something else so.
+    if isinstance(stepping, str) and stepping not in ("serial", "threads"):
+        raise TypeError(f"stepping must be 'serial' or 'threads', got {stepping!r}")
     limits = {name: (float(low), float(high)) for name, (low, high) in ranges.items()}
     return Declarations(dict(infos), task_space, limits, 2**bits - 1)
 

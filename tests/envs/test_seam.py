@@ -388,6 +388,7 @@ def test_results_that_are_not_numbers_flags_or_declared_infos_are_refused(
         ("value_ranges", {"reward": (1.0, 0.0)}, "value_ranges must be a dict"),
         ("task_space", "all", "task_space must be a"),
         ("seed_bits", 64, "seed_bits"),
+        ("stepping", "thread", "stepping must be 'serial' or 'threads', got 'thread'"),
     ],
 )
 def test_declarations_are_read_and_checked(way: str, name: str, wrong: Any, message: str) -> None:
