@@ -325,16 +325,16 @@ def refuse_different_problems(configs: Sequence[Config]) -> None:
 
 
 def check_comparable(groups: Sequence[RunGroup]) -> list[str]:
-    """Refuse groups of different problems, and return sentences about the other settings that differ."""
+    """Refuse groups of different problems, and return a sentence about the other settings that differ, if any do."""
     if len(groups) < 2:
         raise ConfigError("these runs are all of one experiment; give those of two or more")
     refuse_different_problems([group.config for group in groups])
-    return [
-        f"Not only the algorithm differs: {key} is "
+    unequal = [
+        f"{key} is "
         + ", ".join(f"{readable_value(value)} ({group.name})" for value, group in zip(values, groups, strict=True))
-        + "."
         for key, values in unequal_settings(groups).items()
     ]
+    return [f"Not only the algorithm differs: {'; '.join(unequal)}."] if unequal else []
 
 
 def read_runs(

@@ -11,6 +11,7 @@ from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import ConfigError
 from maml_rl.results.comparable import (
     RunGroup,
+    check_comparable,
     common_steps,
     difference_at_common_steps,
     equal_steps,
@@ -100,7 +101,11 @@ def test_settings_of_the_machine_make_no_other_experiment(tmp_path: Path) -> Non
 def test_unequal_settings_are_those_that_both_algorithms_have(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", [1.0], seed=1, algorithm_settings={"max-kl": 0.1}, num_workers=1)
     second = write_run(tmp_path / "b", [1.0], algorithm="promp", fast_lr=0.5, gamma=0.9)
-    assert unequal_settings(read_runs([first, second])[0]) == {"gamma": [0.99, 0.9], "fast-lr": [0.1, 0.5]}
+    groups, _ = read_runs([first, second])
+    assert unequal_settings(groups) == {"gamma": [0.99, 0.9], "fast-lr": [0.1, 0.5]}
+    one, other = (group.name for group in groups)
+    gamma, step = f"gamma is 0.99 ({one}), 0.9 ({other})", f"fast-lr is 0.1 ({one}), 0.5 ({other})"
+    assert check_comparable(groups) == [f"Not only the algorithm differs: {gamma}; {step}."]
 
 
 def test_difference_is_that_of_the_last_returns_within_common_steps(tmp_path: Path) -> None:
