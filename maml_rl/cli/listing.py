@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from maml_rl.arguments import suggest
 from maml_rl.config.catalog import full_name, shipped_configs, zoo
-from maml_rl.config.config import PROBLEM, Config, load_config
+from maml_rl.config.config import Config, load_config
 from maml_rl.config.reference import MEASURED
 from maml_rl.errors import ConfigError
+from maml_rl.results.problem import problem_of
 
 _Entry = TypeVar("_Entry")
 
@@ -66,8 +67,8 @@ def list_configs(text: str, *, verbose: bool) -> Iterable[str]:
 def _another_problem(name: str, config: Config) -> str:
     """Return a sentence about what differs from the problem of the config that the last part of the name means."""
     usual = shipped_configs()[name.rpartition("/")[2]]
-    reference = load_config(usual)
-    keys = [key.replace("_", "-") for key in PROBLEM if getattr(config, key) != getattr(reference, key)]
+    reference = problem_of(load_config(usual))
+    keys = [key for key, value in problem_of(config).items() if value != reference[key]]
     return f"Another problem than {full_name(usual)}: {' and '.join(keys)}." if keys else ""
 
 

@@ -67,8 +67,6 @@ _NAME = (TASKS, "distribution")
 _PLACEMENT = "placement"
 # Settings of what acts, which a policy of the user's own has instead.
 OF_POLICIES = ("hidden-sizes", "memory", "conv-layers", "image-scale", "nonlinearity", "output-scale")
-# Configs that differ in these, names of fields, are of different problems.
-PROBLEM = ("env_name", "env_kwargs", "max_episode_steps")
 # Settings that some algorithms use and others do not; see `MetaLearner.uses`.
 OF_LEARNERS = (
     *("gamma", "gae-lambda", "bootstrap", "baseline"),

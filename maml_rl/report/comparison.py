@@ -11,7 +11,7 @@ from maml_rl.report.curves import group_css
 from maml_rl.report.figures import Series, figure, legend, named, numbers, table
 from maml_rl.report.markup import Markup, element
 from maml_rl.report.plot import Axis, Plot
-from maml_rl.results.comparable import METHODS, readable_value, unequal_settings
+from maml_rl.results.comparable import METHODS, unequal_settings
 from maml_rl.results.evaluation import (
     Evaluation,
     Line,
@@ -21,7 +21,7 @@ from maml_rl.results.evaluation import (
     returns_table,
     share_tasks,
 )
-from maml_rl.results.scales import Span, counted, readable, readable_interval
+from maml_rl.results.scales import Span, counted, readable, readable_interval, readable_value
 from maml_rl.results.verdict import GroupResult, at_common_steps, base_of, cautions, verdicts
 
 # Maximum number of numbers below an axis.

@@ -16,9 +16,17 @@ from maml_rl.report import curves, task_charts
 from maml_rl.report.comparison import performance_profiles, step_returns, step_table, verdict
 from maml_rl.report.figures import choices, named, row, table
 from maml_rl.report.markup import Markup, element, join
-from maml_rl.results.comparable import Run, RunGroup, readable_value
+from maml_rl.results.comparable import Run, RunGroup
 from maml_rl.results.evaluation import NORMALIZED, pooled_intervals
-from maml_rl.results.scales import counted, decimals, readable, readable_count, readable_interval, readable_seconds
+from maml_rl.results.scales import (
+    counted,
+    decimals,
+    readable,
+    readable_count,
+    readable_interval,
+    readable_seconds,
+    readable_value,
+)
 from maml_rl.results.verdict import GroupResult, normalized
 from maml_rl.runs.system import package_versions
 

@@ -5,8 +5,6 @@ group, with the shortest name that tells it apart. Unfinished runs are named, an
 Groups are compared over the environment steps that all of their runs have, and settings that differ are named.
 """
 
-import json
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -16,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.config.config import PROBLEM, Config
+from maml_rl.config.config import Config
 from maml_rl.envs.meta_env import ValueRanges
 from maml_rl.errors import ConfigError
 from maml_rl.results.evaluation import after
 from maml_rl.results.identity import NOT_THE_EXPERIMENT, identity
-from maml_rl.results.scales import counted
+from maml_rl.results.problem import problem_of, refuse_different_problems
+from maml_rl.results.scales import counted, readable_value
 from maml_rl.results.statistics import jackknife_intervals, mean, pooled, without_each
 from maml_rl.runs.checkpoint import list_checkpoints
 from maml_rl.runs.metrics import Metrics, counted_by, describe_damage, inspect_metrics
@@ -293,35 +292,14 @@ def unequal_settings(groups: Sequence[RunGroup]) -> dict[str, list[Any]]:
 
 
 def _unequal(configs: Sequence[Config]) -> dict[str, list[Any]]:
-    flat = [config.flat() for config in configs]
+    flat = [config.flat() | problem_of(config) for config in configs]
     differing = {key for one, other in combinations(configs, 2) for key in one.differences(other)}
-    return {
+    unequal = {
         key: [values[key] for values in flat]
         for key in flat[0]
         if key in differing - NOT_THE_EXPERIMENT - {"algorithm", "method"} and all(key in values for values in flat)
     }
-
-
-def problem_of(config: Config) -> dict[str, Any]:
-    """Return what makes a problem; runs that differ in it are not compared."""
-    return {name.replace("_", "-"): getattr(config, name) for name in PROBLEM}
-
-
-def refuse_different_problems(configs: Sequence[Config]) -> None:
-    """Refuse configs whose tasks differ, and name the settings that make them one problem."""
-    differing: dict[str, list[str]] = {}
-    for key in problem_of(configs[0]):
-        values = list(dict.fromkeys(readable_value(problem_of(config)[key]) for config in configs))
-        if len(values) > 1:
-            differing[key] = values
-    if differing:
-        what = ", ".join(f"{key!r} is {' and '.join(each)}" for key, each in differing.items())
-        settings = {key: json.dumps(problem_of(configs[0])[key]) for key in differing}
-        given = " ".join(shlex.quote(f"{key}={value}") for key, value in settings.items())
-        raise ConfigError(
-            f"{what}: these are different problems; compare runs of one, or train all configs on that of the first: "
-            f"--set {given}"
-        )
+    return {key: values for key, values in unequal.items() if any(value != values[0] for value in values)}
 
 
 def check_comparable(groups: Sequence[RunGroup]) -> list[str]:
@@ -494,17 +472,6 @@ def _different_parts(paths: Sequence[Sequence[str]]) -> list[str]:
             if len(set(names)) == len(names):
                 return names
     raise ValueError("two paths are the same")
-
-
-def readable_value(value: object) -> str:
-    """Return a setting as a config has it, on one line."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {readable_value(entry)}" for key, entry in value.items()) + "}"
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(readable_value, value)) + "]"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def moving_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """From numbers to positions on a chart: spans of values, round ticks, short labels."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -126,3 +126,14 @@ def readable_seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def readable_value(value: object) -> str:
+    """Return a setting as a config has it, on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {readable_value(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(readable_value, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

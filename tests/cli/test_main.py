@@ -24,7 +24,7 @@ from maml_rl.config.config import load_config
 from maml_rl.config.reference import MEASURED
 from maml_rl.envs import FAMILIES
 from maml_rl.errors import ConfigError
-from maml_rl.results.comparable import refuse_different_problems
+from maml_rl.results.problem import refuse_different_problems
 
 Command = Callable[..., str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -298,7 +298,8 @@ def test_configs_of_one_name_are_one_problem_or_list_and_refusal_say_what_differ
     for name, path in paths.items():
         config = load_config(path)
         problems[name] = {"env-name": config.env_name, "env-kwargs": config.env_kwargs}
-        problems[name]["max-episode-steps"] = config.max_episode_steps
+        # What a config leaves to its family is the same as if it named it.
+        problems[name]["max-episode-steps"] = config.max_episode_steps or FAMILIES[config.env_name].max_episode_steps
     several = 0
     for name, problem in problems.items():
         usual = full_name(find_config(name.rpartition("/")[2]))
