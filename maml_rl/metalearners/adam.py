@@ -18,7 +18,7 @@ from maml_rl.derivatives import EpisodeStore
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
 from maml_rl.metalearners.losses import DivisorSettings, chosen_loss, clipped_loss, dice, divergence
 from maml_rl.metalearners.metalearner import MetaLearner
-from maml_rl.policies import Policy
+from maml_rl.policies import MLPPolicy, Policy
 
 
 class AdamSettings(SettingsModel):
@@ -36,8 +36,8 @@ class AdamSettings(SettingsModel):
         return reinforce(outcome)
 
 
-class ClippedSettings(SettingsModel):
-    """Settings of every algorithm with the clipped objective of PPO; a base class before `AdamSettings`."""
+class ClippedSettings(AdamSettings):
+    """Settings of every such algorithm with the clipped objective of PPO."""
 
     num_updates: Annotated[Count, Field(description="steps of Adam on each batch")] = 5
     clip: Annotated[Positive, Field(description="clip range of the probability ratio around 1")] = 0.3
@@ -139,9 +139,6 @@ class MAMLVPG(AdamLearner):
     https://arxiv.org/abs/1810.06784
     """
 
-    class Settings(AdamSettings):
-        """Settings of MAML-VPG."""
-
 
 class MAMLPPO(AdamLearner):
     """MAML whose meta-policy takes several steps of Adam down the clipped objective after adaptation.
@@ -150,8 +147,7 @@ class MAMLPPO(AdamLearner):
     together in the code of Rothfuss et al. 2019, https://arxiv.org/abs/1810.06784
     """
 
-    class Settings(ClippedSettings, AdamSettings):
-        """Settings of MAML-PPO."""
+    Settings = ClippedSettings
 
 
 class DiceMAML(AdamLearner):
@@ -165,3 +161,34 @@ class DiceMAML(AdamLearner):
         """Settings of DiCE-MAML."""
 
     inner_loss = staticmethod(dice)
+
+
+class ANIL(AdamLearner):
+    """MAML-PPO whose inner loop adapts the head of the policy; the rest is learned for all tasks.
+
+    Source: Raghu et al. 2020, https://arxiv.org/abs/1909.09157
+    """
+
+    class Settings(ClippedSettings):
+        """Settings of ANIL."""
+
+        head: Annotated[
+            Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
+            Field(description="names of the parameters that are adapted; null: the output layer of an MLP"),
+        ] = None
+
+    settings: Settings
+
+    @classmethod
+    def make_rule(cls, policy: Policy, config: Config, settings: Settings) -> AdaptationRule:
+        """Make gradient steps on the head, which of a policy other than an MLP must be named."""
+        known = list(dict(policy.named_parameters()))
+        last = policy.perceptron.layer_names[-1] if isinstance(policy, MLPPolicy) else ()
+        head: Sequence[str] = settings.head or last
+        if not head or not set(head) <= set(known):
+            raise config.error(
+                f"name the parameters of the head; those of the policy are {', '.join(known)}",
+                "algorithm-settings",
+                "head",
+            )
+        return AdaptationRule(config.fast_lr, parameters=head, inner_loss=cls.inner_loss)

@@ -1,4 +1,4 @@
-"""Learners of recorded histories: a policy predicts actions, and adapts by its memory."""
+"""Learners of recorded histories, whose policies predict actions, and adapt by their memory: their base, AD and DPT."""
 
 import hashlib
 from abc import abstractmethod
@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -284,6 +285,53 @@ class HistoryLearner(RecordedLearner):
 
     def begin_schedules(self) -> None:
         self._steps_taken = 0
+
+
+class AD(HistoryLearner):
+    """Predicts the next action of a learner from its observations and actions in many of its episodes.
+
+    To predict a learner that improves from episode to episode, the transformer must notice the progress, and reproduce
+    in its context the effect of the learner's updates. It sees only every `keep`-th episode of a history, so that it
+    improves faster than the learner did.
+
+    Source: Laskin et al. 2022, https://arxiv.org/abs/2210.14215
+    """
+
+    class Settings(HistorySettings):
+        """Settings of algorithm distillation."""
+
+        keep: Annotated[Count, Field(description="use only every keep-th episode of a history; 1: all")] = 1
+        label_smoothing: Annotated[
+            float, Field(ge=0, lt=1, description="label smoothing: probability spread evenly over all discrete actions")
+        ] = 0.1
+
+    settings: Settings
+
+    def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        drawn = self.sequences(rng, keep=self.settings.keep)
+        return drawn.observations, drawn.actions
+
+    def imitation(self, outputs: tuple[Tensor, ...], actions: Tensor) -> Tensor:
+        """Return the cross-entropy of the actions; the targets of discrete ones are smoothed."""
+        if not self._has_one_choice:
+            return super().imitation(outputs, actions)
+        smoothing = self.settings.label_smoothing
+        return F.cross_entropy(outputs[0].flatten(0, 1), actions.flatten(), label_smoothing=smoothing)
+
+
+class DPT(HistoryLearner):
+    """Predicts the best action of the task that a sequence is from, independently of the actions in it.
+
+    The prediction after some steps is the posterior of the best action. Acting by a draw from it is posterior sampling,
+    like Thompson sampling, without a model of the tasks. The family computes which action is best.
+
+    Source: Lee et al. 2023, https://arxiv.org/abs/2306.14892
+    """
+
+    def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        drawn = self.sequences(rng)
+        assert self.histories is not None
+        return drawn.observations, self.histories.optimal_actions(drawn)
 
 
 class LearnedTasks:
