@@ -73,9 +73,8 @@ class TrialCritics(nn.Module):
         inputs = units
         if actions is not None:
             numbers = actions.to(units)
-            if isinstance(self.head, SquashedGaussianHead):
-                numbers = self.head.inside(self.head.perform(numbers))
-            numbers = numbers.flatten(2)
+            is_squashed = isinstance(self.head, SquashedGaussianHead)
+            numbers = self.head.inside(self.head.perform(numbers)) if is_squashed else self.head.entries(numbers)
             inputs = torch.cat((units, numbers), -1)
         logits = self.layers.rest(self.layers.first_layer(inputs.flatten(0, 1), fixed=fixed), fixed=fixed)
         each = (self.num_choices,) if self.num_choices else ()

@@ -1,7 +1,5 @@
 """The settings of a memory, which are the same for all learners whose policies have one, and what they refuse."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -31,16 +29,25 @@ class MemorySettings(BaseModel):
         """The cell of a recurrent layer, or the sizes of a transformer."""
         return Attention(self.context, self.num_layers, self.num_heads) if self.cell == "transformer" else self.cell
 
+    def body_of(self, width: int, config: Config) -> Cell | Attention:
+        """Return the same; refuse, by a ConfigError, a transformer whose heads do not divide its width."""
+        body = self.body
+        if isinstance(body, Attention):
+            try:
+                body.head_size(width)
+            except ValueError as error:
+                raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None
+        return body
+
     def make_policy(self, env: Any, config: Config, **options: Any) -> SequencePolicy:
         """Make a policy of this memory for the spaces of `env`; the settings must have a `hidden_size`."""
         observations, actions = env.single_observation_space, env.single_action_space
         hidden_size: int = vars(self)["hidden_size"]
         options |= {"conv_layers": config.conv_layers, "image_scale": config.image_scale, "seed": config.seed}
-        body = self.body
-        if not isinstance(body, Attention):
-            return GRUPolicy(observations, actions, hidden_size, cell=body, **options)
-        with refuse_sizes(config):
+        body = self.body_of(hidden_size, config)
+        if isinstance(body, Attention):
             return TransformerPolicy(observations, actions, hidden_size, body, **options)
+        return GRUPolicy(observations, actions, hidden_size, cell=body, **options)
 
 
 def refuse_hidden_rewards(config: Config) -> None:
@@ -49,12 +56,3 @@ def refuse_hidden_rewards(config: Config) -> None:
         raise config.error(
             f"{config.algorithm} learns from the last action and reward; add 'observe-last: true'", "algorithm"
         )
-
-
-@contextmanager
-def refuse_sizes(config: Config) -> Iterator[None]:
-    """Turn a policy's error about the sizes of its transformer into an error of the config."""
-    try:
-        yield
-    except ValueError as error:
-        raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None

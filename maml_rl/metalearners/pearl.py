@@ -279,15 +279,15 @@ class PEARL(SoftActorCritic):
         """Return the encoder's inputs for transitions, (..., inputs), with actions in units of half of their range."""
         name = self.settings.context_reward
         rewards = seen.rewards if name is None else seen.infos[name]
-        parts = [seen.observations.float(), self._squashed(seen.actions, rewards.dim()), rewards.unsqueeze(-1).float()]
+        parts = [seen.observations.float(), self._squashed(seen.actions), rewards.unsqueeze(-1).float()]
         if self.settings.next_observations:
             parts.append(seen.next_observations.float())
         return torch.cat([part.to(self.device) for part in parts], -1)
 
-    def _squashed(self, actions: Tensor, axes: int) -> Tensor:
-        """Return the environment's actions, with `axes` axes before an action's own, as (..., A) in (-1, 1)."""
-        actions = actions.to(self.device).float().flatten(axes)
-        return (actions - self.policy.distributions.bounds(actions)[0]) * self._unit
+    def _squashed(self, actions: Tensor) -> Tensor:
+        """Return actions (..., *action shape) of the environment as vectors (..., A) in (-1, 1)."""
+        head, actions = self.policy.distributions, actions.to(self.device).float()
+        return (head.entries(actions) - head.bounds(actions)[0]) * self._unit
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         """Store the episodes in the replay buffer, and take steps on batches from it once there are enough.
@@ -345,7 +345,7 @@ class PEARL(SoftActorCritic):
         rewards, terminal = steps.rewards.flatten(), steps.terminations.flatten().float()
         head, temperature = self.policy.distributions, self.networks.log_temperature.exp()
         alpha = temperature.detach()
-        done = self._squashed(steps.actions.flatten(0, 1), 1)
+        done = self._squashed(steps.actions.flatten(0, 1))
         # The encoder receives no gradient of actor or targets, only that of the critics.
         fixed = contexts.detach()
         parameters = self.policy.under(torch.cat((before, after)), torch.cat((fixed, fixed)))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, Fraction
 from maml_rl.experience import Replay, Steps
-from maml_rl.metalearners.memory_settings import MemorySettings, refuse_sizes
+from maml_rl.metalearners.memory_settings import MemorySettings
 from maml_rl.metalearners.replay_learner import TrialReplayLearner, TrialReplaySettings
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,
@@ -169,14 +169,13 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
         settings.refuse(config, env)
         embeddings = settings.observation_embedding, settings.action_embedding, settings.reward_embedding
-        with refuse_sizes(config):
-            return RecurrentActor(
-                env.single_observation_space,
-                env.single_action_space,
-                EncoderSizes(settings.hidden_size, embeddings, settings.body),
-                config.hidden_sizes,
-                seed=config.seed,
-            )
+        return RecurrentActor(
+            env.single_observation_space,
+            env.single_action_space,
+            EncoderSizes(settings.hidden_size, embeddings, settings.body_of(settings.hidden_size, config)),
+            config.hidden_sizes,
+            seed=config.seed,
+        )
 
     def draw_inputs(self) -> Sequence[Input]:
         settings = self.settings
@@ -241,7 +240,7 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
             with torch.no_grad():
                 values = self.targets.decode(self.targets(of_targets, after, actions[1:]))
                 following = soft_values(values, log_probs[1:], alpha)
-            done = (trials.actions.flatten(2) - self._squashed.bounds(seen)[0]) * self._unit
+            done = (self._squashed.entries(trials.actions.to(seen)) - self._squashed.bounds(seen)[0]) * self._unit
             taken = self.critics(of_critics, before, done)
             proposed = self.critics(of_critics, before, actions[:-1], fixed=True)
             reached = soft_values(self.critics.decode(proposed), log_probs[:-1], alpha)

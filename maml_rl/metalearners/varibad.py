@@ -119,7 +119,7 @@ class VariBAD(TrialPPOLearner):
             env.single_observation_space,
             env.single_action_space,
             config.hidden_sizes,
-            EncoderSizes(settings.encoder_size, embeddings, settings.body),
+            EncoderSizes(settings.encoder_size, embeddings, settings.body_of(settings.encoder_size, config)),
             latent_size=settings.latent_size,
             nonlinearity=config.nonlinearity,
             seed=config.seed,

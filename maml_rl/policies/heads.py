@@ -117,6 +117,10 @@ class Head(Distributions):
         """Return actions (..., *action shape) of an environment as episodes keep them."""
         return performed
 
+    def entries(self, actions: Tensor) -> Tensor:
+        """Return actions (..., *action shape) as vectors, (..., A)."""
+        return actions.reshape(*actions.shape[: actions.dim() - len(self.action_shape)], math.prod(self.action_shape))
+
     def actor(self, params: Params) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return the function from units, noise and flat observations to recorded actions under fixed parameters.
 
@@ -305,9 +309,8 @@ class SquashedGaussianHead(Head):
 
     def inside(self, actions: Tensor) -> Tensor:
         """Return actions of the environment (..., *action shape) in units of half of their range, (..., A)."""
-        actions = actions.flatten(actions.dim() - len(self.action_shape))
         center, half_range = self.bounds(actions)
-        return (actions - center) / torch.where(half_range > 0.0, half_range, 1.0)
+        return (self.entries(actions) - center) / torch.where(half_range > 0.0, half_range, 1.0)
 
     def _squash(self, before: Tensor) -> Tensor:
         """Return actions of the environment, (..., A)."""
@@ -370,14 +373,13 @@ class LatentGaussianHead(SquashedGaussianHead):
         return (_of_real(noise, parameters) * torch.exp(log_std) + mean).reshape(*mean.shape[:-1], *self.action_shape)
 
     def perform(self, recorded: Tensor) -> Tensor:
-        return self._squash(recorded.flatten(recorded.dim() - len(self.action_shape))).reshape(recorded.shape)
+        return self._squash(self.entries(recorded)).reshape(recorded.shape)
 
     def recorded(self, performed: Tensor) -> Tensor:
         return self._unsquashed(performed).reshape(performed.shape)
 
     def log_prob(self, parameters: DistributionParams, actions: Tensor) -> Tensor:
-        before = actions.to(parameters[0].dtype)
-        return self._density(parameters, before.flatten(before.dim() - len(self.action_shape)))
+        return self._density(parameters, self.entries(actions.to(parameters[0].dtype)))
 
 
 class CategoricalHead(Head):

@@ -237,8 +237,7 @@ class SequencePolicy(BodyPolicy):
         is_stacked, body = params["head.weight"].dim() == 3, self._body
         if is_stacked and not body.runs_tasks:
             return super().unroll_tasks(observations, params, memory)
-        shape = *observations.shape[: 3 if is_stacked else 2], self.input_size
-        inputs = self._encode(observations, params).reshape(shape)
+        inputs = self._encode(observations, params)
         units, after = body.run(inputs, memory, within(params, f"{self.body_name}."))
         of_values = None if self.value_head is None else units
         if self.value == "network":
@@ -301,14 +300,14 @@ class SequencePolicy(BodyPolicy):
         params = dict(self.named_parameters()) if params is None else params
         units = unrolled.units
         if not self._has_one_choice:
-            units = torch.cat((units, perform(self, actions).flatten(2).to(units)), -1)
+            units = torch.cat((units, self.distributions.entries(perform(self, actions)).to(units)), -1)
         rewards = self._through_head("reward_head", units, params)
         if self._has_one_choice:
             rewards = rewards.gather(-1, actions.long().unsqueeze(-1))
         return rewards.squeeze(-1)
 
     def _encode(self, observations: Tensor, params: Params | None = None) -> Tensor:
-        """Return observations (M, S, ...) as numbers of the parameters' type; integer ones as one-hot vectors.
+        """Return observations as vectors (..., size) of the parameters' type; integer ones become one-hot vectors.
 
         Given the parameters, shared or stacked (M, ...), they are normalized, too, if this policy does that. Where
         there is an embedding, they went through it.
@@ -322,11 +321,12 @@ class SequencePolicy(BodyPolicy):
         if self._inputs is not None:
             current = dict(self.named_parameters()) if params is None else params
             return self.compressed(self._inputs.features(observations, current))
-        dtype = self.head.weight.dtype
-        if isinstance(self.observation_space, spaces.Discrete):
-            categories = torch.arange(self.input_size, device=observations.device) + int(self.observation_space.start)
+        space, dtype = self.observation_space, self.head.weight.dtype
+        if isinstance(space, spaces.Discrete):
+            categories = torch.arange(int(space.n), device=observations.device) + int(space.start)
             return (observations.unsqueeze(-1) == categories).to(dtype)
-        numbers = self.compressed(observations.to(dtype))
+        axes = observations.shape[: observations.dim() - len(space.shape)]
+        numbers = self.compressed(observations.reshape(*axes, math.prod(space.shape)).to(dtype))
         if params is None or self.observation_mean is None:
             return numbers
         mean, std = params["observation_mean"], params["observation_std"]
@@ -345,7 +345,7 @@ class SequencePolicy(BodyPolicy):
     def _encode_rows(self, observations: Tensor, params: Params, rows: SlotRows) -> Tensor:
         """Return observations (M, S, ...) as numbers (M, S, input_size), to the last bit the same with any others."""
         if self._inputs is None and self.embedding is None:
-            return self._encode(observations, params).reshape(*rows.grid, self.input_size)
+            return self._encode(observations, params)
         return rows.join([self._encode(block, params) for block in rows.split(observations)])
 
 

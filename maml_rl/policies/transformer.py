@@ -53,6 +53,15 @@ class Attention:
                 f"num_key_value_heads must divide num_heads, {self.num_heads}, got {self.num_key_value_heads}"
             )
 
+    def head_size(self, hidden_size: int) -> int:
+        """Return the width of a head for tokens of a width; a ValueError if the heads do not divide it evenly."""
+        if hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"hidden_size must be a multiple of twice num_heads, {2 * self.num_heads}, got {hidden_size}; "
+                "positions turn pairs of numbers of a head"
+            )
+        return hidden_size // self.num_heads
+
 
 class Transformer(MemoryBody):
     """A decoder of pre-normalized blocks, whose positions are relative to each other (rotary embeddings).
@@ -81,14 +90,8 @@ class Transformer(MemoryBody):
 
     def __init__(self, inputs: int, hidden_size: int, sizes: Attention, *, token_shift: bool = False) -> None:
         super().__init__()
-        if hidden_size % (2 * sizes.num_heads):
-            raise ValueError(
-                f"hidden_size must be a multiple of twice num_heads, {2 * sizes.num_heads}, got {hidden_size}; "
-                "positions turn pairs of numbers of a head"
-            )
         self.input_size, self.hidden_size, self.sizes, self.token_shift = inputs, hidden_size, sizes, token_shift
-        width = hidden_size
-        self.head_size = width // sizes.num_heads
+        width, self.head_size = hidden_size, sizes.head_size(hidden_size)
         shared = self.head_size * sizes.num_key_value_heads
         self.embed = empty_layer(nn.Linear, inputs * (1 + token_shift), width)
         self.blocks = nn.ModuleList(

@@ -4,8 +4,11 @@ import gc
 from contextlib import nullcontext
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium.wrappers import TransformAction
 
 from maml_rl.config import load_config
 from maml_rl.errors import CheckpointError, ConfigError
@@ -53,6 +56,23 @@ def run(
         gc.garbage.clear()
         gc.unfreeze()
     return request.param, folder
+
+
+@pytest.mark.parametrize("algorithm", ["rl2", "rsac", "amago", "pearl"])
+def test_actions_may_be_single_numbers_in_double_precision(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(gymnasium.registry, "Scalar-v0", raising=False)
+    gymnasium.register("Scalar-v0", _with_one_number, max_episode_steps=5)
+    config = small(algorithm, env_name="Scalar-v0", num_batches=2)
+    settings = {"reward-prediction-coefficient": 0.1} if algorithm == "rl2" else {}
+    train(config.override({"algorithm-settings": settings}), tmp_path / "run", num_workers=0)
+    assert load_policy(tmp_path / "run").distributions.action_shape == ()
+
+
+def _with_one_number() -> gymnasium.Env:
+    env = gymnasium.make("2DNavigation-v0").unwrapped
+    return TransformAction(env, lambda action: np.full(2, action), gymnasium.spaces.Box(-0.1, 0.1, (), np.float64))
 
 
 def test_policy_has_moved(run: tuple[str, Path]) -> None:

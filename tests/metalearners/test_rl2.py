@@ -374,6 +374,13 @@ def test_policies_that_the_learner_cannot_train_are_refused() -> None:
             {"algorithm-settings": {"cell": "transformer", "hidden-size": 12, "num-heads": 4}},
             "no transformer of these sizes: hidden_size must be a multiple of twice num_heads, 8, got 12",
         ),
+        (
+            {
+                "env-name": "tests.looking_env:Looking-v0",
+                "algorithm-settings": {"cell": "transformer", "normalize-observations": True},
+            },
+            "'env-name' in .*: only vectors are normalized, and the observations are",
+        ),
         ({"policy": "tests.metalearners.test_rl2:plain"}, "'policy' in .*: rl2 trains a policy with a memory"),
     ],
 )

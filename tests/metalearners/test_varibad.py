@@ -183,6 +183,7 @@ def test_policy_normalizes_observations_by_the_moments_of_all_samples() -> None:
             {"env-kwargs": {"width": 200, "height": 200}},
             "reward-decoder' in .*a grid of 4e.04 cells is too large for an output for each",
         ),
+        ({"cell": "transformer", "encoder-size": 12}, {}, "'algorithm-settings' in .*no transformer of these sizes"),
         ({}, {"method": "oracle"}, "'method' in .*varibad adapts without gradient steps"),
         ({"reward-prediction-coefficient": 1.0}, {}, "reward-prediction-coefficient.*it is a setting of rl2"),
         ({}, {"policy": "tests.metalearners.test_varibad:recurrent"}, "a policy of state and belief, and got a GRUP"),

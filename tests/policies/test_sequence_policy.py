@@ -80,14 +80,25 @@ def test_only_unbounded_numbers_are_normalized() -> None:
         GRUPolicy(spaces.Discrete(3), ACTIONS["box"], 4, normalize_observations=True)
 
 
-def test_a_discrete_observation_is_a_one_hot_vector() -> None:
-    policy = GRUPolicy(spaces.Discrete(3, start=5), ACTIONS["discrete"], 4)
-    numbers = torch.tensor([[5, 6], [7, 5]])
-    same = GRUPolicy(spaces.Box(0.0, 1.0, (3,)), ACTIONS["discrete"], 4)
-    vectors = torch.nn.functional.one_hot(numbers - 5, 3)
-    torch.testing.assert_close(policy.unroll(numbers).distribution, same.unroll(vectors).distribution)
+@pytest.mark.parametrize("embedding_size", [None, 5])
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(3, start=5), spaces.Box(-1.0, 1.0, (3, 2)), spaces.Box(-1.0, 1.0, ())], ids=str
+)
+def test_observations_are_flattened_and_discrete_ones_one_hot_vectors(space: Any, embedding_size: int | None) -> None:
+    if isinstance(space, spaces.Discrete):
+        seen = torch.tensor([[5, 6], [7, 5]])
+        vectors = torch.nn.functional.one_hot(seen - 5, 3)
+    else:
+        seen = torch.rand((2, 2, *space.shape), generator=torch.Generator().manual_seed(0))
+        vectors = seen.reshape(2, 2, -1)
+    policy, same = (
+        GRUPolicy(each, ACTIONS["discrete"], 4, embedding_size=embedding_size)
+        for each in (space, spaces.Box(-1.0, 1.0, vectors.shape[2:]))
+    )
+    same.load_state_dict(policy.state_dict())
+    torch.testing.assert_close(policy.unroll(seen).distribution, same.unroll(vectors).distribution)
     noise, memory = torch.full((2, 2, 1), 0.4), (torch.zeros(2, 2, 4),)
-    acted, expected = (each.act(seen, noise, memory) for each, seen in ((policy, numbers), (same, vectors)))
+    acted, expected = (each.act(rows, noise, memory) for each, rows in ((policy, seen), (same, vectors)))
     torch.testing.assert_close(acted, expected)
 
 

@@ -49,6 +49,16 @@ def test_density_is_finite_where_tanh_is_one() -> None:
     assert torch.isfinite(head.log_prob((mean.detach(), torch.zeros(1, 2)), torch.tensor([[3.0, 2.5]]))).all()
 
 
+def test_a_single_number_has_the_density_of_a_vector_of_one() -> None:
+    head, of_vectors = (LatentGaussianHead(spaces.Box(-1.0, 2.0, shape)) for shape in ((), (1,)))
+    units, performed = torch.tensor([[0.3, -1.0], [0.1, 0.5]]), torch.tensor([-0.4, 1.7])
+    parametrized, recorded = head.parametrize(units, {}), head.recorded(performed)
+    torch.testing.assert_close(head.perform(recorded), performed)
+    expected = of_vectors.log_prob(parametrized, of_vectors.recorded(performed[:, None]))
+    assert torch.equal(head.log_prob(parametrized, recorded), expected)
+    assert torch.equal(head.inside(performed), of_vectors.inside(performed[:, None]))
+
+
 def test_deviation_stays_within_its_bounds() -> None:
     _, log_std = SquashedGaussianHead(BOX).parametrize(torch.tensor([0.0, 0.0, -90.0, 90.0]), {})
     assert log_std.tolist() == [-20.0, 2.0]

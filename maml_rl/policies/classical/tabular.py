@@ -254,7 +254,7 @@ class UCRL2(TabularPolicy):
 
     Args:
         scale: positive; 1 is the algorithm of the paper.
-        delta: in (0, 1), the probability that a bound may fail.
+        delta: in (0, 1], the probability that a bound may fail.
 
     Source: Jaksch et al. 2010, https://jmlr.org/papers/v11/jaksch10a
     """
@@ -263,7 +263,7 @@ class UCRL2(TabularPolicy):
         self, num_states: int, num_actions: int, horizon: int, scale: float = 1.0, *, delta: float = 0.05
     ) -> None:
         super().__init__(num_states, num_actions, horizon, reward_prior=(0.0, 1e-4), transition_prior=1e-5)
-        self.scale, self.delta = check_positive("scale", scale), check_positive("delta", delta)
+        self.scale, self.delta = check_positive("scale", scale), check_positive("delta", check_fraction("delta", delta))
 
     def plan(self, visits: Tensor, rewards: Tensor, transitions: Tensor, noise: Tensor) -> Tensor:
         seen = visits - self.prior[1]

@@ -200,6 +200,7 @@ def test_epsilon_greedy_explores_with_probability_epsilon() -> None:
         (lambda: PSRL(2, 2, 3, transition_prior=0.5), "at least 1"),
         (lambda: PSRL(2, 2, 3, reward_prior=(0.0, 0.0)), "reward_prior"),
         (lambda: UCRL2(2, 2, 3, 0.0), "scale"),
+        (lambda: UCRL2(2, 2, 3, delta=5.0), "delta"),
         (lambda: BEB(2, 2, 3, -1.0), "beta"),
         (lambda: TabularEpsilonGreedy(2, 2, 3, -0.1), "epsilon"),
     ],
