@@ -139,12 +139,14 @@ class Stepper:
     def take(self, num: int, draw: Callable[[], Sequence[Input]], names: Sequence[str]) -> dict[str, Any]:
         """Take `num` steps on inputs that are drawn; return the number, `updates`, and the means of named statistics.
 
+        The names are those of the first statistics, of which there may be more.
+
         Raises:
             NonFiniteError: If a loss, a gradient or a statistic is not finite.
         """
-        totals = torch.zeros(len(names) + 2, device=self._device)
+        totals = torch.zeros((), device=self._device)
         for _ in range(num):
-            totals += self(*draw())
+            totals = totals + self(*draw())
         return {"updates": num, **dict(zip(names, self.checked(totals / num), strict=False))}
 
     def apply(self, statistics: Tensor) -> Tensor:

@@ -70,6 +70,15 @@ def test_gaussians_are_squashed_into_a_box_except_in_runs_of_earlier_versions(al
     assert isinstance(make_experiment(box_config("ad", squash=False)).policy.distributions, GaussianHead)
 
 
+def test_continuous_actions_are_learned_and_have_no_accuracy() -> None:
+    learner = make_experiment(box_config("ad", **{"num-updates": 2, "batch-size": 3})).metalearner
+    seen, done = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Box(-0.1, 0.1, (2,), np.float32)
+    learner.learn_from(Histories([{}], [[8]], np.zeros((8, 2)), np.zeros((8, 2)), np.ones(8), EnvKind(seen, done)))
+    metrics = learner.learn(learner.store_of(()), 0)
+    assert metrics.keys() == {"updates", "loss"}
+    assert np.isfinite(metrics["loss"])
+
+
 def test_loss_of_actions_of_a_bounded_box_is_their_density_there() -> None:
     learner = make_experiment(box_config("ad")).metalearner
     generator = torch.Generator().manual_seed(0)
