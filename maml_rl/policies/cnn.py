@@ -21,15 +21,9 @@ from maml_rl.observation_parts import ObservationParts
 from maml_rl.policies.distributions import DistributionParams
 from maml_rl.policies.heads import Head, Params
 from maml_rl.policies.layers import empty_layer, within
-from maml_rl.policies.mlp import (
-    Nonlinearity,
-    Perceptron,
-    StackedLayer,
-    find_nonlinearity,
-    layer_names_for,
-    register_parameters,
-)
+from maml_rl.policies.mlp import Nonlinearity, Perceptron, find_nonlinearity, layer_names_for, register_parameters
 from maml_rl.policies.policy import Act, Acted, Memory, Policy
+from maml_rl.policies.slot_rows import StackedLayer
 from maml_rl.spaces import flat_observation_space, is_image, parts_of
 
 # Number of filters, kernel size and stride of one convolution.

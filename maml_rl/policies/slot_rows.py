@@ -1,17 +1,21 @@
 """Products for the rows of slots that round each row in the same way in every process and with any other rows."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from maml_rl.policies.heads import Params
 
 # Rows that are multiplied together: a product of a fixed shape rounds a slot's row in the same way in every process and
 # with any other rows.
 ROWS = 64
+# Numbers in 64 bytes, where every vector instruction finds its numbers aligned, and in the shortest of vectors.
+_ALIGNMENT, _SHORTEST_VECTOR = 16, 4
 
 
 class SlotRows:
@@ -55,11 +59,58 @@ class SlotRows:
         return joined
 
 
+@dataclass(frozen=True, slots=True)
+class StackedLayer:
+    """A fully connected layer of M tasks, whose rounding of one task does not depend on the others.
+
+    That holds with one intra-op thread; several share the work out by the number of tasks.
+
+    Attributes:
+        weight: (M, in, out), ready to be multiplied with.
+        bias: (M, 1, out).
+        size: output units that the layer has; `weight` may have one more.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    size: int
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor) -> Self:
+        """Make a layer of weights (M, out, in), as nn.Linear has them, and biases (M, out)."""
+        size = bias.shape[1]
+        if size == 1:
+            # One column would be a product with a vector, which is computed by other kernels for one task than for two.
+            weight, bias = pad(weight, (0, 0, 0, 1)), pad(bias, (0, 1))
+        # The transposed view costs no copy.
+        return cls(_aligned(weight).mT, bias.unsqueeze(1), size)
+
+    def __call__(self, units: Tensor) -> Tensor:
+        """Return the output units (M, N, out) of inputs (M, N, in)."""
+        product = torch.baddbmm(self.bias, _aligned(units), self.weight)
+        return product if self.size > 1 else product[..., :1]
+
+
+def _aligned(factor: Tensor) -> Tensor:
+    """Return a factor (M, N, K) of which each task's part begins at 64 bytes, where vector instructions want it.
+
+    Elsewhere a sum of more terms than the shortest vector has would begin with those up to the next such address, and a
+    product would round differently for a task that is the first in another worker.
+    """
+    tasks, rows, columns = factor.shape
+    stride, *inner = factor.stride()
+    if columns < _SHORTEST_VECTOR or (stride % _ALIGNMENT == 0 and inner == [columns, 1]):
+        return factor
+    stride = -(-rows * columns // _ALIGNMENT) * _ALIGNMENT
+    # A third of the time that padding takes.
+    return factor.new_empty_strided((tasks, rows, columns), (stride, columns, 1)).copy_(factor)
+
+
 def affine(units: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """Apply a linear layer to units (..., I); with stacked weights (M, O, I), to units (M, ..., I)."""
     if weights.dim() == 2:
         return linear(units, weights, bias)
-    rows = torch.baddbmm(bias.unsqueeze(1), units.flatten(1, -2), weights.mT)
+    rows = StackedLayer.of(weights, bias)(units.flatten(1, -2))
     return rows.reshape(*units.shape[:-1], weights.shape[1])
 
 
@@ -71,7 +122,11 @@ def through(units: Tensor, params: Params, name: str) -> Tensor:
 def row_product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Callable[[], Tensor | None]:
     """Return a function that writes units @ weights + bias: per task for stacked weights, else in blocks of `ROWS`."""
     if weights.dim() == 3:
-        return partial(torch.baddbmm, bias.unsqueeze(1), units, weights, out=out)
+        if weights.shape[2] > 1 and all(array.stride(0) % _ALIGNMENT == 0 for array in (units, weights, out)):
+            # The parts of all tasks are aligned in the same way, wherever the stack begins.
+            return partial(torch.baddbmm, bias.unsqueeze(1), units, weights, out=out)
+        layer = StackedLayer.of(weights.mT, bias)
+        return lambda: out.copy_(layer(units))
     if units.device.type != "cpu":
         blocks = units.unflatten(0, (-1, ROWS))
         shared = weights.expand(len(blocks), *weights.shape)

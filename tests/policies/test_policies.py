@@ -16,6 +16,7 @@ from maml_rl.machine import intra_op_threads
 from maml_rl.policies import (
     BernoulliMLPPolicy,
     CategoricalMLPPolicy,
+    GRUPolicy,
     Memory,
     MLPPolicy,
     MultiCategoricalMLPPolicy,
@@ -24,6 +25,7 @@ from maml_rl.policies import (
     Policy,
 )
 from maml_rl.policies.distributions import mode
+from maml_rl.policies.soft_actors import ContextActor
 from tests.synthetic import different_params, randn
 
 
@@ -393,26 +395,39 @@ def test_invalid_arguments_are_refused(arguments, message):
         NormalMLPPolicy(**{"input_size": 3, "output_size": 2, **arguments})
 
 
+def vector(size: int, bound: float = np.inf) -> spaces.Box:
+    return spaces.Box(-bound, bound, (size,), np.float32)
+
+
 @pytest.mark.parametrize(
-    ("inputs", "hidden", "outputs"),
+    "policy",
     [
-        *((11, hidden, 3) for hidden in ((), (1,), (35, 1), (65, 33), (67,))),
-        *((inputs, (65, 33), outputs) for inputs, outputs in ((2, 1), (19, 1), (23, 3))),
+        *(NormalMLPPolicy(11, 3, hidden) for hidden in ((), (1,), (35, 1), (65, 33), (67,))),
+        *(NormalMLPPolicy(inputs, outputs, (65, 33)) for inputs, outputs in ((2, 1), (19, 1), (23, 3))),
+        *(ContextActor(vector(17), vector(outputs, 1.0), 5, (30, 50)) for outputs in (1, 3)),
+        *(
+            GRUPolicy(vector(2), vector(outputs, 1.0), size, cell=cell, layers=layers)
+            for cell, size, outputs, layers in (("gru", 30, 3, (30,)), ("lstm", 50, 3, (50,)), ("gru", 64, 1, ()))
+        ),
+        GRUPolicy(vector(2), vector(3, 1.0), 30, layers=(30,), products=30, embedding_size=30),
     ],
+    ids=lambda policy: type(policy).__name__,
 )
-def test_actor_agrees_with_act_in_any_batch_of_tasks_and_for_odd_sizes(
-    inputs: int, hidden: tuple[int, ...], outputs: int
-) -> None:
-    policy, generator = NormalMLPPolicy(inputs, outputs, hidden), torch.Generator().manual_seed(0)
+def test_actor_agrees_with_act_in_any_batch_of_tasks_and_for_odd_sizes(policy: Policy) -> None:
+    size = policy.observation_space.shape[0] if hasattr(policy, "observation_space") else policy.input_size
+    generator = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=generator)
     params = {name: value.detach() + 0.01 * draw(6, *value.shape) for name, value in policy.named_parameters()}
-    for episodes in (1, 2, 3, 5, 20):
-        observations, noise = draw(6, episodes, inputs), draw(6, episodes, outputs)
+    for episodes in (1, 2, 3, 5, 7, 20):
+        observations, noise = draw(6, episodes, size), draw(6, episodes, policy.noise_size)
+        memory = tuple(tensor.unflatten(0, (6, episodes)) for tensor in policy.initial_memory(6 * episodes))
         with torch.inference_mode(), intra_op_threads(1):
-            actions = policy.actor(params)(observations, noise, ())[0]
-            assert torch.equal(actions, policy.act(observations, noise, params=params)[0])
+            actions, after = policy.actor(params)(observations, noise, memory)
+            assert torch.equal(actions, policy.act(observations, noise, memory, params)[0])
             for tasks in (slice(0, 1), slice(3, 4), slice(1, 3), slice(1, 6)):
                 for part in (lambda values, tasks=tasks: values[tasks], lambda values, tasks=tasks: values[tasks] + 0):
                     own = {name: part(value) for name, value in params.items()}
-                    some = policy.actor(own, tasks.start)(part(observations), part(noise), ())[0]
+                    act = policy.actor(own, tasks.start)
+                    some, carried = act(part(observations), part(noise), tuple(map(part, memory)))
                     assert torch.equal(some, actions[tasks]), (episodes, tasks)
+                    assert all(torch.equal(new, old[tasks]) for new, old in zip(carried, after, strict=True))
