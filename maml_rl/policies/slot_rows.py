@@ -14,8 +14,9 @@ from maml_rl.policies.heads import Params
 # Rows that are multiplied together: a product of a fixed shape rounds a slot's row in the same way in every process and
 # with any other rows.
 ROWS = 64
-# Numbers in 64 bytes, where every vector instruction finds its numbers aligned, and in the shortest of vectors.
-_ALIGNMENT, _SHORTEST_VECTOR = 16, 4
+# Bytes, at whose multiples every vector instruction finds its numbers aligned; numbers in them, and in the shortest
+# of vectors.
+_BYTES, _ALIGNMENT, _SHORTEST_VECTOR = 64, 16, 4
 
 
 class SlotRows:
@@ -99,7 +100,11 @@ def _aligned(factor: Tensor) -> Tensor:
     """
     tasks, rows, columns = factor.shape
     stride, *inner = factor.stride()
-    if columns < _SHORTEST_VECTOR or (stride % _ALIGNMENT == 0 and inner == [columns, 1]):
+    begins = stride % _ALIGNMENT == 0 and inner == [columns, 1]
+    # Only where a policy acts: tensors of torch.func have no address. That of a single task may be anywhere.
+    if begins and torch.is_inference_mode_enabled():
+        begins = factor.data_ptr() % _BYTES == 0
+    if begins or columns < _SHORTEST_VECTOR:
         return factor
     stride = -(-rows * columns // _ALIGNMENT) * _ALIGNMENT
     # A third of the time that padding takes.
