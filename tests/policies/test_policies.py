@@ -409,6 +409,7 @@ def shifted(values: Tensor) -> Tensor:
     [
         *(NormalMLPPolicy(11, 3, hidden) for hidden in ((), (1,), (35, 1), (65, 33), (67,))),
         *(NormalMLPPolicy(inputs, outputs, (65, 33)) for inputs, outputs in ((2, 1), (19, 1), (23, 3))),
+        NormalMLPPolicy(2, 2, (64, 64)),
         *(ContextActor(vector(17), vector(outputs, 1.0), 5, (30, 50)) for outputs in (1, 3)),
         *(
             GRUPolicy(vector(2), vector(outputs, 1.0), size, cell=cell, layers=layers)
