@@ -127,8 +127,9 @@ def through(units: Tensor, params: Params, name: str) -> Tensor:
 def row_product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Callable[[], Tensor | None]:
     """Return a function that writes units @ weights + bias: per task for stacked weights, else in blocks of `ROWS`."""
     if weights.dim() == 3:
-        if weights.shape[2] > 1 and all(array.stride(0) % _ALIGNMENT == 0 for array in (units, weights, out)):
-            # The parts of all tasks are aligned in the same way, wherever the stack begins.
+        strides = [array.stride() for array in (units, weights, out)]
+        if weights.shape[2] > 1 and all(task % _ALIGNMENT == 0 and last == 1 for task, _, last in strides):
+            # The parts of all tasks are aligned in the same way.
             return partial(torch.baddbmm, bias.unsqueeze(1), units, weights, out=out)
         layer = StackedLayer.of(weights.mT, bias)
         return lambda: out.copy_(layer(units))

@@ -308,15 +308,16 @@ class ChildStore(RemoteStore):
     def _prepare(self, references: Sequence[Reference]) -> None:
         """Give the workers that are without them the policy, and what requests refer to."""
         self._backend.give_policy()
-        numbers, pool, indices, commands = {each.number for each in references}, self._env.pool, [], []
+        numbers, pool, commands = {each.number for each in references}, self._env.pool, {}
         for worker in pool.living():
             if missing := numbers - worker.objects:
                 objects = {number: self._objects[number] for number in missing}
                 interpreter = self._env.interpreter_for(*objects.values())
-                commands.append(Command(pool.generation, "take", (objects, interpreter)))
-                indices.append(worker.index)
-                worker.objects |= missing
-        pool.ask(indices, pool.limits.load, commands)
+                commands[worker] = Command(pool.generation, "take", (objects, interpreter))
+        pool.ask([worker.index for worker in commands], pool.limits.load, [*commands.values()])
+        # Only now: where a worker dies meanwhile, the next ones are not sent theirs.
+        for worker in commands:
+            worker.objects |= numbers
 
     def _as_sampled(self) -> TaskEpisodes:
         self._check()

@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import select
 import signal
 import threading
 import time
@@ -361,6 +362,22 @@ def test_workers_that_are_killed_while_they_compute_change_no_byte(
         timer.join()
     assert len(killed) == KILLS
     assert found == expected
+
+
+def test_workers_get_what_they_were_not_sent_since_another_had_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, killed = WorkerPool.send, list[int]()
+
+    def send(self: WorkerPool, index: int, command: Any, *others: Any) -> None:
+        if command.method == "take" and not killed:
+            killed.append(index)
+            os.kill(self.worker(index).process.pid, signal.SIGKILL)
+            # The channel is at its end.
+            assert select.select([self.worker(index).channel], [], [], 30.0)[0]
+        usual(self, index, command, *others)
+
+    monkeypatch.setattr(WorkerPool, "send", send)
+    assert in_workers("maml-trpo", **{"max-restarts": 10}) == learned_here("maml-trpo")
+    assert killed
 
 
 def number_of(phases: Any, cache: Cache, function: Any) -> torch.Tensor:
