@@ -36,8 +36,8 @@ class AdamSettings(SettingsModel):
         return reinforce(outcome)
 
 
-class ClippedSettings(AdamSettings):
-    """Settings of every such algorithm with the clipped objective of PPO."""
+class ClippedSettings(SettingsModel):
+    """Settings of every algorithm with the clipped objective of PPO; a base class before `AdamSettings`."""
 
     num_updates: Annotated[Count, Field(description="steps of Adam on each batch")] = 5
     clip: Annotated[Positive, Field(description="clip range of the probability ratio around 1")] = 0.3
@@ -147,7 +147,8 @@ class MAMLPPO(AdamLearner):
     together in the code of Rothfuss et al. 2019, https://arxiv.org/abs/1810.06784
     """
 
-    Settings = ClippedSettings
+    class Settings(ClippedSettings, AdamSettings):
+        """Settings of MAML-PPO."""
 
 
 class DiceMAML(AdamLearner):
@@ -169,7 +170,7 @@ class ANIL(AdamLearner):
     Source: Raghu et al. 2020, https://arxiv.org/abs/1909.09157
     """
 
-    class Settings(ClippedSettings):
+    class Settings(ClippedSettings, AdamSettings):
         """Settings of ANIL."""
 
         head: Annotated[

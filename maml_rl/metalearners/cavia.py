@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import Config
 from maml_rl.config.settings import Count
-from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.policies import DistributionParams, MLPPolicy, Params, Policy, get_policy_for_env
 from maml_rl.policies.layers import within
 from maml_rl.policies.policy import Act
@@ -63,7 +63,7 @@ class CAVIA(AdamLearner):
     Source: Zintgraf et al. 2019, https://arxiv.org/abs/1810.03642
     """
 
-    class Settings(ClippedSettings):
+    class Settings(ClippedSettings, AdamSettings):
         """Settings of CAVIA."""
 
         context_size: Annotated[Count, Field(description="inputs of the policy that are adapted to a task")] = 10

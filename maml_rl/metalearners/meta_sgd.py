@@ -8,7 +8,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.derivatives import EpisodeStore
-from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.metalearners.metalearner import State
 
 _SIZES = "step_sizes."
@@ -22,8 +22,10 @@ class MetaSGD(AdamLearner):
     Source: Li et al. 2017, https://arxiv.org/abs/1707.09835
     """
 
-    Settings = ClippedSettings
-    settings: ClippedSettings
+    class Settings(ClippedSettings, AdamSettings):
+        """Settings of Meta-SGD."""
+
+    settings: Settings
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

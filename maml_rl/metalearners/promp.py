@@ -8,7 +8,7 @@ from torch import Tensor
 
 from maml_rl.config.settings import Positive
 from maml_rl.derivatives import EpisodeStore
-from maml_rl.metalearners.adam import AdamLearner, ClippedSettings
+from maml_rl.metalearners.adam import AdamLearner, AdamSettings, ClippedSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
 from maml_rl.metalearners.losses import DivisorSettings, divergence, likelihood_ratio
 from maml_rl.metalearners.metalearner import State
@@ -26,7 +26,7 @@ class ProMP(AdamLearner):
     Source: Rothfuss et al. 2019, https://arxiv.org/abs/1810.06784
     """
 
-    class Settings(DivisorSettings, ClippedSettings):
+    class Settings(DivisorSettings, ClippedSettings, AdamSettings):
         """Settings of ProMP."""
 
         inner_kl_penalty: Annotated[

@@ -22,7 +22,8 @@ from maml_rl.machine import single_threaded
 from maml_rl.policies import Policy, as_policy
 from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.backend import ClosesAtExit, RolloutBackend
+from maml_rl.samplers.backend import RolloutBackend
+from maml_rl.samplers.closing import ClosesAtExit
 from maml_rl.samplers.env_recipe import maker_of, placed
 from maml_rl.samplers.make_backend import choose, make_backend
 from maml_rl.samplers.phase import Phase

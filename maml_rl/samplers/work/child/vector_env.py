@@ -19,7 +19,7 @@ from maml_rl.config.placement import Placement, PlacementOptions
 from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, SlotCounts, Task, require_one_each, slot_seeds
 from maml_rl.errors import ChildEnvError, ChildLost
-from maml_rl.samplers.backend import ClosesAtExit
+from maml_rl.samplers.closing import ClosesAtExit
 from maml_rl.samplers.env_recipe import pickled_recipe, placed
 from maml_rl.samplers.failures import describe_env, describe_slots
 from maml_rl.samplers.phase import split_slots
