@@ -347,11 +347,12 @@ class CheckedVectorEnv(_BatchOfOthers, MetaVectorWrapper):
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         received: list[int] = self._generators.step(0, partial(self.env.step_recv, timeout, indices))
-        again, stepped = self.buffers.restarted, np.zeros(self.num_envs, np.bool_)
-        for part in map(self.parts.__getitem__, received):
-            stepped[part] = self._stepping[part]
-        self._steps[again] = 0
-        self._count(stepped & ~again)
+        if self._limit is not None:
+            again, stepped = self.buffers.restarted, np.zeros(self.num_envs, np.bool_)
+            for part in map(self.parts.__getitem__, received):
+                stepped[part] = self._stepping[part]
+            self._steps[again] = 0
+            self._count(stepped & ~again)
         self._check()
         return received
 
