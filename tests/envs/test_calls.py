@@ -43,15 +43,19 @@ class TakesInt32(WalkEnv):
         return super().reset(seed=seed, options=options)
 
 
-class TakesInt32Awaited(TakesInt32):
-    async def reset(self, **given: Any) -> Any:
-        return super().reset(**given)
+def awaited(kind: Any) -> Any:
+    """Return the environment of a class with calls that are awaited."""
 
-    async def step(self, action: Any) -> Any:
-        return super().step(action)
+    async def reset(self: Any, **given: Any) -> Any:
+        return kind.reset(self, **given)
+
+    async def step(self: Any, action: Any) -> Any:
+        return kind.step(self, action)
+
+    return type(f"{kind.__name__}Awaited", (kind,), {"reset": reset, "step": step})
 
 
-@pytest.mark.parametrize("made", [TakesInt32, TakesInt32Awaited])
+@pytest.mark.parametrize("made", [TakesInt32, awaited(TakesInt32)])
 def test_check_of_an_environment_names_the_declaration_of_seeds_of_31_bits(made: Any) -> None:
     with pytest.raises(AssertionError, match=r"seed=4294967295\) must work: .* seed_bits = 31 in Takes"):
         check_meta_env(made())
@@ -70,22 +74,14 @@ class FailsOnce(TakesInt32):
         return WalkEnv.reset(self, seed=seed, options=options)
 
 
-class FailsOnceAwaited(FailsOnce):
-    async def reset(self, **given: Any) -> Any:
-        return super().reset(**given)
-
-    async def step(self, action: Any) -> Any:
-        return super().step(action)
-
-
-@pytest.mark.parametrize("made", [FailsOnce, FailsOnceAwaited])
+@pytest.mark.parametrize("made", [FailsOnce, awaited(FailsOnce)])
 def test_failure_that_does_not_come_from_the_seed_stays_what_it_is(made: Any) -> None:
     with closing(make_vector_env(made, {}, 1)) as env, pytest.raises(ConnectionError, match="does not answer"):
         env.reset_buffers([2**31 + 7])
 
 
 def test_only_wrappers_that_check_or_limit_are_left_out_of_what_is_awaited() -> None:
-    env = TakesInt32Awaited()
+    env = awaited(TakesInt32)()
     assert async_methods(env) == ["reset", "step"]
     assert without_wrappers(gymnasium.wrappers.TimeLimit(gymnasium.wrappers.OrderEnforcing(env), 3)) is env
     with pytest.raises(TypeError, match="which its wrapper TransformReward cannot await"):
