@@ -150,11 +150,9 @@ def test_without_a_part_all_that_are_not_nightly_run_once(tmp_path: Path) -> Non
         "test-others",
         "test-ray",
     ]
-    # Everything is set up before the first test.
-    assert {line.partition(" ")[2] for line in asked[:2]} == {
-        "install",
-        "install-metaworld install-others install-jax install-oldest",
-    }
+    # No test shares a core with two set-ups, and the suite waits for that of its own environment alone.
+    assert targets.index("install") < min(targets.index("test"), targets.index("lint"))
+    assert targets.index("install-metaworld") < targets.index("lint")
     assert targets.index("test-ray") < targets.index("test-metaworld")
 
 
