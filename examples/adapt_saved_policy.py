@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     for num_steps in range(options.num_steps + 1):
         adapted = maml_rl.adapt_to_task(policy, config.env_name, options.task, num_steps)
         returns = [_run_episode(env, adapted, seed) for seed in range(options.num_episodes)]
-        print(f"after {num_steps} steps: return {np.mean(returns):8.2f}")
+        print(f"after {num_steps} step{'s' * (num_steps != 1)}: return {np.mean(returns):8.2f}")
     env.close()
 
 

@@ -34,7 +34,7 @@ from maml_rl.metalearners import algorithms, find_metalearner
 from maml_rl.task_distributions import find_task_distribution, task_distributions
 from maml_rl.task_distributions.task_files import save_tasks
 from tests.report.chromium import Browser
-from tests.shown_commands import check_command
+from tests.shown_commands import check_command, fenced_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -81,7 +81,7 @@ new Promise((resolve) => {
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
+    return [code for of_block, code in fenced_blocks(PAGES[page]) if of_block == language]
 
 
 def command_lines() -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ import torch
 
 from maml_rl.cli import main as cli
 from maml_rl.machine import usable_cores
+from tests.shown_commands import fenced_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {"num-batches": 1, "meta-batch-size": 2, "fast-batch-size": 2, "max-episode-steps": 4}
@@ -34,9 +35,12 @@ BRIEFER = {
 }
 # These take minutes even in short form, which other tests run; here only the files that they write matter.
 BENCHMARK = re.compile(r"python -m benchmarks\.")
-# These need Meta-World or a Ray cluster, whose own tests train in environments of their own.
+# These need Meta-World, JAX or a Ray cluster, whose own tests train in environments of their own.
 # Certified benchmarks refuse shorter runs; their own tests run them whole.
-ELSEWHERE = re.compile(r".*\bml1|.* --backend ray\b|.*/tune_step_size|.* --benchmark |maml-rl (benchmarks enter|tune) ")
+ELSEWHERE = re.compile(
+    r".*\bml1|.* (rl2|runs)/xland\b"
+    r"|.* --backend ray\b|.*/tune_step_size|.* --benchmark |maml-rl (benchmarks enter|tune) "
+)
 
 
 def pages() -> list[Path]:
@@ -46,7 +50,7 @@ def pages() -> list[Path]:
 
 
 def commands(page: Path) -> Iterator[str]:
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    blocks = fenced_blocks(page.read_text(encoding="utf-8"))
     for block in (block for language, block in blocks if language in ("", "bash")):
         for line in block.replace("\\\n", " ").splitlines():
             command = re.sub(r"\s+#.*", "", line).strip().replace("--device cuda", "--device cpu")
@@ -86,6 +90,15 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch, shorter: dict[str, list[s
         else:
             patch.setattr(sys, "argv", words)
             runpy.run_path(words[0], run_name="__main__")
+
+
+def test_commands_after_blocks_of_other_languages_and_in_lists_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "``` { .python .example }\nmaml-rl is no command here\n```\n\nmaml-rl in a sentence.\n\n"
+        "```\nmaml-rl envs  # all\n```\n\n- and\n\n    ```bash\n    maml-rl zoo\n    ```\n"
+    )
+    assert [*commands(page)] == ["maml-rl envs", "maml-rl zoo"]
 
 
 def files(folder: Path) -> set[str]:

@@ -16,7 +16,7 @@ from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.cli import main as cli
 from maml_rl.config.catalog import ZOO
 from maml_rl.experiment.zoo import EVALUATION
-from tests.shown_commands import check_command
+from tests.shown_commands import check_command, fenced_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,12 +24,12 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def python_block(phrase: str) -> str:
     """Return the only block of Python that contains `phrase`."""
-    (block,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if phrase in block)
-    return str(block)
+    (block,) = (code for language, code in fenced_blocks(README) if language == "python" and phrase in code)
+    return block
 
 
 def command_lines() -> list[str]:
-    blocks = re.findall(r"```\n(.*?)```", README, re.DOTALL)
+    blocks = [code for language, code in fenced_blocks(README) if language == ""]
     lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line.startswith(("python train.py", "python test.py", "maml-rl"))]
 

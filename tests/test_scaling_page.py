@@ -1,7 +1,6 @@
 """The examples of docs/scaling.md besides commands of this package: a batch script and files of launchers."""
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.shown_commands import fenced_blocks
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "scaling.md"
 # The script of a cluster on several nodes; another one has one job for each seed.
@@ -34,9 +35,8 @@ JOB = 740_000 + PORT - 20000
 
 def block(beginning: str) -> str:
     """Return the block of code of the page that begins with this text."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    (found,) = [each for each in blocks if each.startswith(beginning)]
-    return str(found)
+    (found,) = [code for _, code in fenced_blocks(PAGE.read_text(encoding="utf-8")) if code.startswith(beginning)]
+    return found
 
 
 # The head listens until somebody connects.

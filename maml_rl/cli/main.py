@@ -35,7 +35,7 @@ from maml_rl.cli.tune import run_tune
 
 # Causes of a flat curve that are shown.
 _MOST_CAUSES = 3
-_RUNS = "folder of a run, or of several runs; `last`: the run below runs/ that was written to last"
+_RUNS = "folder of a run, or of several runs; `last`: the most recently written run below runs/"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

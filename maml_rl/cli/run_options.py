@@ -42,7 +42,7 @@ def path_or_name(text: str) -> str:
 
 
 def run_path(text: str) -> Path:
-    """Read an argument that names the folder of a run; `last` is the run below `runs` that was written to last."""
+    """Read an argument that names the folder of a run; `last` is the most recently written run below `runs`."""
     path = file_path(text)
     if text != "last" or path.exists():
         return path
@@ -83,7 +83,7 @@ def chosen_config(options: argparse.Namespace, *, of_run: bool = False) -> Path 
             hint = (suggest_run(path) if path.parent != Path() else "") or suggest(given, names)
             raise ConfigError(
                 f"there is no run folder {given!r}, and no config of that name{hint} (`maml-rl zoo` lists trained "
-                "policies, `maml-rl configs` configs)"
+                "policies, and `maml-rl configs` lists configs)"
             ) from error
         raise
 

@@ -31,7 +31,7 @@ def find_config(name: str) -> Path:
     """Return the file of a config that comes with the package.
 
     Args:
-        name: as `shipped_configs` has it, or the path below `configs/`, with or without the ending.
+        name: a key of `shipped_configs`, or a path below `configs/`, with or without `.yaml`.
     """
     known = shipped_configs()
     names = known | {full_name(path): path for path in known.values()}
@@ -48,7 +48,7 @@ def zoo() -> dict[str, Path]:
 
 
 def find_run(run: str | Path) -> Path:
-    """Return the folder of a run, or for "zoo:NAME" that of a policy in the zoo."""
+    """Return the folder of a run, or of the policy NAME in the zoo for "zoo:NAME"."""
     if not str(run).startswith(_IN_ZOO):
         return Path(run)
     known, name = zoo(), str(run).removeprefix(_IN_ZOO)

@@ -84,7 +84,7 @@ class PhaseOutcome:
         """The entropy of the actions' distribution at every step, (k, T, B).
 
         Raises:
-            RuntimeError: If the loss that asks for it was said to be one `of_log_probs`.
+            RuntimeError: If the loss is marked by `of_log_probs`.
         """
         self._require_whole()
         return self.policy.distributions.entropy(self.distribution).expand_as(self.log_probs)
@@ -99,8 +99,8 @@ class PhaseOutcome:
             (k, T, B, ...); a last axis of one number is left out.
 
         Raises:
-            RuntimeError: If the loss that asks for it was said to be one `of_log_probs`.
-            AttributeError: If the policy has no such part.
+            RuntimeError: If the loss is marked by `of_log_probs`.
+            AttributeError: If the policy has no such module.
         """
         self._require_whole()
         outputs = call_submodule(self.policy, name, self.params, self.samples.observations.flatten(1, 2))

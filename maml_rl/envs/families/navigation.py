@@ -19,7 +19,7 @@ from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
 _ARRIVED = 0.01
-# Pixels along each side of a picture of the room; and how far the point's light reaches, in pixels.
+# Width and height of a picture of the room, and radius of the point's spot of light, both in pixels.
 _PIXELS, _RADIUS = 32, 2.5
 
 

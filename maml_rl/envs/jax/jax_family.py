@@ -34,8 +34,8 @@ Draw = Callable[[np.random.Generator, int], Mapping[str, ArrayLike]]
 class JaxFamily:
     """A family as pure functions of ONE environment in JAX; a call with a number makes that many slots.
 
-    A sampler takes it in place of an id or a class: `MultiTaskSampler(family, ...)`; with workers its functions must be
-    those of a module. Registered as `gymnasium.register("Mine-v0", vector_entry_point=family)` it has an id.
+    A sampler takes it instead of an id or a class: `MultiTaskSampler(family, ...)`. Workers import its functions, which
+    must therefore be in a module. `gymnasium.register("Mine-v0", vector_entry_point=family)` gives it an id.
 
     No function begins another episode by itself. Keys are `jax.random` keys (threefry): that of an episode is made of
     its seed, those of its reset and steps by `fold_in` of 0, 1, 2, ... An action within a Box is clipped to it.
@@ -144,7 +144,7 @@ class JaxVectorEnv(BatchedFamily):
         self._kind = num_envs, "cpu"
         self._carry: Carry | None = None
         self._seen: Any = None
-        # Of waves whose faults nobody has read.
+        # Faults of waves that have not been read yet.
         self._unread: list[Any] = []
         super().__init__(num_envs, self._functions.space, family.action_space, family.entries, **options)
 
