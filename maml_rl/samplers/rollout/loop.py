@@ -86,6 +86,8 @@ class _Loop:
         # What the policy sees of whole tasks, where not in place.
         self._rows: NDArray[np.generic] | None = None
 
+    # The next two are on docs/architecture.md.
+    # --8<-- [start:schedules]
     def run_in_lockstep(self, recv_timeout: float | None, num_groups: int) -> None:
         """Run all slots through their episodes wave by wave, group by group of the parts in which they step."""
         env, table, actor, timer = self._env, self._table, self._actor, self._timer
@@ -131,6 +133,8 @@ class _Loop:
             left -= len(over) - len(following)
             self._act([slot for slot in replied if slot not in over])
         self._finish()
+
+    # --8<-- [end:schedules]
 
     def _begin(self, slots: Sequence[int]) -> None:
         """Start the reset of slots for their next episodes, each by itself."""
