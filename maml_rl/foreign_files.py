@@ -6,6 +6,7 @@ beside it, as they were written; `sha256sum -c` reads it, too.
 
 import errno
 import hashlib
+import io
 import json
 import math
 import os
@@ -13,11 +14,14 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+from zipfile import ZipFile
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, StringConstraints, ValidationError
 
 from maml_rl.errors import ConfigError
-from maml_rl.machine import available_memory
+from maml_rl.machine import available_memory, refuse_if_too_large
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -66,6 +70,20 @@ def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text as `read_regular` reads it; what is not UTF-8 is replaced."""
     return read_regular(path, _MOST_BYTES_OF_TEXT).decode(errors="replace").splitlines()
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an `.npz` file by name, all of which are compared with their checksums."""
+    data = io.BytesIO(read_regular(path))
+    # zipfile, zlib and NumPy raise different errors for each kind of damage.
+    try:
+        num_bytes = sum(entry.file_size for entry in ZipFile(data).infolist())
+        refuse_if_too_large(num_bytes, str(path), "make a smaller one")
+        with np.load(data, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"it is not a whole .npz file: {reason}") from None
 
 
 def parse_json(data: bytes, *, infinite: bool = False) -> Any:

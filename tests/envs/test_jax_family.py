@@ -29,6 +29,10 @@ def jax() -> Iterator[Any]:
         yield pytest.importorskip("jax")
 
 
+# Shapes of one ruleset of XLand-MiniGrid.
+RULESETS = {"goals": (5,), "rules": (2, 7), "init_tiles": (3, 2)}
+
+
 def counter(**changes: Any) -> Any:
     """A family whose state is a sum of actions; the reward is the task's factor times it."""
     import jax.numpy as jnp
@@ -440,6 +444,39 @@ def test_tasks_of_a_file_of_rulesets_are_its_rows_the_last_fifth_for_tests(tmp_p
                 np.testing.assert_array_equal(task[name], of_file[row])
     env.reset_task(tasks[:1])
     assert env.reset(seed=0)[0].shape == env.observation_space.shape
+
+
+@pytest.mark.parametrize(
+    ("altered", "expected"),
+    [
+        ({"goals": None}, "has no array 'goals'; it has rules, init_tiles"),
+        ({"rules": np.zeros((3, 2, 7), np.uint8)}, r"rules in .* got uint8 of shape \(3, 2, 7\)"),
+        ({"init_tiles": np.zeros((4, 3), np.uint8)}, r"init_tiles in .* of shape \(N, any, 2\)"),
+        ({"goals": np.zeros((4, 5), np.float32)}, "goals in .* got float32"),
+        ({name: np.zeros((1, *shape), np.uint8) for name, shape in RULESETS.items()}, "N at least 2"),
+        ({"goals": np.array([{}] * 4, object)}, "not a whole .npz file: Object arrays"),
+    ],
+)
+def test_rulesets_that_are_not_those_of_tasks_are_refused_by_name(
+    altered: dict[str, Any], expected: str, tmp_path: Any
+) -> None:
+    pytest.importorskip("xminigrid")
+    from maml_rl.envs.jax.xland import XLandVectorEnv
+
+    arrays = {name: np.zeros((4, *shape), np.uint8) for name, shape in RULESETS.items()} | altered
+    np.savez(tmp_path / "rulesets.npz", **{name: array for name, array in arrays.items() if array is not None})
+    with pytest.raises(ConfigError, match=expected):
+        XLandVectorEnv(1, rulesets=str(tmp_path / "rulesets.npz"))
+
+
+@pytest.mark.timeout(60)
+def test_pipe_in_place_of_rulesets_is_refused_at_once(tmp_path: Any) -> None:
+    pytest.importorskip("xminigrid")
+    from maml_rl.envs.jax.xland import XLandVectorEnv
+
+    os.mkfifo(tmp_path / "rulesets.npz")
+    with pytest.raises(ConfigError, match=r"rulesets.npz cannot be read: it is a device, a pipe or a socket"):
+        XLandVectorEnv(1, rulesets=str(tmp_path / "rulesets.npz"))
 
 
 def test_gpu_that_torch_has_and_jax_does_not_see_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

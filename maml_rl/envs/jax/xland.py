@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.jax import JaxFamily, ReadyMade, of_the_extra
 from maml_rl.envs.meta_env import AT_MOST_1
+from maml_rl.errors import ConfigError
+from maml_rl.foreign_files import read_arrays
 from maml_rl.spaces import PackedSpace
 
 with of_the_extra():
@@ -103,16 +106,34 @@ def of_rows(
     """Draw some of the rulesets, arrays by entry of a task, of which the last fifth is for test tasks."""
     count = len(rulesets["goal"])
     train = max(1, count * (_ROWS - 1) // _ROWS)
-    rows = random.integers(*((min(train, count - 1), count) if test else (0, train)), size=num_tasks)
+    rows = random.integers(*((train, count) if test else (0, train)), size=num_tasks)
     return {name: array[rows] for name, array in rulesets.items()}
+
+
+def read_rulesets(path: str) -> dict[str, NDArray[Any]]:
+    """Return the rulesets of a file, arrays (N, ...) by entry of a task."""
+    shapes = {"goal": ("goals", (5,)), "rules": ("rules", (None, 7)), "init_tiles": ("init_tiles", (None, 2))}
+    try:
+        arrays = read_arrays(Path(path))
+        rulesets = {entry: arrays[stored] for entry, (stored, _) in shapes.items()}
+    except KeyError as error:
+        raise ConfigError(f"rulesets: {path} has no array {error}; it has {', '.join(arrays) or 'none'}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"rulesets: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    count = len(rulesets["goal"])
+    for entry, (stored, shape) in shapes.items():
+        array, expected = rulesets[entry], (max(2, count), *shape)
+        fits = len(expected) == array.ndim and all(map(lambda one, size: one in (None, size), expected, array.shape))
+        if not fits or array.dtype.kind not in "iu":
+            sizes = ", ".join("any" if size is None else str(size) for size in shape)
+            raise ConfigError(
+                f"rulesets: {stored} in {path} must be whole numbers of shape (N, {sizes}), N at least 2 and that of "
+                f"goals, so that there are training and test tasks; got {array.dtype} of shape {array.shape}"
+            )
+    return rulesets
 
 
 def draws_of_rulesets(path: str, *sizes: Any) -> tuple[Any, Any]:
     """Return what draws training and test tasks: rows of a file, or with "" what is `generated` of these sizes."""
-    if path:
-        loaded = np.load(path, allow_pickle=False)
-        entries = (("goal", "goals"), ("rules", "rules"), ("init_tiles", "init_tiles"))
-        draw: Any = partial(of_rows, {name: loaded[stored] for name, stored in entries})
-    else:
-        draw = partial(generated, *sizes)
+    draw: Any = partial(of_rows, read_rulesets(path)) if path else partial(generated, *sizes)
     return partial(draw, test=False), partial(draw, test=True)
