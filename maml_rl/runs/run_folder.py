@@ -277,6 +277,15 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 "resume it with its own config, or begin another run with its policy: "
                 f"--init {shlex.quote(str(self.path))} and another --output-folder"
             )
+        began, now = (system.get("sources") or {} for system in (load_system(self.path), self._origin))
+        # The run has its own copy of the tasks of its evaluations.
+        files = [key for key in began if key in now and began[key] != now[key] and key != "evaluation-tasks"]
+        if files:
+            logger.warning(
+                "the file of %s has changed since the run in %s began: its further iterations use the new one",
+                " and of ".join(map(repr, files)),
+                self.path,
+            )
         path, checkpoint = latest_intact(self.path / CHECKPOINTS, self._load_experience)
         if self._learner.experience:
             # Newer checkpoints are intact, but need experience that is damaged; they are written again.

@@ -82,6 +82,19 @@ def test_resuming_without_a_run_starts_it_with_a_message(tmp_path: Path, caplog:
     assert load_config(tmp_path / "run" / "config.json").differences(config_of()) == []
 
 
+def test_resumed_run_tells_which_files_have_changed_since_it_began(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_files = {"env-name": "one", "env-kwargs.rulesets": "two", "evaluation-tasks": "three"}
+    changed = {"env-name": "other", "evaluation-tasks": "other"}
+    for resume, sources in ((False, of_files), (True, of_files), (True, of_files | changed)):
+        assert not caplog.records
+        with RunFolder(tmp_path, config_of(), learner_of(), resume=resume, origin={"sources": sources}):
+            pass
+    (record,) = caplog.records
+    assert f"the file of 'env-name' has changed since the run in {tmp_path} began" in record.message
+
+
 @pytest.mark.parametrize("files", [["config.json"], ["config.json", "system.json"], ["config.json", "metrics.jsonl"]])
 def test_run_that_an_earlier_version_had_only_begun_starts_on_resume(tmp_path: Path, files: list[str]) -> None:
     for name in files:
