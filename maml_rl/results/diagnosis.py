@@ -235,7 +235,7 @@ def _inner_step(series: _Series) -> Iterator[Cause]:
             f"{_late(series.after).mean():.4g}",
             f"a smaller fast-lr (now {series.run.config.fast_lr:g}): a tenth of it",
         )
-    elif not gain.mean() > max(_CLEAR * error, 0.01 * scale):
+    elif math.isfinite(error) and not gain.mean() > max(_CLEAR * error, 0.01 * scale):
         seen = f"adaptation changes the return by {gain.mean():.3g}, with a standard error of {error:.2g}"
         if takes_steps:
             yield Cause(

@@ -116,6 +116,13 @@ def test_first_actions_far_outside_are_a_cause_unless_the_return_rises() -> None
         assert ("actions too large" in [cause.name for cause in diagnose(run)]) == expected
 
 
+def test_one_iteration_does_not_tell_whether_adaptation_helps() -> None:
+    rows = [{"return/step_0": -20.0, "return/step_1": -20.0 - 0.01 * index} for index in range(20)]
+    found = {length: [each.name for each in diagnose(run_of("maml-trpo", rows[:length]))] for length in (2, 20)}
+    assert "adaptation does nothing" in found[20]
+    assert "adaptation does nothing" not in found[2]
+
+
 def test_every_cause_has_a_row_of_the_page() -> None:
     root = Path(__file__).resolve().parents[2]
     source = (root / "maml_rl/results/diagnosis.py").read_text()
