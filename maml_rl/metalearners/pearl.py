@@ -192,7 +192,7 @@ class PEARL(SoftActorCritic):
 
     def _cut(self, context: Steps, steps: Steps, *noise: Tensor) -> list[slice]:
         num_tasks, num_steps = steps.rewards.shape
-        return cut(num_tasks, num_steps, max(self.policy.hidden_sizes), self.device)
+        return cut(num_tasks, num_steps, max(self.policy.hidden_sizes, default=1), self.device)
 
     @classmethod
     def complete(cls, settings: Any, config: Config) -> Any:

@@ -16,7 +16,7 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import algorithms
+from maml_rl.metalearners import algorithms, find_metalearner
 from maml_rl.runs.metrics import Metrics
 from tests.metalearners.small_algorithms import OF_CONTEXTS, OF_HISTORIES, OF_TRIALS, once_a_kind, small
 from tests.small_runs import assert_same_run, train_until, untimed
@@ -73,6 +73,15 @@ def test_actions_may_be_single_numbers_in_double_precision(
 def _with_one_number() -> gymnasium.Env:
     env = gymnasium.make("2DNavigation-v0").unwrapped
     return TransformAction(env, lambda action: np.full(2, action), gymnasium.spaces.Box(-0.1, 0.1, (), np.float64))
+
+
+@pytest.mark.parametrize(
+    "algorithm", once_a_kind(name for name in algorithms() if "hidden-sizes" in find_metalearner(name).uses)
+)
+def test_networks_without_hidden_layers_are_learned(algorithm: str, tmp_path: Path) -> None:
+    config = small(algorithm, hidden_sizes=[], num_batches=1)
+    train(config, tmp_path / "run", num_workers=0)
+    assert len(untimed(tmp_path / "run")) == 1
 
 
 def test_policy_has_moved(run: tuple[str, Path]) -> None:
