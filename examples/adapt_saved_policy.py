@@ -12,6 +12,7 @@ import numpy as np
 
 import maml_rl
 from maml_rl.policies import Policy
+from maml_rl.spaces import own_actions, stored_actions
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -40,10 +41,12 @@ def main(arguments: list[str] | None = None) -> None:
 def _run_episode(env: gymnasium.Env, policy: Policy, seed: int) -> float:
     """Take the policy's most probable actions, and return the sum of rewards."""
     observation, _ = env.reset(seed=seed)
+    memory, actions = None, stored_actions(env.action_space)
     total, over = 0.0, False
     while not over:
-        action, _ = policy.choose(observation)
-        observation, reward, terminated, truncated, _ = env.step(action)
+        action, memory = policy.choose(observation, memory)
+        # As in training, the environment gets what is within its bounds, counted as it counts.
+        observation, reward, terminated, truncated, _ = env.step(own_actions(actions, action))
         total += float(reward)
         over = terminated or truncated
     return total

@@ -241,7 +241,9 @@ class Policy(nn.Module, ABC):
                 of its range.
 
         Returns:
-            (*action shape) action, a NumPy integer for discrete actions, and the memory for the next call.
+            (*action shape) action, a NumPy integer from 0 on for discrete actions, and the memory for the next call.
+            An environment of your own whose actions start elsewhere, or that does not clip them to its Box, gets
+            `own_actions(stored_actions(env.action_space), action)` of `maml_rl.spaces`, as samplers do.
         """
         memory = self.initial_memory(1) if memory is None else memory
         device = next((tensor.device for tensor in (*self.parameters(), *memory)), torch.device("cpu"))

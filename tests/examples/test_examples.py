@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,7 @@ from maml_rl.cli.main import main
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.experiment.train import train
+from maml_rl.policies import GRUPolicy
 from tests.small_runs import assert_same_run, untimed
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -92,6 +94,23 @@ def test_saved_policy_is_adapted_to_the_given_task(
     found = re.findall(rf"after (0 steps|1 step|[2-9] steps): return +{NUMBER}", capsys.readouterr().out)
     assert [steps for steps, _ in found] == ["0 steps", "1 step", "2 steps"]
     assert len({value for _, value in found}) == 3
+
+
+def test_saved_policy_acts_with_its_memory_on_actions_of_the_space(
+    example: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = gymnasium.make("tests.numbered_env:Numbered-v0", start=5, max_episode_steps=4)
+    policy, memories = GRUPolicy(env.observation_space, env.action_space, 4), []
+    choose = policy.choose
+
+    def watched(observation: Any, memory: Any = None) -> Any:
+        memories.append(memory)
+        return choose(observation, memory)
+
+    monkeypatch.setattr(policy, "choose", watched)
+    monkeypatch.setattr(env.unwrapped, "paid", 7)  # No action ends the episode.
+    example("adapt_saved_policy")._run_episode(env, policy, 0)
+    assert [memory is None for memory in memories] == [True, False, False, False]
 
 
 @pytest.mark.slow
