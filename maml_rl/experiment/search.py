@@ -284,7 +284,11 @@ def train_trial(config: Config, folder: Path, env_steps: float, ends: Ends) -> t
     train(config, folder, overwrite=True, on_iteration=look, stop=stop)
     steps = returns[-1][0]
     if not stop.is_set():
-        raise config.error(f"a trial ends after {steps:,} of {env_steps:,.0f} environment steps", "num-batches")
+        raise config.error(
+            f"a trial ends after {steps:,} of {env_steps:,.0f} environment steps: set more than {config.num_batches} "
+            "(--set num-batches=N), or search with fewer --env-steps",
+            "num-batches",
+        )
     return values[-1] if len(values) == _PARTS else None, steps
 
 
