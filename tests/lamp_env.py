@@ -47,7 +47,7 @@ class FlickeringEnv(LampEnv):
 
 
 class MarkedEnv(LampEnv):
-    """Records in a file the processes that create it; may raise an error in its constructor."""
+    """Records in a file the processes that create it; its constructor may raise an error, or end the process."""
 
     def __init__(self, marker: str, wrong: str = "") -> None:
         super().__init__()
@@ -55,7 +55,9 @@ class MarkedEnv(LampEnv):
             file.write(f"{os.getpid()}\n")
         if wrong == "raise":
             raise RuntimeError("the lamp is broken")
-        if wrong == "die":
+        with open(marker) as file:
+            is_first = len(file.readlines()) == 1
+        if wrong == "die" or (wrong == "die once" and is_first):
             os._exit(3)
 
     def reset_task(self, task: dict[str, Any]) -> None:

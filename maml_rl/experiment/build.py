@@ -369,7 +369,9 @@ def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:
 def _make_env(config: Config, *, in_child: bool) -> MetaVectorEnv:
     arguments: dict[str, Any] = {"env_kwargs": config.env_kwargs, "max_episode_steps": config.max_episode_steps}
     if in_child:
-        return ParallelVectorEnv(env_maker(config), max_restarts=0, **arguments)
+        limits = config.placement
+        arguments |= {"step_timeout": limits.step_timeout, "max_restarts": limits.max_restarts}
+        return ParallelVectorEnv(env_maker(config), **arguments)
     return make_vector_env(env_maker(config), **arguments)
 
 

@@ -184,6 +184,20 @@ def test_environment_is_never_made_in_the_parent_of_children(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_child_that_checks_the_environment_is_replaced_as_workers_are(max_restarts: int, tmp_path: Path) -> None:
+    kwargs = {"marker": str(tmp_path / "marker"), "wrong": "die once"}
+    config = config_of(env_name="tests.lamp_env:Marked-v0", env_kwargs=kwargs, max_restarts=max_restarts)
+    if max_restarts:
+        make_experiment(config, num_workers=1)
+    else:
+        with pytest.raises(ConfigError, match=r"died 1 times .*max_restarts=0"):
+            make_experiment(config, num_workers=1)
+    assert len((tmp_path / "marker").read_text().split()) == 1 + max_restarts
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [("raise", ["RuntimeError in ", "lamp_env.py, line ", ": the lamp is broken"]), ("die", ["exited with status 3"])],
