@@ -309,15 +309,16 @@ class ChildStore(RemoteStore):
         """Give the workers that are without them the policy, and what requests refer to."""
         self._backend.give_policy()
         numbers, pool, commands = {each.number for each in references}, self._env.pool, {}
+        first = self._reference.number
         for worker in pool.living():
             if missing := numbers - worker.objects:
                 objects = {number: self._objects[number] for number in missing}
                 interpreter = self._env.interpreter_for(*objects.values())
-                commands[worker] = Command(pool.generation, "take", (objects, interpreter))
+                commands[worker] = Command(pool.generation, "take", (objects, interpreter, first))
         pool.ask([worker.index for worker in commands], pool.limits.load, [*commands.values()])
         # Only now: where a worker dies meanwhile, the next ones are not sent theirs.
         for worker in commands:
-            worker.objects |= numbers
+            worker.objects = {number for number in worker.objects if number >= first} | numbers
 
     def _as_sampled(self) -> TaskEpisodes:
         self._check()

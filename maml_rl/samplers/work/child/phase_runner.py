@@ -66,11 +66,18 @@ class PhaseRunner:
         sample_phase(slots, phase, self._shared.episodes[number].view(tasks), timer)
         return timer.take()
 
-    def take(self, objects: dict[int, bytes], interpreter: dict[str, Any] | None) -> None:
-        """Take what requests refer to, pickled, by number; the interpreter is as in `ChildEnv.start`."""
+    def take(self, objects: dict[int, bytes], interpreter: dict[str, Any] | None, first: int = 0) -> None:
+        """Take what requests refer to, pickled.
+
+        Args:
+            objects: by number.
+            interpreter: as in `ChildEnv.start`.
+            first: number of the first object of the batch; those before are no longer needed.
+        """
         if interpreter is not None:
             restore_interpreter(interpreter)
-        self._objects |= objects
+        # A worker without blocks is never asked about them.
+        self._objects = {number: value for number, value in self._objects.items() if number >= first} | objects
 
     def work(
         self, request: Request, call: dict[int, bytes], first_phase: int, interpreter: dict[str, Any] | None

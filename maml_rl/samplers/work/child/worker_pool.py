@@ -62,7 +62,7 @@ class ChildWorker(Worker):
         steps: of the episode that the parent has commanded; `IN_RESET` before the first reset.
         ready: whether its environment is made and writes into the shared buffers.
         policy: identity of the policy that it has loaded to sample whole phases; None for none.
-        objects: numbers of those that it has got for updates with that policy.
+        objects: numbers of those that it has got for updates with that policy on the newest batch.
         physics: seconds that its environments had taken when it got its latest unit.
     """
 

@@ -136,6 +136,11 @@ def test_work_is_on_the_own_blocks_with_the_newest_policy_and_objects_that_come_
     assert [first.get(Reference(number)) for number in (9, 8)] == ["nine", "eight"]
     with pytest.raises(KeyError):
         first.get(Reference(8))
+    # Those of an earlier batch, about which this worker was asked nothing, are gone with the next.
+    runner.take({5: pickle.dumps("five")}, None)
+    runner.take({7: pickle.dumps("seven")}, None, 6)
+    runner.take({8: pickle.dumps("eight")}, None, 6)
+    assert list(runner._objects) == [7, 8]
     # The second phase of the batch, of the last task.
     episodes = first.sample(worker.phase.of_tasks(slice(2, 3)))
     np.testing.assert_array_equal(episodes.rewards, worker.shared.episodes[1].rewards[2:])
