@@ -28,6 +28,7 @@ from maml_rl.derivatives import (
     even_chunks,
 )
 from maml_rl.derivatives.store import Result, Value
+from maml_rl.envs.meta_env import Task
 from maml_rl.episode.advantages import TaskwiseBaseline
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError, explain
@@ -96,6 +97,12 @@ class RemoteBatch:
         """Return the tasks of a block."""
         chunks = self.blocks[block]
         return slice(self.chunks[chunks[0]].start, self.chunks[chunks[-1]].stop)
+
+    def slots_of(self, blocks: Sequence[int]) -> tuple[slice, tuple[Task, ...]]:
+        """Return the slots from the first to the last of some blocks, and the tasks of those in the blocks."""
+        per_task, slot_tasks = self.phase.per_task, self.phase.slot_tasks
+        parts = [slice(tasks.start * per_task, tasks.stop * per_task) for tasks in map(self.tasks_of, blocks)]
+        return slice(parts[0].start, parts[-1].stop), tuple(task for part in parts for task in slot_tasks[part])
 
 
 class _Block:

@@ -30,7 +30,7 @@ FIRST_ACTIVITY = {
     "start": STARTING,
     "make": MAKING,
     "describe": MAKING,
-    "attach": IN_RESET_TASK,
+    "attach": MAKING,
     "reset_task": IN_RESET_TASK,
     "reset_buffers": IN_RESET,
     "sample_tasks": IN_SAMPLE_TASKS,

@@ -10,7 +10,7 @@ from typing import Any
 
 from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
-from maml_rl.samplers.failures import describe_stack, describe_tasks
+from maml_rl.samplers.failures import describe_stack
 from maml_rl.samplers.work.unit import Call, Unit, Worker
 
 # Making an environment may take longer than a step, and importing packages, such as torch, on a busy machine longer
@@ -178,8 +178,8 @@ class Scheduler:
         """Have a unit done again."""
         unit.losses.append(cause)
         if len(unit.losses) > self._limits.losses:
-            work = f"with the tasks {describe_tasks(unit.tasks)}" if unit.tasks else f"in {unit.method}"
-            text = self._limits.too_often(f"{len(unit.losses)} {self._workers_are} were lost {work}", unit.losses)
+            what = f"{len(unit.losses)} {self._workers_are} were lost {unit.described}"
+            text = self._limits.too_often(what, unit.losses)
             raise (ChildEnvTimeout if hung else ChildEnvError)(text)
         if unit.copies:
             return

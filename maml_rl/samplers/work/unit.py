@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from maml_rl.envs.meta_env import Task
+from maml_rl.samplers.failures import describe_tasks
 
 
 @dataclass(eq=False, slots=True)
@@ -42,6 +43,11 @@ class Unit:
     worker: Worker | None = None
     pieces: Callable[[], list[Unit]] | None = None
     whole_tries: int = 1
+
+    @property
+    def described(self) -> str:
+        """Its tasks in words, or else its method."""
+        return f"with the tasks {describe_tasks(self.tasks)}" if self.tasks else f"in {self.method}"
 
 
 @dataclass(slots=True)

@@ -301,7 +301,8 @@ class ChildStore(RemoteStore):
         units = []
         for index, blocks in of_worker.items():
             command = Command(pool.generation, "work", (replace(request, blocks=blocks), *others))
-            units.append(Unit("work", (command, encode(command)), worker=pool.workers[index]))
+            arguments = command, encode(command)
+            units.append(Unit("work", arguments, *self._batch.slots_of(blocks), worker=pool.workers[index]))
         for _, _, reply in pool.results(units, partial(self._prepare, (request.batch, *request.shared))):
             yield from pickle.loads(reply).items()
 

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from math import inf
 from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
 from time import monotonic
@@ -44,7 +45,6 @@ _FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 # A server that is stopped for so long does not get more time, nor one that is only asked for an exit code.
 _STOPPED_SECONDS, _EXIT_CODE_SECONDS = 2.0, 10.0
 _LOOK_SECONDS = 0.5
-_STACK_SECONDS = 0.4
 _STACK_PAUSE_SECONDS = 0.05
 _MAX_STACK_CHARACTERS = 6_000
 
@@ -138,16 +138,14 @@ class ChildProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, STACK_SIGNAL)
 
-    def read_stack(self) -> str:
-        """Return the stack that the process wrote, on request or when it crashed; empty if there is none."""
-        deadline = monotonic() + _STACK_SECONDS
+    def read_stack(self, until: float) -> str:
+        """Return the stack that the process wrote, on request or when it crashed; empty if there is none by `until`."""
         text = b""
         poll = select.poll()
         poll.register(self.ends.stacks.fileno(), select.POLLIN)
-        while (seconds := deadline - monotonic()) > 0:
-            if text:
-                seconds = min(seconds, _STACK_PAUSE_SECONDS)
-            if not poll.poll(seconds * 1000):
+        while len(text) < _MAX_STACK_CHARACTERS:
+            seconds = min(until - monotonic(), _STACK_PAUSE_SECONDS if text else inf)
+            if not poll.poll(max(0.0, seconds) * 1000):
                 break
             data = os.read(self.ends.stacks.fileno(), 1 << 16)
             if not data:

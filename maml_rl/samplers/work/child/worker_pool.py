@@ -35,6 +35,8 @@ _log = logging.getLogger("maml_rl")
 # How long other workers may take to finish their commands once one has failed: the error is raised within a second.
 _GRACE_SECONDS = 0.4
 _TERMINATE_SECONDS = 0.2
+# How long workers that hang may take to show their stacks, all together.
+_STACK_SECONDS = 0.4
 _KILL_SECONDS = 2.0
 # Interval at which the parent checks the progress of busy workers.
 _LOOK_SECONDS = 0.2
@@ -130,6 +132,8 @@ class ChildWorker(Worker):
             message: the command, encoded.
         """
         self.command, self.reply, self.seconds = command, None, seconds
+        # What it worked on before.
+        self._progress.current_slots[self.index] = -1
         self.mark = (-1, -1.0)
         self.moved_on(monotonic())
         if command.method in ("reset_buffers", "run"):
@@ -209,9 +213,13 @@ class WorkerPool:
         """Start worker `index`, instead of one that did not get ready."""
         unready = self.workers[index]
         if unready is not None:
-            unready.process.kill()
-            unready.process.wait(_KILL_SECONDS)
-            self._release(unready)
+            if unready.process.wait(0.0):
+                # It died, too, before the worker whose death was noticed.
+                self._reap(unready)
+            else:
+                unready.process.kill()
+                unready.process.wait(_KILL_SECONDS)
+                self._release(unready)
         worker = ChildWorker(index, self.parts[index], self._launcher.launch(), self)
         self.workers[index] = worker
         self._poll.register(worker.channel, select.POLLIN)
@@ -245,7 +253,7 @@ class WorkerPool:
         except TimeoutError:
             self._raise_hung([worker])
         except OSError:
-            self._reap(worker)
+            self._lost.append(self._reap(worker))
             self._raise_faults()
 
     def ask(
@@ -373,7 +381,7 @@ class WorkerPool:
                 if worker.command is None:
                     done.append(worker.index)
             except EOFError:
-                self._reap(worker)
+                self._lost.append(self._reap(worker))
         return done
 
     # Faults.
@@ -386,25 +394,31 @@ class WorkerPool:
         """Refuse to continue with a worker that keeps dying."""
         if (worst := self._losses.worst()) is None:
             return
-        index, causes = worst
+        key, causes = worst
         self.stop(_GRACE_SECONDS)
         self.start_phase()
-        what = f"worker {index} of {self._env_name} died {len(causes)} times in one phase"
+        if isinstance(key, Unit):
+            what = f"{len(causes)} workers were lost {key.described}"
+        else:
+            what = f"worker {key} of {self._env_name} died {len(causes)} times in one phase"
         raise ChildEnvError(self.limits.too_often(what, causes))
 
-    def _reap(self, worker: ChildWorker) -> None:
-        """Release a worker that is dead or no longer reads, and log the cause."""
+    def _reap(self, worker: ChildWorker) -> str:
+        """Release a worker that is dead or no longer reads, log the cause, and return it."""
         if not worker.process.wait(1.0):
             worker.process.kill()
             worker.process.wait(_KILL_SECONDS)
-        stack = worker.process.read_stack()
+        stack = worker.process.read_stack(monotonic())
         code = self._release(worker)
         text = f"{worker} of {self._env_name} {describe_exit(code)} {worker.doing}{worker.describe_work()}"
         if not self._quiet:
             _log.warning("%s; a new worker will take its place", text)
-        self._lost.append(text)
-        self._losses.note(worker.index, f"{text}. {describe_stack(stack)}" if stack else text)
+        cause = f"{text}. {describe_stack(stack)}" if stack else text
+        self._losses.note(worker.index, cause)
+        if worker.calls:
+            self._losses.note(worker.calls[0].unit, cause)
         self._scheduler.take_back(worker)
+        return text
 
     def _raise_faults(self) -> None:
         """Raise an error if a worker has failed or died since the last call."""
@@ -423,9 +437,12 @@ class WorkerPool:
         """Kill workers that hang, end the others, and raise an error that shows the stacks of those that hung."""
         for worker in hung:
             worker.process.ask_for_stack()
+        states = [worker.process.state() for worker in hung]
+        # A process that is stopped writes nothing.
+        until = monotonic() + (0.0 if set(states) == {"stopped"} else _STACK_SECONDS)
         texts = []
-        for worker in hung:
-            stack, state = worker.process.read_stack(), worker.process.state()
+        for worker, state in zip(hung, states, strict=True):
+            stack = worker.process.read_stack(until)
             worker.process.kill()
             where = f"{worker.doing}{worker.describe_work(worker.current_slot)}"
             what = self.limits.hangs(where, worker.seconds, stack, state or "in an unknown state")

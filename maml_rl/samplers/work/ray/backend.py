@@ -216,8 +216,7 @@ def _run_unit(job: Job, data: Any, slots: slice, phase: Phase) -> Unit:
 
 def _work_unit(job: Job, request: Request, blocks: tuple[int, ...], batch: RemoteBatch, worker: Worker | None) -> Unit:
     """Return the unit that carries out a request on some of the blocks, for the actor that has them."""
-    tasks = tuple(task for block in blocks for task in batch.phase.tasks[batch.tasks_of(block)])
-    unit = Unit("work", (job, replace(request, blocks=blocks)), batch.tasks_of(blocks[0]), tasks, worker=worker)
+    unit = Unit("work", (job, replace(request, blocks=blocks)), *batch.slots_of(blocks), worker=worker)
     if len(blocks) > 1:
         # Their episodes are sampled again, by as many actors as there are.
         unit.pieces = lambda: [_work_unit(job, request, (block,), batch, None) for block in blocks]

@@ -244,6 +244,13 @@ def test_phase_whose_worker_dies_too_often_ends_although_another_still_samples()
         assert backend.pids == []
 
 
+@pytest.mark.slow
+def test_task_that_ends_every_worker_ends_as_many_as_max_restarts_allows(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ChildEnvError, match=r"3 workers were lost with the tasks .*'goal': 1\.0.* max_restarts=2"):
+        sample_faulty(3, {"max_restarts": 2}, fault="kill", place="reset_task", slot_task=1.0)
+    assert len(caplog.records) == 3
+
+
 def test_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
     policy = NormalMLPPolicy(2, 2, (4,), lambda units: torch.relu(units))
     with pytest.raises(
@@ -469,10 +476,25 @@ def test_worker_that_is_stopped_in_an_update_hangs_after_step_timeout(tmp_path: 
     experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
     with make_sampler(experiment, num_workers=2) as sampler:
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+        # The next one has sampled nothing.
+        os.kill(sampler.pids[0], signal.SIGKILL)
+        assert len(batch.map(number_of, int)) > 1
         sampler._workers.backend._env.pool.limits.call = 0.5
         os.kill(sampler.pids[0], signal.SIGSTOP)
-        with pytest.raises(ChildEnvTimeout, match=r"hangs in an update .*for more than 0\.5 s"):
+        message = r"\(pid \d+, slots 0-15\) .* hangs in an update with the tasks {'goal': .*for more than 0\.5 s"
+        with pytest.raises(ChildEnvTimeout, match=message):
             batch.map(wait_for, str(tmp_path / "never"))
+
+
+def test_workers_keep_nothing_of_earlier_batches_even_without_blocks_of_their_own() -> None:
+    experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 5}))
+    with make_sampler(experiment, num_workers=5) as sampler:
+        for number in range(2):
+            batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+            experiment.metalearner.learn(batch, number)
+        first = batch._reference.number
+        objects = [worker.objects for worker in sampler._workers.backend.env.pool.living()]
+    assert all(min(of_worker) == first for of_worker in objects)
 
 
 def test_whole_trials_are_read_from_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,16 +26,18 @@ STEP = Command(0, "step")
 class FakeProcess:
     """Runs until it is reaped, or dies."""
 
-    pid, is_reaped = 1, False
+    pid, is_reaped, is_dead = 1, False, True
+    hangs = "stopped"
 
     def __init__(self) -> None:
         self.line, end = socket.socketpair()
         self.ends = SimpleNamespace(commands=end)
         self._alive, self._end_of_life = os.pipe()
         self.sentinel = (self._alive, 0)
+        self.patience: list[float] = []
 
     def wait(self, seconds: float) -> bool:
-        return True
+        return self.is_dead
 
     def die(self) -> None:
         os.close(self._end_of_life)
@@ -46,9 +49,10 @@ class FakeProcess:
     ask_for_stack = kill
 
     def state(self) -> str:
-        return "stopped"
+        return self.hangs
 
-    def read_stack(self) -> str:
+    def read_stack(self, until: float) -> str:
+        self.patience.append(until - monotonic())
         return ""
 
     def reap(self) -> int:
@@ -137,6 +141,37 @@ def test_worker_that_did_not_get_ready_is_released_before_the_next(pool: Any) ->
     assert unready.process.is_reaped
     assert pool.worker(0) is not unready
     assert pool.worker(0).current_slot == -1
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_death_of_a_worker_that_is_started_again_is_logged_and_counted(
+    pool: Any, is_dead: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, _ = pool
+    pool.worker(0).process.is_dead = is_dead
+    for deaths in range(1, 5):
+        pool._losses.note(0, "died before") if deaths < 4 else pool.launch(0)
+    assert len(caplog.records) == is_dead
+    if is_dead:
+        with pytest.raises(ChildEnvError, match="worker 0 of fake died 4 times in one phase"):
+            pool.check_restarts()
+    pool.wait([])
+
+
+@pytest.mark.parametrize("state", ["running", "stopped"])
+def test_stacks_of_workers_that_hang_are_waited_for_at_once(pool: Any, state: str) -> None:
+    pool, _ = pool
+    processes = [worker.process for worker in pool.workers]
+    for index, process in enumerate(processes):
+        process.hangs = state
+        pool.send(index, STEP, 0.0)
+        pool.worker(index).moved -= 1.0
+    with pytest.raises(ChildEnvTimeout, match=r"(?s)worker 0 .*hangs.*worker 1 .*hangs"):
+        pool.wait([0, 1])
+    (first,), (second,) = (process.patience for process in processes)
+    # One that is stopped can write nothing.
+    longest = worker_pool._STACK_SECONDS if state == "running" else 0.0
+    assert second < first <= longest
 
 
 def test_wait_without_patience_lasts_until_the_first_reply(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
