@@ -137,7 +137,7 @@ def explain(error: BaseException) -> str:
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
         # Python itself replaces one that leaves a generator or a coroutine.
         error = error.__cause__
-    message = " ".join(str(error).split())
+    message = _message(error)
     everything = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in everything if not frame.filename.startswith("<")]
     last, own = frames[-1:], _own_frames(frames)
@@ -156,6 +156,14 @@ def explain(error: BaseException) -> str:
         place = ""
     name = f"{type(error).__name__} in {place}" if place else type(error).__name__
     return f"{name}: {message}" if message else name
+
+
+def _message(error: BaseException) -> str:
+    """Return the message of an exception on one line; its own methods may raise anything, which must not hide it."""
+    try:
+        return " ".join(str(error).split())
+    except Exception as hidden:
+        return f"no message, because __str__ raises {type(hidden).__name__}"
 
 
 def _own_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:

@@ -36,8 +36,12 @@ def caught(call: Any, *arguments: Any) -> BaseException:
             "def generate():\n    next(iter(()))\n    yield\n\ndef fail():\n    list(generate())\n",
             r"StopIteration in {}, line 2: next\(iter\(\(\)\)\)",
         ),
+        (
+            "class Mute(Exception):\n    def __str__(self):\n        return self.lost\n\ndef fail():\n    raise Mute\n",
+            r"Mute in {}, line 6: no message, because __str__ raises AttributeError",
+        ),
     ],
-    ids=["bare assert", "of a library", "replaced by Python"],
+    ids=["bare assert", "of a library", "replaced by Python", "without a message"],
 )
 def test_error_is_reported_with_the_line_of_the_users_code(code: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "own.py"
