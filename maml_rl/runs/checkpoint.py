@@ -371,8 +371,28 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
         "state": checkpoint.state,
         "learner": {name: value for name, value in checkpoint.learner.items() if name not in of_learner},
     }
+    if fault := _fault_of_json(state):
+        raise CheckpointError(
+            f"a checkpoint cannot hold {fault}; state_dict returns tensors and JSON values by name, of a task "
+            "distribution JSON values alone"
+        )
     text = json.dumps(state, indent=2, sort_keys=True, allow_nan=False) + "\n"
     return {STATE: text.encode(), TENSORS: tensors_to_bytes(tensors)}
+
+
+def _fault_of_json(value: Any, path: str = "") -> str:
+    """Return the entry that JSON cannot hold, with the names that lead to it; "" if there is none."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            if not isinstance(name, str | int | float | None):
+                return f"the name {name!r:.80} in {path or 'its state'}"
+            if fault := _fault_of_json(entry, f"{path}/{name}" if path else str(name)):
+                return fault
+    elif isinstance(value, list | tuple):
+        return next(filter(None, (_fault_of_json(entry, path) for entry in value)), "")
+    elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+        return f"{path} = {value!r:.80}"
+    return ""
 
 
 class _RunState(BaseModel):

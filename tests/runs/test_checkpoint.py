@@ -205,8 +205,13 @@ def test_broken_checkpoint_is_replaced_and_an_intact_one_never(tmp_path: Path) -
 
 
 def test_state_that_is_not_json_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="JSON"):
-        save_checkpoint(Checkpoint(1, {}, float("nan")), tmp_path)
+    for checkpoint, named in [
+        (Checkpoint(1, {}, float("nan")), "score = nan"),
+        (Checkpoint(1, {}, learner={"kept": [1, {"rng": {2}}]}), r"learner/kept/rng = \{2\}"),
+        (Checkpoint(1, {}, state={"tasks": {(0, 1): 3}}), r"the name \(0, 1\) in state/tasks"),
+    ]:
+        with pytest.raises(CheckpointError, match=f"a checkpoint cannot hold {named}; state_dict returns"):
+            save_checkpoint(checkpoint, tmp_path)
     assert iterations_in(tmp_path) == []
 
 
