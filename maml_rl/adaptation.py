@@ -235,7 +235,7 @@ def adapt(
     only = getattr(policy, "adapts_only", ())
     if only and not (isinstance(size, Mapping) and size.keys() <= set(only)):
         raise ValueError(
-            f"a {type(policy).__name__} adapts {', '.join(only)} alone; give the rule "
+            f"a {policy.class_name} adapts {', '.join(only)} alone; give the rule "
             f"that it was trained with, or one with parameters={list(only)}"
         )
     with torch.set_grad_enabled(torch.is_grad_enabled() if create_graph is None else create_graph):

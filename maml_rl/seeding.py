@@ -9,6 +9,7 @@ Source: Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3, https:/
 """
 
 import os
+import random
 import threading
 import zlib
 from collections.abc import Iterator
@@ -57,6 +58,7 @@ class Purpose(IntEnum):
     SAMPLING_DRAWS = 14
     EVALUATION_SAMPLING_DRAWS = 15
     FIXED_TASKS = 16
+    TASK_DISTRIBUTION = 17
 
 
 class StreamKey(NamedTuple):
@@ -156,11 +158,11 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def seeded_torch(seed: int, device: "torch.device | str" = "cpu") -> Iterator[None]:
-    """Seed torch's global generators with `seed` for the block, and restore them afterward.
+def seeded_generators(seed: int, device: "torch.device | str" = "cpu") -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python with `seed` for the block, and restore them afterward.
 
-    For code of users, such as a constructor of a network, that uses no other generator. The generators are those of
-    the CPU and of `device`. They belong to the process: a block in another thread waits for the end of this one, and
+    For code of users, such as a constructor of a network, that uses no other generator. Those of torch are that of the
+    CPU and that of `device`. They belong to the process: a block in another thread waits for the end of this one, and
     other code of another thread must not draw from them meanwhile.
 
     Args:
@@ -178,13 +180,19 @@ def seeded_torch(seed: int, device: "torch.device | str" = "cpu") -> Iterator[No
         generators.append(torch.cuda.default_generators[index])
     with global_generators():
         before = [generator.get_state() for generator in generators]
+        of_numpy, of_python = np.random.get_state(legacy=False), random.getstate()
+        bits = type(np.random.get_bit_generator())  # type: ignore[attr-defined]
         try:
             for generator in generators:
                 generator.manual_seed(seed)
+            np.random.set_state(np.random.RandomState(bits(seed)).get_state(legacy=False))
+            random.seed(seed)
             yield
         finally:
             for generator, state in zip(generators, before, strict=True):
                 generator.set_state(state)
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
 
 
 def check_seed(seed: int | np.integer) -> int:

@@ -71,7 +71,7 @@ class _BatchOfOthers(MetaVectorEnv):
     def _drawn(self, draw: Callable[[int], Any], num_tasks: int, name: str) -> list[Task]:
         """Return copies of the tasks that its method `name` draws."""
         tasks = self._generators.begin(0, None, partial(draw, num_tasks))
-        return own_drawn(list(tasks), num_tasks, name, self.env)
+        return own_drawn(tasks, num_tasks, name, self.env)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         require_one_each(tasks, self.num_envs)

@@ -14,7 +14,8 @@ import struct
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from time import perf_counter
@@ -261,6 +262,28 @@ def _places_unless_lent() -> dict[str, Any] | None:
         lock.release()
 
 
+def _drawn_since(places: dict[str, Any] | None) -> list[str]:
+    """Return the generators that were drawn from since then; none where another thread has lent them other states."""
+    now = None if places is None else _places_unless_lent()
+    return [] if places is None or now is None else _moved(places, now)
+
+
+@contextmanager
+def refusing_draws(who: str, remedy: str) -> Iterator[None]:
+    """Refuse, by a RuntimeError, that code of users in the block draws from the process's generators.
+
+    Unless another thread has lent them other states, for which the block does not wait.
+
+    Args:
+        who: draws, for the message.
+        remedy: what to do instead.
+    """
+    places = _places_unless_lent()
+    yield
+    if drawn := _drawn_since(places):
+        raise RuntimeError(f"{who} draws from {' and '.join(drawn)}, which no seed repeats; {remedy}")
+
+
 def _moved(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return the generators that were drawn from; one that was imported meanwhile was not."""
     return [name for name, place in now.items() if before.get(name, place) != place]
@@ -472,8 +495,7 @@ class SharedGenerators(SlotGenerators):
         return result
 
     def _refuse(self, places: dict[str, Any] | None) -> None:
-        now = None if places is None else _places_unless_lent()
-        if places is None or now is None or not (drawn := _moved(places, now)):
+        if not (drawn := _drawn_since(places)):
             return
         message = (
             f"it draws from {' and '.join(drawn)}, a generator that all slots of the process share: no seed repeats "

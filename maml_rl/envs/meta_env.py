@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -144,14 +144,18 @@ def own_task(task: Task) -> Task:
     return own
 
 
-def own_drawn(tasks: Sequence[Any], num_tasks: int, name: str, env: object) -> list[Task]:
-    """Return copies of the tasks that a method `name` of an environment has drawn."""
+def own_drawn(drawn: Any, num_tasks: int, name: str, who: object) -> list[Task]:
+    """Return copies of the tasks that a method `name` of an environment, or of a task distribution, has drawn."""
+    if not isinstance(drawn, Iterable) or isinstance(drawn, Mapping | str):
+        raise TaskError(f"{name} of {who} returned {drawn!r:.80}; it must return a list of tasks")
+    tasks = list(drawn)
     if len(tasks) != num_tasks:
-        raise TaskError(f"{name}({num_tasks}) of {env} returned {len(tasks)} tasks")
+        raise TaskError(f"{name}({num_tasks}) of {who} returned {len(tasks)} tasks")
     for task in tasks:
         if not isinstance(task, Mapping):
+            shown = f"{task!r:.80}"
             raise TaskError(
-                f"{name} of {env} drew {task!r}; a task is a dict of numbers and arrays, as {{'task': {task!r}}}"
+                f"{name} of {who} drew {shown}; a task is a dict of numbers and arrays, as {{'task': {shown}}}"
             )
     return [own_task(task) for task in tasks]
 

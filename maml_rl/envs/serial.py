@@ -337,7 +337,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
         name = "sample_test_tasks" if evaluation and has_method(first.env, "sample_test_tasks") else "sample_tasks"
         method = find_method(first.env, name)
         self._ready = self._ready and seed is None
-        return own_drawn(list(self._run(first.draw(method, num_tasks, seed))), num_tasks, name, first.env)
+        return own_drawn(self._run(first.draw(method, num_tasks, seed)), num_tasks, name, first.env)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         require_one_each(tasks, self.num_envs)

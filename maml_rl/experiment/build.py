@@ -37,7 +37,7 @@ from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS
 from maml_rl.runs.trust import check_code
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
-from maml_rl.seeding import Purpose, StreamKey, seeded_torch, torch_seed
+from maml_rl.seeding import Purpose, StreamKey, seeded_generators, torch_seed
 from maml_rl.spaces import PackedSpace, array_layout, is_image, require_numbers
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_distribution, task_distributions
 from maml_rl.task_distributions.task_distribution import TaskSplit
@@ -215,7 +215,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
             lambda error: config.error(f"{config.algorithm} cannot be made: {explain(error)}", "algorithm"),
             (MamlRLError, TypeError, ValueError),
         )
-        with seeded_torch(stream, device), guard:
+        with seeded_generators(stream, device), guard:
             policy = (own_policy or learner.make_policy(env, config, settings)).to(device)
             try:
                 metalearner = learner.from_config(policy, config, settings, device)
@@ -286,7 +286,8 @@ def _make_task_distribution(
         lambda count, seed: env.sample_tasks(count, seed=seed, evaluation=True),
     )
     with UsersCode(lambda error: config.error(explain(error), "tasks")):
-        distribution = kind.from_settings(settings, config.env_name)
+        with seeded_generators(torch_seed(StreamKey(config.seed, Purpose.TASK_DISTRIBUTION))):
+            distribution = kind.from_settings(settings, config.env_name)
         distribution.admit(family, lambda tasks: try_tasks(tasks, env, "the distribution"))
         if samples:
             distribution.check_batch(config.meta_batch_size)
@@ -334,7 +335,7 @@ def _size_of_policy(
     """Return the least bytes that a policy takes in training, and what they hold; 0 where that is not known."""
     try:
         # Tensors there have shapes and no numbers.
-        with seeded_torch(config.seed), torch.device("meta"):
+        with seeded_generators(config.seed), torch.device("meta"):
             policy = learner.make_policy(env, config, settings)
             memory = sum(part.nbytes for part in policy.initial_memory(1))
     except Exception as error:
@@ -360,7 +361,7 @@ def _make_own_policy(config: Config, env: MetaVectorEnv) -> Policy | None:
     with UsersCode(lambda error: config.error(f"{message}: {explain(error)}", "policy")):
         make = getattr(import_named(module), name)
         spaces = env.single_observation_space, env.single_action_space
-        with seeded_torch(config.seed):
+        with seeded_generators(config.seed):
             policy = as_policy(make(*spaces))
         policy.check_spaces(*spaces)
     return policy

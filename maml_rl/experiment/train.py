@@ -19,7 +19,8 @@ from torch import Tensor
 
 from maml_rl.config.config import Config
 from maml_rl.derivatives import EpisodeStore
-from maml_rl.envs.meta_env import SlotCounts, Task
+from maml_rl.envs.global_generators import refusing_draws
+from maml_rl.envs.meta_env import SlotCounts, Task, own_task
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread, share_without_signal
 from maml_rl.experiment.build import Experiment, make_experiment
@@ -31,7 +32,7 @@ from maml_rl.experiment.sampling import (
     training_update,
 )
 from maml_rl.machine import chunk_threads, single_threaded, usual_torch
-from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.metalearners.metalearner import MetaLearner, check_metrics
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.results.identity import parameters_digest, sources
@@ -313,9 +314,15 @@ def _collecting(
         task_state, task_metrics = None, {}
         if distribution is not None:
             # Here rather than after the meta-update: even with `prefetch`, it receives every batch before the next.
-            distribution.update(tasks, metalearner.returns(batch).double().mean(2).cpu().numpy())
-            task_state = copy.deepcopy(distribution.state_dict())
-            task_metrics = {f"tasks/{name}": value for name, value in distribution.metrics().items()}
+            returns = metalearner.returns(batch).double().mean(2).cpu().numpy()
+            who = type(distribution).__name__
+            with refusing_draws(f"update of {who}", "draw from a generator whose place is in state_dict"):
+                distribution.update([own_task(task) for task in tasks], returns)
+                task_state, own_metrics = copy.deepcopy(distribution.state_dict()), distribution.metrics()
+            if not isinstance(task_state, dict):
+                raise TypeError(f"{who}.state_dict returned {task_state!r:.80}; return a dict of JSON values by name")
+            check_metrics(own_metrics, f"{who}.metrics")
+            task_metrics = {f"tasks/{name}": value for name, value in own_metrics.items()}
         stages, means = sampler.timer.take(), sampler.timer.take_means()
         # Both depend on the machine and its services, as times do, and only slow environments have them.
         retries, waiting = sampler.retries - retried, sampler.waiting_seconds - waited

@@ -27,7 +27,7 @@ from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted, adapt
 from maml_rl.plan import Plan, Sampler
 from maml_rl.policies import GRUPolicy, Policy, as_policy, get_policy_for_env
-from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded_torch, torch_seed
+from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded_generators, torch_seed
 
 # State of a metalearner: tensors and JSON values, under flat names.
 State: TypeAlias = dict[str, Any]
@@ -223,9 +223,9 @@ class MetaLearner(ABC):
         """
         self._streams.move_to(StreamKey(self.seed, Purpose.LEARNER_DRAWS, number, 1))
         seed = torch_seed(StreamKey(self.seed, Purpose.LEARNER_UPDATE, number))
-        with seeded_torch(seed, self.device), single_threaded():
+        with seeded_generators(seed, self.device), single_threaded():
             metrics = self.update(batch)
-        _check_metrics(metrics, type(self).__name__)
+        check_metrics(metrics, f"{type(self).__name__}.update")
         return metrics
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> EpisodeStore:
@@ -381,22 +381,22 @@ def _infos_of(phases: Sequence[TaskEpisodes], cache: Cache) -> dict[str, Tensor]
     return {name: torch.stack([infos[name] for infos in of_phases], dim=1) for name in of_phases[0]}
 
 
-def _check_metrics(metrics: Any, learner: str) -> None:
-    """Refuse, by a TypeError, metrics of a user's learner that are not numbers, booleans or None by name."""
+def check_metrics(metrics: Any, method: str) -> None:
+    """Refuse, by a TypeError, metrics of a method of users that are not numbers, booleans or None by name."""
     if not isinstance(metrics, dict):
-        raise TypeError(f"{learner}.update returned {metrics!r:.80}; return a dict of metrics by name, {{}} for none")
+        raise TypeError(f"{method} returned {metrics!r:.80}; return a dict of metrics by name, {{}} for none")
     for name, value in metrics.items():
         is_array = isinstance(value, np.ndarray | Tensor) and value.ndim > 0
         single = value.item() if hasattr(value, "item") and not is_array else value
         if not isinstance(name, str) or not isinstance(single, bool | int | float | None):
-            raise TypeError(f"{learner}.update returned the metric {name!r} as {value!r:.80}; return a number by name")
+            raise TypeError(f"{method} returned the metric {name!r} as {value!r:.80}; return a number by name")
 
 
 def _check_memory(learner: type[MetaLearner], policy: Policy) -> None:
     """Refuse, by a TypeError, a memory that is not differentiable where adaptation takes gradient steps."""
     if policy.has_memory and not learner.whole_trials and type(policy).unroll is Policy.unroll:
         raise TypeError(
-            f"{learner.__name__} adapts by gradient steps, and {type(policy).__name__}, which has a memory, does not "
+            f"{learner.__name__} adapts by gradient steps, and {policy.class_name}, which has a memory, does not "
             "say how to go through sequences differentiably; write its method unroll, or use a policy without a memory"
         )
 

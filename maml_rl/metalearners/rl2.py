@@ -80,19 +80,19 @@ class RL2(TrialPPOLearner):
         super().__init__(*args, **options)
         if not self.policy.has_memory:
             raise TypeError(
-                f"rl2 trains a policy with a memory, and {type(self.policy).__name__} has none; use GRUPolicy, or a "
+                f"rl2 trains a policy with a memory, and {self.policy.class_name} has none; use GRUPolicy, or a "
                 "policy with initial_memory, act and unroll"
             )
         predicts = isinstance(self.policy, PredictsRewards) and self.policy.predicts_rewards
         if self.settings.reward_prediction_coefficient > 0.0 and not predicts:
             raise TypeError(
                 f"reward-prediction-coefficient is {self.settings.reward_prediction_coefficient:g}, but this "
-                f"{type(self.policy).__name__} predicts no rewards; make a GRUPolicy with predict_rewards=True, or set "
+                f"{self.policy.class_name} predicts no rewards; make a GRUPolicy with predict_rewards=True, or set "
                 "the coefficient to 0"
             )
         if self.settings.normalize_observations and getattr(self.policy, "observation_mean", None) is None:
             raise TypeError(
-                f"normalize-observations is true, but this {type(self.policy).__name__} sees observations as they are; "
+                f"normalize-observations is true, but this {self.policy.class_name} sees observations as they are; "
                 "make a GRUPolicy with normalize_observations=True, or set it to false"
             )
         # The statistics that normalize observations are not trained.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 from torch.func import functional_call, vmap
 
+from maml_rl.envs.global_generators import refusing_draws
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies.distributions import (
     DistributionForm,
@@ -99,8 +100,9 @@ class ModulePolicy(Policy):
         start = np.asarray(getattr(observation_space, "start", 0), dtype)
         device = next(self.parameters()).device
         observations = torch.from_numpy(np.broadcast_to(start, (_TRIED, *shape)).copy()).to(device)
+        chance = refusing_draws(f"forward of {self.class_name}", "leave chance to the distribution that it returns")
         # With gradients, so that learned tensors are recognized.
-        with torch.enable_grad():
+        with torch.enable_grad(), chance:
             tensors = self._tensors_of(_copy_structure(self.__dict__["module"]), self._own(), observations)
             self._can_be_vmapped(observations)
         distribution = self.distributions.distribution(tuple(tensor.detach() for tensor in tensors))
@@ -108,8 +110,8 @@ class ModulePolicy(Policy):
         kind = self.distributions
         if kind.is_discrete != np.issubdtype(action_space.dtype, np.integer):
             raise ValueError(
-                f"the distribution {name} of {self._name} has {'integer' if kind.is_discrete else 'real'} actions, "
-                f"which do not fit the action space {action_space}"
+                f"the distribution {name} of {self.class_name} has "
+                f"{'integer' if kind.is_discrete else 'real'} actions, which do not fit the action space {action_space}"
             )
         expected = (*(action_space.shape or ()),)
         actions = sample_from_noise(distribution, torch.full(noise_shape(distribution), 0.5, device=device))
@@ -119,7 +121,7 @@ class ModulePolicy(Policy):
         counts = kind.arguments.get("num_categories", counts)
         if tuple(actions.shape[1:]) != expected or (expected_counts and list(counts) != expected_counts):
             raise ValueError(
-                f"the distribution {name} of {self._name} has actions of the shape {tuple(actions.shape[1:])}"
+                f"the distribution {name} of {self.class_name} has actions of the shape {tuple(actions.shape[1:])}"
                 f"{f' and {counts[0] if len(counts) == 1 else list(counts)} categories' if expected_counts else ''}, "
                 f"which do not fit the action space {action_space}"
             )
@@ -247,7 +249,7 @@ class ModulePolicy(Policy):
         return super().choose(observation, memory, rng)
 
     @property
-    def _name(self) -> str:
+    def class_name(self) -> str:
         return type(self.__dict__["module"]).__name__
 
     def _own(self) -> dict[str, Tensor]:
@@ -261,14 +263,16 @@ class ModulePolicy(Policy):
         if self.observation_shape is None:
             self.observation_shape = shape
         elif self.observation_shape != shape:
-            raise ValueError(f"{self._name} is used on observations of the shape {self.observation_shape}, got {shape}")
+            raise ValueError(
+                f"{self.class_name} is used on observations of the shape {self.observation_shape}, got {shape}"
+            )
 
     @property
     def distributions(self) -> DistributionForm:  # type: ignore[override]
         """The distributions of the form that the module has returned; a RuntimeError before it has returned one."""
         if self._form is None:
             raise RuntimeError(
-                f"the distribution of {self._name} is not known before its first forward pass; use "
+                f"the distribution of {self.class_name} is not known before its first forward pass; use "
                 "policy.check_spaces(observation_space, action_space)"
             )
         return self._form
@@ -290,7 +294,7 @@ class ModulePolicy(Policy):
         if memory:
             if not isinstance(returned, tuple) or len(returned) not in (2, 3):
                 raise TypeError(
-                    f"forward of {self._name}, which has a memory, must return (distribution, memory) or "
+                    f"forward of {self.class_name}, which has a memory, must return (distribution, memory) or "
                     f"(distribution, memory, values), got a {type(returned).__name__}"
                 )
             distribution, after = returned[:2]
@@ -299,13 +303,13 @@ class ModulePolicy(Policy):
             distribution = returned
         if not isinstance(distribution, Distribution):
             raise TypeError(
-                f"forward of {self._name} must return a torch.distributions.Distribution, got a "
+                f"forward of {self.class_name} must return a torch.distributions.Distribution, got a "
                 f"{type(distribution).__name__}; for a Gaussian return Independent(Normal(mean, std), 1)"
             )
         batch = distribution.batch_shape
         if batch[:1] != rows.shape[:1]:
             raise ValueError(
-                f"forward of {self._name} must return a distribution whose batch shape begins with the number of "
+                f"forward of {self.class_name} must return a distribution whose batch shape begins with the number of "
                 f"observations, {len(rows)}; got the batch shape {tuple(batch)}"
             )
         joint = distribution if len(batch) == 1 else Independent(distribution, len(batch) - 1, validate_args=False)

@@ -157,6 +157,11 @@ class Policy(nn.Module, ABC):
         return False
 
     @property
+    def class_name(self) -> str:
+        """The class that its author wrote, for messages."""
+        return type(self).__name__
+
+    @property
     def has_memory(self) -> bool:
         """Whether the policy has a memory."""
         return bool(self.initial_memory(1))

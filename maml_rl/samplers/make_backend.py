@@ -57,7 +57,7 @@ def make_backend(
         _check_stateless(policy)
     if policy.told_who_acts and not placement.acts_on_cpu:
         raise ValueError(
-            f"{type(policy).__name__} is told on the CPU which slots act, got device={placement.device!r}; leave it out"
+            f"{policy.class_name} is told on the CPU which slots act, got device={placement.device!r}; leave it out"
         )
     if placement.backend == "ray":
         # Only users of the backend need the package.
@@ -83,7 +83,7 @@ def _check_stateless(policy: Policy) -> None:
     """Refuse a policy whose copies must not act."""
     if not policy.stateless:
         raise ValueError(
-            f"{type(policy).__name__} is not stateless: its actions may depend on earlier calls, but it is not told "
+            f"{policy.class_name} is not stateless: its actions may depend on earlier calls, but it is not told "
             "when a phase begins, is cut into waves or repeated, nor for which slots it acts; use num_workers=0 "
             "without slots_per_task, have it remember through initial_memory and act, or declare "
             "`stateless = True` in its class if an action depends on observation, noise and parameters alone"

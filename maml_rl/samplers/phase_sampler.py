@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from maml_rl.arguments import check_count
 from maml_rl.config.placement import Placement, PlacementOptions
 from maml_rl.envs.checking import DrawsBySeed
+from maml_rl.envs.global_generators import refusing_draws
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, Recipe
-from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
+from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task, own_drawn
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, ConfigError, TaskError
 from maml_rl.machine import single_threaded
@@ -140,11 +141,12 @@ class TaskSource:
             "validation": distribution.sample_validation,
             "test": distribution.sample_test,
         }[self._split]
-        tasks = draw(family, num_tasks, generator(key))
-        if len(tasks) != num_tasks:
-            raise TaskError(f"{type(distribution).__name__} was asked for {num_tasks} tasks and drew {len(tasks)}")
+        name = type(distribution).__name__
+        with refusing_draws(f"{draw.__name__} of {name}", "draw from the random stream that it gets"):
+            drawn = draw(family, num_tasks, generator(key))
+        tasks = own_drawn(drawn, num_tasks, draw.__name__, name)
         if not self._has_drawn:
-            self._try(tasks, f"the first draw of {type(distribution).__name__}")
+            self._try(tasks, f"the first draw of {name}")
             self._has_drawn = True
         return tasks
 
@@ -239,7 +241,7 @@ class PhaseSampler(ClosesAtExit):
         policy = as_policy(policy)
         if record_memory and not policy.has_memory:
             raise ValueError(
-                f"record_memory keeps what a policy remembers, and {type(policy).__name__} has no memory; leave it "
+                f"record_memory keeps what a policy remembers, and {policy.class_name} has no memory; leave it "
                 "out, or use a policy with initial_memory"
             )
         self.batch_size = check_count("batch_size", batch_size)
@@ -383,7 +385,7 @@ class PhaseSampler(ClosesAtExit):
             )
         if not self.policy.stateless and (deterministic or per_task > self.slots_per_task):
             raise ValueError(
-                f"{type(self.policy).__name__} keeps something itself, so that it cannot sample "
+                f"{self.policy.class_name} keeps something itself, so that it cannot sample "
                 f"{'deterministically' if deterministic else f'more than {self.slots_per_task} episodes of a task'}; "
                 "have it remember through initial_memory and act, or declare `stateless = True`"
             )
@@ -425,7 +427,7 @@ class PhaseSampler(ClosesAtExit):
         backend.prepare(len(tasks))
         slot = backend.describe()
         if not self.policy.reads_text:
-            require_numbers(type(self.policy).__name__, slot.observation_space, slot.action_space)
+            require_numbers(self.policy.class_name, slot.observation_space, slot.action_space)
         self.policy.check_spaces(slot.observation_space, slot.action_space)
         if self._memory_tried is not self.policy:
             try_memory(self.policy, slot.observation_space)

@@ -54,12 +54,12 @@ class PolicyAt:
 def require_loadable(policy: Policy, start_method: str | None) -> None:
     """Refuse a policy that a worker could not load."""
     where = 'use inference="central"'
-    pickled_for_workers(policy, f"the policy {type(policy).__name__}", _TOP_LEVEL, where, start_method)
+    pickled_for_workers(policy, f"the policy {policy.class_name}", _TOP_LEVEL, where, start_method)
 
 
 def pickle_policy(policy: Policy, remedy: str = _TOP_LEVEL, **how: Any) -> bytes:
     """Return a policy as bytes for a worker, which computes on the CPU; see `pickled` for the arguments."""
-    name = f"the policy {type(policy).__name__}"
+    name = f"the policy {policy.class_name}"
     if any(tensor.device.type != "cpu" for tensor in chain(policy.parameters(), policy.buffers())):
         try:
             policy = copy.deepcopy(policy).to("cpu")

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import parse_mapping
-from maml_rl.envs import Task
-from maml_rl.errors import ConfigError, TaskError
+from maml_rl.envs import Task, global_generators
+from maml_rl.errors import AlgorithmError, ConfigError, MamlRLError, TaskError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
+from maml_rl.metalearners import MAMLTRPO
 from maml_rl.results.evaluation import Evaluation
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.task_distributions import FamilyTasks, Split, Stratified, TaskDistribution, TaskList
@@ -197,9 +198,56 @@ def test_distribution_that_draws_too_few_is_named() -> None:
         make_sampler(
             make_experiment(config_of(tasks={"distribution": f"{__name__}:Stingy"})), num_workers=0
         ) as sampler,
-        pytest.raises(TaskError, match="Stingy was asked for 3 tasks and drew 1"),
+        pytest.raises(TaskError, match=r"sample\(3\) of Stingy returned 1 tasks"),
     ):
         sampler.sample_tasks(3)
+
+
+def test_wrong_result_of_a_hook_of_a_distribution_ends_training_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index, (name, wrong, message) in enumerate(
+        [
+            ("metrics", {"level": "high"}, "Stingy.metrics returned the metric 'level' as 'high'"),
+            ("metrics", None, "Stingy.metrics returned None; return a dict of metrics"),
+            ("state_dict", None, "Stingy.state_dict returned None; return a dict of JSON values"),
+            ("state_dict", {"rng": object()}, "a checkpoint cannot hold state/tasks/rng = <object"),
+            ("state_dict", {"means": [0.0, np.nan]}, "a checkpoint cannot hold state/tasks/means = nan"),
+        ]
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(Stingy, "sample", lambda self, family, num_tasks, rng: family.draw(num_tasks, rng))
+            patched.setattr(Stingy, name, lambda self, wrong=wrong: wrong)
+            config = config_of(tasks={"distribution": f"{__name__}:Stingy"})
+            with pytest.raises(MamlRLError) as caught:
+                train(config, tmp_path / str(index), num_workers=0)
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_update_of_a_distribution_gets_copies_and_must_not_draw_from_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(self: Any, tasks: list[Task], returns: Any) -> None:
+        for task in tasks:
+            task["goal"] = None
+
+    learned: list[Task] = []
+    update = MAMLTRPO.update
+
+    def noted(self: MAMLTRPO, batch: Any) -> dict[str, Any]:
+        learned.extend(batch.phases[0].tasks)
+        return update(self, batch)
+
+    monkeypatch.setattr(MAMLTRPO, "update", noted)
+    monkeypatch.setattr(Notebook, "update", spoil)
+    config = config_of(tasks={"distribution": f"{__name__}:Notebook"})
+    train(config, tmp_path / "spoilt", num_workers=0)
+    assert learned
+    assert all(task["goal"] is not None for task in learned)
+    monkeypatch.setattr(Notebook, "update", lambda *_: np.random.random())
+    with global_generators.KeptGenerators(), pytest.raises(AlgorithmError, match="update of Notebook draws from np"):
+        train(config, tmp_path / "drawn", num_workers=0)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A learner with a second network and random numbers of its own: one seed, one result."""
 
 import json
+import random
 import sys
 import threading
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,11 +17,12 @@ from torch import nn
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.derivatives import EpisodeStore
+from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.metalearner import MetaLearner, State
 from maml_rl.runs.metrics import Metrics
-from maml_rl.seeding import seeded_torch
+from maml_rl.seeding import seeded_generators
 from tests.small_runs import SMALL, untimed
 
 
@@ -29,6 +32,8 @@ class Drawing(MetaLearner):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.critic = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+        with torch.no_grad():
+            self.critic[0].bias.fill_(random.random() + np.random.random())
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         loss = self.critic(batch.valid_episodes.observations).square().mean() + torch.randn(())
@@ -36,7 +41,8 @@ class Drawing(MetaLearner):
             for param in (*self.policy.parameters(), *self.critic.parameters()):
                 param.add_(torch.randn_like(param), alpha=1e-3)
                 param.add_(torch.randn(param.shape, generator=self.torch_generator("noise")), alpha=1e-3)
-        return {"loss/before": loss.item(), "own": self.generator("own").random()}
+        drawn = {"of numpy": np.random.random(), "of python": random.random()}
+        return {"loss/before": loss.item(), "own": self.generator("own").random(), **drawn}
 
     def state_dict(self) -> State:
         return {f"critic.{name}": value for name, value in self.critic.state_dict().items()}
@@ -51,27 +57,26 @@ def drawing(**values: Any) -> Any:
     return Config.from_mapping(parse_mapping(json.dumps({**small, **learner, **values}), "x.yaml"))
 
 
-def test_runs_of_one_seed_are_equal_after_any_draws_of_torch(tmp_path: Path) -> None:
+def test_runs_of_one_seed_are_equal_after_any_draws_of_others(tmp_path: Path) -> None:
     runs = []
     for index in range(2):
-        with torch.random.fork_rng(devices=[]):
-            torch.randn(index + 1)
-            before = torch.get_rng_state()
+        with KeptGenerators() as generators:
+            generators.seed(index)
             train(drawing(), tmp_path / str(index), num_workers=0)
-            assert torch.equal(torch.get_rng_state(), before)
+            assert generators.drawn() == []
         runs.append(untimed(tmp_path / str(index)))
     assert runs[0] == runs[1]
     train(drawing(seed=1), tmp_path / "other", num_workers=0)
     assert untimed(tmp_path / "other") != runs[0]
-    for key in ("loss/before", "own"):
+    for key in ("loss/before", "own", "of numpy", "of python"):
         assert len({row[key] for row in runs[0]}) == len(runs[0])
 
 
 def test_resumed_run_draws_the_same_as_an_undisturbed_one(tmp_path: Path) -> None:
     train(drawing(), tmp_path / "whole", num_workers=0)
     train(drawing(**{"num-batches": 2}), tmp_path / "parts", num_workers=0)
-    with torch.random.fork_rng(devices=[]):
-        torch.randn(7)
+    with KeptGenerators() as generators:
+        generators.seed(7)
         policy = train(drawing(), tmp_path / "parts", num_workers=0, resume=True)
     assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
     whole = make_experiment(drawing())
@@ -82,13 +87,13 @@ def test_resumed_run_draws_the_same_as_an_undisturbed_one(tmp_path: Path) -> Non
 
 def test_error_in_the_block_restores_the_generators() -> None:
     before = torch.get_rng_state()
-    with pytest.raises(TypeError, match="randn"), seeded_torch(3):
+    with pytest.raises(TypeError, match="randn"), seeded_generators(3):
         torch.randn("five")  # type: ignore[call-overload]
     assert torch.equal(torch.get_rng_state(), before)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         expected = torch.randn(5)
-    with seeded_torch(3):
+    with seeded_generators(3):
         assert torch.equal(torch.randn(5), expected)
 
 
@@ -96,7 +101,7 @@ def test_blocks_in_two_threads_draw_what_each_draws_alone_and_restore_the_genera
     def draw(seeds: Sequence[int]) -> list[list[float]]:
         found = []
         for seed in seeds:
-            with seeded_torch(seed):
+            with seeded_generators(seed):
                 found.append([torch.rand(()).item() for _ in range(20)])
         return found
 

@@ -111,7 +111,7 @@ def test_runs_of_one_seed_are_equal_and_do_not_use_torchs_global_generator(
     algorithm, folder = run
     # Without the block that seeds users' code, only a learner with its own random streams repeats.
     for module in ("maml_rl.experiment.build", "maml_rl.metalearners.metalearner"):
-        monkeypatch.setattr(f"{module}.seeded_torch", lambda *_: nullcontext())
+        monkeypatch.setattr(f"{module}.seeded_generators", lambda *_: nullcontext())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         before = torch.get_rng_state()

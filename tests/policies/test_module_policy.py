@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
 
 from maml_rl import MAMLTRPO, LinearFeatureBaseline, MultiTaskSampler, adapt
+from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.policies import CategoricalMLPPolicy, MultiCategorical, NormalMLPPolicy, as_policy
+from maml_rl.samplers.rollout.carried_memory import try_memory
 from tests.synthetic import different_params, make_episodes, randn
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,))
@@ -251,6 +254,32 @@ def test_module_that_does_not_fit_is_refused_in_one_line(make, action_space, err
     with pytest.raises(error, match=message) as caught:
         as_policy(seeded(make)).check_spaces(OBSERVATIONS, action_space)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "draw"), [("torch", lambda: torch.randn(2)), ("np.random", np.random.random), ("random", random.random)]
+)
+def test_module_that_draws_from_a_generator_of_the_process_is_refused(name, draw):
+    noisy = Returning(lambda x, w: Independent(Normal(w.expand(len(x), 2) + draw(), 1.0), 1))
+    with (
+        KeptGenerators(),
+        pytest.raises(RuntimeError, match=rf"forward of Returning draws from {name}, which no seed repeats; leave"),
+    ):
+        as_policy(noisy).check_spaces(OBSERVATIONS, ACTIONS)
+
+
+def test_memory_that_grows_is_refused_with_the_name_of_the_module():
+    class Growing(Gaussian):
+        def initial_memory(self, num):
+            return (torch.zeros(num, 1),)
+
+        def forward(self, observations, memory):
+            return super().forward(observations), (memory[0].repeat(1, 2),)
+
+    policy = as_policy(seeded(Growing))
+    policy.check_spaces(OBSERVATIONS, ACTIONS)
+    with pytest.raises(ValueError, match=r"^Growing returned the shape \(1, 3, 2\) float32, got the shape \(1, 3, 1\)"):
+        try_memory(policy, OBSERVATIONS)
 
 
 @pytest.mark.parametrize(

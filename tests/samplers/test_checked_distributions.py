@@ -1,17 +1,21 @@
 """A task distribution that a config would refuse is refused by a sampler that gets it directly."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from maml_rl import MultiTaskSampler
+from maml_rl.envs import global_generators
 from maml_rl.errors import TaskError
 from maml_rl.policies import MLPPolicy, get_policy_for_env
 from maml_rl.task_distributions import FamilyTasks, FixedTasks, Split, TaskDistribution, TaskList
 
 FAMILY = "2DNavigation-v0"
+GOALS = [[0.1, 0.2], [0.3, 0.4]]
 
 
 class Own(TaskDistribution):
@@ -22,6 +26,34 @@ class Own(TaskDistribution):
 
     def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Any]:
         return (self.tasks * num_tasks)[:num_tasks]
+
+
+class Forgetful(Own):
+    """Returns nothing."""
+
+    def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> Any:
+        self.tasks = super().sample(family, num_tasks, rng)
+
+
+class Lazy(Own):
+    """Draws the first task alone, one after the other, and changes it later."""
+
+    def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> Any:
+        return (self.tasks[0] for _ in range(num_tasks))
+
+
+class Elsewhere(Own):
+    """Draws from a generator of the process."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        super().__init__({"goal": [0.0, 0.0]})
+        self.draw = draw
+
+    def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Any]:
+        self.draw()
+        return super().sample(family, num_tasks, rng)
+
+    sample_test = sample_validation = sample
 
 
 def policy() -> MLPPolicy:
@@ -40,8 +72,9 @@ def policy() -> MLPPolicy:
         (FixedTasks(train=2, test=2), "a batch has distinct tasks, and there are 2 training tasks", 0),
         (Own({"speed": 1.0}), "task 1 in the first draw of Own: .*unknown entry 'speed'", 0),
         (Own({"goal": [0.0]}), "task 1 in the first draw of Own: .*goal", 1),
-        (Own(3), r"the first draw of Own has \[3, 3, 3\]; a task is a dict", 0),
-        (Own(), "Own was asked for 3 tasks and drew 0", 0),
+        (Own(3), "sample of Own drew 3; a task is a dict", 0),
+        (Own(), r"sample\(3\) of Own returned 0 tasks", 0),
+        (Forgetful(), "sample of Forgetful returned None; it must return a list of tasks", 0),
     ],
 )
 @pytest.mark.usefixtures("forked_workers")
@@ -66,3 +99,34 @@ def test_distribution_is_checked_once_for_each_family() -> None:
     for name in ("a", "a", "b"):
         split.admit(FamilyTasks(name, space, lambda count, seed: []), tried.append)
     assert len(tried) == 2
+
+
+@pytest.mark.parametrize("distribution", [TaskList([{"goal": np.array(goal)} for goal in GOALS]), Lazy()])
+def test_tasks_that_a_distribution_draws_are_copies_of_their_own(distribution: Any) -> None:
+    if isinstance(distribution, Lazy):
+        distribution.tasks = [{"goal": np.array(GOALS[0])}]
+    with MultiTaskSampler(FAMILY, policy=policy(), num_workers=0, seed=0, task_distribution=distribution) as sampler:
+        for _ in range(2):
+            tasks = sampler.sample_tasks(3)
+            assert all(task["goal"].tolist() in GOALS for task in tasks)
+            # Such as a learner that scales what it was given.
+            for task in tasks:
+                task["goal"] *= 9.0
+            assert all(np.abs(task["goal"]).max() < 9.0 for task in tasks)
+
+
+@pytest.mark.parametrize("split", ["training", "validation", "test"])
+@pytest.mark.parametrize(
+    ("name", "draw"), [("np.random", np.random.random), ("torch", lambda: torch.rand(1)), ("random", random.random)]
+)
+def test_distribution_that_draws_from_a_generator_of_the_process_is_refused(
+    name: str, draw: Callable[[], Any], split: Any
+) -> None:
+    with (
+        global_generators.KeptGenerators(),
+        MultiTaskSampler(
+            FAMILY, policy=policy(), num_workers=0, seed=0, task_distribution=Elsewhere(draw), task_split=split
+        ) as sampler,
+        pytest.raises(RuntimeError, match=rf"sample of Elsewhere draws from {name}, which no seed repeats; draw from"),
+    ):
+        sampler.sample_tasks(3)

@@ -10,7 +10,7 @@ from trials import Recurrent, sample
 
 from maml_rl import MultiTaskSampler
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
-from maml_rl.seeding import seeded_torch
+from maml_rl.seeding import seeded_generators
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -63,7 +63,7 @@ def test_child_that_always_dies_ends_the_phase_with_an_error() -> None:
 def test_trials_are_bit_identical_after_a_worker_died_during_one(
     inference: str, episode: int, step: Any, tmp_path: Path
 ) -> None:
-    with seeded_torch(0):
+    with seeded_generators(0):
         policy = Recurrent()
     fault = {"fault": "kill", "place": step, "marker": str(tmp_path / "marker"), "in_episode": episode}
     found = sample(policy, 2, fault, inference=inference)

@@ -26,7 +26,7 @@ from maml_rl.envs.checking import check_meta_env
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
 from maml_rl.experiment.train import train
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy, Policy
-from maml_rl.seeding import seeded_torch
+from maml_rl.seeding import seeded_generators
 
 TASKS, EPISODES = 4, 4
 THREADS: dict[str, Any] = {"stepping": "threads", "num_workers": 0}
@@ -35,7 +35,7 @@ THREADS: dict[str, Any] = {"stepping": "threads", "num_workers": 0}
 def a_policy(memory: bool = False, size: int = 2) -> Policy:
     if memory:
         return GRUPolicy(spaces.Box(-np.inf, np.inf, (size,)), SlowEnv.action_space, 6)
-    with seeded_torch(0):
+    with seeded_generators(0):
         return NormalMLPPolicy(size, 1, (8,), "tanh")
 
 

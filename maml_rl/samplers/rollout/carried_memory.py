@@ -27,7 +27,7 @@ def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> No
     ):
         return
     raise ValueError(
-        f"{type(policy).__name__} returned {_shapes(memory)}, got {_shapes(expected)}; return "
+        f"{policy.class_name} returned {_shapes(memory)}, got {_shapes(expected)}; return "
         "tensors of the same shapes and types from act"
     )
 
@@ -45,7 +45,7 @@ def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
     ):
         shown = _shapes(memory) if isinstance(memory, tuple) else f"a {type(memory).__name__}"
         raise ValueError(
-            f"initial_memory({_TRIED}) of {type(policy).__name__} returned {shown}; return a tuple of tensors of the "
+            f"initial_memory({_TRIED}) of {policy.class_name} returned {shown}; return a tuple of tensors of the "
             f"shape ({_TRIED}, ...), one row for each slot"
         )
     # An external policy must not be called with zeros.

@@ -26,7 +26,7 @@ from maml_rl.policies import NormalMLPPolicy, Policy, get_policy_for_env
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.loop import _Loop, sample_phase
-from maml_rl.seeding import PhaseStreams, seeded_torch
+from maml_rl.seeding import PhaseStreams, seeded_generators
 
 HORIZON = 6
 STREAMS = PhaseStreams(0, 0, 0)
@@ -160,7 +160,7 @@ PLACEMENTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("slots_per_task", [1, 2])
 @pytest.mark.parametrize("is_stacked", [False, True])
 def test_trials_are_bit_identical_for_any_placement(slots_per_task: int, is_stacked: bool) -> None:
-    with seeded_torch(0):
+    with seeded_generators(0):
         policy, params = Recurrent(), None
     if is_stacked:
         scales = torch.linspace(0.5, 1.5, len(TASKS))

@@ -14,7 +14,7 @@ from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import make_vector_env
 from maml_rl.policies import Memory, NormalMLPPolicy
 from maml_rl.samplers.rollout import recomputing
-from maml_rl.seeding import PhaseStreams, seeded_torch
+from maml_rl.seeding import PhaseStreams, seeded_generators
 
 
 def test_gaussian_log_probabilities_are_those_of_the_noise_and_zero_past_the_end(
@@ -90,7 +90,7 @@ def test_recorded_memory_is_that_after_the_noise_of_each_episode() -> None:
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_log_probabilities_of_a_policy_with_a_memory_are_those_under_what_it_knew(stacked: bool) -> None:
-    with seeded_torch(0):
+    with seeded_generators(0):
         policy = Recurrent()
     scales = torch.linspace(0.5, 1.5, len(TASKS)) if stacked else torch.ones(len(TASKS))
     own = {name: value.detach().clone() for name, value in policy.named_parameters()}
@@ -108,7 +108,7 @@ def test_log_probabilities_of_a_policy_with_a_memory_are_those_under_what_it_kne
 
 
 def test_memory_and_log_probabilities_are_recorded_on_request_and_change_no_episode() -> None:
-    with seeded_torch(0):
+    with seeded_generators(0):
         policy = Recurrent()
     plain, recorded = sample(policy), sample(policy, record_memory=True, record_log_probs=True)
     assert (plain.memory, plain.log_probs) == (None, None)
