@@ -233,9 +233,10 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
     def _write_final(self, infos: dict[str, Any], ended: NDArray[np.bool_]) -> None:
         """Write the last observations of the episodes that have just ended, where the slots have gone on."""
         if "final_obs" not in infos:
+            self._current_slots[0] = int(ended.argmax())
             raise ValueError(
-                f"{self._name} has begun the next episode of slot {int(ended.argmax())} without its last "
-                "observation; add the info 'final_obs', as autoreset_mode SAME_STEP says"
+                f"{self._name} has begun the next episode without the last observation; add the info 'final_obs', as "
+                "autoreset_mode SAME_STEP says"
             )
         out = self.buffers.observations
         for slot in np.flatnonzero(ended).tolist():
@@ -243,6 +244,7 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
             try:
                 self._writer.write(final, out[slot, ...])
             except ValueError as error:
+                self._current_slots[0] = slot
                 raise ValueError(f"{self._name} returned {error}, as a final_obs") from error
 
     def _write_info(
@@ -254,8 +256,12 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
             final = self._mode is AutoresetMode.SAME_STEP and ended[slot]
             source = infos.get("final_info", infos) if final else infos
             required = kind == "step" or bool(self.buffers.terminated[slot])
-            who = f"slot {slot} of {self._name}"
-            values[slot] = recorded_number(who, name, kind, _info_of(source, name, slot), source, required=required)
+            info = _info_of(source, name, slot)
+            try:
+                values[slot] = recorded_number(self._name, name, kind, info, source, required=required)
+            except TypeError:
+                self._current_slots[0] = slot
+                raise
 
     def _infos(self) -> dict[str, Any]:
         return self._last_infos

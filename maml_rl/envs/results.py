@@ -78,13 +78,13 @@ def recorded_number(env: object, name: str, kind: InfoKind, value: Any, info: An
     """
     if value is None and not required:
         return np.nan
-    number = np.asarray(value)
-    if number.size != 1 or number.dtype.kind not in "biuf":
+    number = as_array(value)
+    if number is None or number.size != 1 or number.dtype.kind not in "biuf":
         when = "step" if kind == "step" else "episode's end"
-        has = f"the info has {sorted(map(str, info))}" if isinstance(info, Mapping) else f"the info is {info!r}"
+        has = f"the info has {sorted(map(str, info))}" if isinstance(info, Mapping) else f"the info is {_shown(info)}"
         raise TypeError(
             f"{env} declares {name!r} in recorded_infos, so its info must have that number at every {when}; got "
-            f"{value!r}, {has}"
+            f"{_shown(value)}, {has}"
         )
     return number.item()  # type: ignore[no-any-return]
 
@@ -168,7 +168,11 @@ def _flag(env: Env, name: str, value: Any) -> bool:
 
 def _shown(value: Any) -> str:
     """Return a value on one line, and its type where that is not evident."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    # An object's own methods may raise anything.
+    except Exception:
+        return f"an object of {type(value).__name__}"
     text = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
     if isinstance(value, np.ndarray) and value.ndim:
         return f"{text} of shape {value.shape}"

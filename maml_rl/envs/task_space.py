@@ -159,6 +159,12 @@ class TaskSpace:
 
     def __init__(self, entries: Mapping[str, tuple[TaskParameter, tuple[int, ...]]]) -> None:
         self._entries = dict(entries)
+        for name, entry in self._entries.items():
+            if not (isinstance(entry, tuple | list) and len(entry) == 2 and isinstance(entry[0], TaskParameter)):
+                raise TypeError(
+                    f"the entry {name!r} of a task space must be a TaskParameter and a shape, as in "
+                    f"{{{name!r}: (TaskParameter.between(-1.0, 1.0), ())}}, got {entry!r:.80}"
+                )
 
     def __eq__(self, other: object) -> bool:
         """Return whether both have the same parameters, made into tasks in the same way."""

@@ -26,6 +26,7 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.closing import ClosesAtExit
 from maml_rl.samplers.env_recipe import maker_of, placed
+from maml_rl.samplers.failures import describe_env
 from maml_rl.samplers.make_backend import choose, make_backend
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import PolicyAt
@@ -434,7 +435,7 @@ class PhaseSampler(ClosesAtExit):
             self._memory_tried = self.policy
         horizon = min(filter(None, (self._recipe.max_episode_steps, slot.max_episode_steps)), default=None)
         if horizon is None:
-            raise ValueError(f"the environment {self._recipe.env} has no time limit; pass max_episode_steps")
+            raise ValueError(f"{describe_env(self._recipe.env)} has no time limit; pass max_episode_steps")
         return Phase(
             tuple(tasks),
             self._acting_policy(self.policy),

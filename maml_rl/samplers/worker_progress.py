@@ -124,6 +124,8 @@ class ReportingEnv(MetaVectorWrapper):
         self.observes_anywhere, self._by_slot = env.observes_anywhere, env.advances_by_slot
         # Of every part: one, except where slots advance independently.
         self._steps = [0] * len(env.parts)
+        # How many of these steps were over when the episode of each slot last began anew.
+        self._began = np.zeros(env.num_envs, np.int64)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         self._report(IN_RESET_TASK)
@@ -134,7 +136,7 @@ class ReportingEnv(MetaVectorWrapper):
         self._report(IN_RESET)
         with self._guard:
             self.env.reset_buffers(seeds)
-        self._steps = [0] * len(self.parts)
+        self._steps, self._began[:] = [0] * len(self.parts), 0
         self._progress[self._index] = 0
 
     def reset_send(self, index: int, seed: int) -> None:
@@ -152,7 +154,15 @@ class ReportingEnv(MetaVectorWrapper):
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
         if not self._by_slot:
             with self._guard:
-                return self.env.step_recv(timeout, indices)
+                try:
+                    received = self.env.step_recv(timeout, indices)
+                except BaseException:
+                    if (slot := int(self._slots[self._index])) >= 0:
+                        self._progress[self._index] -= self._began[slot]
+                    raise
+            if np.count_nonzero(restarted := self.buffers.restarted):
+                self._began[restarted] = self._steps[0]
+            return received
         self._report(int(self._progress[self._index]))
         with self._guard:
             try:

@@ -1,6 +1,7 @@
 """Vector environments of other code as slots, compared with the same environments stepped one by one."""
 
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,7 @@ from maml_rl.baseline import ZeroBaseline
 from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.threaded import ThreadedVectorEnv
-from maml_rl.errors import ConfigError
+from maml_rl.errors import ChildEnvError, ConfigError
 from tests.envs.third_party import DictEnv, PixelEnv, WalkEnv
 from tests.looking_env import LookingEnv
 
@@ -186,7 +187,7 @@ def test_threads_are_refused() -> None:
             r"rewards of shape \(2, 2\).*make several objectives one number, with their weights as part",
         ),
         (paying("Columns", lambda rewards: rewards[:, None]), r"of shape \(2, 1\) .*; return rewards.reshape\(-1\)"),
-        (Forgetful, "has begun the next episode of slot 0 without its last observation; add the info 'final_obs'"),
+        (Forgetful, "has begun the next episode without the last observation; add the info 'final_obs'"),
         (WithoutInfos, "reset of WithoutInfos returned array.*; it must return the observation and a dict of infos"),
         (OfOldGym, r"step of OfOldGym returned 4 values, .*\(four values are those of old versions of Gym\)"),
     ],
@@ -292,6 +293,61 @@ def test_info_of_an_episode_that_a_limit_ended_is_nan_and_else_an_error(made: An
     assert set(batch.terminated.flatten().tolist()) == {True, False}
     places = batch.infos["place"].gather(1, (batch.lengths - 1).unsqueeze(1)).squeeze(1)
     assert torch.equal(last[batch.terminated], places[batch.terminated])
+
+
+class EndsWrong(Walking):
+    """Ends the episode of one task with an observation that has too many numbers."""
+
+    def step(self, action: Any) -> Any:
+        observation, *_, info = super().step(action)
+        return np.zeros(5, np.float32) if self.slope == 1.0 else observation, 0.0, True, False, info | {"last": 0.0}
+
+
+class EndsSilently(Walking):
+    """Ends the episode of one task without its info."""
+
+    def step(self, action: Any) -> Any:
+        observation, *_, info = super().step(action)
+        return observation, 0.0, True, False, info | ({} if self.slope == 1.0 else {"last": 0.0})
+
+
+class WithFinal(Batch):
+    """Takes the last observations from its environments as they are."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, AutoresetMode.SAME_STEP)
+
+    def step(self, actions: Any) -> Any:
+        results = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
+        final = np.array([*(result[0] for result in results), None], object)[:-1]
+        over, infos = np.array([result[2] for result in results]), {}
+        for slot, result in enumerate(results):
+            infos = self._add_info(infos, result[4], slot)
+        observations = np.stack([env.reset()[0] for env in self.envs])
+        told = infos | {"final_obs": final, "final_info": infos}
+        return observations, np.zeros(self.num_envs), over, np.zeros_like(over), told
+
+
+def with_final(made: Any, num_envs: int) -> Batch:
+    ending: Batch = type("Ending", (WithFinal,), {"made": made})(num_envs)
+    return ending
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [(EndsWrong, r"an observation of shape \(5,\).*as a final_obs"), (EndsSilently, "declares 'last'")],
+)
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.timeout(60)
+def test_error_about_the_end_of_an_episode_names_slot_and_task(made: Any, message: str, num_workers: int) -> None:
+    policy = get_policy_for_env(Walking(), (8,), "tanh")
+    settings: dict[str, Any] = {"batch_size": 1, "num_workers": num_workers, "max_episode_steps": 7}
+    with (
+        MultiTaskSampler(partial(with_final, made), {}, policy=policy, seed=0, **settings) as sampler,
+        pytest.raises(ChildEnvError, match=rf"in slot 2 with the task {{'slope': 1.0}}.*in step 0.*{message}"),
+    ):
+        sampler.rollout([{"slope": 0.5}, {"slope": 0.7}, {"slope": 1.0}])
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)

@@ -9,10 +9,44 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from maml_rl.envs.results import collect_infos, read_reset, read_step
+from maml_rl.envs.results import collect_infos, read_reset, read_step, recorded_number
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.threaded import ThreadedVectorEnv
 from tests.envs.third_party import WalkEnv
+
+
+class Hostile:
+    """An object whose methods raise, as of a library that is closed by then."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("array")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("repr")
+
+
+@pytest.mark.parametrize(
+    ("info", "told"),
+    [
+        ({"speed": Hostile()}, r"got an object of Hostile, the info has \['speed'\]"),
+        ({"speed": "x" * 500}, "got 'x{79}..., the info has"),
+        (Hostile(), "got None, the info is an object of Hostile"),
+    ],
+    ids=["hostile value", "long value", "hostile info"],
+)
+def test_recorded_info_of_any_object_is_refused_in_one_short_line(info: Any, told: str) -> None:
+    value = info["speed"] if isinstance(info, dict) else None
+    with pytest.raises(TypeError, match=f"Walk declares 'speed' in recorded_infos, .* {told}") as caught:
+        recorded_number("Walk", "speed", "step", value, info, required=True)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("result", [Hostile(), None, [Hostile()] * 4], ids=["hostile", "nothing", "four"])
+def test_result_of_any_object_is_refused_with_the_remedy(result: Any) -> None:
+    with pytest.raises(TypeError, match=r"step of <WalkEnv instance> returned .*; it must return the observation"):
+        read_step(WalkEnv(), result)
+    with pytest.raises(TypeError, match=r"reset of <WalkEnv instance> returned .*; it must return the observation"):
+        read_reset(WalkEnv(), result)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from maml_rl.errors import TaskError
 LIMIT, SLOTS = 5, 3
 SEEDS = [11, 12, 13]
 Tasks = list[dict[str, Any]]
-SPACE = TaskSpace({"slope": TaskParameter.between(0.5, 1.0)})
+SPACE = TaskSpace.of_numbers(slope=TaskParameter.between(0.5, 1.0))
 
 
 class Walk(gymnasium.Env[Any, Any]):

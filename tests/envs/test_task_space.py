@@ -75,6 +75,14 @@ def test_malformed_range_is_refused_by_name(parameter: TaskParameter, wanted: An
         parameter.within(wanted)
 
 
+@pytest.mark.parametrize("entry", [TaskParameter.between(0, 1), (TaskParameter.between(0, 1),), ((), 0.5), 0.5])
+def test_entry_without_a_parameter_and_a_shape_is_refused_by_name(entry: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"the entry 'speed' of a task space must be a TaskParameter and a shape, as in"
+    ):
+        TaskSpace({"speed": entry})
+
+
 def test_names_number_the_entries_of_arrays_and_tasks_are_made_from_them() -> None:
     space = TaskSpace({"goal": (TaskParameter.between(0, 1), (2,)), "speed": (TaskParameter.between(0, 1), ())})
     assert list(space.parameters) == ["goal_0", "goal_1", "speed"]

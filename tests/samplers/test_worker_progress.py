@@ -130,6 +130,33 @@ def test_slots_that_step_by_themselves_report_the_steps_of_each() -> None:
     slots.close()
 
 
+def test_step_of_a_slot_that_began_anew_is_counted_from_there() -> None:
+    class Retrying(Faulty):
+        retries = 0
+
+        def _misbehave(self, place: Any) -> None:
+            if self._task["goal"] == 1.0:
+                if place == 1 and self.retries < 2:
+                    self.retries += 1
+                    raise Retry
+                super()._misbehave(place)
+
+    progress = Progress.here()
+    made = make_vector_env(Retrying, {}, 2, current_slots=progress.current_slots)
+    slots = ReportingEnv(made, progress, 0, EnvCalls())
+    slots.reset_task(TASKS)
+    slots.reset_buffers(np.arange(2))
+    # The seventh step of the phase is the third of slot 1 after it has begun anew twice.
+    for _ in range(6):
+        slots.step_send(0, ACTIONS)
+        slots.step_recv()
+    slots.step_send(0, ACTIONS)
+    with pytest.raises(RuntimeError, match="out of fuel"):
+        slots.step_recv()
+    assert (progress.current_slots[0], progress.steps[0]) == (1, 2)
+    slots.close()
+
+
 def test_activity_is_described_in_words() -> None:
     described = [describe_activity(steps) for steps in (IN_RESET, IN_RESET_TASK, IN_UPDATE, STARTING, 0, 7)]
     assert described == ["in reset", "in reset_task", "in an update", "while starting", "in step 0", "in step 7"]
