@@ -211,9 +211,11 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         own_policy = _make_own_policy(config, env)
         # Further networks of a learner also depend only on the config's seed.
         stream = torch_seed(StreamKey(config.seed, Purpose.LEARNER_CONSTRUCTION))
+        # What a learner of this package refuses is the environment; of another, it may be anything.
+        refusals = (TypeError, ValueError) if learner.__module__.partition(".")[0] == "maml_rl" else ()
         guard = UsersCode(
             lambda error: config.error(f"{config.algorithm} cannot be made: {explain(error)}", "algorithm"),
-            (MamlRLError, TypeError, ValueError),
+            (MamlRLError, *refusals),
         )
         with seeded_generators(stream, device), guard:
             policy = (own_policy or learner.make_policy(env, config, settings)).to(device)

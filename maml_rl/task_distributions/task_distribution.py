@@ -119,7 +119,11 @@ class TaskDistribution(ABC):
             try_all: gives tasks to an environment, and raises if it cannot use one.
         """
         if self._admitted != family.name:
-            try_all(self.check(family))
+            tasks = self.check(family)
+            if not isinstance(tasks, list | tuple):
+                name = type(self).__name__
+                raise TypeError(f"check of {name} returned {tasks!r:.80}; return a list of tasks, [] for none")
+            try_all(tasks)
             self._admitted = family.name
 
     def check_batch(self, num_tasks: int) -> None:

@@ -28,7 +28,11 @@ from tests.small_runs import config_of
 HERE = re.escape(f"{Path(__file__).name}, line ")
 # The hook that fails, how, and after how many calls of it.
 FAILURE: dict[str, Any] = {}
-FAILURES: dict[str, Callable[[], Any]] = {"raises": lambda: {}["no such key"], "exits": lambda: sys.exit(0)}
+FAILURES: dict[str, Callable[[], Any]] = {
+    "raises": lambda: {}["no such key"],
+    "refuses": lambda: int("three"),
+    "exits": lambda: sys.exit(0),
+}
 
 
 def fail_in(hook: str) -> None:
@@ -132,7 +136,7 @@ def test_failing_hook_of_a_learner_is_one_error_with_its_line(hook: str, how: st
     assert type(raised.value.__cause__).__name__ == kind
 
 
-@pytest.mark.parametrize("how", ["raises", "exits"])
+@pytest.mark.parametrize("how", FAILURES)
 def test_learner_that_cannot_be_made_is_an_error_of_the_config(how: str, tmp_path: Path) -> None:
     FAILURE.update(hook="__init__", how=how)
     with pytest.raises(ConfigError, match=rf"'algorithm' .*Failing cannot be made: .*{HERE}"):

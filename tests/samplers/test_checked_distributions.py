@@ -35,6 +35,13 @@ class Forgetful(Own):
         self.tasks = super().sample(family, num_tasks, rng)
 
 
+class Unchecked(Own):
+    """Returns nothing to try."""
+
+    def check(self, family: FamilyTasks) -> Any:
+        self.tasks.append(family.name)
+
+
 class Lazy(Own):
     """Draws the first task alone, one after the other, and changes it later."""
 
@@ -74,6 +81,7 @@ def policy() -> MLPPolicy:
         (Own({"goal": [0.0]}), "task 1 in the first draw of Own: .*goal", 1),
         (Own(3), "sample of Own drew 3; a task is a dict", 0),
         (Own(), r"sample\(3\) of Own returned 0 tasks", 0),
+        (Unchecked(), r"check of Unchecked returned None; return a list of tasks, \[\] for none", 0),
         (Forgetful(), "sample of Forgetful returned None; it must return a list of tasks", 0),
     ],
 )
@@ -85,7 +93,7 @@ def test_every_rule_of_a_check_holds_for_a_sampler(
         MultiTaskSampler(
             FAMILY, policy=policy(), batch_size=2, num_workers=num_workers, seed=0, task_distribution=distribution
         ) as sampler,
-        pytest.raises((ValueError, TaskError), match=message) as caught,
+        pytest.raises((TypeError, ValueError, TaskError), match=message) as caught,
     ):
         sampler.sample_tasks(3)
     assert "\n" not in str(caught.value)
