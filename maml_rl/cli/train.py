@@ -171,6 +171,7 @@ def _train(options: argparse.Namespace) -> None:
         from maml_rl.cli.tracking import check_trackers
 
         check_trackers(options.track)
+    _check_seeds(options)
     if options.print_config or options.dry_run:
         _describe(config, options, device)
         return
@@ -239,23 +240,33 @@ def _describe(config: Config, options: argparse.Namespace, device: Any) -> None:
             in_worker = f", and {needs.of_worker / 2**20:,.0f} MiB in a worker" if needs.of_worker is not None else ""
             in_process = f"{needs.num_bytes / 2**20:,.0f} MiB in this process"
             print(f"Memory: at most {in_process}{in_worker}, in these iterations.")
-        print(f"The run would be in {options.output_folder}; this was a dry run, which has written nothing.")
+        what = "The run would be"
+        if options.seeds is not None:
+            num_runs = len(list(chain(*options.seeds)))
+            print(f"All that is for one seed; --seeds names {num_runs}.")
+            what = f"The run{'s' * (num_runs > 1)} would be"
+        print(f"{what} in {options.output_folder}; this was a dry run, which has written nothing.")
+
+
+def _check_seeds(options: argparse.Namespace) -> None:
+    """Refuse seeds that contradict each other."""
+    if options.seeds is None:
+        return
+    if options.seed is not None:
+        raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
+    seeds = list(chain(*options.seeds))
+    for seed in seeds:
+        if seeds.count(seed) > 1:
+            raise ConfigError(f"--seeds names {seed} more than once; leave out all except one")
 
 
 def _check_run_folders(options: argparse.Namespace) -> None:
     """Refuse folders of runs that cannot be written, or that hold other runs, before the first run is trained."""
     from maml_rl.runs.run_folder import check_run_folder
 
-    if options.seeds is not None:
-        if options.seed is not None:
-            raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
-        seeds = list(chain(*options.seeds))
-        for seed in seeds:
-            if seeds.count(seed) > 1:
-                raise ConfigError(f"--seeds names {seed} more than once; leave out all except one")
-        folder = options.output_folder
-        if (folder / "config.json").is_file():
-            raise ConfigError(f"{folder} is the folder of a single run; choose another --output-folder for --seeds")
+    folder = options.output_folder
+    if options.seeds is not None and (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is the folder of a single run; choose another --output-folder for --seeds")
     for run in _run_folders(options.output_folder, options.seeds).values():
         check_run_folder(run, resume=options.resume, overwrite=options.overwrite)
 

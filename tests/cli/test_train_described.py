@@ -116,6 +116,17 @@ def test_dry_run_writes_nothing(config: Path, capsys: pytest.CaptureFixture[str]
     assert "The run would be in runs/small" in shown
 
 
+def test_dry_run_of_several_seeds_says_how_many_and_refuses_those_of_a_run(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_with("--dry-run", "--seeds", "0", "1") == 0
+    shown = capsys.readouterr().out
+    assert "All that is for one seed; --seeds names 2.\nThe runs would be in runs/small; " in shown
+    for option in ("--dry-run", "--print-config"):
+        assert train_with(option, "--seeds", "3", "3") == 2
+        assert "--seeds names 3 more than once" in capsys.readouterr().err
+
+
 def test_quiet_training_says_nothing_and_another_names_the_next_commands(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
