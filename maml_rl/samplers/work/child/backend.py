@@ -228,7 +228,7 @@ class ProcessBackend(VectorEnvBackend):
         env.complete()
         without = [index for index in range(env.num_workers) if pool.worker(index).policy is not load]
         if without:
-            pool.ask(without, pool.limits.load, [Command(pool.generation, "load_policy", load)] * len(without))
+            pool.ask("load_policy", pool.limits.load, dict.fromkeys(without, load))
             for index in without:
                 pool.worker(index).policy, pool.worker(index).objects = load, set()
 
@@ -309,16 +309,15 @@ class ChildStore(RemoteStore):
     def _prepare(self, references: Sequence[Reference]) -> None:
         """Give the workers that are without them the policy, and what requests refer to."""
         self._backend.give_policy()
-        numbers, pool, commands = {each.number for each in references}, self._env.pool, {}
-        first = self._reference.number
+        numbers, first, pool = {each.number for each in references}, self._reference.number, self._env.pool
+        arguments: dict[int, tuple[Any, ...]] = {}
         for worker in pool.living():
             if missing := numbers - worker.objects:
                 objects = {number: self._objects[number] for number in missing}
-                interpreter = self._env.interpreter_for(*objects.values())
-                commands[worker] = Command(pool.generation, "take", (objects, interpreter, first))
-        pool.ask([worker.index for worker in commands], pool.limits.load, [*commands.values()])
+                arguments[worker.index] = objects, self._env.interpreter_for(*objects.values()), first
+        pool.ask("take", pool.limits.load, arguments)
         # Only now: where a worker dies meanwhile, the next ones are not sent theirs.
-        for worker in commands:
+        for worker in map(pool.worker, arguments):
             worker.objects = {number for number in worker.objects if number >= first} | numbers
 
     def _as_sampled(self) -> TaskEpisodes:

@@ -158,17 +158,14 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
                 raise
 
     def _start(self, missing: Sequence[int]) -> None:
-        pool = self.pool
+        pool, parts = self.pool, self.parts
         for index in missing:
             pool.launch(index)
-        generation, parts = pool.generation, self.parts
-        start = Command(generation, "start", (self._interpreter, self._pickled))
-        pool.ask(missing, pool.limits.load, [start] * len(missing))
-        seconds = pool.limits.make
-        makes = [Command(generation, "make", (index, len(parts), parts[index])) for index in missing]
-        for index, reply in zip(missing, pool.ask(missing, seconds, makes), strict=True):
-            self._compare(index, reply)
-        pool.ask(missing, seconds, [Command(generation, "attach", (self.num_envs,))] * len(missing))
+        pool.ask("start", pool.limits.load, dict.fromkeys(missing, (self._interpreter, self._pickled)))
+        made = pool.ask("make", pool.limits.make, {index: (index, len(parts), parts[index]) for index in missing})
+        for index, slot in zip(missing, made, strict=True):
+            self._compare(index, slot)
+        pool.ask("attach", pool.limits.make, dict.fromkeys(missing, (self.num_envs,)))
         for index in missing:
             pool.worker(index).ready = True
 
@@ -205,8 +202,8 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         """Draw tasks from the generator of the first worker's environment."""
         check_count("num_tasks", num_tasks, 0)
         self.settle()
-        command = Command(self.pool.generation, "sample_tasks", (num_tasks, seed, evaluation))
-        tasks: list[Task] = self.pool.ask([0], self.pool.limits.call, [command])[0]
+        tasks: list[Task]
+        (tasks,) = self.pool.ask("sample_tasks", self.pool.limits.call, {0: (num_tasks, seed, evaluation)})
         return tasks
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
@@ -219,13 +216,11 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         require_one_each(tasks, self.num_envs)
         all_tasks = tuple(tasks)
         self.settle()
-        generation = self.pool.generation
-        commands = [Command(generation, "reset_task", (all_tasks[part],)) for part in self.parts]
-        messages = [encode(command, all_tasks) for command in commands]
         for index, part in enumerate(self.parts):
             worker = self.pool.worker(index)
             worker.slots, worker.tasks = part, all_tasks[part]
-        self.pool.ask(range(self.num_workers), self.pool.limits.call, commands, messages)
+        arguments = {index: (all_tasks[part],) for index, part in enumerate(self.parts)}
+        self.pool.ask("reset_task", self.pool.limits.call, arguments, all_tasks)
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         """Reset all slots, slot i with `seeds[i]`; see `MetaVectorEnv`. Unfinished steps are dropped."""
@@ -235,8 +230,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         self.settle()
         self.shared.seeds[:] = array
         workers = range(self.num_workers)
-        commands = [Command(self.pool.generation, "reset_buffers")] * self.num_workers
-        self.pool.ask(workers, self.pool.limits.call, commands)
+        self.pool.ask("reset_buffers", self.pool.limits.call, dict.fromkeys(workers, ()))
         for index in workers:
             self.pool.worker(index).steps = 0
 

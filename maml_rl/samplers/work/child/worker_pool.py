@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import select
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -257,17 +257,22 @@ class WorkerPool:
             self._raise_faults()
 
     def ask(
-        self,
-        indices: Sequence[int],
-        seconds: float,
-        commands: Sequence[Command],
-        messages: Sequence[bytes | None] | None = None,
+        self, method: str, seconds: float, arguments: Mapping[int, tuple[Any, ...]], tasks: Sequence[Task] = ()
     ) -> list[Any]:
-        """Make several workers carry out one command each, all at the same time, and return the results."""
-        for index, command, message in zip(indices, commands, messages or [None] * len(commands), strict=True):
-            self.send(index, command, seconds, message)
-        self.wait(indices)
-        return [self.take(index) for index in indices]
+        """Make several workers carry out a method, all at the same time, and return the results.
+
+        Args:
+            method: see `Command`.
+            seconds: see `send`.
+            arguments: of each worker, by its index.
+            tasks: those in the arguments; one that cannot be pickled is named before anything is sent.
+        """
+        commands = {index: Command(self.generation, method, of_worker) for index, of_worker in arguments.items()}
+        messages = {index: encode(command, tasks) for index, command in commands.items()}
+        for index, command in commands.items():
+            self.send(index, command, seconds, messages[index])
+        self.wait([*commands])
+        return [self.take(index) for index in commands]
 
     def results(self, units: Sequence[Unit], prepare: Callable[[], None]) -> Iterator[tuple[Unit, ChildWorker, Any]]:
         """Have idle workers carry out units, and yield each with its worker and result as soon as that is there.

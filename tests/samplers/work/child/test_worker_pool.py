@@ -367,7 +367,7 @@ def test_reply_to_what_prepares_a_worker_is_never_the_result_of_its_unit(
     def prepare() -> None:
         if pool.living() == [worker, other]:
             other.process.die()
-            pool.ask([0, 1], 10.0, [Command(0, "load_policy")] * 2)
+            pool.ask("load_policy", 10.0, {0: (), 1: ()})
 
     def answer(unit: Unit) -> None:
         give(unit)
