@@ -73,7 +73,7 @@ def _compare(options: argparse.Namespace) -> None:
     from maml_rl.report.panels import check_figure
     from maml_rl.report.paper import parts, table, write_figure
     from maml_rl.results.comparable import check_comparable, read_runs
-    from maml_rl.results.verdict import cautions, normalized, verdicts
+    from maml_rl.results.verdict import cautions, in_words, normalized, verdicts
 
     for name in ("figure", "table"):
         if (path := getattr(options, name)) is not None:
@@ -113,7 +113,7 @@ def _compare(options: argparse.Namespace) -> None:
         latex = options.table.suffix == ".tex"
         replace_file(options.table, "\n".join(table(part, latex=latex) for part in compared).encode())
     print("\n".join(map(table, compared)))
-    sentences = [*map(str, verdicts(normalized(results))), *cautions(results)]
+    sentences = [*map(in_words, verdicts(normalized(results))), *cautions(results)]
     print("\n\n".join([*sentences, *dict.fromkeys(notices)]))
     for path in (options.figure, options.table):
         if path is not None:
@@ -128,13 +128,11 @@ class _Entry:
         name: as it was given.
         config: with the settings for all.
         folder: of its runs, which are all of its identity.
-        identity: of its runs.
     """
 
     name: str
     config: Config
     folder: Path
-    identity: str
 
     def runs(self, seeds: int) -> list[Path]:
         """Return the folders of its runs."""
@@ -210,7 +208,7 @@ def _entries(options: argparse.Namespace) -> list[_Entry]:
                 f"{usual} has runs of other settings, or of another version; those of {name} are in {other}", flush=True
             )
         taken[folder] = whose
-        entries.append(_Entry(name, config, folder, whose))
+        entries.append(_Entry(name, config, folder))
     return entries
 
 

@@ -62,7 +62,7 @@ def verdict(results: Sequence[GroupResult]) -> Markup | None:
     if not decided:
         return None
     sentences = [
-        [word if isinstance(word, str) else named(group_css(word), word.name) for word in verdict.words]
+        [word if isinstance(word, str) else named(group_css(word), word.name) for word in verdict]
         for verdict in decided
     ]
     unequal = unequal_settings([result.group for result in results])

@@ -24,6 +24,9 @@ from maml_rl.results.scales import counted, listed, readable_count, readable_int
 # With as many experiments, the best one is chosen after its return is known.
 _MANY = 3
 
+# Which of two experiments is better: a sentence, with the groups instead of their names.
+Verdict = tuple[str | RunGroup, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
@@ -60,23 +63,9 @@ class GroupResult:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Two experiments, and which is better.
-
-    Attributes:
-        interval: (3,) by how much the mean return of the first is above that of the second, and its bounds, NaN where
-            there is no interval.
-        leads: whether the first is better than the second.
-        words: the sentence, with the groups instead of their names.
-    """
-
-    interval: NDArray[np.float64]
-    leads: bool
-    words: tuple[str | RunGroup, ...]
-
-    def __str__(self) -> str:
-        return "".join(word if isinstance(word, str) else word.name for word in self.words)
+def in_words(verdict: Verdict) -> str:
+    """Return a verdict as text."""
+    return "".join(word if isinstance(word, str) else word.name for word in verdict)
 
 
 def normalized(results: Sequence[GroupResult]) -> Sequence[GroupResult]:
@@ -175,8 +164,7 @@ def _recorded(best: GroupResult, other: GroupResult) -> Verdict:
     """Compare two experiments by what their trainings recorded at common environment steps."""
     gap = difference_at_common_steps(best.group, other.group)
     if gap is None:
-        words = best.group, " and ", other.group, " have no returns at common environment steps, and are not compared."
-        return Verdict(np.full(3, np.nan), False, words)
+        return best.group, " and ", other.group, " have no returns at common environment steps, and are not compared."
     interval, evaluated = gap
     counts, steps = [len(result.group.runs) for result in (best, other)], common_steps([best.group, other.group])
     where = "in the evaluations of training" if evaluated else "on the tasks of training"
@@ -191,7 +179,6 @@ def _sentence(
     if single:
         interval = np.array([interval[0], np.nan, np.nan])
     value, bounds = readable_interval(interval)
-    better = leads(interval)
     at = f"At {readable_count(steps)} environment steps, " if np.isfinite(steps) and steps > 0.0 else ""
     runs = (
         f"{counts[0]} and {counted(counts[1], 'run')}"
@@ -199,8 +186,8 @@ def _sentence(
         else f"{counted(counts[0], 'run')} each"
     )
     detail = f" in the mean return {where} ({runs})"
-    if better:
-        return Verdict(interval, True, (at, best, " leads ", other, f" by {value} {bounds}{detail}."))
+    if leads(interval):
+        return at, best, " leads ", other, f" by {value} {bounds}{detail}."
     if single:
         why = "with a single run there is no interval, and this does not tell which is better"
     elif not bounds:
@@ -208,4 +195,4 @@ def _sentence(
     else:
         why = "these runs do not tell which is better"
     between = f" by {value} {bounds}".rstrip()
-    return Verdict(interval, False, (at, best, " is above ", other, f"{between}{detail}; {why}."))
+    return at, best, " is above ", other, f"{between}{detail}; {why}."

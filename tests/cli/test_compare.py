@@ -23,7 +23,7 @@ from maml_rl.report import paper
 from maml_rl.results import identity as identities
 from maml_rl.results.comparable import read_runs
 from maml_rl.results.evaluation import Evaluation, probability_of_improvement
-from maml_rl.results.verdict import verdicts
+from maml_rl.results.verdict import in_words, verdicts
 from maml_rl.runs.metrics import read_metrics
 from maml_rl.task_distributions.task_files import save_tasks
 from tests.small_runs import SMALL
@@ -192,7 +192,7 @@ def test_other_test_of_one_run_does_not_change_the_verdict(
     for options in (["--num-steps", "1"], ["--fast-lr", "0.9"], ["--checkpoint", "2"], ["--seed", "5"]):
         assert cli.main([*tested, *options]) == 0
         results, notices = measure(groups, 20, placement={"num-workers": 0})
-        assert [str(each) for each in verdicts(results)] == [str(each) for each in before]
+        assert [in_words(each) for each in verdicts(results)] == [in_words(each) for each in before]
         assert any("is not used here" in notice for notice in notices)
 
 
@@ -235,6 +235,14 @@ def test_no_finished_run_is_taken_for_one_of_another_version_or_learners_file(
     monkeypatch.setattr(identities, what, lambda *given: {"algorithm": "0" * 64})
     (entry,) = compare._entries(compare_options(["one.yaml", "--seeds", "3"]))
     assert not entry.folder.exists()
+
+
+def test_finished_runs_are_continued_up_to_more_environment_steps(copied: Path) -> None:
+    metrics = copied / "runs/compare/one/seed-0/metrics.jsonl"
+    begun, steps = metrics.read_bytes(), 2 * read_metrics(metrics)[-1]["env_steps"]
+    compare._trained(compare_options(["one.yaml", "--seeds", "1", "--env-steps", str(steps)]))
+    assert metrics.read_bytes().startswith(begun)
+    assert 0.99 * steps <= read_metrics(metrics)[-1]["env_steps"] <= 1.2 * steps
 
 
 @pytest.mark.parametrize("seeds", [3, 4])

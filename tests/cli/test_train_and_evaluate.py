@@ -708,3 +708,5 @@ def test_test_on_fixed_tasks_says_which_they_are(
     for more, said in (([], ": 3 test tasks, "), (["--training-tasks"], ": 4 training tasks, ")):
         assert run_test([*common, str(run / "config.json"), *more]) == 0
         assert said in capsys.readouterr().out
+    assert run_test([*common, str(run / "config.json"), "--tasks", "5"]) == 2
+    assert "the run has 3 such tasks, and all of them are used; leave out --tasks 5" in capsys.readouterr().err
