@@ -82,25 +82,6 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextmanager
-def intra_op_threads(count: int) -> Iterator[None]:
-    """Run the `with` block with `count` torch intra-op threads, then restore the calling thread's number.
-
-    Every thread has a number of its own, which it takes from the process when it first needs it.
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class _Outside(threading.local):
     """The number of torch threads that a thread has outside of its `single_threaded` blocks; None: it is in none."""
 
@@ -120,12 +101,18 @@ def single_threaded(chunk_threads_inside: int | None = None) -> Iterator[None]:
     Args:
         chunk_threads_inside: what `chunk_threads` returns in the block; by default what it returns outside.
     """
-    outer = _outside.count
+    import torch
+
+    # Every thread has a number of its own, which it takes from the process when it first needs it.
+    before, outer = torch.get_num_threads(), _outside.count
     _outside.count = chunk_threads() if chunk_threads_inside is None else chunk_threads_inside
+    if before != 1:
+        torch.set_num_threads(1)
     try:
-        with intra_op_threads(1):
-            yield
+        yield
     finally:
+        if before != 1:
+            torch.set_num_threads(before)
         _outside.count = outer
 
 

@@ -12,7 +12,7 @@ from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.experience import replay_segments
 from maml_rl.experiment.train import train
-from maml_rl.machine import intra_op_threads
+from maml_rl.machine import single_threaded
 from maml_rl.runs.checkpoint import latest_intact
 from tests.small_runs import assert_same_run
 
@@ -90,7 +90,7 @@ def test_learner_killed_at_random_ends_with_the_same_bytes(
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert (ended.returncode, ended.stdout) == (0, f"{len(goals)}\n"), ended.stderr
-    with intra_op_threads(1):
+    with single_threaded():
         train(config, killed, num_workers=0, resume=True)
         train(config, undisturbed, num_workers=0)
     assert_same_run(killed, undisturbed)

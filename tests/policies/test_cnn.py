@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from maml_rl.derivatives import ParameterLayout, PolicyOnSamples
 from maml_rl.episode import TaskEpisodes
 from maml_rl.episode.steps import Steps
-from maml_rl.machine import intra_op_threads
+from maml_rl.machine import single_threaded
 from maml_rl.policies import CNNPolicy, GaussianHead, NormalMLPPolicy, get_policy_for_env
 from maml_rl.policies.cnn import conv_output_size
 from maml_rl.policies.layers import empty_layer
@@ -66,7 +66,7 @@ def test_features_are_those_of_torch_on_images_scaled_to_one(shape: tuple[int, .
 def test_results_of_a_task_do_not_depend_on_the_other_tasks_of_the_batch(shape: tuple[int, ...], layers: Any) -> None:
     policy, rows = make(shape, layers), images(4, 3, *shape)
     params, noise = different_params(policy, 4), torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(2))
-    with torch.inference_mode(), intra_op_threads(1):
+    with torch.inference_mode(), single_threaded():
         together = policy.actor(params)(rows, noise, ())[0]
         assert torch.equal(together, policy.act(rows, noise, params=params)[0])
         some = policy.actor({name: value[1:3] for name, value in params.items()}, 1)

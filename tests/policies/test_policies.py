@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from maml_rl.machine import intra_op_threads
+from maml_rl.machine import single_threaded
 from maml_rl.policies import (
     BernoulliMLPPolicy,
     CategoricalMLPPolicy,
@@ -102,7 +102,7 @@ def test_actions_of_a_task_are_bit_identical_in_any_batch_of_tasks(kind, nonline
     policy = make(kind, nonlinearity, hidden_sizes=hidden)
     params = different_params(policy, num_tasks)
     observations, noise = randn(num_tasks, num_episodes, 3), make_noise(policy, num_tasks, num_episodes)
-    with torch.inference_mode(), intra_op_threads(1):
+    with torch.inference_mode(), single_threaded():
         together = policy.act(observations, noise, params=params)[0]
         logits = policy.distribution_parameters(observations, params)[0]
         groups = [[task] for task in range(num_tasks)] + [[0, 1], [2, 1], list(range(1, num_tasks))]
@@ -427,7 +427,7 @@ def test_actor_agrees_with_act_in_any_batch_of_tasks_and_for_odd_sizes(policy: P
     for episodes in (1, 2, 3, 5, 7, 20):
         observations, noise = draw(6, episodes, size), draw(6, episodes, policy.noise_size)
         memory = tuple(tensor.unflatten(0, (6, episodes)) for tensor in policy.initial_memory(6 * episodes))
-        with torch.inference_mode(), intra_op_threads(1):
+        with torch.inference_mode(), single_threaded():
             actions, after = policy.actor(params)(observations, noise, memory)
             assert torch.equal(actions, policy.act(observations, noise, memory, params)[0])
             for tasks in (slice(0, 1), slice(3, 4), slice(1, 3), slice(1, 6)):

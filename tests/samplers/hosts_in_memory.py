@@ -12,7 +12,7 @@ import cloudpickle
 import torch
 
 from maml_rl import MultiTaskSampler
-from maml_rl.machine import intra_op_threads
+from maml_rl.machine import single_threaded
 from maml_rl.profiling import NULL_TIMER
 from maml_rl.samplers.in_process import InProcessBackend
 from maml_rl.samplers.remote_store import KeptBlocks, Reference, RemoteBatch, RemoteStore, Request
@@ -78,7 +78,7 @@ class MemoryStore(RemoteStore):
             sent = pickle.loads(pickle.dumps(Request(request.batch, own, request.call)))
             try:
                 # An actor computes on one thread, too.
-                with intra_op_threads(1):
+                with single_threaded(1):
                     reply = pickle.dumps(of.hosts[owner].carry_out(sent))
             except LostError:
                 of.replace(owner)

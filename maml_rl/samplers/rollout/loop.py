@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from maml_rl.envs.meta_env import MetaVectorEnv
-from maml_rl.machine import intra_op_threads
+from maml_rl.machine import single_threaded
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
@@ -54,7 +54,7 @@ def sample_phase(
     # One thread: the products are small, and waiting OpenMP threads would spin on the cores that the physics needs.
     # The error about a number that is not finite says more than NumPy's warnings, which would come before it.
     try:
-        with torch.inference_mode(), intra_op_threads(1), np.errstate(over="ignore", invalid="ignore"):
+        with torch.inference_mode(), single_threaded(), np.errstate(over="ignore", invalid="ignore"):
             loop = _Loop(vector_env, phase, arrays, timer, device)
             if vector_env.advances_by_slot:
                 loop.run_by_slot()

@@ -9,7 +9,7 @@ from torch import Tensor
 from maml_rl.derivatives import ParameterLayout, chunks_of
 from maml_rl.episode.steps import Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.machine import intra_op_threads
+from maml_rl.machine import single_threaded
 from maml_rl.policies import Memory, Policy, as_policy
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.actor import Actor, phase_parameters
@@ -67,7 +67,7 @@ def memory_after(
     num_tasks, per_task, episodes = len(phase.tasks), phase.per_task, episodes.to("cpu")
     rows = np.zeros((num_tasks * per_task, *episodes.observations.shape[3:]), episodes.observations.numpy().dtype)
     slots, running = slice(0, len(rows)), np.ones(len(rows), np.bool_)
-    with torch.inference_mode(False), torch.no_grad(), intra_op_threads(1):
+    with torch.inference_mode(False), torch.no_grad(), single_threaded():
         actor = Actor(phase, device)
         actor.observe(rows)
         for number, first in enumerate(range(0, phase.episodes_per_task, per_task)):
@@ -103,7 +103,7 @@ def log_probs_of(
     device = next(policy.parameters()).device
     if policy.has_memory:
         trials = Steps.of_trials(episodes, slots_per_task or episodes.rewards.shape[2])
-        with torch.no_grad(), intra_op_threads(1):
+        with torch.no_grad(), single_threaded():
             of_phase, is_stacked = phase_parameters(policy, len(episodes), params)
             per_task = trials.mask.shape[1] // len(episodes)
             columns = torch.arange(trials.mask.shape[1]).split(per_task if is_stacked else _TRIALS_PER_PASS)
@@ -115,7 +115,7 @@ def log_probs_of(
                 of_columns.append(log_probs.float().to(episodes.device))
         return trials.as_episodes(torch.cat(of_columns, 1), episodes)
     log_probs = torch.zeros_like(episodes.rewards)
-    with torch.no_grad(), intra_op_threads(1):
+    with torch.no_grad(), single_threaded():
         stacked = policy.stack_parameters(len(episodes), params)
         for tasks in chunks_of([episodes], ParameterLayout(policy).width, device):
             of_chunk = {name: value[tasks].to(device) for name, value in stacked.items()}

@@ -98,14 +98,14 @@ class Body:
             sample: samples a phase, or reads it.
             get: returns the object of a reference.
         """
-        from maml_rl.machine import intra_op_threads
+        from maml_rl.machine import single_threaded
         from maml_rl.samplers.remote_store import KeptBlocks
 
         self._calls.raised = False
         if self._kept is None:
             self._kept = KeptBlocks(policy(), sample, get, self.beat)
         self.beat()
-        with intra_op_threads(1):
+        with single_threaded(1):
             return self._kept.carry_out(request)
 
     def forget_policy(self) -> None:
