@@ -129,7 +129,7 @@ class Histories:
         of_histories = [np.asarray(of_history, np.int64) for of_history in lengths]
         self.num_episodes, self.lengths = (
             np.array([len(of_history) for of_history in of_histories]),
-            np.concatenate(of_histories),
+            np.concatenate([np.zeros(0, np.int64), *of_histories]),
         )
         self.rewards, self.actions = np.asarray(rewards, np.float32), np.asarray(actions, env.action_space.dtype)
         if isinstance(env.action_space, spaces.Box):

@@ -1,5 +1,6 @@
 """Learning histories in memory: sequences in the form that a policy sees, and best actions."""
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experience import Histories
 from maml_rl.experience.histories import Distinct, EnvKind
+from maml_rl.experience.recording import space_as_json, space_from_json
 from maml_rl.policies.classical import RandomPolicy
 
 OBSERVATIONS, ACTIONS = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Discrete(3)
@@ -254,6 +256,9 @@ def test_wrong_requests_are_refused_in_one_line() -> None:
         histories.optimal_actions(histories.sequences(rng, 2, 1))
     with pytest.raises(ValueError, match=r"rewards must have the shape \(2,\), got \(3,\)"):
         Histories([{}], [[2]], [[0.0], [0.0]], [0, 0], [0] * 3, EnvKind(OBSERVATIONS, ACTIONS))
+    for nothing in ([], [[0]]):
+        with pytest.raises(ValueError, match="expected at least one history, one episode in each and one step"):
+            Histories([{}] * len(nothing), nothing, np.zeros((0, 1)), [], [], EnvKind(OBSERVATIONS, ACTIONS))
     with pytest.raises(ValueError, match="expected the lengths of 2 histories, got 1"):
         Histories([{}, {}], [[2]], [[0.0], [0.0]], [0, 0], [0] * 2, EnvKind(OBSERVATIONS, ACTIONS))
 
@@ -265,3 +270,12 @@ def test_another_family_and_other_spaces_are_refused_in_one_line() -> None:
         histories.check_fits(replace(histories.env, env_id="GridNavi-v0"))
     with pytest.raises(ConfigError, match=r"of actions Discrete\(5\), and the learner is for Discrete\(3\)"):
         histories.check_fits(replace(histories.env, action_space=ACTIONS))
+
+
+def test_space_that_is_recorded_is_read_again_and_another_kind_is_refused() -> None:
+    for space in (spaces.MultiBinary(3), spaces.MultiBinary([2, 3]), spaces.MultiDiscrete([2, 3])):
+        assert space_from_json(json.loads(json.dumps(space_as_json(space)))) == space
+    with pytest.raises(ConfigError, match="cannot be recorded; expected Box, Discrete, MultiDiscrete or MultiBinary"):
+        space_as_json(spaces.Tuple([OBSERVATIONS]))
+    with pytest.raises(ValueError, match=r"is not a space \(ValueError\)"):
+        space_from_json({"kind": "MultiBinary", "n": 10**12})
