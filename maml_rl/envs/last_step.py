@@ -69,7 +69,6 @@ class LastStepVectorEnv(ObservingVectorEnv):
     """
 
     def __init__(self, env: MetaVectorEnv) -> None:
-        self.last_step_parts = LastStepParts.of(env.single_observation_space, env.single_action_space)
         self._has_text = has_text(env.single_observation_space)
         action = spaces.utils.flatten_space(env.single_action_space)
         assert isinstance(action, spaces.Box)

@@ -64,11 +64,6 @@ class Replay:
         self._of_tasks: dict[str, NDArray[np.int64]] | None = None
         self._segments.begin(0)
 
-    @property
-    def is_mapped(self) -> bool:
-        """Whether the tensors are memory-mapped."""
-        return self._steps.is_mapped
-
     def __repr__(self) -> str:
         return f"Replay({self.num_steps:,} of {self.capacity:,} steps, {self.num_trials:,} trials)"
 

@@ -142,7 +142,7 @@ def test_replay_keeps_the_newest_whole_trials_that_fit(memory_bytes: int | None)
         for task in replay.tasks if number == 11 else replay.tasks[number % len(replay.tasks) :][:1]:
             of_task = [trial for trial in kept if trial.task == task]
             assert all_steps(replay, [task]) == {step for trial in of_task for step in trial.steps}
-    assert replay.is_mapped is (memory_bytes is not None)
+    assert replay._steps.is_mapped is (memory_bytes is not None)
 
 
 def test_sequences_are_whole_trials_and_padding_is_zero() -> None:
