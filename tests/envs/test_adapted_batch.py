@@ -32,6 +32,14 @@ class Walking(WalkEnv):
         return observation, reward, terminated, truncated, info | ({"last": self.place} if terminated else {})
 
 
+class Glancing(LookingEnv):
+    """Is cut short, so that its last observation counts, when the right half is lit."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, self.lit == 1, info
+
+
 class Batch(SyncVectorEnv):
     """As another package might have it: no class of this one, slots that go on by themselves."""
 
@@ -60,6 +68,14 @@ def left_or_right(self: Batch, num_tasks: int) -> list[dict[str, Any]]:
     return [{"left": int(left)} for left in self.np_random.integers(1, 3, num_tasks)]
 
 
+def with_stacked_last_pictures(self: Batch, actions: Any) -> Any:
+    *results, infos = SyncVectorEnv.step(self, actions)
+    if (last := infos.get("final_obs")) is not None:
+        known = next(filter(None, last))
+        infos["final_obs"] = {name: np.stack([(each or known)[name] for each in last]) for name in known}
+    return *results, infos
+
+
 gymnasium.register("BatchedWalk-v0", vector_entry_point=Batch)
 
 
@@ -80,8 +96,14 @@ def digest_of(env: Any, one: Any, **options: Any) -> str:
         (batch("OfDicts", made=DictEnv, recorded_infos={}), DictEnv, AutoresetMode.NEXT_STEP),
         (batch("OfPixels", made=PixelEnv, recorded_infos={}), PixelEnv, AutoresetMode.SAME_STEP),
         (
-            batch("Looking", made=LookingEnv, recorded_infos={}, sample_tasks=left_or_right),
-            LookingEnv,
+            batch(
+                "Glances",
+                made=Glancing,
+                recorded_infos={},
+                sample_tasks=left_or_right,
+                step=with_stacked_last_pictures,
+            ),
+            Glancing,
             AutoresetMode.SAME_STEP,
         ),
     ],

@@ -302,12 +302,6 @@ def test_derivatives_through_a_rule_by_parameter_agree_with_double_backward(auto
     assert curvature == pytest.approx((ahead + behind) / step**2, rel=1e-4)
 
 
-def test_rule_for_parameters_that_the_policy_does_not_have_is_refused() -> None:
-    policy, train, valid = make_problem("normal", 1, FULL)
-    with pytest.raises(ValueError, match="the rule adapts head, but the policy's parameters are"):
-        meta_objective(policy, train, valid, rule=AdaptationRule(0.1, parameters=["head"]))
-
-
 def test_curvature_that_overflows_is_named() -> None:
     policy, train, valid = make_problem("normal", 1, FULL, dtype=torch.float32)
     meta = meta_objective(policy, train, valid)

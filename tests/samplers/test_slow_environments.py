@@ -357,9 +357,7 @@ def test_time_limit_of_a_registration_applies_although_the_wrapper_is_not_awaite
     [
         (FixedThreadEnv, {"stepping": "threads"}, "FixedThreadEnv declares that it is not thread-safe"),
         ("2DNavigation-v0", {"stepping": "threads"}, "2DNavigation-v0 steps all its slots as one batch"),
-        (SlowEnv, {"stepping": "serial", "stepping_threads": 2}, "stepping='serial' has no threads"),
         (SlowEnv, {"stepping": "fast"}, "stepping must be 'auto', 'serial' or 'threads', got 'fast'"),
-        (SlowEnv, {"max_retries": -1}, "max_retries must be"),
         (AwaitedEnv, {"stepping": "serial"}, "AwaitedEnv has an async reset and step"),
     ],
 )
