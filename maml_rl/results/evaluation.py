@@ -339,7 +339,8 @@ def difference_interval(
 
     The return of the last step counts, or of the last episode of a trial. On the same tasks the policies are
     compared task by task, which leaves out how hard the tasks are: the interval is then often much narrower than those
-    of the two means. It is unknown with a single policy on either side, whose seed of training would be in no interval.
+    of the two means. Otherwise drawn tasks that all policies of one side share are another source of noise. It is
+    unknown with a single policy on either side, whose seed of training would be in no interval.
 
     Args:
         evaluations: of one or several policies, which differ in the seed of training.
@@ -352,12 +353,19 @@ def difference_interval(
     if min(len(evaluations), len(others)) < 2:
         return np.array([estimate[0], np.nan, np.nan])
     runs = [without_each(of_run, mean) for of_run in scores]
-    if _fixed(everyone) or not share_tasks(everyone):
-        reach = jackknife_reach(runs)
-    else:
+    if share_tasks(everyone) and not _fixed(everyone):
         one, other = (np.mean(of_run, axis=0) for of_run in scores)
         tasks = [without_each_row([one - other], mean)]
         reach = crossed_reach(runs, tasks, mean_reach(tasks), added([_interaction(of_run) for of_run in scores]))
+    elif shared := [
+        of_run
+        for group, of_run in zip((evaluations, others), scores, strict=True)
+        if share_tasks(group) and not _fixed(group)
+    ]:
+        tasks = [without_each_row(of_run, mean) for of_run in shared]
+        reach = crossed_reach(runs, tasks, jackknife_reach(tasks), added([_interaction(of_run) for of_run in shared]))
+    else:
+        reach = jackknife_reach(runs)
     interval = _unless_unknown(estimate, reach, everyone)[0]
     (low, high), (other_low, other_high) = (_range(group, info) for group in (evaluations, others))
     return np.asarray(np.clip(interval, low - other_high, high - other_low))

@@ -201,10 +201,28 @@ def test_interval_of_a_paired_difference_covers_it_and_is_narrower_than_unpaired
     elsewhere = [replace(each, tasks=[{"goal": -1 - index} for index in range(tasks)]) for each in second]
     assert share_tasks(first)
     assert not share_tasks([*first, *elsewhere])
+    unpaired = difference_interval(first, elsewhere)
+    assert high - low < unpaired[2] - unpaired[1]
     # A single run on either side has no interval, however many tasks it was tried on.
     assert np.isfinite([low, high]).all()
     assert np.isnan(difference_interval(first[:1], second)[1:]).all()
     assert np.isnan(difference_interval(first, second[:1])[1:]).all()
+
+
+@pytest.mark.parametrize("tasks", [20, 40])
+def test_interval_of_a_difference_covers_it_where_each_side_has_other_tasks(tasks: int) -> None:
+    rng = np.random.default_rng(tasks)
+    sides = [
+        np.exp(0.8 * rng.normal(size=(tasks, COLUMNS)) + 0.2 * rng.normal(size=(3, tasks, COLUMNS))) for _ in range(2)
+    ]
+    elsewhere = [{"goal": -1 - index} for index in range(tasks)]
+    found = np.stack(
+        [
+            difference_interval(one, [replace(each, tasks=elsewhere) for each in other])
+            for one, other in ([evaluations_of(side[:, :, [column]]) for side in sides] for column in range(200))
+        ]
+    )
+    assert coverage(found, 0.0) >= 0.92
 
 
 @pytest.mark.parametrize("runs", [2, 3, 5])
