@@ -84,15 +84,15 @@ class StackedLayer:
             # One column would be a product with a vector, which is computed by other kernels for one task than for two.
             weight, bias = pad(weight, (0, 0, 0, 1)), pad(bias, (0, 1))
         # The transposed view costs no copy.
-        return cls(_aligned(weight).mT, bias.unsqueeze(1), size)
+        return cls(aligned(weight).mT, bias.unsqueeze(1), size)
 
     def __call__(self, units: Tensor) -> Tensor:
         """Return the output units (M, N, out) of inputs (M, N, in)."""
-        product = torch.baddbmm(self.bias, _aligned(units), self.weight)
+        product = torch.baddbmm(self.bias, aligned(units), self.weight)
         return product if self.size > 1 else product[..., :1]
 
 
-def _aligned(factor: Tensor) -> Tensor:
+def aligned(factor: Tensor) -> Tensor:
     """Return a factor (M, N, K) of which each task's part begins at 64 bytes, where vector instructions want it.
 
     Elsewhere a sum of more terms than the shortest vector has would begin with those up to the next such address, and a

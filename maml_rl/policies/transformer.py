@@ -17,7 +17,7 @@ from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, within
 from maml_rl.policies.memory_policy import MemoryBody
 from maml_rl.policies.policy import Memory
-from maml_rl.policies.slot_rows import ROWS, SlotRows, row_product
+from maml_rl.policies.slot_rows import ROWS, SlotRows, aligned, row_product
 
 # A token attends to a multiple of this many places, which depends only on its own step: the same bits in any batch.
 _PLACES = 64
@@ -317,10 +317,18 @@ def _attend(queries: Tensor, kept: Tensor, buckets: list[tuple[Tensor | None, in
     attended = torch.empty_like(grouped)
     for rows, length, mask in buckets:
         asked, known = (grouped, kept) if rows is None else (grouped[rows], kept[rows])
+        if asked.device.type == "cpu":
+            asked, known = _alike(asked), _alike(known)
         keys, values = known[..., :length, :].unbind(1)
         result = F.scaled_dot_product_attention(asked, keys, values, attn_mask=mask)
         attended[slice(None) if rows is None else rows] = result
     return attended.flatten(1, 2).unsqueeze(2)
+
+
+def _alike(values: Tensor) -> Tensor:
+    """Return values (R, ..., d) of which each row begins at 64 bytes: its place does not change its rounding."""
+    rows: Tensor = aligned(values.flatten(1, -2)).unflatten(1, values.shape[1:-1])
+    return rows
 
 
 def _blocks(params: Params, num_layers: int) -> Iterator[dict[str, Tensor]]:
