@@ -128,11 +128,13 @@ class _Entry:
         name: as it was given.
         config: with the settings for all.
         folder: of its runs, which are all of its identity.
+        identity: of its runs.
     """
 
     name: str
     config: Config
     folder: Path
+    identity: str
 
     def runs(self, seeds: int) -> list[Path]:
         """Return the folders of its runs."""
@@ -142,7 +144,7 @@ class _Entry:
 def _trained(options: argparse.Namespace) -> list[Path]:
     """Return the folders of all runs, after training those of configs that are missing."""
     from maml_rl.experiment.estimate import Estimate, estimate
-    from maml_rl.results.comparable import Run, read_runs
+    from maml_rl.results.comparable import Run, read_runs, require_several
     from maml_rl.results.problem import refuse_different_problems
 
     given = [Path(entry) for entry in options.entries if Path(entry).is_dir()]
@@ -154,6 +156,7 @@ def _trained(options: argparse.Namespace) -> list[Path]:
     folders = [run for entry in entries for run in entry.runs(seeds)]
     existing = [*given, *(run for run in folders if (run / "config.json").is_file())]
     known = [run for group in read_runs(existing)[0] for run in (*group.runs, *group.failed)] if existing else []
+    require_several({*(entry.identity for entry in entries), *(run.identity for run in known)})
     refuse_different_problems([*(entry.config for entry in entries), *(run.config for run in known)])
     by_path: dict[Path, Run] = {run.path.resolve(): run for run in known}
     complete = {path: run.env_steps for path, run in by_path.items() if run.complete and run.env_steps > 0.0}
@@ -208,7 +211,7 @@ def _entries(options: argparse.Namespace) -> list[_Entry]:
                 f"{usual} has runs of other settings, or of another version; those of {name} are in {other}", flush=True
             )
         taken[folder] = whose
-        entries.append(_Entry(name, config, folder))
+        entries.append(_Entry(name, config, folder, whose))
     return entries
 
 

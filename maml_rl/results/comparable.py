@@ -5,7 +5,7 @@ group, with the shortest name that tells it apart. Unfinished runs are named, an
 Groups are compared over the environment steps that all of their runs have, and settings that differ are named.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -304,8 +304,7 @@ def _unequal(configs: Sequence[Config]) -> dict[str, list[Any]]:
 
 def check_comparable(groups: Sequence[RunGroup]) -> list[str]:
     """Refuse groups of different problems, and return a sentence about the other settings that differ, if any do."""
-    if len(groups) < 2:
-        raise ConfigError("these runs are all of one experiment; give those of two or more")
+    require_several(groups)
     refuse_different_problems([group.config for group in groups])
     unequal = [
         f"{key} is "
@@ -313,6 +312,12 @@ def check_comparable(groups: Sequence[RunGroup]) -> list[str]:
         for key, values in unequal_settings(groups).items()
     ]
     return [f"Not only the algorithm differs: {'; '.join(unequal)}."] if unequal else []
+
+
+def require_several(experiments: Collection[object]) -> None:
+    """Refuse a comparison of fewer than two experiments."""
+    if len(experiments) < 2:
+        raise ConfigError("these runs are all of one experiment; give those of two or more")
 
 
 def read_runs(

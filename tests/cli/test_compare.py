@@ -240,7 +240,7 @@ def test_no_finished_run_is_taken_for_one_of_another_version_or_learners_file(
 def test_finished_runs_are_continued_up_to_more_environment_steps(copied: Path) -> None:
     metrics = copied / "runs/compare/one/seed-0/metrics.jsonl"
     begun, steps = metrics.read_bytes(), 2 * read_metrics(metrics)[-1]["env_steps"]
-    compare._trained(compare_options(["one.yaml", "--seeds", "1", "--env-steps", str(steps)]))
+    compare._trained(compare_options(["one.yaml", "other.yaml", "--seeds", "1", "--env-steps", str(steps)]))
     assert metrics.read_bytes().startswith(begun)
     assert 0.99 * steps <= read_metrics(metrics)[-1]["env_steps"] <= 1.2 * steps
 
@@ -289,7 +289,7 @@ def test_learner_of_recorded_data_is_not_trained_to_environment_steps(
     copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(estimating, "estimate", lambda config: Estimate(0.0, 1.0, 0.0, 0, 0.0, 0, 4, 2, None, None))
-    assert cli.main(["compare", "one.yaml", "--set", "gamma=0.5", "--env-steps", "400", *OF_ALL]) == 2
+    assert cli.main(["compare", "one.yaml", "other.yaml", "--set", "gamma=0.5", "--env-steps", "400", *OF_ALL]) == 2
     assert "takes no environment steps; train it first" in capsys.readouterr().err
 
 
@@ -314,6 +314,8 @@ def test_longer_run_is_measured_where_the_shorter_one_ended(finished: Path, tmp_
         (["one.yaml", "nowhere"], ["there is no config 'nowhere'"]),
         (["one.yaml", "longer.yaml"], ["'max-episode-steps' is 10 and 11", "problems", "--set max-episode-steps=10"]),
         (["runs/compare/one"], ["all of one experiment"]),
+        (["one.yaml", "--seeds", "9"], ["all of one experiment"]),
+        (["one.yaml", "one.yaml", "runs/compare/one", "--seeds", "9"], ["all of one experiment"]),
         *[
             (["runs/compare/one", "runs/compare/other", option, value], [f"{option} is for configs that are trained"])
             for option, value in (("--seeds", "2"), ("--env-steps", "9"), ("--set", "gamma=0.5"))
