@@ -79,8 +79,10 @@ class _Loop:
         # (waves, slots)
         self._seeds = seeds[:, phase.own_slots]
         self._table, self._actor = SlotTable(phase), Actor(phase, device)
-        # Slots that all step together write their images where they are recorded, if those of a step are adjacent.
-        together = env.observes_anywhere and len(env.parts) == num_waves == 1
+        # Whether all rows that the policy sees are those of slots that step together, and of nobody else.
+        self._is_whole = len(env.parts) == 1 and env.num_envs == num_tasks * phase.per_task
+        # Such slots write their images where they are recorded, if those of a step are adjacent.
+        together = env.observes_anywhere and self._is_whole and num_waves == 1
         in_place = together and arrays.observations[:, 0].flags.c_contiguous
         self._recorder = EpisodeRecorder(arrays, self._table, in_place=in_place)
         # What the policy sees of whole tasks, where not in place.
@@ -183,13 +185,12 @@ class _Loop:
             return
         phase, observations = self._table.phase, self._own
         if self._rows is None:
-            # Where others have some of the slots, rows of this unit stand for these.
+            # What others have, or has not been reset, may be anything: a row of these slots stands for it.
             num_rows = len(phase.tasks) * phase.per_task
-            is_cut = num_rows > len(observations)
-            self._rows = np.repeat(observations[slots][:1], num_rows, axis=0) if is_cut else observations
+            self._rows = observations if self._is_whole else np.repeat(observations[slots][:1], num_rows, axis=0)
             self._actor.observe(self._rows)
         if self._rows is not observations:
-            self._rows[phase.own_slots] = observations
+            self._rows[phase.own_slots][slots] = observations[slots]
 
     def _observe_at(self, step: int) -> None:
         """Let slots write the observations before a step where they are recorded, if they can."""

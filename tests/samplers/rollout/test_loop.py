@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import gymnasium
@@ -23,6 +24,7 @@ from maml_rl.envs.families.navigation import Navigation2DVectorEnv, PixelNavigat
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies import NormalMLPPolicy, Policy, get_policy_for_env
+from maml_rl.policies.q_table import QTablePolicy
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.loop import _Loop, sample_phase
@@ -145,6 +147,60 @@ def test_unit_that_cuts_a_task_has_the_episodes_of_the_whole_phase() -> None:
         np.testing.assert_array_equal(of_unit[0, :, 1], of_whole[0, :, 1])
         # What others sample.
         assert not of_unit[0, :, 0].any()
+
+
+class Checking(NormalMLPPolicy):
+    """Refuses observations outside of the space of `Lifted`."""
+
+    def act(self, observations: Any, *others: Any, **options: Any) -> Any:
+        if not ((observations >= 1000) & (observations < 2000)).all():
+            raise ValueError(f"no observations: {observations.tolist()}")
+        return super().act(observations, *others, **options)
+
+
+class LateEnv(CountingEnv):
+    """Is reset once the slot of the first task has stepped; zeros are not in its observation space."""
+
+    observation_space: Any = spaces.Discrete(3, start=5)
+    action_space: Any = spaces.Discrete(2)
+    first_has_stepped = Event()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.first_has_stepped.set()
+        observation, reward, over, truncated, infos = super().step(action)
+        return int(observation), reward, over, truncated, infos
+
+    def _observation(self) -> Any:
+        assert self.task["number"] == 0 or self.first_has_stepped.wait(10.0)
+        return 5 + self.now % 3
+
+
+class Lifted(Navigation2DVectorEnv):
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        super()._write_observations(out)
+        out[...] = np.abs(out) % 1000 + 1000
+
+
+@pytest.mark.parametrize("own_slots", [slice(0, 2), slice(1, 4), slice(2, 3)])
+def test_policy_sees_nothing_of_slots_that_others_have(own_slots: slice) -> None:
+    with closing(Lifted(own_slots.stop - own_slots.start, autoreset_mode="Disabled")) as env:
+        tasks = tuple(env.sample_tasks(1, seed=0))
+        phase = Phase(tasks, Checking(2, 2, (4,), "tanh"), None, STREAMS, 4, HORIZON).unit(own_slots)
+        arrays = EpisodeArrays.zeros(EpisodeArrays.layout(EnvDescription.of(env), *phase.sizes))
+        # What others write there, meanwhile.
+        arrays.observations[...] = np.nan
+        sample_phase(env, phase, arrays)
+    assert (arrays.observations[:, :, own_slots] >= 1000).all()
+    others = [slot for slot in range(4) if slot not in range(own_slots.start, own_slots.stop)]
+    assert np.isnan(arrays.observations[:, :, others]).all()
+
+
+def test_policy_sees_nothing_of_slots_that_have_not_been_reset() -> None:
+    LateEnv.first_has_stepped.clear()
+    policy = QTablePolicy(LateEnv.observation_space, LateEnv.action_space)
+    with closing(make_vector_env(LateEnv, {}, 2, rules=CallRules(stepping="threads", timeout=20.0))) as env:
+        episodes = sample_here(env, Phase(tuple(make_tasks([6, 6])), policy, None, STREAMS, 1, HORIZON))
+    assert episodes.observations[..., 0].tolist() == [[5, 6, 7, 5, 6, 7]] * 2
 
 
 PLACEMENTS: list[dict[str, Any]] = [
