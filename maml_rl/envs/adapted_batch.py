@@ -21,6 +21,7 @@ from maml_rl.envs.meta_env import (
     OneBatchVectorEnv,
     Seeds,
     Task,
+    all_drawn,
     check_flags,
     declarations,
     declared,
@@ -70,7 +71,7 @@ class _BatchOfOthers(MetaVectorEnv):
 
     def _drawn(self, draw: Callable[[int], Any], num_tasks: int, name: str) -> list[Task]:
         """Return copies of the tasks that its method `name` draws."""
-        tasks = self._generators.begin(0, None, partial(draw, num_tasks))
+        tasks = self._generators.begin(0, None, lambda: all_drawn(draw(num_tasks)))
         return own_drawn(tasks, num_tasks, name, self.env)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -142,6 +142,11 @@ def own_task(task: Task) -> Task:
                 f"the entry {name!r} of a task cannot be copied ({explain(error)}); a task holds numbers and arrays"
             ) from error
     return own
+
+
+def all_drawn(tasks: Any) -> Any:
+    """Return what a method has drawn; a generator draws here, under the same guarantees as the call that made it."""
+    return list(tasks) if isinstance(tasks, Iterator) else tasks
 
 
 def own_drawn(drawn: Any, num_tasks: int, name: str, who: object) -> list[Task]:

@@ -31,6 +31,7 @@ from maml_rl.envs.meta_env import (
     OneBatchVectorEnv,
     StepBuffers,
     Task,
+    all_drawn,
     declarations,
     own_drawn,
     own_task,
@@ -121,19 +122,19 @@ class Slot:
 
         def draw() -> Any:
             if low is None:
-                return method(num_tasks)
+                return all_drawn(method(num_tasks))
             result = seeded_reset(env, low)
             if isinstance(result, Coroutine):
                 return draw_after(result)
             seed_draws(env, low)
-            return method(num_tasks)
+            return all_drawn(method(num_tasks))
 
         async def draw_after(coroutine: Coroutine[Any, Any, Any]) -> Any:
             await coroutine
             assert low is not None
             seed_draws(env, low)
             tasks = method(num_tasks)
-            return await tasks if isinstance(tasks, Coroutine) else tasks
+            return all_drawn(await tasks if isinstance(tasks, Coroutine) else tasks)
 
         return self._outside(partial(self._generators.begin, 0, key_of_seed(low, DRAWS), draw), method)
 

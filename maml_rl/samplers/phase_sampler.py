@@ -144,8 +144,7 @@ class TaskSource:
         }[self._split]
         name = type(distribution).__name__
         with refusing_draws(f"{draw.__name__} of {name}", "draw from the random stream that it gets"):
-            drawn = draw(family, num_tasks, generator(key))
-        tasks = own_drawn(drawn, num_tasks, draw.__name__, name)
+            tasks = own_drawn(draw(family, num_tasks, generator(key)), num_tasks, draw.__name__, name)
         if not self._has_drawn:
             self._try(tasks, f"the first draw of {name}")
             self._has_drawn = True

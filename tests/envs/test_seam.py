@@ -534,6 +534,7 @@ def drawn_globally(num_tasks: int) -> Tasks:
     "env",
     [
         walk("DrawsTasksGlobally", sample_tasks=lambda self, num_tasks: drawn_globally(num_tasks)),
+        walk("DrawsThemLater", sample_tasks=lambda self, num_tasks: (drawn_globally(1)[0] for _ in range(num_tasks))),
         walk("TakesTasksGlobally", reset_task=lambda self, task: vars(self).update(drawn_globally(1)[0])),
     ],
 )

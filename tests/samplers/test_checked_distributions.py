@@ -63,6 +63,15 @@ class Elsewhere(Own):
     sample_test = sample_validation = sample
 
 
+class LaterElsewhere(Elsewhere):
+    """Draws from it when its tasks are read."""
+
+    def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> Any:
+        yield from super().sample(family, num_tasks, rng)
+
+    sample_test = sample_validation = sample
+
+
 def policy() -> MLPPolicy:
     import gymnasium
 
@@ -123,18 +132,21 @@ def test_tasks_that_a_distribution_draws_are_copies_of_their_own(distribution: A
             assert all(np.abs(task["goal"]).max() < 9.0 for task in tasks)
 
 
+@pytest.mark.parametrize("kind", [Elsewhere, LaterElsewhere])
 @pytest.mark.parametrize("split", ["training", "validation", "test"])
 @pytest.mark.parametrize(
     ("name", "draw"), [("np.random", np.random.random), ("torch", lambda: torch.rand(1)), ("random", random.random)]
 )
 def test_distribution_that_draws_from_a_generator_of_the_process_is_refused(
-    name: str, draw: Callable[[], Any], split: Any
+    name: str, draw: Callable[[], Any], split: Any, kind: type[Elsewhere]
 ) -> None:
     with (
         global_generators.KeptGenerators(),
         MultiTaskSampler(
-            FAMILY, policy=policy(), num_workers=0, seed=0, task_distribution=Elsewhere(draw), task_split=split
+            FAMILY, policy=policy(), num_workers=0, seed=0, task_distribution=kind(draw), task_split=split
         ) as sampler,
-        pytest.raises(RuntimeError, match=rf"sample of Elsewhere draws from {name}, which no seed repeats; draw from"),
+        pytest.raises(
+            RuntimeError, match=rf"sample of {kind.__name__} draws from {name}, which no seed repeats; draw from"
+        ),
     ):
         sampler.sample_tasks(3)
