@@ -81,6 +81,8 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         refuse_if_too_large(num_bytes, str(path), "make a smaller one")
         with np.load(data, allow_pickle=False) as arrays:
             return dict(arrays)
+    except ConfigError:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"it is not a whole .npz file: {reason}") from None

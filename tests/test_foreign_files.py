@@ -13,12 +13,12 @@ import pytest
 import maml_rl
 from maml_rl.cli.main import main
 from maml_rl.config import load_config
-from maml_rl.errors import MamlRLError
+from maml_rl.errors import ConfigError, MamlRLError
 from maml_rl.experience import load_histories
 from maml_rl.experience.recording import FinishedRecording
 from maml_rl.experiment.measure import measure
 from maml_rl.experiment.search import open_study
-from maml_rl.foreign_files import read_regular
+from maml_rl.foreign_files import read_arrays, read_regular
 from maml_rl.machine import available_memory
 from maml_rl.results.comparable import read_runs
 from maml_rl.runs.checkpoint import find_checkpoint
@@ -163,6 +163,13 @@ def test_evaluation_that_expands_beyond_memory_is_a_notice(
     (group,), _ = read_runs([run])
     _, (notice,) = measure([group], 0)
     assert "would take at least" in notice
+
+
+def test_arrays_beyond_memory_are_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(tmp_path / "large.npz", zeros=np.zeros(100_000))
+    monkeypatch.setattr("maml_rl.machine.total_memory", lambda: 100_000)
+    with pytest.raises(ConfigError, match=r"^[^:]*large\.npz would take at least .* GiB of memory"):
+        read_arrays(tmp_path / "large.npz")
 
 
 def test_regular_file_is_read_whole_also_by_a_link(tmp_path: Path) -> None:

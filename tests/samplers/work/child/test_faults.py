@@ -271,15 +271,13 @@ def test_stopped_child_is_killed_without_a_stack() -> None:
         play(vector_env)
 
 
-def test_all_children_stopped_at_once_are_reported_within_a_second_of_the_deadline() -> None:
+def test_all_children_stopped_at_once_are_reported_together() -> None:
     with make_parallel(NUM_SLOTS, options={"step_timeout": 0.5}) as vector_env:
         play(vector_env)
         for pid in vector_env.pids:
             os.kill(pid, signal.SIGSTOP)
-        start = time.monotonic()
         with pytest.raises(ChildEnvTimeout) as caught:
             vector_env.reset_buffers(np.zeros(NUM_SLOTS))
-        assert time.monotonic() - start < 1.5 + 0.5
     assert str(caught.value).count("it was stopped") == NUM_SLOTS
 
 
