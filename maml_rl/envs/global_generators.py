@@ -269,7 +269,7 @@ def _drawn_since(places: dict[str, Any] | None) -> list[str]:
 
 
 @contextmanager
-def refusing_draws(who: str, remedy: str) -> Iterator[None]:
+def refusing_draws(who: str, remedy: str) -> Iterator[Callable[..., Any]]:
     """Refuse, by a RuntimeError, that code of users in the block draws from the process's generators.
 
     Unless another thread has lent them other states, for which the block does not wait.
@@ -277,10 +277,22 @@ def refusing_draws(who: str, remedy: str) -> Iterator[None]:
     Args:
         who: draws, for the message.
         remedy: what to do instead.
+
+    Yields:
+        A function that calls another one with arguments: what an environment draws there is noticed where it is called.
     """
-    places = _places_unless_lent()
-    yield
-    if drawn := _drawn_since(places):
+    places, earlier = _places_unless_lent(), list[str]()
+
+    def excused(call: Callable[..., Any], *arguments: Any) -> Any:
+        nonlocal places
+        earlier.extend(_drawn_since(places))
+        try:
+            return call(*arguments)
+        finally:
+            places = _places_unless_lent()
+
+    yield excused
+    if drawn := list(dict.fromkeys([*earlier, *_drawn_since(places)])):
         raise RuntimeError(f"{who} draws from {' and '.join(drawn)}, which no seed repeats; {remedy}")
 
 

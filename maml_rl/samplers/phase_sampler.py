@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, Unpack
 
 import gymnasium
@@ -143,7 +145,12 @@ class TaskSource:
             "test": distribution.sample_test,
         }[self._split]
         name = type(distribution).__name__
-        with refusing_draws(f"{draw.__name__} of {name}", "draw from the random stream that it gets"):
+        with refusing_draws(f"{draw.__name__} of {name}", "draw from the random stream that it gets") as excused:
+            family = replace(
+                family,
+                draw_seeded=partial(excused, family.draw_seeded),
+                draw_test_seeded=partial(excused, family.draw_test_seeded),
+            )
             tasks = own_drawn(draw(family, num_tasks, generator(key)), num_tasks, draw.__name__, name)
         if not self._has_drawn:
             self._try(tasks, f"the first draw of {name}")

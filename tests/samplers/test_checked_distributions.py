@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from maml_rl import MultiTaskSampler
 from maml_rl.envs import global_generators
+from maml_rl.envs.families.navigation import Navigation2DVectorEnv
 from maml_rl.errors import TaskError
 from maml_rl.policies import MLPPolicy, get_policy_for_env
 from maml_rl.task_distributions import FamilyTasks, FixedTasks, Split, TaskDistribution, TaskList
@@ -150,3 +152,27 @@ def test_distribution_that_draws_from_a_generator_of_the_process_is_refused(
         ),
     ):
         sampler.sample_tasks(3)
+
+
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_distribution_is_not_blamed_for_what_its_family_draws(is_drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OfFamily(TaskDistribution):
+        def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Any]:
+            if is_drawn:
+                np.random.random()
+            return family.draw(num_tasks, rng)
+
+    draw_tasks = Navigation2DVectorEnv.draw_tasks
+
+    def draw(self: Any, rng: np.random.Generator, num_tasks: int) -> Any:
+        random.random()
+        return draw_tasks(self, rng, num_tasks)
+
+    monkeypatch.setattr(Navigation2DVectorEnv, "draw_tasks", draw)
+    told = pytest.raises(RuntimeError, match=r"sample of OfFamily draws from np\.random, which")
+    with (
+        global_generators.KeptGenerators(),
+        MultiTaskSampler(FAMILY, policy=policy(), num_workers=0, seed=0, task_distribution=OfFamily()) as sampler,
+        told if is_drawn else nullcontext(),
+    ):
+        assert len(sampler.sample_tasks(3)) == 3
