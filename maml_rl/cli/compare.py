@@ -156,7 +156,8 @@ def _trained(options: argparse.Namespace) -> list[Path]:
     folders = [run for entry in entries for run in entry.runs(seeds)]
     existing = [*given, *(run for run in folders if (run / "config.json").is_file())]
     known = [run for group in read_runs(existing)[0] for run in (*group.runs, *group.failed)] if existing else []
-    require_several({*(entry.identity for entry in entries), *(run.identity for run in known)})
+    if entries:
+        require_several({*(entry.identity for entry in entries), *(run.identity for run in known)})
     refuse_different_problems([*(entry.config for entry in entries), *(run.config for run in known)])
     by_path: dict[Path, Run] = {run.path.resolve(): run for run in known}
     complete = {path: run.env_steps for path, run in by_path.items() if run.complete and run.env_steps > 0.0}

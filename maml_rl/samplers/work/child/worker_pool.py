@@ -216,6 +216,7 @@ class WorkerPool:
             if unready.process.wait(0.0):
                 # It died, too, before the worker whose death was noticed.
                 self._reap(unready)
+                self.check_restarts()
             else:
                 unready.process.kill()
                 unready.process.wait(_KILL_SECONDS)
