@@ -100,9 +100,10 @@ class RemoteBatch:
 
     def slots_of(self, blocks: Sequence[int]) -> tuple[slice, tuple[Task, ...]]:
         """Return the slots from the first to the last of some blocks, and the tasks of those in the blocks."""
-        per_task, slot_tasks = self.phase.per_task, self.phase.slot_tasks
-        parts = [slice(tasks.start * per_task, tasks.stop * per_task) for tasks in map(self.tasks_of, blocks)]
-        return slice(parts[0].start, parts[-1].stop), tuple(task for part in parts for task in slot_tasks[part])
+        per_task, parts = self.phase.per_task, [self.tasks_of(block) for block in blocks]
+        # Asked for every worker at every request: not by way of the tasks of all slots.
+        tasks = tuple(task for part in parts for task in self.phase.tasks[part] for _ in range(per_task))
+        return slice(parts[0].start * per_task, parts[-1].stop * per_task), tasks
 
 
 class _Block:

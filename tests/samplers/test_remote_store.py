@@ -5,6 +5,7 @@ import pickle
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +21,11 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.sampling import evaluation_update, make_sampler, refuse_too_large_evaluations, training_update
 from maml_rl.metalearners.metalearner import MetaLearner
-from maml_rl.samplers.remote_store import WORKER_ROOM, RemoteStore, Request, pickle_tensors
+from maml_rl.plan import Plan
+from maml_rl.policies import NormalMLPPolicy
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.remote_store import WORKER_ROOM, RemoteBatch, RemoteStore, Request, pickle_tensors
+from maml_rl.seeding import PhaseStreams
 from tests.metalearners.small_algorithms import once_a_kind
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
@@ -36,6 +41,16 @@ def on_hosts(
     with make_sampler(experiment) as sampler:
         hosts = put_on_hosts(sampler, num_hosts, losses)
         return learn(experiment, sampler, iterations, on_hosts=True), hosts
+
+
+def test_slots_of_blocks_reach_from_first_to_last_with_the_tasks_of_the_blocks() -> None:
+    tasks = tuple({"goal": [number, 0.0]} for number in range(6))
+    policy = NormalMLPPolicy(2, 2, (4,))
+    phase = Phase(tasks, policy, None, PhaseStreams(0, 0, 0), 2, 4)
+    batch = RemoteBatch.of(phase, Plan(num_steps=0, tasks_per_chunk=1), None, record_log_probs=False)
+    batch = replace(batch, blocks=(range(2), range(2, 3), range(3, 6)))
+    assert batch.slots_of((1,)) == (slice(4, 6), (tasks[2], tasks[2]))
+    assert batch.slots_of((0, 2)) == (slice(0, 12), tuple(tasks[number] for number in (0, 0, 1, 1, 3, 3, 4, 4, 5, 5)))
 
 
 @pytest.mark.parametrize("algorithm", once_a_kind(ALGORITHMS))
