@@ -265,15 +265,16 @@ class WorkerPool:
         Args:
             method: see `Command`.
             seconds: see `send`.
-            arguments: of each worker, by its index.
+            arguments: of each worker, by its index; those that are one object are encoded once.
             tasks: those in the arguments; one that cannot be pickled is named before anything is sent.
         """
-        commands = {index: Command(self.generation, method, of_worker) for index, of_worker in arguments.items()}
-        messages = {index: encode(command, tasks) for index, command in commands.items()}
-        for index, command in commands.items():
-            self.send(index, command, seconds, messages[index])
-        self.wait([*commands])
-        return [self.take(index) for index in commands]
+        # Of those that several workers share there is one message: a policy is not in memory once for each worker.
+        commands = {id(each): Command(self.generation, method, each) for each in arguments.values()}
+        messages = {shared: encode(command, tasks) for shared, command in commands.items()}
+        for index, of_worker in arguments.items():
+            self.send(index, commands[id(of_worker)], seconds, messages[id(of_worker)])
+        self.wait([*arguments])
+        return [self.take(index) for index in arguments]
 
     def results(self, units: Sequence[Unit], prepare: Callable[[], None]) -> Iterator[tuple[Unit, ChildWorker, Any]]:
         """Have idle workers carry out units, and yield each with its worker and result as soon as that is there.

@@ -377,3 +377,23 @@ def test_reply_to_what_prepares_a_worker_is_never_the_result_of_its_unit(
     monkeypatch.setattr(pool, "check_restarts", lambda: line.send(encode(Done(0, "loaded"))))
     monkeypatch.setattr(worker, "give", answer)
     assert [result for *_, result in pool.results([Unit("run", (STEP, encode(STEP)))], prepare)] == ["result"]
+
+
+def test_what_all_workers_get_is_encoded_once_and_else_each_gets_its_own(
+    pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, lines = pool
+    encoded = []
+
+    def counted(*message: Any) -> bytes:
+        encoded.append(message[0])
+        return encode(*message)
+
+    monkeypatch.setattr(worker_pool, "encode", counted)
+    for arguments, num_messages in ((dict.fromkeys((0, 1), (b"policy",)), 1), ({0: (0,), 1: (1,)}, 2)):
+        encoded.clear()
+        for index, line in enumerate(lines[:2]):
+            line.send(encode(Done(0, index)))
+        assert pool.ask("load_policy", 10.0, arguments) == [0, 1]
+        assert [line.receive() for line in lines[:2]] == [Command(0, "load_policy", arguments[each]) for each in (0, 1)]
+        assert len(encoded) == num_messages
