@@ -269,7 +269,7 @@ def _drawn_since(places: dict[str, Any] | None) -> list[str]:
 
 
 @contextmanager
-def refusing_draws(who: str, remedy: str) -> Iterator[Callable[..., Any]]:
+def refusing_draws(who: str, remedy: str, *, only_warns: bool = False) -> Iterator[Callable[..., Any]]:
     """Refuse, by a RuntimeError, that code of users in the block draws from the process's generators.
 
     Unless another thread has lent them other states, for which the block does not wait.
@@ -277,6 +277,7 @@ def refusing_draws(who: str, remedy: str) -> Iterator[Callable[..., Any]]:
     Args:
         who: draws, for the message.
         remedy: what to do instead.
+        only_warns: for a block that has run before without a draw, so that it may be one of another thread.
 
     Yields:
         A function that calls another one with arguments: what an environment draws there is noticed where it is called.
@@ -293,7 +294,10 @@ def refusing_draws(who: str, remedy: str) -> Iterator[Callable[..., Any]]:
 
     yield excused
     if drawn := list(dict.fromkeys([*earlier, *_drawn_since(places)])):
-        raise RuntimeError(f"{who} draws from {' and '.join(drawn)}, which no seed repeats; {remedy}")
+        text = f"{who} draws from {' and '.join(drawn)}, which no seed repeats; {remedy}"
+        if not only_warns:
+            raise RuntimeError(text)
+        logger.warning("%s; if it does not, another thread has drawn meanwhile", text)
 
 
 def _moved(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

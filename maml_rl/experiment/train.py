@@ -303,7 +303,7 @@ def _collecting(
     if sampler is None:
         yield lambda: _Collected(metalearner.store_of([])), lambda version: {}
         return
-    first, lag = run.iteration, config.prefetch
+    first, lag, updates = run.iteration, config.prefetch, itertools.count()
 
     def collect(version: int, metalearner: MetaLearner) -> _Collected:
         started = perf_counter()
@@ -316,7 +316,8 @@ def _collecting(
             # Here rather than after the meta-update: even with `prefetch`, it receives every batch before the next.
             returns = metalearner.returns(batch).double().mean(2).cpu().numpy()
             who = type(distribution).__name__
-            with refusing_draws(f"update of {who}", "draw from a generator whose place is in state_dict"):
+            remedy = "draw from a generator whose place is in state_dict"
+            with refusing_draws(f"update of {who}", remedy, only_warns=next(updates) > 0):
                 distribution.update([own_task(task) for task in tasks], returns)
                 task_state, own_metrics = copy.deepcopy(distribution.state_dict()), distribution.metrics()
             if not isinstance(task_state, dict):

@@ -139,19 +139,16 @@ class TaskSource:
         distribution.admit(family, lambda tasks: self._try(tasks, "the distribution"))
         if self._split == "training":
             distribution.check_batch(num_tasks)
-        draw = {
-            "training": distribution.sample,
-            "validation": distribution.sample_validation,
-            "test": distribution.sample_test,
-        }[self._split]
-        name = type(distribution).__name__
-        with refusing_draws(f"{draw.__name__} of {name}", "draw from the random stream that it gets") as excused:
+        method = "sample" if self._split == "training" else f"sample_{self._split}"
+        name, draw = type(distribution).__name__, getattr(distribution, method)
+        remedy = "draw from the random stream that it gets"
+        with refusing_draws(f"{method} of {name}", remedy, only_warns=self._has_drawn) as excused:
             family = replace(
                 family,
                 draw_seeded=partial(excused, family.draw_seeded),
                 draw_test_seeded=partial(excused, family.draw_test_seeded),
             )
-            tasks = own_drawn(draw(family, num_tasks, generator(key)), num_tasks, draw.__name__, name)
+            tasks = own_drawn(draw(family, num_tasks, generator(key)), num_tasks, method, name)
         if not self._has_drawn:
             self._try(tasks, f"the first draw of {name}")
             self._has_drawn = True

@@ -148,10 +148,26 @@ def test_distribution_that_draws_from_a_generator_of_the_process_is_refused(
             FAMILY, policy=policy(), num_workers=0, seed=0, task_distribution=kind(draw), task_split=split
         ) as sampler,
         pytest.raises(
-            RuntimeError, match=rf"sample of {kind.__name__} draws from {name}, which no seed repeats; draw from"
+            RuntimeError, match=rf"sample\w* of {kind.__name__} draws from {name}, which no seed repeats; draw from"
         ),
     ):
         sampler.sample_tasks(3)
+
+
+def test_draws_of_other_threads_during_later_batches_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        global_generators.KeptGenerators(),
+        MultiTaskSampler(
+            FAMILY, policy=policy(), num_workers=0, seed=0, task_distribution=(other := Elsewhere(lambda: None))
+        ) as sampler,
+    ):
+        sampler.sample_tasks(3)
+        assert not caplog.records
+        other.draw = random.random
+        sampler.sample_tasks(3)
+    (record,) = caplog.records
+    assert "Elsewhere draws from random" in record.message
+    assert "another thread has drawn meanwhile" in record.message
 
 
 @pytest.mark.parametrize("is_drawn", [False, True])
