@@ -38,14 +38,15 @@ class Family:
         package: that the family is of, by the name of its import.
         settings: of the training, besides those of all.
         renders: whether it can be drawn.
-        heavy: whether its import takes long. By day such a family is not trained, since another has its kind of learner
-            or of observations, and its workers are forked.
+        forks: whether its workers are forked, which spares them its import.
+        by_day: whether it is trained for every change; another has the kind of learner or of observations of the rest.
     """
 
     package: str
     settings: dict[str, Any] = field(default_factory=dict)
     renders: bool = True
-    heavy: bool = False
+    forks: bool = True
+    by_day: bool = False
 
 
 # None: a setting that the learner does not use.
@@ -73,17 +74,17 @@ PEARL = {
     },
 }
 FAMILIES = {
-    "ale_modes:Modes-v0": Family("ale_py", {"conv-layers": [[4, 4, 4]]}, heavy=True),
-    "carl_context:Context-v0": Family("carl", {"algorithm": "promp"}, heavy=True),
-    "crafter_wishes:Wishes-v0": Family("crafter", {"conv-layers": [[4, 4, 4]]}, heavy=True),
-    "dm_control_gravity:Gravity-v0": Family("dm_control", PEARL, heavy=True),
+    "ale_modes:Modes-v0": Family("ale_py", {"conv-layers": [[4, 4, 4]]}),
+    "carl_context:Context-v0": Family("carl", {"algorithm": "promp"}),
+    "crafter_wishes:Wishes-v0": Family("crafter", {"conv-layers": [[4, 4, 4]]}),
+    "dm_control_gravity:Gravity-v0": Family("dm_control", PEARL),
     "flappy_gaps:Gaps-v0": Family("flappy_bird_gymnasium", {"algorithm": "reptile"}),
-    "highway_traffic:Traffic-v0": Family("highway_env", {"algorithm": "promp"}, heavy=True),
+    "highway_traffic:Traffic-v0": Family("highway_env", {"algorithm": "promp"}),
     "lander_landing:Landing-v0": Family("Box2D", {"algorithm": "maml-ppo"}),
-    "minigrid_levels:Levels-v0": Family("minigrid", {"conv-layers": [[4, 3, 1]]}),
+    "minigrid_levels:Levels-v0": Family("minigrid", {"conv-layers": [[4, 3, 1]]}, forks=False, by_day=True),
     "mo_weights:Weights-v0": Family("mo_gymnasium", {"algorithm": "promp"}),
-    "popgym_repeat:Repeat-v0": Family("popgym", RL2, renders=False),
-    "robotics_reach:Reach-v0": Family("gymnasium_robotics", PEARL),
+    "popgym_repeat:Repeat-v0": Family("popgym", RL2, renders=False, by_day=True),
+    "robotics_reach:Reach-v0": Family("gymnasium_robotics", PEARL, by_day=True),
 }
 EVERYWHERE = (
     "sampled in this process, with one slot for each task, in threads, with one worker, with two workers, with central "
@@ -120,7 +121,7 @@ def family(env_id: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
 def test_sampled_episodes_are_those_of_a_plain_loop(
     env_id: str, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    if FAMILIES[env_id].heavy:
+    if FAMILIES[env_id].forks:
         request.getfixturevalue("forked_workers")
     assert cli.main(["check-env", env_id, "--against-loop"]) == 0
     shown = capsys.readouterr().out
@@ -129,7 +130,8 @@ def test_sampled_episodes_are_those_of_a_plain_loop(
 
 
 @pytest.mark.parametrize(
-    "env_id", [pytest.param(env_id, marks=[pytest.mark.nightly] * family.heavy) for env_id, family in FAMILIES.items()]
+    "env_id",
+    [pytest.param(env_id, marks=[pytest.mark.nightly] * (not family.by_day)) for env_id, family in FAMILIES.items()],
 )
 def test_training_is_killed_resumed_tested_and_reported(env_id: str, family: Family, tmp_path: Path) -> None:
     settings = {
