@@ -9,11 +9,8 @@ Source: Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3, https:/
 """
 
 import os
-import random
 import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -155,44 +152,6 @@ def _renew_lock() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
-
-
-@contextmanager
-def seeded_generators(seed: int, device: "torch.device | str" = "cpu") -> Iterator[None]:
-    """Seed the global generators of torch, NumPy and Python with `seed` for the block, and restore them afterward.
-
-    For code of users, such as a constructor of a network, that uses no other generator. Those of torch are that of the
-    CPU and that of `device`. They belong to the process: a block in another thread waits for the end of this one, and
-    other code of another thread must not draw from them meanwhile.
-
-    Args:
-        seed: integer in [0, 2**63).
-        device: where the code draws, besides the CPU.
-    """
-    # Workers, which never load torch, import this module.
-    import torch
-
-    device = torch.device(device)
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        torch.cuda.init()
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
-    with global_generators():
-        before = [generator.get_state() for generator in generators]
-        of_numpy, of_python = np.random.get_state(legacy=False), random.getstate()
-        bits = type(np.random.get_bit_generator())  # type: ignore[attr-defined]
-        try:
-            for generator in generators:
-                generator.manual_seed(seed)
-            np.random.set_state(np.random.RandomState(bits(seed)).get_state(legacy=False))
-            random.seed(seed)
-            yield
-        finally:
-            for generator, state in zip(generators, before, strict=True):
-                generator.set_state(state)
-            np.random.set_state(of_numpy)
-            random.setstate(of_python)
 
 
 def check_seed(seed: int | np.integer) -> int:

@@ -19,13 +19,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from maml_rl.envs.calls import close_quietly
 from maml_rl.envs.task_space import Task, task_key
 from maml_rl.seeding import global_generators
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -363,6 +366,38 @@ class KeptGenerators:
         self.drawn()
         for generator, state in zip(_generators(), self._before, strict=False):
             generator.restore(state)
+
+
+@contextmanager
+def seeded_generators(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python with `seed` for the block, and restore them afterward.
+
+    For code of users, such as a constructor of a network, that uses no other generator. Those of torch are that of the
+    CPU and that of `device`. They belong to the process: a block in another thread waits for the end of this one, and
+    other code of another thread must not draw from them meanwhile.
+
+    Args:
+        seed: integer in [0, 2**63).
+        device: where the code draws, besides the CPU.
+    """
+    import torch
+
+    device, on_device = torch.device(device), []
+    if device.type == "cuda":
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        on_device = [torch.cuda.default_generators[index]]
+    with global_generators(), KeptGenerators() as kept:
+        before = [generator.get_state() for generator in on_device]
+        kept.seed(seed)
+        # What networks begin with is torch's own stream of the seed.
+        for generator in (torch.default_generator, *on_device):
+            generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            for generator, state in zip(on_device, before, strict=True):
+                generator.set_state(state)
 
 
 def construct(make: Callable[[], Any]) -> tuple[Any, list[str]]:

@@ -19,6 +19,7 @@ from maml_rl.baseline import make_baseline
 from maml_rl.config.catalog import find_run
 from maml_rl.config.config import SECTION, TASKS, Config
 from maml_rl.config.settings import SettingsModel
+from maml_rl.envs.global_generators import seeded_generators
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
@@ -37,7 +38,7 @@ from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS
 from maml_rl.runs.trust import check_code
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
-from maml_rl.seeding import Purpose, StreamKey, seeded_generators, torch_seed
+from maml_rl.seeding import Purpose, StreamKey, torch_seed
 from maml_rl.spaces import PackedSpace, array_layout, is_image, require_numbers
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution, find_task_distribution, task_distributions
 from maml_rl.task_distributions.task_distribution import TaskSplit

@@ -20,6 +20,7 @@ from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.config import OF_LEARNERS
 from maml_rl.derivatives import Cache, EpisodeStore, LocalStore
+from maml_rl.envs.global_generators import seeded_generators
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay
@@ -27,7 +28,7 @@ from maml_rl.machine import single_threaded
 from maml_rl.metalearners.adapted import Adapted, adapt
 from maml_rl.plan import Plan, Sampler
 from maml_rl.policies import GRUPolicy, Policy, as_policy, get_policy_for_env
-from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, seeded_generators, torch_seed
+from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, torch_seed
 
 # State of a metalearner: tensors and JSON values, under flat names.
 State: TypeAlias = dict[str, Any]

@@ -237,7 +237,7 @@ def test_states_that_another_thread_lends_are_not_taken_for_draws_of_a_slot() ->
     lent, over = threading.Event(), threading.Event()
 
     def update() -> None:
-        with seeding.seeded_generators(1):
+        with global_generators.seeded_generators(1):
             lent.set()
             over.wait(20)
 

@@ -17,12 +17,11 @@ from torch import nn
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.derivatives import EpisodeStore
-from maml_rl.envs.global_generators import KeptGenerators
+from maml_rl.envs.global_generators import KeptGenerators, seeded_generators
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.metalearner import MetaLearner, State
 from maml_rl.runs.metrics import Metrics
-from maml_rl.seeding import seeded_generators
 from tests.small_runs import SMALL, untimed
 
 

@@ -9,8 +9,8 @@ from faulty_sampler import digests, faulty_sampler
 from trials import Recurrent, sample
 
 from maml_rl import MultiTaskSampler
+from maml_rl.envs.global_generators import seeded_generators
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
-from maml_rl.seeding import seeded_generators
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 

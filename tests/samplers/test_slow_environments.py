@@ -23,10 +23,10 @@ from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import Retry
 from maml_rl.envs.calls import METHODS
 from maml_rl.envs.checking import check_meta_env
+from maml_rl.envs.global_generators import seeded_generators
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
 from maml_rl.experiment.train import train
 from maml_rl.policies import GRUPolicy, NormalMLPPolicy, Policy
-from maml_rl.seeding import seeded_generators
 
 TASKS, EPISODES = 4, 4
 THREADS: dict[str, Any] = {"stepping": "threads", "num_workers": 0}

@@ -21,6 +21,7 @@ from trials import sample as sample_trials
 from maml_rl.envs import Retry, make_vector_env
 from maml_rl.envs.calls import CallRules, Stepping
 from maml_rl.envs.families.navigation import Navigation2DVectorEnv, PixelNavigationVectorEnv
+from maml_rl.envs.global_generators import seeded_generators
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies import NormalMLPPolicy, Policy, get_policy_for_env
@@ -28,7 +29,7 @@ from maml_rl.policies.q_table import QTablePolicy
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.loop import _Loop, sample_phase
-from maml_rl.seeding import PhaseStreams, seeded_generators
+from maml_rl.seeding import PhaseStreams
 
 HORIZON = 6
 STREAMS = PhaseStreams(0, 0, 0)

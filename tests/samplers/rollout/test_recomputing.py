@@ -12,9 +12,10 @@ from trials import EPISODES, TASKS, Counting, Recurrent, make_sampler, sample
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import make_vector_env
+from maml_rl.envs.global_generators import seeded_generators
 from maml_rl.policies import Memory, NormalMLPPolicy
 from maml_rl.samplers.rollout import recomputing
-from maml_rl.seeding import PhaseStreams, seeded_generators
+from maml_rl.seeding import PhaseStreams
 
 
 def test_gaussian_log_probabilities_are_those_of_the_noise_and_zero_past_the_end(
