@@ -28,6 +28,11 @@ def import_named(module: str) -> ModuleType:
     return import_module(module)
 
 
+def is_of_this_package(kind: type) -> bool:
+    """Return whether a class is this package's, and not of code that a config names."""
+    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
 def would_import(text: str) -> bool:
     """Return whether a text like "module:name" names a module that would be found, wherever it is; import nothing.
 

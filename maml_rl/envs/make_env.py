@@ -34,7 +34,7 @@ from maml_rl.envs.observing import TaskObservationVectorEnv
 from maml_rl.envs.registration import FAMILIES, FamilySpec, find_spec
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.threaded import ThreadedVectorEnv, not_thread_safe
-from maml_rl.named_modules import import_named
+from maml_rl.named_modules import import_named, is_of_this_package
 
 EnvMaker = str | Callable[..., Any]
 
@@ -265,10 +265,9 @@ class Recipe:
                 "these plain methods, or give the class of one environment, whose slots are awaited side by side"
             )
         if isinstance(made, MetaVectorEnv):
-            is_own = type(made).__module__.partition(".")[0] == "maml_rl"
             # A batched family keeps the limit itself.
             limit = None if isinstance(made, BatchedFamily) else self.max_episode_steps
-            return made if is_own else CheckedVectorEnv(made, limit, current_slots)
+            return made if is_of_this_package(type(made)) else CheckedVectorEnv(made, limit, current_slots)
         if not isinstance(made, VectorEnv) or not has_tasks(made):
             raise TypeError(
                 f"{name} is not a task family of vector environments; a VectorEnv needs sample_tasks(num_tasks), and "

@@ -31,7 +31,7 @@ from maml_rl.foreign_files import check_sum
 from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.metalearners.registry import algorithm_of
-from maml_rl.named_modules import import_named
+from maml_rl.named_modules import import_named, is_of_this_package
 from maml_rl.policies import Policy, as_policy
 from maml_rl.policies.cnn import InputEncoder
 from maml_rl.runs.checkpoint import find_checkpoint, restore
@@ -213,7 +213,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
         # Further networks of a learner also depend only on the config's seed.
         stream = torch_seed(StreamKey(config.seed, Purpose.LEARNER_CONSTRUCTION))
         # What a learner of this package refuses is the environment; of another, it may be anything.
-        refusals = (TypeError, ValueError) if learner.__module__.partition(".")[0] == "maml_rl" else ()
+        refusals = (TypeError, ValueError) if is_of_this_package(learner) else ()
         guard = UsersCode(
             lambda error: config.error(f"{config.algorithm} cannot be made: {explain(error)}", "algorithm"),
             (MamlRLError, *refusals),
