@@ -157,6 +157,7 @@ def _trained(options: argparse.Namespace) -> list[Path]:
     existing = [*given, *(run for run in folders if (run / "config.json").is_file())]
     known = [run for group in read_runs(existing)[0] for run in (*group.runs, *group.failed)] if existing else []
     if entries:
+        # Before training; runs alone are counted where their code is known to be trusted.
         require_several({*(entry.identity for entry in entries), *(run.identity for run in known)})
     refuse_different_problems([*(entry.config for entry in entries), *(run.config for run in known)])
     by_path: dict[Path, Run] = {run.path.resolve(): run for run in known}

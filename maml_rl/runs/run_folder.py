@@ -277,15 +277,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 "resume it with its own config, or begin another run with its policy: "
                 f"--init {shlex.quote(str(self.path))} and another --output-folder"
             )
-        began, now = (system.get("sources") or {} for system in (load_system(self.path), self._origin))
-        # The run has its own copy of the tasks of its evaluations.
-        files = [key for key in began if key in now and began[key] != now[key] and key != "evaluation-tasks"]
-        if files:
-            logger.warning(
-                "the file of %s has changed since the run in %s began: its further iterations use the new one",
-                " and of ".join(map(repr, files)),
-                self.path,
-            )
+        _warn_of_changed_files(self.path, self._origin)
         path, checkpoint = latest_intact(self.path / CHECKPOINTS, self._load_experience)
         if self._learner.experience:
             # Newer checkpoints are intact, but need experience that is damaged; they are written again.
@@ -396,6 +388,18 @@ def _warn_of_ray_job(folder: Path) -> None:
             "the run folder %s is in the temporary working directory of a Ray job, and is lost with it; give an "
             "absolute path on storage that outlives the job as --output-folder",
             folder.resolve(),
+        )
+
+
+def _warn_of_changed_files(folder: Path, origin: Mapping[str, Any]) -> None:
+    """Warn that a run continues with other files than it began with; it has its own copy of its evaluations' tasks."""
+    began, now = (system.get("sources") or {} for system in (load_system(folder), origin))
+    changed = [key for key in began if key in now and began[key] != now[key] and key != "evaluation-tasks"]
+    if changed:
+        logger.warning(
+            "the file of %s has changed since the run in %s began: its further iterations use the new one",
+            " and of ".join(map(repr, changed)),
+            folder,
         )
 
 

@@ -239,7 +239,7 @@ class WarpPhysics:
     def take_overflow(self) -> Tensor:
         """Return (2,) bool: whether contacts, and rows of constraints, were too many in any simulation, and forget it.
 
-        On the CPU with NumPy arrays nobody needs to ask: every call refuses it.
+        With NumPy arrays every call refuses it, and there is nothing to take.
         """
         kind = self._mjw.OverflowType
         rows = kind.NEFC | kind.NJMAX_NNZ
