@@ -406,15 +406,21 @@ def construct(make: Callable[[], Any]) -> tuple[Any, list[str]]:
     All constructions draw the same numbers, in any process and for any seed: what a constructor draws belongs to the
     family, of which each slot, each worker and each resumed run has the same environment.
     """
+    with global_generators():
+        return construct_for_holder(make)
+
+
+def construct_for_holder(make: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """As `construct`, in any thread, for one that waits meanwhile and holds the lock of the process's generators."""
     generators = _generators()
-    with global_generators(), KeptGenerators() as kept:
+    with KeptGenerators() as kept:
         kept.begin((0, _CONSTRUCTOR))
         made = make()
         drawn = kept.drawn()
     if not _has_drawn_from_new(generators):
         return made, drawn
     close_quietly(lambda: made.close())
-    return construct(make)
+    return construct_for_holder(make)
 
 
 class SlotGenerators:

@@ -279,12 +279,10 @@ class Recipe:
         """Return one environment object."""
         limit = self.max_episode_steps
         if self.spec is None:
-            return _constructed(_make_limited, self.maker, limit, **self.env_kwargs)
+            return _make_limited(self.maker, limit, **self.env_kwargs)
         # Gymnasium's checker costs time at every step, and would warn once for every slot.
         options = {"disable_env_checker": True, **self.env_kwargs}
-        return _constructed(
-            gymnasium.make, self.spec.id, **options | ({} if limit is None else {"max_episode_steps": limit})
-        )
+        return gymnasium.make(self.spec.id, **options | ({} if limit is None else {"max_episode_steps": limit}))
 
     def _make_objects(self, num_envs: int, current_slots: NDArray[np.int64] | None) -> SerialVectorEnv:
         """Return slots of environment objects, run in the way that they need.
@@ -303,7 +301,7 @@ class Recipe:
         try:
             if known and rules.stepping != "serial" and (is_async(self.one) or rules.want_threads):
                 return threaded(awaits_steps(self.one))
-            first.append(make())
+            first.append(_constructed(make))
             if not steps_in_threads(first[0], rules):
                 return SerialVectorEnv(lambda: first.pop() if first else make(), num_envs, current_slots, rules)
             # It must be made where it will be called.
@@ -381,7 +379,7 @@ def _constructed(make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return construct(partial(make, *args, **kwargs))[0]
 
 
-def _make_limited(make_env: Callable[..., Any], max_episode_steps: int | None, **kwargs: Any) -> Any:
+def _make_limited(make_env: Any, max_episode_steps: int | None, **kwargs: Any) -> Any:
     env = make_env(**kwargs)
     if max_episode_steps is None or not isinstance(env, gymnasium.Env):
         return env

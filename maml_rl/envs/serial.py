@@ -24,7 +24,15 @@ from maml_rl.envs.calls import (
     without_wrappers,
 )
 from maml_rl.envs.checking import find_method, has_method, require_meta_env, seed_draws
-from maml_rl.envs.global_generators import DRAWS, EPISODE, DrawsGloballyError, SlotGenerators, key_of_seed, key_of_task
+from maml_rl.envs.global_generators import (
+    DRAWS,
+    EPISODE,
+    DrawsGloballyError,
+    SlotGenerators,
+    construct_for_holder,
+    key_of_seed,
+    key_of_task,
+)
 from maml_rl.envs.meta_env import (
     EnvDescription,
     MetaVectorEnv,
@@ -38,6 +46,7 @@ from maml_rl.envs.meta_env import (
     require_one_each,
 )
 from maml_rl.envs.results import ResultWriter, collect_infos, time_limit
+from maml_rl.seeding import global_generators
 from maml_rl.spaces import own_actions, stored_actions
 
 Env = gymnasium.Env[Any, Any]
@@ -111,8 +120,8 @@ class Slot:
         self._mask, self._reset_task = declarations(env).seed_mask, find_method(env, "reset_task")
 
     def make(self, make: Callable[[], Env]) -> Self:
-        """Make an environment."""
-        return self._outside(make, make)
+        """Make an environment, while the thread that waits for it holds the lock of the process's generators."""
+        return self._outside(lambda: construct_for_holder(make)[0], make)
 
     def draw(self, method: Callable[[int], Any], num_tasks: int, seed: int | None) -> Self:
         """Draw tasks; a seed resets the environment, and seeds its generator, before it draws."""
@@ -291,7 +300,8 @@ class SerialVectorEnv(OneBatchVectorEnv):
 
     def _make_slot(self, slot: Slot, make: Callable[[], Any]) -> None:
         self.current_slots[0] = slot.number
-        slot.env = env = self._run(slot.make(make))
+        with global_generators():
+            slot.env = env = self._run(slot.make(make))
         try:
             require_meta_env(env)
             slot.take(env)

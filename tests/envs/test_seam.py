@@ -432,6 +432,14 @@ def test_generators_of_the_process_are_keyed_refused_or_warned_of(way: str, capl
         assert "draws from np.random" in caplog.text
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("way", WAYS)
+def test_slots_are_made_and_step_for_a_thread_that_has_lent_the_generators(way: str) -> None:
+    actions, tasks = some_actions(), TASKS
+    with global_generators.seeded_generators(0), slots(Walk, way) as (made, _):
+        expect_loop(played(made, tasks, actions), Walk, tasks, actions)
+
+
 class Breaks(Walk):
     def step(self, action: Any) -> Any:
         if self.slope[0] == 1.0:
