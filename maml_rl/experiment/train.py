@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Semaphore, Thread
@@ -40,6 +40,7 @@ from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.runs.run_folder import EVALUATION_TASKS, FIXED_TASKS, RunFolder
 from maml_rl.runs.trust import remember_code
 from maml_rl.samplers import MultiTaskSampler
+from maml_rl.task_distributions import TaskDistribution
 from maml_rl.task_distributions.task_files import tasks_as_bytes
 
 logger = logging.getLogger(__name__)
@@ -132,7 +133,11 @@ def train(
         if samples:
             sampler = stack.enter_context(make_sampler(experiment, num_workers=num_workers, timer=timer, in_run=True))
             stack.enter_context(_watching(sampler, on_slots))
-        evaluate_if_due = stack.enter_context(_evaluating(experiment, held_out, num_workers))
+        # Evaluations draw from the distribution as it begins, whatever it has learned, and leave no trace in it.
+        with guard:
+            begun = copy.deepcopy(experiment.task_distribution) if config.evaluate_every else None
+        apart = replace(experiment, task_distribution=begun)
+        evaluate_if_due = stack.enter_context(_evaluating(apart, held_out, num_workers))
         with guard:
             origin = {
                 "sources": sources(config),
@@ -144,7 +149,7 @@ def train(
             run = stack.enter_context(opened)
             if isinstance(held_out, list):
                 _write_tasks(run, EVALUATION_TASKS, config.env_name, held_out)
-            _keep_fixed_tasks(experiment, run)
+            _keep_fixed_tasks(experiment, run, begun)
             if sampler is not None:
                 sampler.seek(run.iteration - 1)
             _resume_tasks(experiment, run)
@@ -204,13 +209,16 @@ def _evaluating(
     if tasks is None or every is None:
         yield lambda finished: {}
         return
+    given: int | list[Task] = tasks
     with make_sampler(experiment, num_workers=num_workers, evaluation=True, task_split="validation") as sampler:
 
         def evaluate_if_due(finished: int) -> Metrics:
+            nonlocal given
             if finished % every:
                 return {}
             started = perf_counter()
-            evaluation = evaluate(experiment, tasks, split="validation", sampler=sampler)
+            evaluation = evaluate(experiment, given, split="validation", sampler=sampler)
+            given = evaluation.tasks
             metrics: Metrics = {}
             for column in range(evaluation.returns.shape[1]):
                 name = f"{experiment.metalearner.columns}_{column}"
@@ -411,14 +419,15 @@ def made_ahead(
             thread.join(_PAUSE_SECONDS)
 
 
-def _keep_fixed_tasks(experiment: Experiment, run: RunFolder) -> None:
+def _keep_fixed_tasks(experiment: Experiment, run: RunFolder, copied: TaskDistribution | None) -> None:
     """Write the sets of tasks that are drawn once into the run's folder; a resumed run takes those that are there."""
     if run.iteration:
         experiment.take_fixed_tasks(run.path)
-    for split, name in FIXED_TASKS.items():
-        tasks = experiment.fixed_tasks(split)
-        if tasks is not None:
-            _write_tasks(run, name, experiment.config.env_name, tasks)
+    sets = {split: tasks for split in FIXED_TASKS if (tasks := experiment.fixed_tasks(split)) is not None}
+    for split, tasks in sets.items():
+        _write_tasks(run, FIXED_TASKS[split], experiment.config.env_name, tasks)
+    if sets and copied is not None:
+        copied.take_fixed_tasks(sets)
 
 
 def _write_tasks(run: RunFolder, name: str, env_name: str, tasks: Sequence[Task]) -> None:

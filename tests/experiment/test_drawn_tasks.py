@@ -140,6 +140,35 @@ def test_evaluations_during_training_never_see_the_test_side_of_a_split(
     assert all(x < 0.0 for x, _ in seen[0])
 
 
+class Growing(Notebook):
+    """Draws goals for validation that depend on its state, which that changes."""
+
+    def sample_validation(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
+        self.notes.append("validate")
+        return [{"goal": [0.01 * len(self.notes), 0.0]} for _ in range(num_tasks)]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_evaluations_during_training_see_the_same_tasks_whatever_was_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetch: int
+) -> None:
+    seen: list[Any] = []
+
+    def record(*arguments: Any, **options: Any) -> Evaluation:
+        evaluation = evaluate(*arguments, **options)
+        seen.append(goals(evaluation.tasks))
+        return evaluation
+
+    monkeypatch.setattr("maml_rl.experiment.train.evaluate", record)
+    config = config_of(tasks={"distribution": f"{__name__}:Growing"}, evaluate_every=1, evaluation_tasks=2)
+    for batches in (2, 4):
+        longer = config.override({"num-batches": batches, "prefetch": prefetch})
+        train(longer, tmp_path, num_workers=0, resume=batches > 2)
+    assert seen == [[[0.01, 0.0], [0.01, 0.0]]] * 4
+    state = latest_intact(tmp_path / "checkpoints")[1].state["tasks"]
+    assert state == {"notes": ["draw", "update"] * 4}
+
+
 def test_evaluations_of_a_list_draw_from_the_family() -> None:
     found = [
         goals(evaluate(make_experiment(config_of(tasks=tasks)), tasks=5, num_steps=0, num_workers=0).tasks)
