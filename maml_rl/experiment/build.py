@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
@@ -29,7 +29,7 @@ from maml_rl.errors import AlgorithmError, ConfigError, MamlRLError, TaskError, 
 from maml_rl.experience import Replay
 from maml_rl.foreign_files import check_sum
 from maml_rl.machine import refuse_if_too_large, usual_torch
-from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.metalearners.metalearner import GROUPS, MetaLearner
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.named_modules import import_named, is_of_this_package
 from maml_rl.policies import Policy, as_policy
@@ -103,6 +103,9 @@ class Experiment:
         folder = find_run(source)
         choice: str | Path = "last" if (folder / CHECKPOINTS).is_dir() else folder
         path, saved = find_checkpoint(choice, folder / CHECKPOINTS)
+        # The optimizers' numbers, such as a step size that has fallen, are those of this run.
+        kept = {name: value for name, value in saved.learner.items() if not name.endswith(f".{GROUPS}")}
+        saved = replace(saved, learner=kept)
         restore(saved, self.metalearner, self.config.algorithm, path, policy_alone=policy_alone)
         if not policy_alone:
             self.metalearner.begin_schedules()

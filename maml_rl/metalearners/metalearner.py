@@ -34,6 +34,8 @@ from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, torch_
 State: TypeAlias = dict[str, Any]
 # The name of a learner's only optimizer, whose entries have no further name.
 SINGLE = "optimizer"
+# The end of the name of an optimizer's numbers that change, such as a step size.
+GROUPS = "groups"
 
 
 class LearnerOptions(TypedDict, total=False):
@@ -329,12 +331,12 @@ class MetaLearner(ABC):
         The state of `optimizer`, of `optimizers` and of `networks` is part of it. A resumed run is bit-identical if
         everything that `update` reads is here.
         """
-        states = {
-            f"{prefix}.{index}.{entry}": value
-            for prefix, optimizer in _by_prefix(self.optimizer, self.optimizers).items()
-            for index, entries in optimizer.state_dict()["state"].items()
-            for entry, value in entries.items()
-        }
+        states: State = {}
+        for prefix, optimizer in _by_prefix(self.optimizer, self.optimizers).items():
+            for index, entries in optimizer.state_dict()["state"].items():
+                states |= {f"{prefix}.{index}.{entry}": value for entry, value in entries.items()}
+            if any(changed := _changed_numbers(optimizer)):
+                states[f"{prefix}.{GROUPS}"] = changed
         return states | ({} if self.networks is None else self.networks.state_dict())
 
     def load_state_dict(self, state: State) -> None:
@@ -415,6 +417,21 @@ def _by_prefix(
     }
 
 
+def _changed_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return for each group of parameters the numbers that are not those of the constructor, as a falling step size."""
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        groups.append({})
+        for name, value in group.items():
+            first = optimizer.defaults.get(name)
+            if isinstance(value, Tensor) and value.numel() == 1 and isinstance(first, float):
+                # Where graphs find it.
+                first, value = torch.tensor(first, dtype=value.dtype).item(), value.item()
+            if isinstance(value, float | tuple) and value != first:
+                groups[-1][name] = value
+    return groups
+
+
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], prefix: str) -> None:
     """Give an optimizer its state, {"PREFIX.0.exp_avg": tensor, ...}; a ValueError for other parameters."""
     whole = optimizer.state_dict()
@@ -428,6 +445,12 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], 
         whose = f"the state of the optimizer {name!r}" if name else "the optimizer's state"
         raise ValueError(f"{whose} is for {len(entries)} parameters, and there are {len(known)}")
     optimizer.load_state_dict({**whole, "state": entries})
+    for group, changed in zip(optimizer.param_groups, state.get(f"{prefix}.{GROUPS}", []), strict=False):
+        for name, value in changed.items():
+            if isinstance(group.get(name), Tensor):
+                group[name].fill_(value)
+            else:
+                group[name] = tuple(value) if isinstance(value, list) else value
 
 
 def _load_networks(networks: nn.Module, state: Mapping[str, Any], optional: Collection[str]) -> None:

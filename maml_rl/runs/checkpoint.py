@@ -384,7 +384,7 @@ def _fault_of_json(value: Any, path: str = "") -> str:
     """Return the entry that JSON cannot hold, with the names that lead to it; "" if there is none."""
     if isinstance(value, dict):
         for name, entry in value.items():
-            if not isinstance(name, str | int | float | None):
+            if not isinstance(name, str):
                 return f"the name {name!r:.80} in {path or 'its state'}"
             if fault := _fault_of_json(entry, f"{path}/{name}" if path else str(name)):
                 return fault

@@ -43,6 +43,16 @@ class Shift(MetaLearner):
         return {}
 
 
+class Falling(Shift):
+    """Halves its step size after every update."""
+
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
+        super().update(batch)
+        assert self.optimizer is not None
+        self.optimizer.param_groups[0]["lr"] *= 0.5
+        return {}
+
+
 def config_of(text: str) -> Config:
     return Config.from_mapping(parse_mapping(f"env-name: a\n{text}", "x.yaml"))
 
@@ -138,15 +148,16 @@ def test_another_algorithm_of_the_command_line_starts_with_its_own_defaults() ->
     assert config_of("max-kl: 0.5\n").override({"algorithm": "maml-trpo"}).algorithm_settings == {"max-kl": 0.5}
 
 
-def test_optimizer_restored_from_tensors_and_json_continues_bit_identically() -> None:
-    learner, undisturbed = Shift(make_policy("normal")), Shift(make_policy("normal"))
+@pytest.mark.parametrize("kind", [Shift, Falling])
+def test_optimizer_restored_from_tensors_and_json_continues_bit_identically(kind: type[Shift]) -> None:
+    learner, undisturbed = kind(make_policy("normal")), kind(make_policy("normal"))
     batch = learner.store_of([])
     for _ in range(3):
         learner.update(batch)
         undisturbed.update(batch)
     state = learner.state_dict()
     rest = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
-    resumed = Shift(make_policy("normal", seed=9))
+    resumed = kind(make_policy("normal", seed=9))
     resumed.policy.load_state_dict(learner.policy.state_dict())
     resumed.load_state_dict({**state, **json.loads(json.dumps(rest))})
     for _ in range(2):

@@ -209,6 +209,9 @@ def test_state_that_is_not_json_leaves_nothing_behind(tmp_path: Path) -> None:
         (Checkpoint(1, {}, float("nan")), "score = nan"),
         (Checkpoint(1, {}, learner={"kept": [1, {"rng": {2}}]}), r"learner/kept/rng = \{2\}"),
         (Checkpoint(1, {}, state={"tasks": {(0, 1): 3}}), r"the name \(0, 1\) in state/tasks"),
+        # JSON would return another name, and cannot sort two kinds of them.
+        (Checkpoint(1, {}, state={"tasks": {2: 3}}), "the name 2 in state/tasks"),
+        (Checkpoint(1, {}, learner={"kept": {"a": 3, None: 3}}), "the name None in learner/kept"),
     ]:
         with pytest.raises(CheckpointError, match=f"a checkpoint cannot hold {named}; state_dict returns"):
             save_checkpoint(checkpoint, tmp_path)
