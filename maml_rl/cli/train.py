@@ -217,7 +217,10 @@ def _describe(config: Config, options: argparse.Namespace, device: Any) -> None:
     """Print every setting with its source; for a dry run also what the run will take, measured."""
     from maml_rl.experiment.build import make_experiment
 
-    print("\n".join(make_experiment(config, device).config.with_sources()))
+    experiment = make_experiment(config, device)
+    if options.init is not None and not options.resume:
+        experiment.begin_with(options.init, policy_alone=not options.init_learner)
+    print("\n".join(experiment.config.with_sources()))
     if options.dry_run:
         from maml_rl.experiment.estimate import estimate
 

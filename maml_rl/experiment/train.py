@@ -37,7 +37,7 @@ from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.results.identity import parameters_digest, sources
 from maml_rl.runs.metrics import Metrics, return_keys
-from maml_rl.runs.run_folder import EVALUATION_TASKS, FIXED_TASKS, RunFolder
+from maml_rl.runs.run_folder import EVALUATION_TASKS, FIXED_TASKS, RunFolder, has_begun
 from maml_rl.runs.trust import remember_code
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.task_distributions import TaskDistribution
@@ -117,7 +117,8 @@ def train(
     config, samples = experiment.config, experiment.metalearner.samples
     experiment.open_data()
     if init is not None:
-        experiment.begin_with(init, policy_alone=not init_learner)
+        if not (resume and has_begun(Path(folder))):
+            experiment.begin_with(init, policy_alone=not init_learner)
     elif init_learner:
         raise ConfigError("init_learner takes the learner's state from a run; name it with init")
     remember_code(config)

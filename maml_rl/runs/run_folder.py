@@ -133,7 +133,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self._lock = lock_folder(self.path, "training")
         try:
             _remove_half_written(self.path)
-            continues = resume and _has_begun(self.path)
+            continues = resume and has_begun(self.path)
             if continues:
                 self._resume()
             else:
@@ -403,7 +403,7 @@ def _warn_of_changed_files(folder: Path, origin: Mapping[str, Any]) -> None:
         )
 
 
-def _has_begun(path: Path) -> bool:
+def has_begun(path: Path) -> bool:
     """Return whether there is anything to continue: a checkpoint, or the metrics of an iteration."""
     if not (path / CONFIG).is_file():
         return False

@@ -116,6 +116,14 @@ def test_dry_run_writes_nothing(config: Path, capsys: pytest.CaptureFixture[str]
     assert "The run would be in runs/small" in shown
 
 
+@pytest.mark.parametrize("option", ["--dry-run", "--print-config"])
+def test_run_that_is_described_may_not_begin_with_one_that_is_not(
+    option: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_with(option, "--init", "nowhere") == 2
+    assert "there is no checkpoint nowhere" in capsys.readouterr().err
+
+
 def test_dry_run_of_several_seeds_says_how_many_and_refuses_those_of_a_run(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """Runs that begin with the policy of another run, and the states that are not saved."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def test_resumed_run_that_began_with_another_continues_as_if_undisturbed(tmp_pat
     changed = vpg(num_batches=3, gamma=0.5)
     train(changed, tmp_path / "whole", num_workers=0, init=tmp_path / "run")
     train_until(1, changed, tmp_path / "parts", init=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
     train(changed, tmp_path / "parts", num_workers=0, init=tmp_path / "run", resume=True)
     assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
 
