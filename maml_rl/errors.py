@@ -15,6 +15,10 @@ _PACKAGE = str(Path(__file__).parent)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 # The standard library has the folder of installed packages in it.
 _LIBRARIES = _PACKAGE, *_INSTALLED, *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+# Gymnasium's, which unpack what `step` has returned before it is read here.
+_WRAPPERS = os.path.join("gymnasium", "wrappers")
+# What `step` returns.
+STEP = "the observation, the reward, terminated, truncated, and a dict of infos"
 
 
 class MamlRLError(Exception):
@@ -154,6 +158,8 @@ def explain(error: BaseException) -> str:
             place += f" (raised in {_place(last[0].filename, last[0].lineno)})"
     else:
         place = ""
+    if last and last[0].name == "step" and _WRAPPERS in last[0].filename and "to unpack (expected 5" in message:
+        message += f"; step of the environment must return {STEP}: four values are those of old versions of Gym"
     name = f"{type(error).__name__} in {place}" if place else type(error).__name__
     return f"{name}: {message}" if message else name
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
 import maml_rl.errors
@@ -57,6 +58,22 @@ def test_error_of_a_library_is_reported_by_its_message_or_by_its_line() -> None:
     assert "json" in explain(error)
     assert ", line " in explain(error)
     assert "raise TypeError" in explain(error)
+
+
+class OfOldGym(gymnasium.Env[Any, Any]):
+    def reset(self, **options: Any) -> Any:
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, False, {}
+
+
+def test_step_of_old_gym_below_a_wrapper_is_told_what_it_must_return() -> None:
+    env = gymnasium.wrappers.TimeLimit(OfOldGym(), 3)
+    env.reset()
+    with pytest.raises(ValueError, match=r"expected 5, got 4") as error:
+        env.step(0)
+    assert "must return the observation, the reward, terminated, truncated, and a dict" in explain(error.value)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -115,8 +116,11 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
         max_episode_steps: int | None = None,
         current_slots: NDArray[np.int64] | None = None,
     ) -> None:
-        of_spec = None if env.spec is None else env.spec.max_episode_steps
-        self.max_episode_steps = max_episode_steps or declared(env, "max_episode_steps") or of_spec
+        own = declared(env, "max_episode_steps"), None if env.spec is None else env.spec.max_episode_steps
+        limits = [limit for limit in (max_episode_steps, *own) if limit]
+        self.max_episode_steps = limits[0] if limits else None
+        # At which nothing need know of the end: its own may come before the other.
+        self._first_limit = min(limits, default=inf)
         self._take(env, self.max_episode_steps, current_slots)
         name, mode = self._name, env.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
@@ -256,7 +260,8 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
         for slot in np.flatnonzero(active if kind == "step" else active & self.buffers.over).tolist():
             final = self._mode is AutoresetMode.SAME_STEP and ended[slot]
             source = infos.get("final_info", infos) if final else infos
-            required = kind == "step" or bool(self.buffers.terminated[slot])
+            cut = not self.buffers.terminated[slot] and (not ended[slot] or self._steps[slot] >= self._first_limit)
+            required = kind == "step" or not cut
             info = _info_of(source, name, slot)
             try:
                 values[slot] = recorded_number(self._name, name, kind, info, source, required=required)

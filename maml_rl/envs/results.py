@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from maml_rl.arrays import as_array
 from maml_rl.envs.meta_env import InfoKind, StepBuffers, check_flags, declarations
+from maml_rl.errors import STEP
 from maml_rl.spaces import array_writer
 
 Env = gymnasium.Env[Any, Any]
 
 _MAX_SHOWN = 80
-_STEP = "the observation, the reward, terminated, truncated, and a dict of infos"
 _ARRAYS = np.number | np.bool_ | np.ndarray
 
 
@@ -123,7 +123,7 @@ def five_parts(env: object, result: Any) -> Any:
         return result
     is_old = isinstance(result, tuple) and len(result) == 4
     four = " (four values are those of old versions of Gym)" if is_old else ""
-    raise TypeError(f"step of {env} returned {_shown(result)}{four}; it must return {_STEP}")
+    raise TypeError(f"step of {env} returned {_shown(result)}{four}; it must return {STEP}")
 
 
 def read_step(env: Env, result: Any) -> tuple[Any, float, bool, bool, Any]:

@@ -235,7 +235,7 @@ class Limited(Walking):
         return observation, reward, terminated, self.steps >= 3, info
 
 
-LimitedBatch = batch("LimitedBatch", made=Limited)
+LimitedBatch = batch("LimitedBatch", made=Limited, max_episode_steps=3)
 
 
 class OfDicts(LimitedBatch):  # type: ignore[misc, valid-type]
@@ -333,6 +333,14 @@ class EndsSilently(Walking):
         return observation, 0.0, True, False, info | ({} if self.slope == 1.0 else {"last": 0.0})
 
 
+class CutSilently(EndsSilently):
+    """Truncates it by itself, long before any time limit."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *_, info = super().step(action)
+        return observation, reward, False, True, info
+
+
 class WithFinal(Batch):
     """Takes the last observations from its environments as they are."""
 
@@ -342,12 +350,13 @@ class WithFinal(Batch):
     def step(self, actions: Any) -> Any:
         results = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
         final = np.array([*(result[0] for result in results), None], object)[:-1]
-        over, infos = np.array([result[2] for result in results]), {}
+        terminated, truncated = np.array([result[2:4] for result in results]).T
+        infos: dict[str, Any] = {}
         for slot, result in enumerate(results):
             infos = self._add_info(infos, result[4], slot)
         observations = np.stack([env.reset()[0] for env in self.envs])
         told = infos | {"final_obs": final, "final_info": infos}
-        return observations, np.zeros(self.num_envs), over, np.zeros_like(over), told
+        return observations, np.zeros(self.num_envs), terminated, truncated, told
 
 
 def with_final(made: Any, num_envs: int) -> Batch:
@@ -358,7 +367,11 @@ def with_final(made: Any, num_envs: int) -> Batch:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("made", "message"),
-    [(EndsWrong, r"an observation of shape \(5,\).*as a final_obs"), (EndsSilently, "declares 'last'")],
+    [
+        (EndsWrong, r"an observation of shape \(5,\).*as a final_obs"),
+        (EndsSilently, "declares 'last'"),
+        (CutSilently, "declares 'last'"),
+    ],
 )
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.timeout(60)
