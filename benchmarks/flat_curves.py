@@ -47,7 +47,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a tiny trust region": ("updates too small", NAVIGATION | SIZES | {"algorithm-settings": {"max-kl": 1e-8}}),
     "Adam with 1": ("updates too large", rl2(learning_rate=1.0, clip=10.0)),
-    "a policy that starts certain": ("no exploration", MDP | SIZES | {"output-scale": 300.0}),
+    "a policy that starts certain": ("no exploration", MDP | SIZES | {"output-scale": 3000.0}),
     "values that are not learned": ("values do not fit", rl2(value_coefficient=0.0)),
     "an inner step of nothing": ("adaptation does nothing", NAVIGATION | SIZES | {"fast-lr": 1e-7}),
     "an inner step of 30": ("inner step too large", NAVIGATION | SIZES | {"fast-lr": 30.0}),

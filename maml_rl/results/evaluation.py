@@ -366,7 +366,7 @@ def difference_interval(
         reach = crossed_reach(runs, tasks, jackknife_reach(tasks), added([_interaction(of_run) for of_run in shared]))
     else:
         reach = jackknife_reach(runs)
-    interval = _unless_unknown(estimate, reach, everyone)[0]
+    interval = _unless_unknown(estimate, reach, evaluations, others)[0]
     (low, high), (other_low, other_high) = (_range(group, info) for group in (evaluations, others))
     return np.asarray(np.clip(interval, low - other_high, high - other_low))
 
@@ -454,13 +454,14 @@ def _without_each_repetition(
 
 
 def _unless_unknown(
-    estimate: NDArray[np.float64], reach: NDArray[np.float64], evaluations: Sequence[Evaluation]
+    estimate: NDArray[np.float64], reach: NDArray[np.float64], *groups: Sequence[Evaluation]
 ) -> NDArray[np.float64]:
     """Return intervals (K, 3) without the bounds of those that nothing is known of.
 
-    Values that are equal, but for rounding, say nothing about how much others would differ.
+    Values that are equal, but for rounding, say nothing about how much others would differ, nor do a few drawn tasks
+    that a group shares.
     """
-    few = not _fixed(evaluations) and share_tasks(evaluations) and len(evaluations[0].tasks) < ENOUGH_TASKS
+    few = any(not _fixed(group) and share_tasks(group) and len(group[0].tasks) < ENOUGH_TASKS for group in groups)
     equal = reach.sum(axis=0) <= 2e-7 * np.maximum(np.abs(estimate), 1e-6)
     reach = np.where(equal | few, np.nan, reach)
     return np.stack([estimate, estimate - reach[0], estimate + reach[1]], axis=1)

@@ -223,6 +223,9 @@ def test_interval_of_a_difference_covers_it_where_each_side_has_other_tasks(task
         ]
     )
     assert coverage(found, 0.0) >= 0.92
+    few, others = evaluations_of(sides[0][:, :19, :1]), evaluations_of(sides[1][:, :, :1])
+    for pair in ((few, others), (others, few)):
+        assert np.isnan(difference_interval(*pair)[1:]).all()
 
 
 @pytest.mark.parametrize("runs", [2, 3, 5])
