@@ -1,6 +1,7 @@
 """The decisions of the pool of Ray actors, with actors and nodes that only record what they are asked."""
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -114,25 +115,19 @@ def test_node_where_actors_die_as_they_start_is_left_out_with_one_warning(
     assert "it continues without that node" in warning
 
 
-def test_failed_starts_of_one_node_do_not_count_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_starts_count_for_their_own_node_and_not_if_it_has_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     pool, client, nodes = pool_of({str(number): 1 for number in range(6)}, monkeypatch)
     hire(pool, client, 6, monkeypatch)
     # Six failures in all; one is allowed per node.
     for number, actor in enumerate(list(pool.actors)):
         nodes.places[actor.actor_id] = str(number)
         pool._lose(actor, "was lost")
-    assert pool.cluster._refused == {}
     assert len(pool.actors) == 6
-
-
-def test_starts_that_end_with_their_node_do_not_count(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    pool, client, nodes = pool_of({"1": 1, "2": 4}, monkeypatch)
-    hire(pool, client, 5, monkeypatch)
-    del nodes.resources["2"]
+    del nodes.resources["5"]
     for actor in pool.actors[1:]:
-        nodes.places[actor.actor_id] = "2"
+        nodes.places[actor.actor_id] = "5"
         pool._lose(actor, "was lost: its node was terminated")
     assert (pool.cluster._refused, warnings_of(caplog)) == ({}, [])
 
@@ -156,26 +151,19 @@ def test_no_node_left_is_one_error_with_all_causes_and_no_warning(
     assert warnings_of(caplog) == []
 
 
-def test_strict_run_ends_when_a_node_has_to_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, client, _ = pool_of({"1": 1, "2": 1}, monkeypatch, num_workers=2, strict=True)
-    hire(pool, client, 2, monkeypatch)
-    actor = pool.actors[1]
-    actor.take_call()
-    with pytest.raises(ConfigError, match=r"num_workers=2, .* for 1 actors .* without .* that are left out \(the"):
-        pool._began(actor, Introduction(1, "2", "10.0.0.2", {**VERSIONS, "code of maml_rl": "0123"}))
-    assert list(pool.cluster._refused) == ["2"]
-
-
-def test_node_with_other_code_of_the_same_version_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("strict", [False, True])
+def test_node_with_other_code_of_the_same_version_is_left_out_or_ends_a_strict_run(
+    strict: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool, client, _ = pool_of({"1": 1, "2": 1}, monkeypatch)
+    pool, client, _ = pool_of({"1": 1, "2": 1}, monkeypatch, num_workers=2 if strict else None, strict=strict)
     one, two = hire(pool, client, 2, monkeypatch)
     introduce(pool, one, "1")
     two.take_call()
-    pool._began(two, Introduction(1, "2", "10.0.0.2", {**VERSIONS, "code of maml_rl": "0123"}))
-    (warning,) = warnings_of(caplog)
-    assert f"10.0.0.2 has code of maml_rl 0123, this process has {VERSIONS['code of maml_rl']}; it" in warning
+    ended = pytest.raises(ConfigError, match=r"num_workers=2, .* for 1 actors .* without .* that are left out \(the")
+    with ended if strict else nullcontext():
+        pool._began(two, Introduction(1, "2", "10.0.0.2", {**VERSIONS, "code of maml_rl": "0123"}))
+    told = f"10.0.0.2 has code of maml_rl 0123, this process has {VERSIONS['code of maml_rl']}; it"
+    assert [told in warning for warning in warnings_of(caplog)] == [True] * (not strict)
     assert list(pool.cluster._refused) == ["2"]
 
 
@@ -243,6 +231,8 @@ def test_workers_beyond_the_number_of_tasks_are_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, client, _ = pool_of({"1": 64}, monkeypatch, num_workers=48)
+    # Of several samplers, the first one.
+    pool.warn_of_unused_places(join("'env'", num_workers=48)[1], 20)
     for num_tasks in (48, 20, 20):
         pool.warn_of_unused_places(client, num_tasks)
     (warning,) = warnings_of(caplog)
@@ -252,11 +242,15 @@ def test_workers_beyond_the_number_of_tasks_are_reported_once(
     assert "a phase has 1 block, and" in warnings_of(caplog)[-1]
 
 
-def test_start_limit_ends_with_the_name_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_starts_are_reported_every_ten_seconds_and_end_at_their_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     pool, client, _ = pool_of({"1": 1}, monkeypatch)
     monkeypatch.setattr(pool.cluster, "describe_cpus", lambda: "the cluster is full")
     hire(pool, client, 1, monkeypatch)
-    pool._look_after_starts(29.0)
+    for waited in (9.0, 10.0, 15.0, 20.0, 29.0):
+        pool._look_after_starts(waited)
+    assert len(warnings_of(caplog)) == 2
     with pytest.raises(ConfigError, match=r"0 of 1 Ray actors have started after 30 s.*raise ray_start_timeout=30$"):
         pool._look_after_starts(30.0)
 
@@ -398,18 +392,6 @@ def received(pool: RayPool, actor: Any, reply: Any, monkeypatch: pytest.MonkeyPa
     return pool._receive(actor)[1]
 
 
-def test_only_the_first_result_of_a_unit_counts_and_each_begins_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, client, _ = pool_of({"1": 2}, monkeypatch)
-    actors = started(pool, client, 2, monkeypatch)
-    unit = Unit("run", ())
-    pool._scheduler.begin([unit, Unit("run", ())])
-    for actor in actors:
-        actor.give(unit)
-        actor.since = 0.0
-    assert [received(pool, actor, "reply", monkeypatch) for actor in actors] == ["reply", None]
-    assert all(actor.since > 0.0 for actor in actors)
-
-
 def test_full_object_store_counts_as_a_loss_of_the_unit_and_not_of_the_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, client, _ = pool_of({"1": 1}, monkeypatch)
     (actor,) = started(pool, client, 1, monkeypatch)
@@ -424,39 +406,22 @@ def test_full_object_store_counts_as_a_loss_of_the_unit_and_not_of_the_actor(mon
         received(pool, actor, error, monkeypatch)
 
 
-def test_loss_of_an_actor_whose_unit_is_done_is_no_loss_of_the_unit(
+def test_only_the_first_result_of_a_unit_counts_and_a_loss_after_it_does_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool, client, _ = pool_of({"1": 2}, monkeypatch)
-    actors = started(pool, client, 2, monkeypatch)
+    pool, client, _ = pool_of({"1": 3}, monkeypatch)
+    actors = started(pool, client, 3, monkeypatch)
     unit = Unit("run", ())
-    pool._scheduler.begin([unit])
+    pool._scheduler.begin([unit, Unit("run", ())])
     for actor in actors:
         actor.give(unit)
-    assert received(pool, actors[0], "reply", monkeypatch) == "reply"
-    assert received(pool, actors[1], GetTimeoutError(), monkeypatch) is None
+        actor.since = 0.0
+    replies = "reply", "reply", GetTimeoutError()
+    found = [received(pool, actor, reply, monkeypatch) for actor, reply in zip(actors, replies, strict=True)]
+    assert found == ["reply", None, None]
+    assert all(actor.since > 0.0 for actor in actors[:2])
     assert (unit.losses, warnings_of(caplog)) == ([], [])
-    assert actors[1] not in pool.actors
-
-
-def test_slow_starts_are_reported_once_in_ten_seconds(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    pool, client, _ = pool_of({"1": 1}, monkeypatch)
-    monkeypatch.setattr(pool.cluster, "describe_cpus", lambda: "the cluster is full")
-    hire(pool, client, 1, monkeypatch)
-    for waited in (9.0, 10.0, 15.0, 20.0, 21.0):
-        pool._look_after_starts(waited)
-    assert len(warnings_of(caplog)) == 2
-
-
-def test_only_the_first_sampler_reports_unused_places(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    pool, _, _ = pool_of({"1": 64}, monkeypatch)
-    _, evaluation = join("'env'")
-    pool.warn_of_unused_places(evaluation, 20)
-    assert warnings_of(caplog) == []
+    assert actors[2] not in pool.actors
 
 
 # One actor.

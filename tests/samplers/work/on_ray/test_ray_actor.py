@@ -1,6 +1,5 @@
 """An actor in this process: who has raised, and when it has all the time that it needs."""
 
-import sys
 from functools import partial
 from typing import Any
 
@@ -68,34 +67,21 @@ def test_policy_and_environment_that_raise_are_told_apart(monkeypatch: pytest.Mo
     assert (reply.failure.doing, reply.cannot_load) == ("in step 2", False)
 
 
-def test_actor_that_computes_says_so_until_it_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actor_that_computes_says_so_except_while_it_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = NormalMLPPolicy(2, 1, (4,))
     actor, reply = sampled(policy, monkeypatch)
     assert isinstance(reply, Sampled)
     assert actor.look(False).steps != IN_UPDATE
-    seen = []
-
-    def compute(self: Any, *arguments: Any) -> dict[int, Any]:
-        self.beat()
-        seen.append(actor.look(False).steps)
-        return {}
-
-    monkeypatch.setattr("maml_rl.samplers.work.body.Body.compute", compute)
-    actor.carry_out(1, "work", Job(0, [None]), None)
-    assert seen == [IN_UPDATE]
-
-
-def test_actor_that_samples_blocks_computes_again_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = NormalMLPPolicy(2, 1, (4,))
-    actor, _ = sampled(policy, monkeypatch)
     phase = Phase(({"goal": 1.0},), policy, None, PhaseStreams(0, 0, 0), 1, 5)
 
     def compute(self: Any, request: Any, policy: Any, sample: Any, get: Any) -> dict[int, Any]:
+        self.beat()
+        before = actor.look(False).steps
         sample(phase)
-        return {0: actor.look(False).steps}
+        return {0: (before, actor.look(False).steps)}
 
     monkeypatch.setattr(Body, "compute", compute)
-    assert actor.carry_out(1, "work", Job(0, [None]), None).result == {0: IN_UPDATE}
+    assert actor.carry_out(1, "work", Job(0, [None]), None).result == {0: (IN_UPDATE, IN_UPDATE)}
 
 
 def test_call_that_is_abandoned_before_or_while_it_runs_has_no_reply() -> None:
@@ -149,18 +135,13 @@ def test_only_a_failed_import_before_the_environment_is_made_leaves_out_the_node
 def test_environments_are_closed_after_an_error_and_by_request(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Body] = []
     monkeypatch.setattr(Body, "forget", lambda body: closed.append(body))
-    sampled(NormalMLPPolicy(2, 1, (4,)), monkeypatch, fault="leave", place=2)
+    _, reply = sampled(NormalMLPPolicy(2, 1, (4,)), monkeypatch, fault="leave", place=2)
+    assert (reply.failure.error, reply.failure.message) == ("SystemExit", "enough")
     assert len(closed) == 1
     actor, _ = sampled(NormalMLPPolicy(2, 1, (4,)), monkeypatch)
     for number in (1, 2):
         assert actor.carry_out(number, "forget", Job(0, [None])) is None
     assert len(closed) == 2
-
-
-def test_environment_that_leaves_python_is_an_error_of_the_call() -> None:
-    reply = Probe().carry_out(0, "probe", lambda: sys.exit("enough"))
-    assert isinstance(reply, Raised)
-    assert (reply.failure.error, reply.failure.message) == ("SystemExit", "enough")
 
 
 def test_actor_keeps_what_it_has_loaded_and_sends_no_steps_past_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:

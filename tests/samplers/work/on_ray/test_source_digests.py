@@ -52,6 +52,19 @@ def digest_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, str],
     source_digests._is_installed.cache_clear()
 
 
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """The class of the family, from files in `tmp_path`."""
+    monkeypatch.syspath_prepend(str(write(tmp_path)))
+    from digested.family import Family
+
+    yield Family
+    source_digest.cache_clear()
+    source_digests._is_installed.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("digested")]:
+        del sys.modules[name]
+
+
 def test_digest_does_not_depend_on_place_compiled_files_or_line_ends(
     digest_at: Callable[[Path, str], str | None], tmp_path: Path
 ) -> None:
@@ -86,55 +99,34 @@ def test_package_itself_has_a_digest() -> None:
     assert source_digest("maml_rl") == source_digest.__wrapped__(maml_rl.__name__) is not None
 
 
-def test_modules_of_a_pickle_are_those_of_the_user_and_their_imports(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(write(tmp_path)))
-    from digested.family import Family
-
-    try:
-        expected = ["digested", "digested_beside", "digested_with"]
-        assert modules_of_user([cloudpickle.dumps({"env": Family, "size": 3})]) == expected
-        # As in the keyword arguments of a registered id.
-        assert modules_of_user([cloudpickle.dumps("digested.family:Family")]) == expected
-    finally:
-        source_digest.cache_clear()
-        source_digests._is_installed.cache_clear()
-        for name in [name for name in sys.modules if name.startswith("digested")]:
-            del sys.modules[name]
+def test_modules_of_a_pickle_are_those_of_the_user_and_their_imports(family: Any) -> None:
+    expected = ["digested", "digested_beside", "digested_with"]
+    assert modules_of_user([cloudpickle.dumps({"env": family, "size": 3})]) == expected
+    # As in the keyword arguments of a registered id.
+    assert modules_of_user([cloudpickle.dumps("digested.family:Family")]) == expected
 
 
 def test_algorithm_whose_module_differs_on_a_node_ends_with_both_digests(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    family: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.syspath_prepend(str(write(tmp_path)))
     for name, stand_in in (("put", lambda value: value), ("get", lambda value: value)):
         monkeypatch.setattr(ray, name, stand_in)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.2")
-    from digested.family import Family
-
-    try:
-        store = SimpleNamespace(_pool=SimpleNamespace(put=lambda value: value))
-        stored = RayBackend.put(cast(Any, store), Family(), needs_modules=True)
-        assert isinstance(_from_store(stored)[0], Family)
-        here = source_digest("digested_with")
-        # As on a node with another file.
-        (tmp_path / "digested_with.py").write_text("def shift(number):\n    return number + 2\n")
-        source_digest.cache_clear()
-        there = source_digest("digested_with")
-        text = f"code of digested_with {there}, this process has {here}"
-        with pytest.raises(ConfigError, match=text):
-            _from_store(stored)
-        # A missing module is reported by its import.
-        assert modules_of_user([cloudpickle.dumps(Family())])
-        monkeypatch.setattr(source_digests, "_find", lambda name: None)
-        source_digest.cache_clear()
-        assert isinstance(_from_store(stored)[0], Family)
-    finally:
-        source_digest.cache_clear()
-        source_digests._is_installed.cache_clear()
-        for name in [name for name in sys.modules if name.startswith("digested")]:
-            del sys.modules[name]
+    store = SimpleNamespace(_pool=SimpleNamespace(put=lambda value: value))
+    stored = RayBackend.put(cast(Any, store), family(), needs_modules=True)
+    assert isinstance(_from_store(stored)[0], family)
+    here = source_digest("digested_with")
+    # As on a node with another file.
+    (tmp_path / "digested_with.py").write_text("def shift(number):\n    return number + 2\n")
+    source_digest.cache_clear()
+    there = source_digest("digested_with")
+    with pytest.raises(ConfigError, match=f"code of digested_with {there}, this process has {here}"):
+        _from_store(stored)
+    # A missing module is reported by its import.
+    assert modules_of_user([cloudpickle.dumps(family())])
+    monkeypatch.setattr(source_digests, "_find", lambda name: None)
+    source_digest.cache_clear()
+    assert isinstance(_from_store(stored)[0], family)
 
 
 def test_package_and_libraries_are_not_modules_of_the_user() -> None:

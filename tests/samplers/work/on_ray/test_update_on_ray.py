@@ -25,8 +25,6 @@ from tests.metalearners.outside_learner import learned, make_learner
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
-# Learners whose policies differ only in their parameters, so that the same actors serve them.
-PERCEPTRONS = ("maml-trpo", "promp", "meta-sgd", "reptile")
 IN_WORKERS = {"backend": "ray", "update": "workers", "max-restarts": 100}
 
 
@@ -53,30 +51,18 @@ def sampler(small_chunks: None) -> Iterator[MultiTaskSampler]:
         yield made
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["maml-trpo", *(pytest.param(name, marks=pytest.mark.nightly) for name in PERCEPTRONS[1:])]
-)
-def test_parameters_and_metrics_are_those_of_an_update_in_this_process(
-    algorithm: str, sampler: MultiTaskSampler
-) -> None:
-    experiment = make_experiment(config_of(algorithm))
-    assert learn(experiment, sampler, 3, on_hosts=True) == learned_here(algorithm, 3)
-
-
 def test_loss_from_outside_of_the_package_learns_the_same_bytes_on_actors() -> None:
     here, there = (learned(make_learner(**given), number) for given, number in (({}, 0), ({"backend": "ray"}, 2)))
     assert {name: value.tolist() for name, value in there.items()} == {name: x.tolist() for name, x in here.items()}
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("cavia", marks=pytest.mark.nightly), "rl2"])
-def test_learners_whose_policies_are_not_perceptrons_have_the_same_bytes(algorithm: str) -> None:
-    experiment = make_experiment(config_of(algorithm, **IN_WORKERS))
+def test_learner_of_trials_has_the_bytes_of_an_update_in_this_process() -> None:
+    experiment = make_experiment(config_of("rl2", **IN_WORKERS))
     with make_sampler(experiment, num_workers=2) as made:
-        assert learn(experiment, made, 3, on_hosts=True) == learned_here(algorithm, 3)
+        assert learn(experiment, made, 3, on_hosts=True) == learned_here("rl2", 3)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])])
-def test_actors_that_are_killed_in_all_stages_change_no_byte(kills: int, sampler: MultiTaskSampler) -> None:
+def test_actors_that_are_killed_in_all_stages_change_no_byte(sampler: MultiTaskSampler) -> None:
     over, killed = threading.Event(), []
 
     def kill_now_and_then() -> None:
@@ -84,7 +70,7 @@ def test_actors_that_are_killed_in_all_stages_change_no_byte(kills: int, sampler
         while not over.wait(choice.uniform(0.2, 1.0)):
             actors = [process for process in actor_processes() if process.pid not in killed]
             # One actor survives, so that there is progress; every start takes seconds.
-            if len(actors) > 1 and len(killed) < max(kills, 4):
+            if len(actors) > 1 and len(killed) < 4:
                 victim = choice.choice(actors).pid
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
@@ -94,12 +80,8 @@ def test_actors_that_are_killed_in_all_stages_change_no_byte(kills: int, sampler
     killer.start()
     expected = learned_here("maml-trpo", 8)
     try:
-        # A kill during the first training is enough; more kills may need as many trainings.
-        for _ in range(1 if kills == 1 else kills):
-            assert learn(make_experiment(config_of("maml-trpo")), sampler, 8, on_hosts=True) == expected
-            if len(killed) >= kills:
-                break
+        assert learn(make_experiment(config_of("maml-trpo")), sampler, 8, on_hosts=True) == expected
     finally:
         over.set()
         killer.join()
-    assert len(killed) >= kills
+    assert killed
