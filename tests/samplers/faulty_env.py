@@ -162,20 +162,6 @@ class WatchingEnv(FaultyEnv):
     recorded_infos: RecordedInfos = {"torch": "step"}  # noqa: RUF012
 
 
-class PictureEnv(FaultyEnv):
-    """Observes bytes, acts by numbers."""
-
-    observation_space = spaces.Box(0, 255, (3, 5), np.uint8)
-    action_space = spaces.Discrete(4, start=2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super(FaultyEnv, self).reset(seed=seed)
-        return np.full((3, 5), 255, np.uint8), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.full((3, 5), 250 + action, np.uint8), float(action), bool(action == 5), False, {}
-
-
 class LargeEnv(FaultyEnv):
     """Observes 100 kB."""
 

@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import select
 import signal
 import threading
@@ -18,8 +17,6 @@ import pytest
 import torch
 from faulty_env import HORIZON, FaultyEnv
 from hosted_learning import NUM_TASKS, config_of, learn, learned_here
-from phases import sample_here
-from script_runs import Run
 from slow_env import SlowEnv
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
@@ -43,12 +40,11 @@ from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.work.child.backend import ChildStore, ProcessBackend
 from maml_rl.samplers.work.child.worker_pool import WorkerPool
 from maml_rl.seeding import PhaseStreams
-from tests.metalearners.small_algorithms import once_a_kind
 from tests.small_runs import untimed
 
 pytestmark = [pytest.mark.usefixtures("forked_workers", "small_chunks"), pytest.mark.timeout(240)]
 
-KILLS = 10
+KILLS = 6
 # Forked children share the torch of this process, and so start at once.
 IN_CHILDREN: dict[str, Any] = {"inference": "worker", "start_method": "fork"}
 
@@ -73,34 +69,9 @@ def backend_of(policy: Any, env: Any = "2DNavigation-v0", num_workers: int = 2, 
         yield backend
 
 
-def whole_phase(policy: Any, number: int = 0, params: Any = None, horizon: int = 5) -> Phase:
+def sample(backend: ProcessBackend, policy: Any, number: int = 0, horizon: int = 5) -> TaskEpisodes:
     tasks = tuple({"goal": [0.1 * (task + 1), 0.3]} for task in range(3))
-    return Phase(tasks, policy, params, PhaseStreams(0, 0, number), 2, horizon)
-
-
-def sample(backend: ProcessBackend, policy: Any, number: int = 0, params: Any = None, horizon: int = 5) -> TaskEpisodes:
-    return backend.run(whole_phase(policy, number, params, horizon), NULL_TIMER)
-
-
-def sampled_here(policy: Any, number: int = 0, horizon: int = 5) -> str:
-    """Return the digest of a phase that is sampled in this process."""
-    with closing(make_vector_env("2DNavigation-v0", {}, 6)) as env:
-        return sample_here(env, whole_phase(policy, number, horizon=horizon)).digest()
-
-
-def test_the_parent_itself_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = NormalMLPPolicy(2, 2, (4,), "tanh")
-
-    def actor(*_: Any) -> Any:
-        raise AssertionError("the parent acts")
-
-    with backend_of(policy) as backend:
-        first = sample(backend, policy)
-        # The workers were forked before.
-        monkeypatch.setattr(NormalMLPPolicy, "actor", actor)
-        with pytest.raises(AssertionError, match="the parent acts"):
-            sampled_here(policy)
-        assert sample(backend, policy).digest() == first.digest()
+    return backend.run(Phase(tasks, policy, None, PhaseStreams(0, 0, number), 2, horizon), NULL_TIMER)
 
 
 def test_a_phase_takes_one_message_to_each_child(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,18 +89,6 @@ def test_a_phase_takes_one_message_to_each_child(monkeypatch: pytest.MonkeyPatch
         for number in range(3):
             sample(backend, policy, number)
     assert sent == {(child, kind): count for child in (0, 1) for kind, count in (("load_policy", 1), ("run", 3))}
-
-
-def test_parameters_of_every_phase_reach_the_children() -> None:
-    policy = NormalMLPPolicy(2, 2, (4,), "tanh", init_std=1e-6)
-    with backend_of(policy) as backend:
-        for biases in ((0.05, -0.05, 0.01), (-0.02, 0.0, 0.08)):
-            params = {name: torch.zeros_like(value) for name, value in policy.stack_parameters(3).items()}
-            params["sigma"] -= 20.0
-            params["mu.bias"] += torch.tensor(biases).unsqueeze(1)
-            actions = sample(backend, policy, params=params).actions
-            expected = torch.tensor(biases).reshape(3, 1, 1, 1).expand_as(actions)
-            torch.testing.assert_close(actions, expected, atol=1e-5, rtol=0.0)
 
 
 class ShiftedPolicy(NormalMLPPolicy):
@@ -152,34 +111,9 @@ def test_constants_of_the_policy_reach_the_children() -> None:
     torch.testing.assert_close(after, before + 5.0)
 
 
-def test_another_policy_and_another_horizon_replace_the_first() -> None:
-    with backend_of(NormalMLPPolicy(2, 2, (4,), "tanh")) as backend:
-        for hidden, horizon in (((4,), 5), ((9, 3), 2), ((4,), 5)):
-            policy = NormalMLPPolicy(2, 2, hidden, "tanh")
-            assert sample(backend, policy, 1, horizon=horizon).digest() == sampled_here(policy, 1, horizon)
-
-
 @pytest.mark.slow
-def test_policy_of_the_main_script_is_found_by_the_children(run: Run) -> None:
-    script = run("""
-        from maml_rl import MultiTaskSampler, get_policy_for_env
-        from maml_rl.policies import GRUPolicy, NormalMLPPolicy
-
-        class MyPolicy(NormalMLPPolicy):
-            pass
-
-        if __name__ == "__main__":
-            policy = MyPolicy(2, 2, (4,), "tanh")
-            options = dict(seed=0, max_episode_steps=3, inference="worker", num_workers=1)
-            with MultiTaskSampler("2DNavigation-v0", {}, 2, policy, **options) as sampler:
-                print(sampler.rollout(sampler.sample_tasks(2)).num_steps)
-    """)
-    output, errors = script.communicate(timeout=110)
-    assert output == "12\n", errors
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["reset_task", "reset", 0, 2, HORIZON - 1])
+# `test_faults.py` has a death at every place.
+@pytest.mark.parametrize("place", ["reset_task", "reset", HORIZON - 1])
 def test_killed_child_is_replaced_and_the_phase_is_bit_identical(
     place: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,16 +127,13 @@ def test_killed_child_is_replaced_and_the_phase_is_bit_identical(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "place"), [("hang", "reset"), ("hang_with_gil", 2)])
-def test_hung_child_is_shown_with_task_step_and_stack_and_killed(fault: str, place: Any) -> None:
+def test_hung_child_is_shown_with_task_step_and_stack_and_killed() -> None:
     start = time.monotonic()
-    with pytest.raises(ChildEnvTimeout) as caught:
-        sample_faulty(2, {"step_timeout": 2.0}, fault=fault, place=place, slot_task=1.0)
-    assert time.monotonic() - start < 30.0
-    doing = f"in step {place}" if isinstance(place, int) else f"in {place}"
     # Each worker has one slot of this task; a busy machine decides whose hang is noticed first.
-    assert re.search(rf"hangs {doing} of slot [23] with the task {{'goal': 1.0}}", str(caught.value))
-    assert f"in _{fault}" in str(caught.value)
+    shown = r"(?s)hangs in step 2 of slot [23] with the task {'goal': 1.0}.*in _hang_with_gil"
+    with pytest.raises(ChildEnvTimeout, match=shown):
+        sample_faulty(2, {"step_timeout": 1.0}, fault="hang_with_gil", place=2, slot_task=1.0)
+    assert time.monotonic() - start < 30.0
 
 
 class LingeringEnv(FaultyEnv):
@@ -212,16 +143,6 @@ class LingeringEnv(FaultyEnv):
         time.sleep(0.1)
         observation, reward, _, _, info = super().step(action)
         return observation, reward, False, False, info
-
-
-@pytest.mark.slow
-def test_phase_may_take_longer_than_the_time_for_one_step() -> None:
-    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
-    options: dict[str, Any] = {"step_timeout": 1.0, "max_episode_steps": 12, **IN_CHILDREN}
-    with MultiTaskSampler(LingeringEnv, {}, 1, policy, seed=0, num_workers=1, **options) as sampler:
-        start = time.monotonic()
-        assert sampler.rollout([{"goal": 0.0}]).num_steps == 12
-        assert time.monotonic() - start > 1.0
 
 
 @pytest.mark.slow
@@ -272,12 +193,9 @@ class EndingEnv(FaultyEnv):
 
 CUT: dict[str, dict[str, Any]] = {
     "images": {"env_name": "PixelNavigation-v0"},
-    "waves": {"env_name": "2DNavigation-v0", "slots_per_task": 2},
     "memory": {"env_name": "2DNavigation-v0"},
     "memory over waves": {"env_name": "2DNavigation-v0", "slots_per_task": 2, "reset_memory_each_episode": True},
-    "infos": {"env_name": EndingEnv},
     "infos over waves": {"env_name": EndingEnv, "slots_per_task": 2},
-    "threads": {"env_name": EndingEnv, "stepping": "threads"},
     "threads over waves": {"env_name": EndingEnv, "stepping": "threads", "slots_per_task": 2},
     "deterministic": {"env_name": "2DNavigation-v0"},
 }
@@ -294,13 +212,13 @@ def test_episodes_do_not_depend_on_the_cut(name: str) -> None:
     for value in params.values():
         value += torch.arange(3.0).reshape(3, *(1,) * (value.dim() - 1)) * 0.01
     found = []
-    for num_workers in (0, 2, 3, 5, 9):
+    for num_workers in (0, 2, 5, 9):
         placement = IN_CHILDREN if num_workers else {}
         with MultiTaskSampler(policy=policy, num_workers=num_workers, **options, **placement) as sampler:
             tasks = sampler.sample_tasks(3)
             sampled = [sampler.rollout(tasks, given, deterministic=name == "deterministic") for given in (None, params)]
             found.append([each.digest() for each in sampled])
-    assert found == found[:1] * 5
+    assert found == found[:1] * 4
 
 
 # Updates.
@@ -312,36 +230,13 @@ def in_workers(algorithm: str, iterations: int = 2, num_workers: int = 2, **sett
         return learn(experiment, sampler, iterations, on_hosts=True)
 
 
-@pytest.mark.parametrize(
-    "algorithm", once_a_kind(["maml-trpo", "promp", "meta-sgd", "reptile", "e-maml", "cavia", "rl2", "varibad"])
-)
-def test_parameters_and_metrics_are_those_of_an_update_in_this_process(algorithm: str) -> None:
-    assert in_workers(algorithm) == learned_here(algorithm)
+# One of gradient steps and one of trials; `test_remote_store.py` has all kinds. There may be more workers than blocks.
+@pytest.mark.parametrize(("algorithm", "num_workers"), [("maml-trpo", 2), ("maml-trpo", 5), ("rl2", 2)])
+def test_parameters_and_metrics_are_those_of_an_update_in_this_process(algorithm: str, num_workers: int) -> None:
+    assert in_workers(algorithm, num_workers=num_workers) == learned_here(algorithm)
 
 
-def test_policy_of_another_experiment_acts_in_the_workers() -> None:
-    settings = {"num-workers": 2, "update": "workers"}
-    experiment = make_experiment(config_of("maml-trpo"))
-    with make_sampler(make_experiment(config_of("maml-trpo", **settings)), num_workers=2) as sampler:
-        assert learn(experiment, sampler, 2, on_hosts=True) == learned_here("maml-trpo")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"num-steps": 2, "slots-per-task": 2, "algorithm-settings": {"curvature-fraction": 0.5}},
-        {"env-name": "HopperRandParams-v5", "max-episode-steps": 40},
-        # More workers than blocks.
-        {"meta-batch-size": NUM_TASKS, "num_workers": 5},
-    ],
-)
-def test_update_in_workers_has_the_same_bytes_for_other_settings(settings: dict[str, Any]) -> None:
-    num_workers = settings.pop("num_workers", 3)
-    expected = learned_here("maml-trpo", 1, **settings)
-    assert in_workers("maml-trpo", 1, num_workers, **settings) == expected
-
-
-@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "rl2", "varibad"])
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "rl2"])
 def test_workers_that_are_killed_while_they_compute_change_no_byte(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,24 +286,24 @@ def number_of(phases: Any, cache: Cache, function: Any) -> torch.Tensor:
     return torch.tensor(function(1))
 
 
-def test_argument_that_cannot_be_pickled_is_a_clear_error() -> None:
+@pytest.fixture
+def in_two() -> Iterator[Any]:
+    """A sampler, and a batch in its two workers."""
     experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
     with make_sampler(experiment, num_workers=2) as sampler:
-        batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
-        assert not batch.in_this_process
-        with pytest.raises(TypeError, match=r"cannot be pickled for the workers .*`update: driver`"):
-            batch.map(number_of, lambda x: x)
-        assert len(batch.map(number_of, int)) > 1
+        yield sampler, experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
 
 
-def test_questions_about_episodes_whose_memory_is_used_again_are_refused() -> None:
-    experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
-    with make_sampler(experiment, num_workers=2) as sampler:
-        tasks = sampler.sample_tasks(NUM_TASKS)
-        batch = experiment.metalearner.collect(sampler, tasks)
-        sampler.rollout(tasks)
-        with pytest.raises(RuntimeError, match="the episodes are gone"):
-            experiment.metalearner.returns(batch)
+def test_arguments_without_a_pickle_and_episodes_that_are_gone_are_clear_errors(in_two: Any) -> None:
+    sampler, batch = in_two
+    assert not batch.in_this_process
+    with pytest.raises(TypeError, match=r"cannot be pickled for the workers .*`update: driver`"):
+        batch.map(number_of, lambda x: x)
+    assert len(batch.map(number_of, int)) > 1
+    # Their memory is used again.
+    sampler.rollout(batch._batch.phase.tasks)
+    with pytest.raises(RuntimeError, match="the episodes are gone"):
+        batch.map(number_of, int)
 
 
 def refuse(phases: Any, cache: Cache) -> torch.Tensor:
@@ -454,7 +349,10 @@ def wait_for(phases: Any, cache: Cache, path: str) -> torch.Tensor:
     return torch.zeros(1)
 
 
-def test_update_in_workers_may_take_longer_than_step_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_in_workers_may_take_longer_than_step_timeout(
+    in_two: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, batch = in_two
     looks, usual = [], WorkerPool._check_deadlines
 
     def look(self: WorkerPool, now: float) -> None:
@@ -463,27 +361,22 @@ def test_update_in_workers_may_take_longer_than_step_timeout(tmp_path: Path, mon
             (tmp_path / "go").touch()
         usual(self, now)
 
-    experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
-    with make_sampler(experiment, num_workers=2) as sampler:
-        batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
-        monkeypatch.setattr(WorkerPool, "_check_deadlines", look)
-        sampler._workers.backend._env.pool.limits.call = 0.1
-        batch.map(wait_for, str(tmp_path / "go"))
+    monkeypatch.setattr(WorkerPool, "_check_deadlines", look)
+    sampler._workers.backend._env.pool.limits.call = 0.1
+    batch.map(wait_for, str(tmp_path / "go"))
     assert len(looks) > 1
 
 
-def test_worker_that_is_stopped_in_an_update_hangs_after_step_timeout(tmp_path: Path) -> None:
-    experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 2}))
-    with make_sampler(experiment, num_workers=2) as sampler:
-        batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
-        # The next one has sampled nothing.
-        os.kill(sampler.pids[0], signal.SIGKILL)
-        assert len(batch.map(number_of, int)) > 1
-        sampler._workers.backend._env.pool.limits.call = 0.5
-        os.kill(sampler.pids[0], signal.SIGSTOP)
-        message = r"\(pid \d+, slots 0-15\) .* hangs in an update with the tasks {'goal': .*for more than 0\.5 s"
-        with pytest.raises(ChildEnvTimeout, match=message):
-            batch.map(wait_for, str(tmp_path / "never"))
+def test_worker_that_is_stopped_in_an_update_hangs_after_step_timeout(in_two: Any, tmp_path: Path) -> None:
+    sampler, batch = in_two
+    # The next one has sampled nothing.
+    os.kill(sampler.pids[0], signal.SIGKILL)
+    assert len(batch.map(number_of, int)) > 1
+    sampler._workers.backend._env.pool.limits.call = 0.5
+    os.kill(sampler.pids[0], signal.SIGSTOP)
+    message = r"\(pid \d+, slots 0-15\) .* hangs in an update with the tasks {'goal': .*for more than 0\.5 s"
+    with pytest.raises(ChildEnvTimeout, match=message):
+        batch.map(wait_for, str(tmp_path / "never"))
 
 
 def test_workers_keep_nothing_of_earlier_batches_even_without_blocks_of_their_own() -> None:
@@ -514,12 +407,8 @@ def test_whole_trials_are_read_from_shared_memory(monkeypatch: pytest.MonkeyPatc
     assert found[0] == found[1]
 
 
-# A test above shows the same bytes for two workers.
-@pytest.mark.parametrize(
-    "algorithm", ["maml-trpo", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("promp", "rl2", "varibad"))]
-)
 def test_run_leaves_its_updates_to_four_workers_and_has_the_same_bytes(
-    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, usual = [], ChildStore._carry_out
 
@@ -529,15 +418,15 @@ def test_run_leaves_its_updates_to_four_workers_and_has_the_same_bytes(
 
     monkeypatch.setattr(ChildStore, "_carry_out", counted)
     found = []
-    for num_workers in (0, 3, 4):
+    for num_workers in (0, 4):
         asked.clear()
-        train(config_of(algorithm, update="auto"), folder := tmp_path / str(num_workers), num_workers=num_workers)
+        train(config_of("maml-trpo", update="auto"), folder := tmp_path / str(num_workers), num_workers=num_workers)
         assert any(asked) == (num_workers == 4)
         checkpoint = latest_intact(folder / CHECKPOINTS)
         tensors = {path.name: path.read_bytes() for path in checkpoint[0].glob("*.safetensors")}
         assert tensors
         found.append((untimed(folder), tensors))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 class Unpicklable(MAMLTRPO):
@@ -618,16 +507,12 @@ def tasks_of(phase: int) -> list[dict[str, float]]:
     return [{"goal": float(goal), "phase": phase} for goal in range(TASKS)]
 
 
-def sampled(env: Any, **options: Any) -> list[str]:
+def sampled(env: Any, observe_last: bool = False, num_workers: int = 2) -> list[str]:
     """Sample two phases, the second of them in units, and return their digests."""
-    settings: dict[str, Any] = {"seed": 0, "max_episode_steps": 4, "num_workers": 2, "slots_per_task": 1, **options}
-    with MultiTaskSampler(env, {}, 2, NormalMLPPolicy(2, 1, (4,), "tanh", seed=0), **settings) as sampler:
-        return [sampler.rollout(tasks_of(phase)).digest() for phase in range(2)]
-
-
-@pytest.fixture(scope="module")
-def undisturbed() -> list[str]:
-    return sampled(UnevenEnv, num_workers=0)
+    policy = NormalMLPPolicy(5 if observe_last else 2, 1, (4,), "tanh", seed=0)
+    options: dict[str, Any] = {"slots_per_task": None if observe_last else 1, "observe_last": observe_last}
+    with MultiTaskSampler(env, {}, 2, policy, seed=0, max_episode_steps=4, num_workers=num_workers, **options) as made:
+        return [made.rollout(tasks_of(phase)).digest() for phase in range(2)]
 
 
 def workers_of(folder: Path, phase: int) -> dict[int, set[str]]:
@@ -638,20 +523,9 @@ def workers_of(folder: Path, phase: int) -> dict[int, set[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("observe_last", [False, True])
-def test_idle_workers_take_the_next_tasks_when_their_times_differ_much(
-    undisturbed: list[str], tmp_path: Path, observe_last: bool
-) -> None:
-    if observe_last:
-        policy: Any = NormalMLPPolicy(5, 1, (4,), "tanh", seed=0)
-        found = []
-        for env, workers in ((UnevenEnv, 0), (partial(UnevenEnv, str(tmp_path), 0.09), 2)):
-            with MultiTaskSampler(
-                env, {}, 2, policy, seed=0, num_workers=workers, max_episode_steps=4, observe_last=True
-            ) as sampler:
-                found.append([sampler.rollout(tasks_of(phase)).digest() for phase in range(2)])
-        assert found[0] == found[1]
-    else:
-        assert sampled(partial(UnevenEnv, str(tmp_path), 0.09)) == undisturbed
+def test_idle_workers_take_the_next_tasks_when_their_times_differ_much(tmp_path: Path, observe_last: bool) -> None:
+    found = sampled(partial(UnevenEnv, str(tmp_path), 0.09), observe_last)
+    assert found == sampled(UnevenEnv, observe_last, num_workers=0)
     first, second = (workers_of(tmp_path, phase) for phase in (0, 1))
     # At first each worker has its own tasks, and one worker has all the slow ones.
     assert len(set.union(*(first[task] for task in range(SLOW)))) == 1
@@ -659,8 +533,8 @@ def test_idle_workers_take_the_next_tasks_when_their_times_differ_much(
 
 
 @pytest.mark.slow
-def test_worker_that_dies_with_a_unit_costs_no_finished_unit(undisturbed: list[str], tmp_path: Path) -> None:
-    assert sampled(partial(UnevenEnv, str(tmp_path), 0.09, True)) == undisturbed
+def test_worker_that_dies_with_a_unit_costs_no_finished_unit(tmp_path: Path) -> None:
+    assert sampled(partial(UnevenEnv, str(tmp_path), 0.09, True)) == sampled(UnevenEnv, num_workers=0)
     begun = Counter(path.name.split("-")[1] for path in tmp_path.iterdir() if path.name.startswith("1-"))
     # Two episodes per task. The last unit was lost, and no finished unit was sampled again.
     assert begun.pop(str(TASKS - 1)) > 2

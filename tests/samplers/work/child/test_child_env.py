@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty_env import FaultyEnv, RetryingEnv
+from faulty_env import FaultyEnv
 
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.make_env import Recipe
@@ -50,13 +50,6 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
     os.close(descriptor)
 
 
-class SplitEnv(RetryingEnv):
-    """Has tasks of its own for tests."""
-
-    def sample_test_tasks(self, num_tasks: int) -> list[dict[str, float]]:
-        return [{"goal": -1.0}] * num_tasks
-
-
 @pytest.mark.parametrize("stepping", ["serial", "threads"])
 def test_worker_writes_its_own_slots_and_replies_to_every_command_in_order(memory: int, stepping: str) -> None:
     env = SerialVectorEnv(FaultyEnv, 2)
@@ -77,18 +70,6 @@ def test_worker_writes_its_own_slots_and_replies_to_every_command_in_order(memor
     np.testing.assert_array_equal(shared.step.observations[1:], env.buffers.observations)
     assert not shared.step.observations[0].any()
     assert (progress.physics_seconds > 0.0).tolist() == [False, stepping == "serial"]
-
-
-def test_counts_are_added_up_test_tasks_are_drawn_and_slots_are_closed(memory: int) -> None:
-    progress, closed = SharedProgress(memory, 2), SplitEnv.closed
-    drawn, reset = Command(4, "sample_tasks", (2, 7, True)), Command(2, "reset_buffers")
-    commands = (Command(1, "reset_task", (TASKS,)), reset, reset, drawn)
-    *_, last = replies_to(memory, *commands, env=SplitEnv, stepping="threads")
-    assert last.result == [{"goal": -1.0}] * 2
-    # Tasks are drawn after a reset, too.
-    assert progress.retries.tolist() == [0, 5]
-    assert progress.waiting_seconds[0] == 0.0 < 0.02 <= progress.waiting_seconds[1]
-    assert SplitEnv.closed == closed + 2
 
 
 @pytest.mark.parametrize("fault", ["raise", "leave"])

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from faulty_env import HORIZON, DifferentEnv, FaultyEnv, NestedEnv, PictureEnv
+from faulty_env import DifferentEnv, FaultyEnv, NestedEnv
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from phases import NUM_SLOTS, first_goals, make_parallel, play, play_in_process
@@ -16,7 +16,6 @@ from maml_rl.envs import make_vector_env
 from maml_rl.envs.meta_env import SlotCounts
 from maml_rl.errors import ChildEnvError, TaskError
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
-from tests.envs.third_party import SplitEnv
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.timeout(60)
 # The same as in one process.
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3, NUM_SLOTS, 100])
+@pytest.mark.parametrize("num_workers", [1, 3, 100])
 def test_slots_give_the_same_results_for_any_number_of_children(num_workers: int) -> None:
     with make_parallel(num_workers) as vector_env:
         assert vector_env.num_workers == len(vector_env.pids) == min(num_workers, NUM_SLOTS)
@@ -35,7 +34,7 @@ def test_slots_give_the_same_results_for_any_number_of_children(num_workers: int
         np.testing.assert_array_equal(play(vector_env), play_in_process())
 
 
-@pytest.mark.parametrize("env_id", ["TabularMDP-v0", "2DNavigation-v0", "AntDir-v5"])
+@pytest.mark.parametrize("env_id", ["TabularMDP-v0", "AntDir-v5"])
 def test_batched_families_give_the_same_results_through_gymnasiums_interface(env_id: str) -> None:
     children = ParallelVectorEnv(env_id, {}, 3, 2, start_method="fork")
     with children:
@@ -50,61 +49,14 @@ def test_batched_families_give_the_same_results_through_gymnasiums_interface(env
         results = []
         for vector_env in (alone, children):
             vector_env.reset_task(tasks)
-            results.append([vector_env.reset(seed=[3, 1, 2])[0]])
+            results.append([*vector_env.reset(seed=[3, 1, 2])[:1]])
         for _ in range(4):
             actions = action_space.sample()
             for vector_env, result in zip((alone, children), results, strict=True):
-                result.append(vector_env.step(actions)[:4])
+                result.extend(vector_env.step(actions)[:4])
         alone.close()
-        assert_same(results[1], results[0])
-
-
-def assert_same(left: Any, right: Any) -> None:
-    if isinstance(left, dict):
-        assert list(left) == list(right)
-        left, right = list(left.values()), list(right.values())
-    if isinstance(left, list | tuple):
-        assert len(left) == len(right)
-        for one, other in zip(left, right, strict=True):
-            assert_same(one, other)
-    else:
-        assert left.dtype == right.dtype
-        np.testing.assert_array_equal(left, right)
-
-
-def test_every_slot_gets_the_task_at_its_index() -> None:
-    """Tasks are not sliced by the number of processes."""
-    goals = [10.0, 11.0, 12.0, 13.0, 14.0]
-    with make_parallel(2) as vector_env:
-        vector_env.reset_task([{"goal": goal} for goal in goals])
-        vector_env.reset(seed=0)
-        observations, rewards, *_ = vector_env.step(np.zeros((NUM_SLOTS, 1), np.float32))
-        np.testing.assert_allclose(rewards + observations[:, 0], goals)
-
-
-def test_every_slot_has_a_stream_of_its_own_and_seed_zero_is_a_seed() -> None:
-    with make_parallel(2) as vector_env:
-        first, _ = vector_env.reset(seed=0)
-        again, _ = vector_env.reset(seed=0)
-        other, _ = vector_env.reset(seed=NUM_SLOTS)
-        vector_env.reset_buffers(np.zeros(NUM_SLOTS, np.int64))
-        equal_seeds = vector_env.buffers.observations
-    np.testing.assert_array_equal(first, again)
-    assert len(np.unique(np.concatenate([first, other])[:, 0])) == 2 * NUM_SLOTS
-    assert len(np.unique(equal_seeds[:, 0])) == 1
-
-
-def test_integers_and_floats_keep_their_types() -> None:
-    with ParallelVectorEnv(PictureEnv, None, 3, 2, start_method="fork") as vector_env:
-        observations, _ = vector_env.reset(seed=0)
-        assert observations.dtype == np.uint8
-        assert observations.shape == (3, 3, 5)
-        # Actions are counted from 0; the environment's own begin at 2.
-        observations, rewards, terminated, truncated, _ = vector_env.step(np.array([0, 3, 1]))
-    np.testing.assert_array_equal(observations[:, 0, 0], [252, 255, 253])
-    np.testing.assert_array_equal(rewards, [2.0, 5.0, 3.0])
-    np.testing.assert_array_equal(terminated, [False, True, False])
-    np.testing.assert_array_equal(truncated, [False] * 3)
+        for one, other in zip(*results, strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
 
 
 def test_results_are_the_callers_own() -> None:
@@ -134,12 +86,11 @@ def half_blocked(tmp_path: Path) -> Any:
         yield vector_env, Path(f"{marker}.gate")
 
 
-@pytest.mark.parametrize("timeout", [0.0, 0.05])
-def test_partial_wait_takes_at_least_one_worker_and_all_that_have_replied(half_blocked: Any, timeout: float) -> None:
+def test_partial_wait_takes_at_least_one_worker_and_all_that_have_replied(half_blocked: Any) -> None:
     vector_env, gate = half_blocked
-    assert vector_env.step_recv(timeout) == [0]
+    assert vector_env.step_recv(0.0) == [0]
     gate.touch()
-    assert vector_env.step_recv(timeout) == [1]
+    assert vector_env.step_recv(0.05) == [1]
     with pytest.raises(NoAsyncCallError):
         vector_env.step_recv()
 
@@ -152,12 +103,6 @@ def test_wait_for_one_group_leaves_the_other_alone(half_blocked: Any) -> None:
     assert vector_env.step_recv(None, [1]) == [1]
     # The reply of worker 0, which arrived during the wait for worker 1, is kept.
     assert vector_env.step_recv(None, [0]) == [0]
-
-
-def test_full_wait_takes_all(half_blocked: Any) -> None:
-    vector_env, gate = half_blocked
-    gate.touch()
-    assert vector_env.step_recv() == [0, 1]
 
 
 def test_unfinished_step_is_dropped_by_the_next_reset(half_blocked: Any) -> None:
@@ -220,14 +165,6 @@ def test_task_that_cannot_be_pickled_is_named() -> None:
         np.testing.assert_array_equal(play(vector_env), play_in_process())
 
 
-def test_malformed_task_is_a_task_error_as_in_process() -> None:
-    with ParallelVectorEnv("2DNavigation-v0", {}, 4, 2, start_method="fork") as vector_env:
-        tasks = vector_env.sample_tasks(4, seed=0)
-        tasks[3] = {"gaol": [0.0, 0.0]}
-        with pytest.raises(TaskError, match=r"slot 1: unknown entry 'gaol'.*worker 1 \(pid \d+, slots 2-3\)"):
-            vector_env.reset_task(tasks)
-
-
 def test_spaces_that_differ_between_children_or_are_unsupported_are_named() -> None:
     with pytest.raises(
         ValueError, match=r"same observation space: slot 0 \(worker 0\) has Box.*slot 1 \(worker 1\) has Box"
@@ -237,17 +174,9 @@ def test_spaces_that_differ_between_children_or_are_unsupported_are_named() -> N
         ParallelVectorEnv(NestedEnv, None, 2, 2, start_method="fork")
 
 
-def test_time_limit_reaches_the_children() -> None:
-    with ParallelVectorEnv(FaultyEnv, None, 2, 2, max_episode_steps=HORIZON - 3, start_method="fork") as vector_env:
-        vector_env.reset(seed=0)
-        ends = [vector_env.step(np.zeros((2, 1), np.float32))[3].all() for _ in range(HORIZON - 3)]
-    assert ends == [False] * (HORIZON - 4) + [True]
-
-
-@pytest.mark.parametrize(("num_workers", "lengths"), [(1, [6]), (2, [2, 4]), (3, [2, 2, 2]), (9, [2, 2, 2])])
-def test_children_get_whole_tasks_where_they_stay_together(num_workers: int, lengths: list[int]) -> None:
-    with ParallelVectorEnv("2DNavigation-v0", {}, 6, num_workers, granularity=2, start_method="fork") as slots:
-        assert [part.stop - part.start for part in slots.parts] == lengths
+def test_children_get_whole_tasks_where_they_stay_together() -> None:
+    with ParallelVectorEnv("2DNavigation-v0", {}, 6, 2, granularity=2, start_method="fork") as slots:
+        assert [part.stop - part.start for part in slots.parts] == [2, 4]
 
 
 # What workers report.
@@ -271,18 +200,6 @@ def test_counts_are_those_of_all_workers_and_memory_is_released_at_the_end() -> 
         assert {worker.doing for worker in vector_env.pool.living()} == {"between commands, after 2 steps"}
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(vector_env.memory)
-
-
-def test_tasks_of_an_evaluation_are_test_tasks() -> None:
-    with ParallelVectorEnv(SplitEnv, None, 2, 2, start_method="fork") as vector_env:
-        assert all(2.0 <= task["slope"] <= 3.0 for task in vector_env.sample_tasks(9, seed=0, evaluation=True))
-        assert all(-1.0 <= task["slope"] <= 1.0 for task in vector_env.sample_tasks(9, seed=0))
-
-
-def test_workers_that_die_while_they_make_the_environment_are_replaced(tmp_path: Path) -> None:
-    with make_parallel(3, fault="kill", place="make", marker=str(tmp_path / "marker")) as vector_env:
-        assert len(vector_env.pids) == 3
-        np.testing.assert_array_equal(play(vector_env), play_in_process())
 
 
 def test_workers_that_differ_from_those_they_replace_are_all_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,8 +167,10 @@ def test_stacks_of_workers_that_hang_are_waited_for_at_once(pool: Any, state: st
         process.hangs = state
         pool.send(index, STEP, 0.0)
         pool.worker(index).moved -= 1.0
-    with pytest.raises(ChildEnvTimeout, match=r"(?s)worker 0 .*hangs.*worker 1 .*hangs"):
+    shown = rf"(?s)worker 0 .*hangs.*for more than 0 s; .*worker 1 .*hangs.* it was {state}"
+    with pytest.raises(ChildEnvTimeout, match=shown):
         pool.wait([0, 1])
+    assert pool.living() == []
     (first,), (second,) = (process.patience for process in processes)
     # One that is stopped can write nothing.
     longest = worker_pool._STACK_SECONDS if state == "running" else 0.0
@@ -204,14 +206,6 @@ def test_deadline_begins_with_each_command_and_ends_with_its_reply(pool: Any, mo
         line.send(encode(Done(0)))
         assert pool.wait([0]) == [0]
     pool._check_deadlines(1000.0)
-
-
-def test_worker_that_hangs_is_a_timeout_and_all_are_released(pool: Any) -> None:
-    pool, _ = pool
-    pool.send(0, STEP, 0.0)
-    with pytest.raises(ChildEnvTimeout, match=r"worker 0 .* for more than 0 s; .* it was stopped"):
-        pool.wait([0])
-    assert pool.living() == []
 
 
 def test_stopped_worker_gets_no_more_than_the_time_of_a_call(pool: Any) -> None:
@@ -266,17 +260,6 @@ def test_seconds_for_ends_are_those_of_all_processes_together(monkeypatch: pytes
 # Deaths.
 
 
-def test_death_is_reported_once(pool: Any) -> None:
-    pool, (_, line, _) = pool
-    pool.worker(0).process.die()
-    pool.send(0, STEP, 10.0)
-    with pytest.raises(ChildLost, match="worker 0"):
-        pool.wait([0])
-    pool.send(1, STEP, 10.0)
-    line.send(encode(Done(0)))
-    assert pool.wait([1]) == [1]
-
-
 def test_dead_worker_whose_helper_keeps_the_channel_full_is_lost(pool: Any) -> None:
     pool, _ = pool
     pool.worker(0).process.die()
@@ -285,17 +268,20 @@ def test_dead_worker_whose_helper_keeps_the_channel_full_is_lost(pool: Any) -> N
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_death_is_logged_unless_the_workers_were_killed(
+def test_death_is_reported_once_and_logged_unless_the_workers_were_killed(
     killed: bool, pool: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool, _ = pool
+    pool, (_, line, _) = pool
     if killed:
         pool.kill()
     pool.send(0, STEP, 10.0)
     pool.worker(0).process.die()
-    with pytest.raises(ChildLost):
+    with pytest.raises(ChildLost, match="worker 0"):
         pool.wait([0])
     assert len(caplog.records) == (not killed)
+    pool.send(1, STEP, 10.0)
+    line.send(encode(Done(0)))
+    assert pool.wait([1]) == [1]
 
 
 def test_deaths_that_are_too_many_are_counted_anew_after_the_error(pool: Any) -> None:
@@ -317,32 +303,6 @@ def test_process_forked_from_the_parent_leaves_the_workers_alone(pool: Any, monk
 
 
 # Units.
-
-
-def test_unit_of_a_worker_that_dies_goes_to_another_and_none_is_left(
-    pool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool, lines = pool
-
-    workers = pool.living()
-    send = pool.send
-
-    def answer(index: int, *command: Any) -> None:
-        if index == 0:
-            pool.worker(0).process.die()
-        else:
-            lines[1].send(encode(Done(0, "result")))
-        send(index, *command)
-
-    monkeypatch.setattr(pool, "send", answer)
-    for worker in workers:
-        worker.ready = True
-    units = [Unit("run", (STEP, encode(STEP))) for _ in range(4)]
-    results = pool.results(units, lambda: None)
-    found = [next(results) for _ in range(3)]
-    assert {unit for unit, *_ in found} < set(units)
-    assert {(worker, result) for _, worker, result in found} == {(workers[1], "result")}
-    assert units[0] in {unit for unit, *_ in found}
 
 
 def test_results_that_are_not_taken_leave_no_unit_behind(pool: Any) -> None:
