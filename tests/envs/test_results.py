@@ -30,9 +30,10 @@ class Hostile:
     [
         ({"speed": Hostile()}, r"got an object of Hostile, the info has \['speed'\]"),
         ({"speed": "x" * 500}, "got 'x{79}..., the info has"),
+        ({"speed": [1.0, 2.0]}, r"got 2 values, \[1\.0, 2\.0\], the info has"),
         (Hostile(), "got None, the info is an object of Hostile"),
     ],
-    ids=["hostile value", "long value", "hostile info"],
+    ids=["hostile value", "long value", "two numbers", "hostile info"],
 )
 def test_recorded_info_of_any_object_is_refused_in_one_short_line(info: Any, told: str) -> None:
     value = info["speed"] if isinstance(info, dict) else None

@@ -84,7 +84,9 @@ def perturbed(policy: Any, num_tasks: int, scale: float) -> Any:
     }
 
 
-def sample_adapted(backend: str, env_id: str, policy: Any, device: str = "cpu", **options: Any) -> Any:
+def sample_adapted(
+    backend: str, env_id: str, policy: Any, device: str = "cpu", deterministic: bool = False, **options: Any
+) -> Any:
     """One phase under the policy's own parameters, one under those of each task, and one under its own again."""
     given = {"batch_size": 4, "slots_per_task": 2, "seed": 3, "max_episode_steps": 6} | options
     with (
@@ -92,4 +94,5 @@ def sample_adapted(backend: str, env_id: str, policy: Any, device: str = "cpu", 
         torch.no_grad(),
     ):
         tasks = sampler.sample_tasks(3)
-        return [sampler.rollout(tasks, params) for params in (None, perturbed(policy, 3, 0.5), None)]
+        adapted = perturbed(policy, 3, 0.5)
+        return [sampler.rollout(tasks, params, deterministic=deterministic) for params in (None, adapted, None)]

@@ -103,12 +103,6 @@ class AwaitedEnv(SlowEnv):
             self._wait = wait
 
 
-class WaitingEnv(SlowEnv):
-    """Declares that its slots wait concurrently."""
-
-    stepping = "threads"
-
-
 class FixedThreadEnv(SlowEnv):
     """Declares that it is not thread-safe."""
 
@@ -142,13 +136,9 @@ class BoundEnv(SlowEnv):
         self._check()
         super().reset_task(task)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def _take_time(self) -> None:
         self._check()
-        return super().reset(seed=seed)
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._check()
-        return super().step(action)
+        super()._take_time()
 
     def close(self) -> None:
         self._table.close()
@@ -169,9 +159,9 @@ class AsksForLoopEnv(AwaitedEnv):
         assert asyncio.get_running_loop() is self._loop
         super().reset_task(task)
 
-    async def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _take_time(self) -> None:
         assert asyncio.get_running_loop() is self._loop
-        return await super().step(action)
+        super()._take_time()
 
     async def close(self) -> None:
         assert asyncio.get_running_loop() is self._loop

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty_env import HORIZON, FaultyEnv
-from faulty_sampler import PLACES, error_of
+from faulty_env import FaultyEnv
+from faulty_sampler import PLACES, TASKS, error_of
+from placements import PLACEMENTS
 
 from maml_rl import MultiTaskSampler
 from maml_rl.envs import ObservedTask
@@ -20,27 +21,35 @@ from tests.envs.third_party import WalkEnv
 
 pytestmark = [pytest.mark.timeout(60)]
 
-PLACEMENTS: dict[str, dict[str, Any]] = {
-    "in process": {"num_workers": 0},
-    "central": {"num_workers": 2, "start_method": "fork", "inference": "central"},
-    "in children": {"num_workers": 2, "start_method": "fork", "inference": "worker"},
-}
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("placement", ["central", "in children"])
+@pytest.mark.parametrize(
+    ("placement", "place"),
+    [("central", "make"), ("central", "reset_task"), ("in children", "sample_tasks"), ("in children", 3)],
+)
 def test_errors_from_workers_name_the_same(placement: str, place: Any) -> None:
     told = str(error_of("leave_quietly", place, **PLACEMENTS[placement]))
     assert told.startswith("SystemExit in slot ")
     assert f", {PLACES[place]}, of faulty_env.FaultyEnv: 0" in told
-    if place in ("reset_task", "reset", 3):
+    assert "in _leave_quietly" in told
+    if place in ("reset_task", 3):
         assert told.startswith(
             (
                 "SystemExit in slot 0 with the task {'goal': 1.0}, w",
                 "SystemExit in slot 2 with the task {'goal': 7.0}, w",
             )
         )
+
+
+def raised_by(env: Any, tasks: Any, kind: type[Exception] = ChildEnvError, **options: Any) -> str:
+    """Return the error of a phase of these tasks, with one slot of each."""
+    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
+    with (
+        MultiTaskSampler(env, {}, 1, policy, seed=0, max_episode_steps=3, **options) as sampler,
+        pytest.raises(kind) as raised,
+    ):
+        sampler.rollout(tasks)
+    return str(raised.value)
 
 
 def test_refused_task_stays_a_task_error() -> None:
@@ -50,59 +59,33 @@ def test_refused_task_stays_a_task_error() -> None:
     class Refusing(FaultyEnv):
         reset_task = refuse
 
-    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
-    with (
-        MultiTaskSampler(Refusing, {}, 2, policy, num_workers=0, max_episode_steps=HORIZON) as sampler,
-        pytest.raises(TaskError, match=r"^the entry 'goal' is missing$"),
-    ):
-        sampler.rollout(sampler.sample_tasks(1))
+    assert raised_by(Refusing, TASKS, TaskError, num_workers=0) == "the entry 'goal' is missing"
 
 
-class StopsEnv(WalkEnv):
+class StopsEnv(FaultyEnv):
     """Raises errors whose text is empty, or which Python replaces where they leave a generator."""
 
-    def __init__(self, error: type[BaseException], place: str) -> None:
-        super().__init__()
-        self.error, self.place_of_error = error, place
+    def __init__(self, error: type[BaseException], place: str | int) -> None:
+        self.error = error
+        super().__init__("stop", place)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        if self.place_of_error == "reset":
-            raise self.error
-        return super().reset(seed=seed, options=options)
-
-    def reset_task(self, task: Any) -> None:
-        if self.place_of_error == "reset_task":
-            raise self.error
-        super().reset_task(task)
-
-    def step(self, action: Any) -> Any:
-        if self.place_of_error == "step":
-            raise self.error
-        return super().step(action)
+    def _stop(self) -> None:
+        raise self.error
 
 
 @pytest.mark.parametrize(
     ("options", "error", "place"),
     [
-        (PLACEMENTS["in process"], StopIteration, "step"),
+        (PLACEMENTS["in process"], StopIteration, 0),
         (PLACEMENTS["in process"], asyncio.CancelledError, "reset"),
         (PLACEMENTS["in process"], GeneratorExit, "reset_task"),
-        (PLACEMENTS["central"], GeneratorExit, "step"),
-        (PLACEMENTS["in children"], GeneratorExit, "step"),
-        ({"num_workers": 0, "stepping": "threads"}, StopIteration, "step"),
-        ({"num_workers": 0, "stepping": "threads"}, GeneratorExit, "step"),
+        (PLACEMENTS["in children"], GeneratorExit, 0),
+        ({"num_workers": 0, "stepping": "threads"}, GeneratorExit, 0),
     ],
     ids=str,
 )
-def test_error_without_a_text_is_reported_by_its_line(error: Any, place: str, options: dict[str, Any]) -> None:
-    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
-    env = partial(StopsEnv, error=error, place=place)
-    with (
-        MultiTaskSampler(env, {}, 2, policy, seed=0, max_episode_steps=3, **options) as sampler,
-        pytest.raises(ChildEnvError) as raised,
-    ):
-        sampler.rollout([{"slope": 0.5}, {"slope": 0.2}])
-    first = str(raised.value).splitlines()[0]
+def test_error_without_a_text_is_reported_by_its_line(error: Any, place: str | int, options: dict[str, Any]) -> None:
+    first = raised_by(partial(StopsEnv, error=error, place=place), TASKS, **options).splitlines()[0]
     assert re.search(
         rf"{error.__name__} in .*test_failures.py, line \d+: raise self.error|: in .*line \d+: raise", first
     )
@@ -117,16 +100,9 @@ class WrongShapeEnv(WalkEnv):
         return np.zeros(len(observation) + 1, np.float32), *rest
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", ["in process", "in children"])
 def test_observation_of_a_wrong_shape_is_one_line_in_every_placement(placement: str) -> None:
-    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
-    options = PLACEMENTS[placement]
-    with (
-        MultiTaskSampler(WrongShapeEnv, {}, 1, policy, seed=0, max_episode_steps=3, **options) as sampler,
-        pytest.raises(ChildEnvError) as raised,
-    ):
-        sampler.rollout([{"slope": 0.5}])
-    told = str(raised.value)
+    told = raised_by(WrongShapeEnv, [{"slope": 0.5}], **PLACEMENTS[placement])
     assert "returned an observation of shape (3,)" in told
     assert "in slot 0 with the task {'slope': 0.5}" in told
     assert "\n" not in told
@@ -146,19 +122,14 @@ class HangsEnv(WalkEnv):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_slot_that_hangs_is_named_once_in_plain_words(num_workers: int) -> None:
     OVER.clear()
-    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
     options = {"stepping": "threads", "step_timeout": 0.5, "start_method": "fork", "num_workers": num_workers}
-    with (
-        MultiTaskSampler(HangsEnv, {}, 1, policy, seed=0, max_episode_steps=3, **options) as sampler,
-        pytest.raises(ChildEnvTimeout) as raised,
-    ):
-        sampler.rollout([{"slope": 0.2}, {"slope": 0.5}])
+    told = raised_by(HangsEnv, [{"slope": 0.2}, {"slope": 0.5}], ChildEnvTimeout, **options)
     OVER.set()
     where = r", worker 1 \(pid \d+, slots? 1\)" if num_workers else ""
     line = (
         rf"test_failures.HangsEnv hangs in slot 1 with the task {{'slope': 0.5}}{where}, in step \d: a call has not re"
     )
-    assert re.match(line, str(raised.value))
+    assert re.match(line, told)
 
 
 # In words.

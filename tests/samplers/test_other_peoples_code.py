@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from placements import PLACEMENTS
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import Retry, global_generators
@@ -24,44 +25,14 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import TaskError
 from tests.envs.third_party import WalkEnv
 
-PLACES: dict[str, dict[str, Any]] = {
-    "in process": {"num_workers": 0},
-    "acting workers": {"num_workers": 2, "inference": "worker"},
-    "central": {"num_workers": 2, "inference": "central"},
-    "groups": {"num_workers": 2, "inference": "central", "num_groups": 2},
-    "partial waits": {"num_workers": 2, "inference": "central", "recv_timeout": 1.0},
-    "threads": {"num_workers": 2, "stepping": "threads"},
-    "waves": {"num_workers": 0, "slots_per_task": 2},
-}
+PLACES: dict[str, dict[str, Any]] = {**PLACEMENTS, "waves": {"num_workers": 0, "slots_per_task": 2}}
 pytestmark = pytest.mark.timeout(60)
 
 
-class PricedEnv(gymnasium.Env[Any, Any]):
-    """Charges its price for every action."""
-
-    observation_space: spaces.Space[Any] = spaces.Box(-9.0, 9.0, (2,), np.float32)
-    action_space: spaces.Space[Any] = spaces.MultiDiscrete([5, 5])
-
-    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"price": float(price)} for price in self.np_random.uniform(1.0, 2.0, num_tasks)]
-
-    def reset_task(self, task: dict[str, Any]) -> None:
-        self.price = task["price"]
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros(2, np.float32), -self.price * float(np.sum(action)), False, False, {}
-
-
 def sampled(make_env: Any, num_tasks: int = 3, **options: Any) -> TaskEpisodes:
-    settings = {"batch_size": 4, "seed": 0, "max_episode_steps": 6, "start_method": "fork", **options}
+    settings = {"batch_size": 4, "seed": 0, "max_episode_steps": 6, **options}
     if "policy" not in settings:
         settings["policy"] = get_policy_for_env(make_env(), (4,), "tanh")
-    if settings.get("num_workers") == 0:
-        del settings["start_method"]
     with MultiTaskSampler(make_env, **settings) as sampler:
         tasks = sampler.sample_tasks(num_tasks)
         given = copy.deepcopy(tasks)
@@ -91,7 +62,7 @@ class Levels(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=self._level, options=options)
 
 
-class AsyncLevels(PricedEnv):
+class AsyncLevels(WalkEnv):
     """Draws levels of its own choice, and must be awaited."""
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:  # type: ignore[override]
@@ -102,7 +73,7 @@ class AsyncLevels(PricedEnv):
 
 
 def drawn(make_env: Any, iterations: int = 3, num_tasks: int = 3, **options: Any) -> list[list[dict[str, Any]]]:
-    policy = get_policy_for_env(PricedEnv() if make_env is AsyncLevels else make_env(), (4,))
+    policy = get_policy_for_env(WalkEnv() if make_env is AsyncLevels else make_env(), (4,))
     with MultiTaskSampler(make_env, policy=policy, max_episode_steps=2, **{"num_workers": 0, **options}) as sampler:
         return [sampler.sample_tasks(num_tasks) for _ in range(iterations)]
 
@@ -116,12 +87,12 @@ def test_family_that_redirects_the_seed_draws_new_tasks_in_every_iteration(make_
     assert drawn(make_env, seed=0, num_workers=2) == batches[:3]
 
 
-class DrawsAtReset(PricedEnv):
-    """Draws more numbers in a reset, the dearer its task is."""
+class DrawsAtReset(WalkEnv):
+    """Draws more numbers in a reset, the steeper its task is."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         result = super().reset(seed=seed)
-        self.np_random.normal(size=int(100 * getattr(self, "price", 0.0)))
+        self.np_random.normal(size=int(100 * abs(self.slope)))
         return result
 
 
@@ -136,11 +107,11 @@ def test_drawn_tasks_do_not_depend_on_the_task_of_the_slot_that_draws() -> None:
         assert sampler.sample_tasks(1) == after_a_task
 
 
-class DrawsTheSame(PricedEnv):
+class DrawsTheSame(WalkEnv):
     """Draws from a generator that it seeds itself."""
 
     def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"price": float(price)} for price in np.random.default_rng(5).uniform(1.0, 2.0, num_tasks)]
+        return [{"slope": float(slope)} for slope in np.random.default_rng(5).uniform(1.0, 2.0, num_tasks)]
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -151,7 +122,7 @@ def test_family_that_draws_the_same_tasks_for_every_seed_is_refused(num_workers:
 
 
 @pytest.mark.parametrize(
-    ("prices", "num_tasks"),
+    ("slopes", "num_tasks"),
     [
         *((lambda env, num_tasks: env.np_random.integers(1, 3, num_tasks), number) for number in (1, 3)),
         # Lists its tasks in order, of which there may be no more.
@@ -159,11 +130,11 @@ def test_family_that_draws_the_same_tasks_for_every_seed_is_refused(num_workers:
         *((lambda env, num_tasks: [[1.0, 2.0, 3.0][index] for index in range(num_tasks)], number) for number in (1, 3)),
     ],
 )
-def test_family_with_few_tasks_may_draw_the_same_again(prices: Any, num_tasks: int) -> None:
-    def draw(env: PricedEnv, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"price": float(price)} for price in prices(env, num_tasks)]
+def test_family_with_few_tasks_may_draw_the_same_again(slopes: Any, num_tasks: int) -> None:
+    def draw(env: WalkEnv, num_tasks: int) -> list[dict[str, Any]]:
+        return [{"slope": float(slope)} for slope in slopes(env, num_tasks)]
 
-    make_env = type("Few", (PricedEnv,), {"sample_tasks": draw})
+    make_env = type("Few", (WalkEnv,), {"sample_tasks": draw})
     assert len(drawn(make_env, 6, num_tasks, seed=0)) == 6
 
 
@@ -188,7 +159,7 @@ def test_recipe_for_levels_passes_the_check_and_keeps_test_levels_apart() -> Non
     assert max(levels[0] + levels[1]) < names["TRAINING"] <= min(levels[2] + levels[3])
 
 
-class DrawsGlobally(PricedEnv):
+class DrawsGlobally(WalkEnv):
     """Draws from the generators of the process, as many simulators do, and observes the numbers.
 
     Args:
@@ -200,6 +171,7 @@ class DrawsGlobally(PricedEnv):
     action_space = spaces.Discrete(2)
 
     def __init__(self, calls: str = "reset step", which: str = "numpy random") -> None:
+        super().__init__()
         self.calls, self.which = calls.split(), which.split()
         self.of_task = 0.0
 
@@ -213,13 +185,11 @@ class DrawsGlobally(PricedEnv):
         return total
 
     def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        return [
-            {"price": float(price) + self.number("sample_tasks")}
-            for price in self.np_random.uniform(1.0, 2.0, num_tasks)
-        ]
+        slopes = self.np_random.uniform(1.0, 2.0, num_tasks)
+        return [{"slope": float(slope) + self.number("sample_tasks")} for slope in slopes]
 
     def reset_task(self, task: dict[str, Any]) -> None:
-        self.price, self.of_task = task["price"], self.number("reset_task")
+        self.slope, self.of_task = task["slope"], self.number("reset_task")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -229,29 +199,25 @@ class DrawsGlobally(PricedEnv):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
         # Slots begin to draw at different times, in the middle of an episode.
-        drawn = self.number("step") if self.steps >= self.price + 1.0 else 0.0
+        drawn = self.number("step") if self.steps >= self.slope + 1.0 else 0.0
         return np.array([drawn, self.of_task]), drawn, False, False, {}
 
 
 GLOBAL = {
     "every call": {"calls": "sample_tasks reset_task reset step"},
     "steps": {"calls": "step", "which": "random"},
-    "resets": {"calls": "reset", "which": "numpy"},
-    "tasks": {"calls": "sample_tasks reset_task", "which": "numpy"},
     "torch": {"calls": "reset step", "which": "torch"},
 }
 
 
-@pytest.mark.parametrize(("kind", "steps_tried"), [*((kind, 100) for kind in GLOBAL), ("every call", 0), ("steps", 0)])
+@pytest.mark.parametrize(("kind", "steps_tried"), [*((kind, 100) for kind in GLOBAL), ("every call", 0)])
 def test_environment_that_draws_from_global_generators_has_equal_digests_everywhere(
     kind: str, steps_tried: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With none tried, the first call that draws is noticed afterwards, and its episode restarts.
     monkeypatch.setattr(global_generators, "STEPS_TRIED", steps_tried)
     make_env = partial(DrawsGlobally, **GLOBAL[kind])
-    places = {name: place for name, place in PLACES.items() if name not in ("threads", "partial waits")}
-    places |= {"one worker": {"num_workers": 1}, "four workers": {"num_workers": 4}}
-    episodes = {name: sampled(make_env, **place) for name, place in places.items()}
+    episodes = {name: sampled(make_env, **place) for name, place in PLACES.items()}
     digests = {name: of_place.digest() for name, of_place in episodes.items()}
     assert len(set(digests.values())) == 1, digests
     observations = episodes["in process"].observations
@@ -286,11 +252,9 @@ def test_environment_that_draws_late_has_equal_digests_everywhere(which: str, mo
         monkeypatch.setattr(torch, "rand", lambda shape: torch.randn(shape, dtype=torch.float64))
     make_env, digests = partial(DrawsLate, calls="step", which=which.partition("-")[0]), set()
     policy = get_policy_for_env(make_env(), (4,), "tanh")
-    for place in ({"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "inference": "central"}):
-        options: dict[str, Any] = {"policy": policy, "seed": 0, "max_episode_steps": 6, "start_method": "fork", **place}
-        if not place["num_workers"]:
-            del options["start_method"]
-        with MultiTaskSampler(make_env, batch_size=4, **options) as sampler:
+    options: dict[str, Any] = {"policy": policy, "seed": 0, "max_episode_steps": 6, "batch_size": 4}
+    for place in ("in process", "in children"):
+        with MultiTaskSampler(make_env, **options, **PLACEMENTS[place]) as sampler:
             for _ in range(3):
                 episodes = sampler.rollout(sampler.sample_tasks(3))
         assert len(episodes.rewards[:, -1].unique()) == 12
@@ -306,31 +270,29 @@ class DrawsWhenMade(DrawsGlobally):
         self.of_task = self.paid = self.number("constructor")
 
     def reset_task(self, task: dict[str, Any]) -> None:
-        self.price = task["price"]
+        self.slope = task["slope"]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, _, *rest = super().step(action)
         return observation, self.paid, *rest
 
 
-@pytest.mark.parametrize("which", ["numpy", "random", "torch"])
-def test_constructors_that_draw_globally_make_one_family_everywhere(which: str) -> None:
-    make_env, digests = partial(DrawsWhenMade, which=which), set()
+def test_constructors_that_draw_globally_make_one_family_everywhere() -> None:
+    make_env, digests = partial(DrawsWhenMade, which="numpy random torch"), set()
     policy = get_policy_for_env(DrawsGlobally(), (4,), "tanh")
     with global_generators.KeptGenerators() as generators:
-        for seed, place in enumerate((*PLACES, "in process")):
+        for seed, place in enumerate((*PLACES.values(), {"num_workers": 0, "stepping": "threads"})):
             # What others have drawn before.
             generators.seed(seed)
-            if place not in ("partial waits", "groups"):
-                episodes = sampled(make_env, policy=policy, **PLACES[place])
-                assert len(episodes.observations[..., 1].unique()) == 1
-                digests.add(episodes.digest())
+            episodes = sampled(make_env, policy=policy, **place)
+            assert len(episodes.observations[..., 1].unique()) == 1
+            digests.add(episodes.digest())
     assert len(digests) == 1
 
 
 @pytest.mark.timeout(120)
 def test_environment_that_draws_globally_is_the_same_under_a_fork_server() -> None:
-    forked = sampled(DrawsGlobally, num_workers=2)
+    forked = sampled(DrawsGlobally, **PLACEMENTS["in children"])
     assert sampled(DrawsGlobally, num_workers=2, start_method="forkserver").digest() == forked.digest()
 
 

@@ -5,21 +5,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from placements import PLACEMENTS
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Laplace
 
 from maml_rl.envs import make_vector_env
 from maml_rl.plan import Plan
-from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, MultiCategoricalMLPPolicy, Policy, get_policy_for_env
+from maml_rl.policies import (
+    CategoricalMLPPolicy,
+    GRUPolicy,
+    MultiCategoricalMLPPolicy,
+    NormalMLPPolicy,
+    Policy,
+    get_policy_for_env,
+)
 from maml_rl.policies.module_policy import as_policy
 from maml_rl.policies.policy import greedy
 from maml_rl.samplers import MultiTaskSampler
-
-PLACEMENTS: dict[str, dict[str, Any]] = {
-    "in this process": {"num_workers": 0},
-    "acting workers": {"num_workers": 2, "inference": "worker"},
-    "central inference": {"num_workers": 2, "inference": "central"},
-}
 
 
 class Choosing(nn.Module):
@@ -60,12 +62,11 @@ def policy_for(name: str) -> tuple[str, Policy]:
 def sampler_for(name: str, placement: str, **options: Any) -> tuple[MultiTaskSampler, Policy]:
     env_name, policy = policy_for(name)
     options = {"batch_size": 4, "slots_per_task": 2, "max_episode_steps": 5, "seed": 0, **options}
-    start = {} if placement == "in this process" else {"start_method": "fork"}
-    return MultiTaskSampler(env_name, {}, policy=policy, **options, **PLACEMENTS[placement], **start), policy
+    return MultiTaskSampler(env_name, {}, policy=policy, **options, **PLACEMENTS[placement]), policy
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", ["in process", "in children"])
 def test_first_episodes_of_a_task_are_the_same_for_any_number(placement: str) -> None:
     sampler, _ = sampler_for("normal", placement)
     with sampler:
@@ -117,22 +118,14 @@ def test_greedy_policies_choose_modes_that_no_noise_changes() -> None:
         assert greedy(policy).get_parameter(next(iter(stacked))) is policy.get_parameter(next(iter(stacked)))
 
 
-class Counter(Policy):
-    """Keeps a count of its own."""
+class Counter(NormalMLPPolicy):
+    """May keep something of its own."""
 
-    noise_kind, noise_size = "normal", 2
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.calls = nn.Parameter(torch.zeros(1)), 0
-
-    def act(self, observations: Tensor, noise: Tensor, memory: Any = (), params: Any = None) -> Any:
-        self.calls += 1
-        return noise, ()
+    stateless = False
 
 
 def test_invalid_options_are_refused_in_one_line() -> None:
-    sampler, _ = sampler_for("normal", "in this process")
+    sampler, _ = sampler_for("normal", "in process")
     with sampler:
         tasks = sampler.sample_tasks(1)
         for count, message in (
@@ -142,7 +135,7 @@ def test_invalid_options_are_refused_in_one_line() -> None:
             with pytest.raises(ValueError, match=message) as caught:
                 sampler.rollout(tasks, num_episodes=count)
             assert "\n" not in str(caught.value)
-    with MultiTaskSampler("2DNavigation-v0", {}, 2, Counter(), num_workers=0, max_episode_steps=2) as sampler:
+    with MultiTaskSampler("2DNavigation-v0", {}, 2, Counter(2, 2, (4,)), num_workers=0, max_episode_steps=2) as sampler:
         tasks = sampler.sample_tasks(1)
         for options, message in (
             ({"deterministic": True}, "Counter keeps something itself, so that it cannot sample deterministically"),
@@ -153,11 +146,11 @@ def test_invalid_options_are_refused_in_one_line() -> None:
 
 
 def test_trials_of_any_length_leave_the_memory_of_their_last_step() -> None:
-    sampler, _ = sampler_for("recurrent", "in this process", slots_per_task=1, record_memory=True)
+    sampler, _ = sampler_for("recurrent", "in process", slots_per_task=1, record_memory=True)
     with sampler:
         tasks = sampler.sample_tasks(2)
         whole = sampler.rollout_trials(tasks, num_episodes=3, deterministic=True)
-    shorter, _ = sampler_for("recurrent", "in this process", slots_per_task=1, batch_size=2)
+    shorter, _ = sampler_for("recurrent", "in process", slots_per_task=1, batch_size=2)
     shorter.policy = sampler.policy
     with shorter:
         shorter.seek(0)

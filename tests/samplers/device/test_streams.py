@@ -19,9 +19,7 @@ def test_philox_gives_the_same_words_as_on_the_cpu():
     np.testing.assert_array_equal(torch.stack(words, 1).numpy(), philox_of_numpy(tuple(key), tuple(counter)))
 
 
-@pytest.mark.parametrize("kind", ["uniform", "normal"])
-@pytest.mark.parametrize("common", [False, True])
-@pytest.mark.parametrize("size", [0, 6])
+@pytest.mark.parametrize(("kind", "common", "size"), [("uniform", False, 6), ("normal", True, 6), ("normal", False, 0)])
 def test_action_noise_is_that_of_the_cpu(kind, common, size, monkeypatch):
     # Few steps at once.
     monkeypatch.setattr(device_streams, "_AT_ONCE", 100)
