@@ -134,10 +134,13 @@ def test_tasks_that_a_distribution_draws_are_copies_of_their_own(distribution: A
             assert all(np.abs(task["goal"]).max() < 9.0 for task in tasks)
 
 
-@pytest.mark.parametrize("kind", [Elsewhere, LaterElsewhere])
-@pytest.mark.parametrize("split", ["training", "validation", "test"])
 @pytest.mark.parametrize(
-    ("name", "draw"), [("np.random", np.random.random), ("torch", lambda: torch.rand(1)), ("random", random.random)]
+    ("name", "draw", "split", "kind"),
+    [
+        ("np.random", np.random.random, "training", Elsewhere),
+        ("torch", lambda: torch.rand(1), "validation", Elsewhere),
+        ("random", random.random, "test", LaterElsewhere),
+    ],
 )
 def test_distribution_that_draws_from_a_generator_of_the_process_is_refused(
     name: str, draw: Callable[[], Any], split: Any, kind: type[Elsewhere]

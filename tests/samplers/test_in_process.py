@@ -60,15 +60,6 @@ def test_sampler_continues_after_an_error_in_this_process(stepping: str, tmp_pat
         assert sampler.rollout(sampler.sample_tasks(2)).digest() == again
 
 
-@pytest.mark.parametrize("fault", ["leave_quietly", "raise_os"])
-def test_environment_that_fails_to_close_in_a_sampler_is_a_warning(
-    fault: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with faulty_sampler({"fault": fault, "place": "close"}, num_workers=0) as sampler:
-        sampler.rollout(sampler.sample_tasks(1))
-    assert "close() raises" in caplog.text
-
-
 def test_environment_is_freed_after_its_last_use_without_the_garbage_collector() -> None:
     made: list[Any] = []
 

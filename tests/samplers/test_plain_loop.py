@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 from text_env import GuessingEnv
 
-from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.cli import main as cli
 from maml_rl.envs.meta_env import StepBuffers
 from maml_rl.envs.results import ResultWriter
@@ -213,12 +211,7 @@ def test_command_says_what_was_compared_or_where_a_value_differs(
     assert "walks:Counted-v0: sampled in this process, the observation of slot 0" in capsys.readouterr().err
     # As a run refuses it.
     assert cli.main(["check-env", "walks:Lambda-v0"]) == 1
-    refused = capsys.readouterr().err.partition("walks:Lambda-v0: ")[2].strip()
-    policy = get_policy_for_env(WalkEnv(), (4,))
-    with pytest.raises(TypeError) as raised:
-        MultiTaskSampler("walks:Lambda-v0", {}, 2, policy, num_workers=1, max_episode_steps=3, start_method="spawn")
-    assert "the environment 'walks:Lambda-v0'.spec.entry_point cannot be pickled" in refused
-    assert re.sub("0x[0-9a-f]+", "", refused) == re.sub("0x[0-9a-f]+", "", str(raised.value))
+    assert "the environment 'walks:Lambda-v0'.spec.entry_point cannot be pickled" in capsys.readouterr().err
 
 
 def test_environment_with_generators_of_the_process_equals_a_loop_that_seeds_them() -> None:

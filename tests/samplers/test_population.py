@@ -1,18 +1,16 @@
 """PopulationEvaluator: the returns of each member's own episodes, in every placement."""
 
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
+from faulty_env import FaultyEnv
 from numpy.typing import NDArray
 
 from maml_rl import MultiTaskSampler, PopulationEvaluator
-from maml_rl.config.placement import Placement
 from maml_rl.envs import make_vector_env
 from maml_rl.errors import ChildEnvError, NonFiniteError, TaskError
 from maml_rl.policies import NormalMLPPolicy, Policy
@@ -24,33 +22,6 @@ HORIZON = 5
 GOAL = {"goal": [0.3, -0.2]}
 # Forked children share the torch of this process, and so start at once.
 FORK: dict[str, Any] = {"start_method": "fork"}
-
-
-class LocalEnv(gymnasium.Env[Any, Any]):
-    """Rewards actions near the task's `aim`; holds an object that cannot be pickled, and may have one fault."""
-
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-    def __init__(self, fault: str = "", marker: str = "") -> None:
-        self._lock, self._fault, self._marker, self._aim = threading.Lock(), fault, Path(marker), 0.0
-
-    def sample_tasks(self, num_tasks: int) -> list[dict[str, float]]:
-        return [{"aim": float(aim)} for aim in self.np_random.uniform(-1.0, 1.0, num_tasks)]
-
-    def reset_task(self, task: dict[str, Any]) -> None:
-        self._aim = task["aim"]
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self._fault and not self._marker.exists():
-            self._marker.touch()
-            raise RuntimeError("out of fuel")
-        reward = np.nan if self._fault == "nan" else -abs(float(action[0]) - self._aim)
-        return np.zeros(1, np.float32), reward, False, False, {}
 
 
 def navigator() -> NormalMLPPolicy:
@@ -67,11 +38,12 @@ def make_evaluator(num_workers: int = 0, policy: Policy | None = None, **options
     return PopulationEvaluator("2DNavigation-v0", policy or navigator(), num_workers, **settings)
 
 
+SMALL = NormalMLPPolicy(2, 1, (3,), "tanh")
+
+
 def make_local(num_workers: int, fault: str = "", marker: str = "", **options: Any) -> PopulationEvaluator:
-    env = partial(LocalEnv, fault, marker) if fault else LocalEnv
-    return PopulationEvaluator(
-        env, NormalMLPPolicy(1, 1, (3,), "tanh"), num_workers, seed=1, max_episode_steps=HORIZON, **FORK, **options
-    )
+    env = partial(FaultyEnv, fault, 0, marker) if fault else FaultyEnv
+    return PopulationEvaluator(env, SMALL, num_workers, seed=1, max_episode_steps=HORIZON, **FORK, **options)
 
 
 def generations(evaluator: PopulationEvaluator, weights: Any, count: int = 2) -> list[list[float]]:
@@ -113,20 +85,10 @@ def test_returns_do_not_depend_on_the_number_of_workers() -> None:
     assert all(other == found[0] for other in found[1:])
 
 
-def test_placement_is_taken_as_a_whole() -> None:
-    weights, whole = members(navigator(), 2), Placement(num_workers=2, start_method="fork", inference="central")
-    evaluator = PopulationEvaluator("2DNavigation-v0", navigator(), placement=whole, max_episode_steps=HORIZON)
-    given = evaluator._sampler.placement
-    assert (given.workers, given.start_method, given.inference) == (2, "fork", "central")
-    plain = PopulationEvaluator("2DNavigation-v0", navigator(), 0, max_episode_steps=HORIZON)
-    assert generations(evaluator, weights) == generations(plain, weights)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_members_with_common_noise_differ_only_by_their_weights(num_workers: int) -> None:
+def test_members_with_common_noise_differ_only_by_their_weights() -> None:
     weights = np.repeat(members(navigator(), 2), [4, 1], axis=0)
     common: dict[str, Any] = {"common_noise": True, "episodes": 3}
-    first, second = generations(make_evaluator(num_workers, **common), weights)
+    first, second = generations(make_evaluator(2, **common), weights)
     for returns in (first, second):
         assert len(set(returns[:4])) == 1
         assert returns[4] != returns[0]
@@ -169,27 +131,19 @@ def test_population_shares_no_stream_with_training_or_evaluation() -> None:
 # Tasks.
 
 
-def test_all_members_have_the_given_task() -> None:
-    assert next(iter(dict(navigator().named_parameters()))) == "sigma"
-    still = np.zeros_like(members(navigator(), 3))
-    still[:, :2] = -20.0
-    (returns,) = generations(make_evaluator(), still, 1)
-    np.testing.assert_allclose(returns, -HORIZON * np.hypot(*GOAL["goal"]), rtol=1e-4)
-
-
 def test_drawn_task_depends_only_on_the_seed() -> None:
     weights = members(navigator(), 2)
-    first = generations(make_evaluator(task=None), weights)
+    # A list of vectors is like an array.
+    first = generations(make_evaluator(task=None), list(weights))
     with make_evaluator(task=None) as evaluator:
         evaluator.sample_tasks(4)
         assert evaluator.evaluate(weights).tolist() == first[0]
     assert first[0] != generations(make_evaluator(task=None, seed=4), weights)[0]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_each_member_may_have_a_task_of_its_own(num_workers: int) -> None:
+def test_each_member_may_have_a_task_of_its_own() -> None:
     weights = members(navigator(), 3)
-    with make_evaluator(num_workers, episodes=2) as evaluator:
+    with make_evaluator(2, episodes=2) as evaluator:
         tasks = evaluator.sample_tasks(3)
         together = evaluator.evaluate(weights, tasks)
     for number, task in enumerate(tasks):
@@ -214,16 +168,11 @@ def test_weights_can_be_taken_from_a_policy_and_put_into_one() -> None:
         np.testing.assert_allclose(evaluator.policy_weights(), before + 1.0, rtol=1e-6)
 
 
-def test_list_of_vectors_is_accepted_like_an_array() -> None:
-    weights = members(navigator(), 3)
-    assert generations(make_evaluator(), list(weights)) == generations(make_evaluator(), weights)
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_members_that_are_not_finite_have_a_return_of_nan_and_the_others_their_own(
     num_workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    weights = np.random.default_rng(0).normal(size=(5, 11))
+    weights = members(SMALL, 5)
     (undisturbed,) = generations(make_local(num_workers), weights, 1)
     weights[1, 0], weights[[2, 4]] = np.nan, 1e6
     (returns,) = generations(make_local(num_workers), weights, 1)
@@ -243,20 +192,22 @@ def test_weights_that_are_not_finite_are_not_given_to_the_policy() -> None:
 # Environments and their faults.
 
 
-@pytest.mark.parametrize(("fault", "error"), [("raise", ChildEnvError), ("nan", NonFiniteError)])
-def test_fault_is_reported_and_the_generation_can_be_repeated(
-    fault: str, error: type[Exception], tmp_path: Path
-) -> None:
-    marker = tmp_path / "marker"
-    if fault == "nan":
-        marker.touch()
-    weights = np.random.default_rng(0).normal(size=(3, 11))
-    with make_local(2, fault, str(marker)) as evaluator:
-        with pytest.raises(error):
+def test_fault_is_reported_and_the_generation_can_be_repeated(tmp_path: Path) -> None:
+    weights = members(SMALL, 3)
+    with make_local(2, "raise", str(tmp_path / "marker")) as evaluator:
+        with pytest.raises(ChildEnvError):
             evaluator.evaluate(weights)
         assert evaluator.generation == 0
-        if fault != "nan":
-            assert evaluator.evaluate(weights).tolist() == generations(make_local(0), weights)[0]
+        assert evaluator.evaluate(weights).tolist() == generations(make_local(0), weights)[0]
+
+
+def test_own_weights_that_are_not_finite_either_are_an_error() -> None:
+    policy = navigator()
+    torch.nn.init.constant_(policy.sigma, np.inf)
+    with make_evaluator(policy=policy) as evaluator:
+        with pytest.raises(NonFiniteError, match="the action of task 0"):
+            evaluator.evaluate(np.full((2, 24), np.nan))
+        assert evaluator.generation == 0
 
 
 # Bad input.

@@ -30,8 +30,6 @@ from tests.metalearners.small_algorithms import once_a_kind
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 ALGORITHMS = ("maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "anil", "e-maml", "dice-maml", "rl2", "varibad")
-# Probability that a host is lost at a sign of life, higher for learners with few requests.
-SHARES_LOST = {"promp": 0.1, "meta-sgd": 0.1, "cavia": 0.1, "reptile": 0.25, "rl2": 0.12}
 
 
 def on_hosts(
@@ -57,11 +55,11 @@ def test_slots_of_blocks_reach_from_first_to_last_with_the_tasks_of_the_blocks()
 def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(algorithm: str) -> None:
     expected = learned_here(algorithm)
     assert len({each["digest"] for each in expected.metrics}) == 2
-    for num_hosts in (1, 2, 3, 5) if algorithm == "maml-trpo" else (1, 3):
+    for num_hosts in (1, 2, 5) if algorithm == "maml-trpo" else (3,):
         assert on_hosts(algorithm, num_hosts)[0] == expected, num_hosts
 
 
-@pytest.mark.parametrize("algorithm", once_a_kind(["maml-trpo", "promp", "meta-sgd", "rl2", "varibad"]))
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "rl2", "varibad"])
 def test_answers_are_the_same_with_empty_memos(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, usual, emptied = learned_here(algorithm), LocalStore._map_blocks, []
 
@@ -76,39 +74,25 @@ def test_answers_are_the_same_with_empty_memos(algorithm: str, monkeypatch: pyte
     assert sum(emptied) > NUM_TASKS
 
 
-# Bodies that fall end their episodes early.
-@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp"])
-def test_episodes_that_end_early_have_the_same_bytes(algorithm: str) -> None:
+def test_episodes_that_end_early_have_the_same_bytes() -> None:
+    # Bodies that fall end their episodes early.
     settings = {"env-name": "HopperRandParams-v5", "max-episode-steps": 40}
-    expected = learned_here(algorithm, 1, **settings)
+    expected = learned_here("maml-trpo", 1, **settings)
     assert expected.metrics[0]["steps"] < 2 * NUM_TASKS * 4 * 40
-    assert on_hosts(algorithm, 2, iterations=1, **settings)[0] == expected
+    assert on_hosts("maml-trpo", 2, iterations=1, **settings)[0] == expected
 
 
-@pytest.mark.parametrize(("algorithm", "losses"), [("maml-trpo", 0.08), ("promp", 0.1), ("rl2", 0.08)])
+@pytest.mark.parametrize(("algorithm", "losses"), [("maml-trpo", 0.08), ("rl2", 0.08)])
 def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str, losses: float) -> None:
     found, hosts = on_hosts(algorithm, 3, losses)
     assert hosts.lost > 5
     assert found == learned_here(algorithm)
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "meta-sgd", "cavia", "reptile", "rl2"])
-def test_a_hundred_losses_in_all_stages_change_no_byte(algorithm: str) -> None:
-    expected, lost = learned_here(algorithm, 6), 0
-    for num_hosts in (1, 2, 3, 5):
-        found, hosts = on_hosts(algorithm, num_hosts, losses=SHARES_LOST.get(algorithm, 0.06), iterations=6)
-        assert found == expected, num_hosts
-        lost += hosts.lost
-    assert lost >= 100
-
-
 @pytest.mark.parametrize(
     "settings",
     [
         {"algorithm-settings": {"curvature-fraction": 0.5}},
-        {"algorithm-settings": {"inner-loss": "likelihood-ratio"}, "num-steps": 2},
         {"algorithm-settings": {"inner-loss": "likelihood-ratio", "differentiate-divisor": True}, "num-steps": 2},
         {"baseline": "zero", "bootstrap": False, "slots-per-task": 2},
         {"num-steps": 2, "algorithm-settings": {"first-order": True}},
@@ -172,24 +156,27 @@ def test_evaluation_of_trials_gets_returns_from_hosts_alone(algorithm: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "update"),
+    ("settings", "in_training", "in_evaluation"),
     [
-        ({}, "driver"),
-        ({"backend": "ray"}, "auto"),
-        ({"backend": "ray", "update": "workers"}, "workers"),
-        ({"backend": "ray", "update": "driver"}, "driver"),
+        ({}, "driver", "driver"),
+        ({"backend": "ray"}, "auto", "auto"),
+        ({"backend": "ray", "update": "workers"}, "workers", "workers"),
+        ({"backend": "ray", "update": "driver"}, "driver", "driver"),
         # It collects in another thread, and evaluates while that thread waits.
-        ({"backend": "ray", "prefetch": 1}, "auto"),
-        ({"backend": "ray", "memory": "gru"}, "driver"),
+        ({"backend": "ray", "prefetch": 1}, "driver", "auto"),
+        ({"backend": "ray", "memory": "gru"}, "driver", "driver"),
         # Its update needs a replay, and its trials adapt by themselves.
-        ({"backend": "ray", "algorithm": "rsac", "observe-last": True}, "auto"),
-        ({"backend": "ray", "algorithm": "pearl"}, "driver"),
+        ({"backend": "ray", "algorithm": "rsac", "observe-last": True}, "driver", "auto"),
+        ({"backend": "ray", "algorithm": "rl2", "observe-last": True}, "auto", "auto"),
+        ({"backend": "ray", "algorithm": "pearl"}, "driver", "driver"),
     ],
 )
-def test_evaluation_is_on_the_workers_of_a_cluster_where_it_can_be(settings: dict[str, Any], update: str) -> None:
+def test_update_and_evaluation_are_in_the_workers_of_a_cluster_where_they_can_be(
+    settings: dict[str, Any], in_training: str, in_evaluation: str
+) -> None:
     experiment = make_experiment(config_of(**{"algorithm": "maml-trpo", **settings}))
-    assert evaluation_update(experiment) == update
-    with pytest.raises(ConfigError, match="lower one of these") if update == "driver" else nullcontext():
+    assert (training_update(experiment), evaluation_update(experiment)) == (in_training, in_evaluation)
+    with pytest.raises(ConfigError, match="lower one of these") if in_evaluation == "driver" else nullcontext():
         refuse_too_large_evaluations(experiment, 10**9, 1)
 
 
@@ -247,21 +234,6 @@ def test_update_in_the_workers_is_refused_where_it_is_impossible() -> None:
         make_sampler(experiment)
     # A run trained this way can be evaluated in any placement.
     make_sampler(experiment, evaluation=True).close()
-
-
-@pytest.mark.parametrize(
-    ("settings", "update"),
-    [
-        ({}, "driver"),
-        ({"backend": "ray"}, "auto"),
-        ({"backend": "ray", "prefetch": 1}, "driver"),
-        ({"backend": "ray", "algorithm": "rsac", "observe-last": True}, "driver"),
-        ({"backend": "ray", "algorithm": "rl2", "observe-last": True}, "auto"),
-        ({"backend": "ray", "update": "driver"}, "driver"),
-    ],
-)
-def test_update_is_in_the_workers_of_a_cluster_where_it_can_be(settings: dict[str, Any], update: str) -> None:
-    assert training_update(make_experiment(config_of(**{"algorithm": "maml-trpo", **settings}))) == update
 
 
 def test_auto_uses_hosts_only_if_each_gets_a_share(hosted: tuple[MetaLearner, Any]) -> None:

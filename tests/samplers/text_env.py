@@ -53,20 +53,6 @@ class GuessingEnv(gymnasium.Env[Any, Any]):
         return seen, float(right), right, self._guesses == self._limit, {}
 
 
-class PlainTextEnv(GuessingEnv):
-    """The same, with a single text as observation."""
-
-    observation_space = GuessingEnv.observation_space["answer"]
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        observation, info = super().reset(seed=seed, options=options)
-        return observation["answer"], info
-
-    def step(self, action: str) -> Any:
-        observation, *others = super().step(action)
-        return observation["answer"], *others
-
-
 class Reader:
     """Guesses fruits that it has not tried in the trial, and repeats a right one, like a policy that calls a model.
 
@@ -82,8 +68,7 @@ class Reader:
         self._before: list[int] = [0] * num_tasks
 
     def act(self, observations: Any, rewards: Any, dones: Any) -> list[str | None]:
-        texts = observations["answer"] if isinstance(observations, dict) else observations
-        return [self._answer(*each) for each in enumerate(zip(texts, rewards, dones, strict=True))]
+        return [self._answer(*each) for each in enumerate(zip(observations["answer"], rewards, dones, strict=True))]
 
     def _answer(self, task: int, shown: tuple[str | None, float, bool]) -> str | None:
         text, reward, done = shown
