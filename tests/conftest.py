@@ -83,6 +83,10 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     For tests that are not about how workers start. Newer Pythons warn of threads in a process that forks.
     """
     if sys.version_info < (3, 12):
+        import torch  # which most tests here do not wait for
+
+        # The first gradient imports 800 modules, which otherwise every worker would that takes one.
+        torch.func.grad(torch.sum)(torch.zeros(1))
         monkeypatch.setattr("maml_rl.samplers.work.child.vector_env.START_METHODS", ("fork", "forkserver", "spawn"))
 
 

@@ -1,6 +1,7 @@
 """Iterations of an algorithm in any placement, and everything in them that must have the same bytes."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -84,6 +85,10 @@ def learned_here(algorithm: str, iterations: int = 2, **settings: Any) -> Learne
     experiment = make_experiment(config_of(algorithm, **settings))
     with make_sampler(experiment) as sampler:
         return learn(experiment, sampler, iterations, on_hosts=False)
+
+
+# Computed once in a process, for tests with the same chunks.
+learned_once = cache(learned_here)
 
 
 def _bytes(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hosted_learning import NUM_TASKS, Learned, config_of, learn, learned_here
+from hosted_learning import NUM_TASKS, Learned, config_of, learn, learned_here, learned_once
 from hosts_in_memory import Hosts, put_on_hosts
 
 from maml_rl.config.placement import Placement
@@ -53,7 +53,7 @@ def test_slots_of_blocks_reach_from_first_to_last_with_the_tasks_of_the_blocks()
 
 @pytest.mark.parametrize("algorithm", once_a_kind(ALGORITHMS))
 def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(algorithm: str) -> None:
-    expected = learned_here(algorithm)
+    expected = learned_once(algorithm)
     assert len({each["digest"] for each in expected.metrics}) == 2
     for num_hosts in (1, 2, 5) if algorithm == "maml-trpo" else (3,):
         assert on_hosts(algorithm, num_hosts)[0] == expected, num_hosts
@@ -61,7 +61,7 @@ def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(algo
 
 @pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "rl2", "varibad"])
 def test_answers_are_the_same_with_empty_memos(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, usual, emptied = learned_here(algorithm), LocalStore._map_blocks, []
+    expected, usual, emptied = learned_once(algorithm), LocalStore._map_blocks, []
 
     def without_memory(self: LocalStore, *question: Any) -> Any:
         emptied.append(sum(len(cache.keys() - {ROOM}) for _, cache in self._chunks))
@@ -86,7 +86,7 @@ def test_episodes_that_end_early_have_the_same_bytes() -> None:
 def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str, losses: float) -> None:
     found, hosts = on_hosts(algorithm, 3, losses)
     assert hosts.lost > 5
-    assert found == learned_here(algorithm)
+    assert found == learned_once(algorithm)
 
 
 @pytest.mark.parametrize(

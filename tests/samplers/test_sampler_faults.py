@@ -50,6 +50,14 @@ def test_sampler_can_be_used_after_an_error_and_continues_as_if_there_had_been_n
         assert [sampler.rollout(tasks).digest() for _ in range(2)] == undisturbed
 
 
+def test_child_that_always_dies_ends_the_phase_with_an_error() -> None:
+    with (
+        make_sampler(2, {"fault": "kill", "place": 2}, max_restarts=1) as sampler,
+        pytest.raises(ChildEnvError, match="died 2 times in one phase"),
+    ):
+        sampler.rollout(sampler.sample_tasks(NUM_TASKS))
+
+
 @pytest.mark.parametrize(("inference", "episode", "step"), [("worker", 2, 2), ("central", 3, "reset")])
 def test_trials_are_bit_identical_after_a_worker_died_during_one(
     inference: str, episode: int, step: Any, tmp_path: Path

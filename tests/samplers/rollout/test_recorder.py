@@ -14,6 +14,9 @@ from maml_rl.envs.families.bandit import BernoulliBanditVectorEnv
 from maml_rl.envs.meta_env import InfoKind, RecordedInfos
 from maml_rl.errors import ChildEnvError, NonFiniteError
 from maml_rl.policies import NormalMLPPolicy, get_policy_for_env
+from maml_rl.samplers.phase import Phase
+from maml_rl.samplers.rollout.recorder import SlotTable, check_finite
+from maml_rl.seeding import PhaseStreams
 
 EVERYWHERE: dict[str, dict[str, Any]] = {
     "waves": {"num_workers": 0, "slots_per_task": 1},
@@ -134,3 +137,14 @@ def test_infos_that_are_not_declared_are_not_read(placement: str) -> None:
     options = EVERYWHERE[placement]
     expected = sample(num_workers=0, slots_per_task=options.get("slots_per_task"))
     assert sample(FickleInfosEnv, **options).digest() == expected.digest()
+
+
+def test_numbers_of_slots_whose_episode_is_over_need_not_be_finite() -> None:
+    phase = Phase(({},) * 2, NormalMLPPolicy(1, 1, (4,)), None, PhaseStreams(0, 0, 0), 1, 5)
+    table, rewards = SlotTable(phase), np.array([1.0, np.nan])
+    table.begin_all()
+    table.running[1] = False
+    check_finite(table, "reward", rewards, slice(0, 2))
+    table.running[1] = True
+    with pytest.raises(NonFiniteError, match="the reward of task 1, episode 0, step 0 is not finite: nan"):
+        check_finite(table, "reward", rewards, slice(0, 2))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from faulty_env import HORIZON, FaultyEnv
-from hosted_learning import NUM_TASKS, config_of, learn, learned_here
+from hosted_learning import NUM_TASKS, config_of, learn, learned_once
 from slow_env import SlowEnv
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
@@ -233,7 +233,7 @@ def in_workers(algorithm: str, iterations: int = 2, num_workers: int = 2, **sett
 # One of gradient steps and one of trials; `test_remote_store.py` has all kinds. There may be more workers than blocks.
 @pytest.mark.parametrize(("algorithm", "num_workers"), [("maml-trpo", 2), ("maml-trpo", 5), ("rl2", 2)])
 def test_parameters_and_metrics_are_those_of_an_update_in_this_process(algorithm: str, num_workers: int) -> None:
-    assert in_workers(algorithm, num_workers=num_workers) == learned_here(algorithm)
+    assert learned_once(algorithm) == in_workers(algorithm, num_workers=num_workers)
 
 
 @pytest.mark.parametrize("algorithm", ["maml-trpo", "rl2"])
@@ -257,7 +257,7 @@ def test_workers_that_are_killed_while_they_compute_change_no_byte(
             timers[-1].start()
         return usual(self, request)
 
-    expected = learned_here(algorithm)
+    expected = learned_once(algorithm)
     monkeypatch.setattr(ChildStore, "_carry_out", ask_of_the_dying)
     found = in_workers(algorithm, **{"max-restarts": 10})
     for timer in timers:
@@ -278,7 +278,7 @@ def test_workers_get_what_they_were_not_sent_since_another_had_died(monkeypatch:
         usual(self, index, command, *others)
 
     monkeypatch.setattr(WorkerPool, "send", send)
-    assert in_workers("maml-trpo", **{"max-restarts": 10}) == learned_here("maml-trpo")
+    assert in_workers("maml-trpo", **{"max-restarts": 10}) == learned_once("maml-trpo")
     assert killed
 
 
