@@ -21,6 +21,15 @@ PLACES = {
 }
 
 
+class Broken(NormalMLPPolicy):
+    """A policy that cannot act."""
+
+    stateless = True
+
+    def actor(self, params: Any, first_task: int = 0) -> Any:
+        raise ValueError("no actor")
+
+
 def faulty_sampler(fault: dict[str, Any] | None = None, **options: Any) -> MultiTaskSampler:
     """Return a sampler of an environment with such a `fault`, the arguments of `FaultyEnv`."""
     policy = NormalMLPPolicy(2, 1, (4,), "tanh")

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from faulty_env import HORIZON, FaultyEnv
+from faulty_sampler import Broken
 from hosted_learning import NUM_TASKS, config_of, learn, learned_once
 from slow_env import SlowEnv
 
@@ -24,7 +25,6 @@ from maml_rl.config.placement import Placement
 from maml_rl.derivatives import Cache
 from maml_rl.envs import make_vector_env
 from maml_rl.envs.make_env import Recipe
-from maml_rl.envs.meta_env import RecordedInfos
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import AlgorithmError, ChildEnvError, ChildEnvTimeout, RemoteError
 from maml_rl.experiment import sampling
@@ -180,23 +180,12 @@ def test_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
         MultiTaskSampler("2DNavigation-v0", {}, 2, policy, num_workers=2, inference="worker")
 
 
-class EndingEnv(FaultyEnv):
-    """Episodes of different lengths, with numbers that are recorded."""
-
-    recorded_infos: RecordedInfos = {"clock": "step", "success": "episode"}  # noqa: RUF012
-
-    def step(self, action: Any) -> Any:
-        observation, reward, *_ = super().step(action)
-        over = bool(observation[0] > 0.5)
-        return observation, reward, over, False, {"clock": self._steps, "success": over}
-
-
 CUT: dict[str, dict[str, Any]] = {
     "images": {"env_name": "PixelNavigation-v0"},
     "memory": {"env_name": "2DNavigation-v0"},
     "memory over waves": {"env_name": "2DNavigation-v0", "slots_per_task": 2, "reset_memory_each_episode": True},
-    "infos over waves": {"env_name": EndingEnv, "slots_per_task": 2},
-    "threads over waves": {"env_name": EndingEnv, "stepping": "threads", "slots_per_task": 2},
+    "infos over waves": {"env_name": SlowEnv, "slots_per_task": 2},
+    "threads over waves": {"env_name": SlowEnv, "stepping": "threads", "slots_per_task": 2},
     "deterministic": {"env_name": "2DNavigation-v0"},
 }
 
@@ -310,17 +299,8 @@ def refuse(phases: Any, cache: Cache) -> torch.Tensor:
     raise ValueError("no gradient")
 
 
-class Broken(NormalMLPPolicy):
-    """A policy that cannot act."""
-
-    stateless = True
-
-    def actor(self, params: Any, first_task: int = 0) -> Any:
-        raise ValueError("no actor")
-
-
-@pytest.mark.parametrize("broken", ["update", "policy"])
-def test_error_of_a_learner_in_workers_is_that_of_an_update_in_this_process(broken: str) -> None:
+@pytest.mark.parametrize(("broken", "file"), [("update", "test_child_backend.py"), ("policy", "faulty_sampler.py")])
+def test_error_of_a_learner_in_workers_is_that_of_an_update_in_this_process(broken: str, file: str) -> None:
     messages = []
     for settings in ({"num-workers": 0}, {"num-workers": 2, "update": "workers"}):
         experiment = make_experiment(config_of("maml-trpo", **settings))
@@ -336,7 +316,7 @@ def test_error_of_a_learner_in_workers_is_that_of_an_update_in_this_process(brok
                 work()
             messages.append(str(raised.value))
     assert "ValueError in " in messages[0]
-    assert "test_child_backend.py, line" in messages[0]
+    assert f"{file}, line" in messages[0]
     assert messages[1] == messages[0]
     # Where the traceback in the worker is.
     assert isinstance(raised.value.__cause__, RemoteError)

@@ -9,6 +9,7 @@ pytest.importorskip("ray")
 
 import ray
 from faulty_env import FaultyEnv
+from faulty_sampler import Broken
 from ray import cloudpickle
 
 from maml_rl.envs.make_env import Recipe
@@ -23,15 +24,6 @@ from maml_rl.samplers.worker_progress import IN_RESET_TASK, IN_UPDATE, PhaseAban
 from maml_rl.seeding import PhaseStreams
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(60)]
-
-
-class Broken(NormalMLPPolicy):
-    """A policy that cannot act."""
-
-    stateless = True
-
-    def actor(self, params: Any, first_task: int = 0) -> Any:
-        raise ValueError("no actor")
 
 
 class Probe(RolloutActor):
