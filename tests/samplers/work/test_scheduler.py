@@ -1,6 +1,7 @@
-"""Which worker gets which unit, with workers that only record what they are given: a fake transport."""
+"""Units, and which worker gets which, with workers that only record what they are given: a fake transport."""
 
 from collections import deque
+from math import inf
 from typing import Any
 
 import pytest
@@ -85,6 +86,22 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     for module in (scheduler_module, unit_module):
         monkeypatch.setattr(module, "monotonic", lambda: time[0])
     return time
+
+
+def test_units_are_numbered_and_taken_in_order_and_know_how_many_workers_have_them(now: list[float]) -> None:
+    one, other, unit, later = FakeWorker(), FakeWorker(), Unit("run", ()), Unit("work", ())
+    assert (one.since, unit.copies, unit.done, unit.losses) == (inf, 0, False, [])
+    one.give(unit)
+    now[0] += 1.0
+    one.give(later)
+    other.give(unit)
+    assert [[(call.number, call.reply) for call in each.calls] for each in (one, other)] == [[(0, 0), (1, 1)], [(0, 0)]]
+    # The second of its units has not begun.
+    assert (one.since, other.since, unit.copies, later.copies) == (100.0, 101.0, 2, 1)
+    assert one.take_call().unit is unit
+    assert (unit.copies, one.units()) == (1, [later])
+    one.begin_next()
+    assert one.since == 101.0
 
 
 @pytest.mark.parametrize("steals", [True, False])

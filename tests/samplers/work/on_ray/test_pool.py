@@ -282,10 +282,14 @@ def test_samplers_share_actors_and_use_no_more_of_them_than_they_have_workers(mo
     assert [len(actor.calls) for actor in actors] == [2, 0, 0]
 
 
-def test_last_sampler_that_leaves_ends_the_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_sampler_that_leaves_ends_the_actors_but_none_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, one, _ = pool_of({"1": 2}, monkeypatch)
     _, other = join("'other'")
     actors = started(pool, one, 2, monkeypatch)
+    one.killed = True
+    with pytest.raises(ChildLost, match="were killed"):
+        next(pool.results(one, [Unit("run", ())]))
+    assert hire(pool, other, 2, monkeypatch) == actors
     pool.leave(one)
     assert [(actor.forgotten, actor.ended) for actor in actors] == [([one.job.number], 0)] * 2
     monkeypatch.setattr(ray, "wait", lambda *arguments, **options: ([], []))
@@ -294,17 +298,6 @@ def test_last_sampler_that_leaves_ends_the_actors(monkeypatch: pytest.MonkeyPatc
     assert [actor.ended for actor in actors] == [1, 1]
     again, _ = join("'env'")
     assert again is not pool
-
-
-def test_sampler_that_is_killed_leaves_the_actors_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, one, _ = pool_of({"1": 2}, monkeypatch)
-    _, other = join("'other'")
-    actors = started(pool, one, 2, monkeypatch)
-    one.killed = True
-    with pytest.raises(ChildLost, match="were killed"):
-        next(pool.results(one, [Unit("run", ())]))
-    assert hire(pool, other, 2, monkeypatch) == actors
-    assert [actor.ended for actor in actors] == [0, 0]
 
 
 def test_driver_lists_as_many_actors_for_a_reply_of_many_as_of_few(monkeypatch: pytest.MonkeyPatch) -> None:

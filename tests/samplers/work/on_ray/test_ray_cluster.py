@@ -67,15 +67,15 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def test_training_begun_in_child_processes_and_resumed_on_ray_equals_one_process(cluster: Any, tmp_path: Path) -> None:
-    evaluating = ["--evaluate-every", "10", "--evaluation-tasks", "3"]
-    settings = [*SMALL, *evaluating, "--checkpoint-every", "10", "--output-folder"]
-    assert run_train([*settings, str(tmp_path / "plain"), "--num-workers", "0", "--num-batches", "30"]) == 0
+    evaluating = ["--evaluate-every", "6", "--evaluation-tasks", "3"]
+    settings = [*SMALL, *evaluating, "--checkpoint-every", "6", "--output-folder"]
+    assert run_train([*settings, str(tmp_path / "plain"), "--num-workers", "0", "--num-batches", "18"]) == 0
     run = str(tmp_path / "mixed")
-    assert run_train([*settings, run, "--num-workers", "2", "--num-batches", "10"]) == 0
+    assert run_train([*settings, run, "--num-workers", "2", "--num-batches", "6"]) == 0
     # The evaluations' actors request no CPU: they share those of the training's actors, which wait meanwhile.
     on_ray = ["--backend", "ray", "--ray-address", cluster.address, "--num-workers"]
     metrics, over = tmp_path / "mixed" / "metrics.jsonl", threading.Event()
-    moments = [15]
+    moments = [9]
 
     def kill_now_and_then() -> None:
         while moments and not over.wait(0.05):
@@ -87,14 +87,14 @@ def test_training_begun_in_child_processes_and_resumed_on_ray_equals_one_process
     killer = threading.Thread(target=kill_now_and_then)
     killer.start()
     try:
-        assert run_train([*settings, run, *on_ray, "2", "--num-batches", "30", "--resume"]) == 0
+        assert run_train([*settings, run, *on_ray, "2", "--num-batches", "18", "--resume"]) == 0
     finally:
         over.set()
         killer.join()
     assert not moments
     assert untimed(tmp_path / "mixed") == untimed(tmp_path / "plain")
-    assert any("evaluation/return/step_0" in row for row in untimed(tmp_path / "mixed")[10:])
-    last = "checkpoints/iteration-000030/tensors.safetensors"
+    assert any("evaluation/return/step_0" in row for row in untimed(tmp_path / "mixed")[6:])
+    last = "checkpoints/iteration-000018/tensors.safetensors"
     parameters = [(tmp_path / name / last).read_bytes() for name in ("plain", "mixed")]
     assert parameters[0] == parameters[1]
     tested = []
