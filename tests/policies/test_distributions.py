@@ -159,15 +159,6 @@ def test_distribution_that_cannot_act_is_refused_by_name(distribution, message):
         take_apart(distribution)
 
 
-def test_gradients_flow_through_the_tensors():
-    mean = torch.zeros(N, 2, requires_grad=True)
-    form, tensors = take_apart(Independent(Normal(mean, 2.0), 1))
-    value = log_prob(form.distribution(tensors), torch.ones(N, 2)).sum()
-    (gradient,) = torch.autograd.grad(value, mean)
-    torch.testing.assert_close(gradient, torch.full((N, 2), 0.25))
-    assert value.item() == pytest.approx(-N * 2 * (0.125 + math.log(2.0) + 0.5 * math.log(2.0 * math.pi)))
-
-
 def test_inverted_gamma_numbers_have_the_probability_of_erlangs_formula() -> None:
     # The distribution function of Gamma(k, 1) is 1 - exp(-x) * sum_{i < k} x^i / i!, for integer k.
     for shape in (1, 2, 3, 7, 20):

@@ -67,27 +67,6 @@ def test_attention_is_that_of_a_transformer_written_out() -> None:
     torch.testing.assert_close(mean[:, 0], expected, rtol=0.0, atol=2e-5)
 
 
-@pytest.mark.parametrize("context", [3, 8])
-def test_slot_acts_alike_wherever_it_is_in_a_batch(context: int) -> None:
-    sizes, actions = Attention(context=context, num_layers=1, num_heads=2), spaces.Box(-9.0, 9.0, (3,))
-    policy = moved(TransformerPolicy(spaces.Box(-9.0, 9.0, (7,)), actions, 12, sizes))
-    observations, noise = randn(6, 9, 1, 7), randn(6, 9, 1, 3, seed=1)
-
-    def acted(first: int, last: int) -> Tensor:
-        params = {name: param.detach() for name, param in policy.named_parameters()}
-        memory = tuple(part.unsqueeze(1) for part in policy.initial_memory(last - first))
-        actor, actions = policy.actor(params, first), []
-        for seen, drawn in zip(observations[:, first:last], noise[:, first:last], strict=True):
-            action, memory = actor(seen, drawn, memory)
-            actions.append(action.clone())
-        return torch.stack(actions)
-
-    with torch.inference_mode():
-        whole = acted(0, 9)
-        for slot in range(9):
-            assert torch.equal(acted(slot, slot + 1), whole[:, slot : slot + 1])
-
-
 def test_shifted_tokens_are_those_of_a_policy_that_observes_two_steps() -> None:
     policy = make_policy(context=7, token_shift=True, value="network")
     twice = TransformerPolicy(spaces.Box(-np.inf, np.inf, (6,)), ACTIONS, 16, Attention(7, num_heads=2))

@@ -19,10 +19,9 @@ def learned(two_hot: TwoHot, values: torch.Tensor, probs: torch.Tensor) -> torch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("num_bins", "limit"), [(128, 1e4), (24, 1e3), (65, 1e5)])
 @pytest.mark.parametrize(
-    ("values", "probs"),
-    [([0.0, 10.0], [0.5, 0.5]), ([0.0, 1000.0], [0.99, 0.01]), ([0.0, 20.0], [0.85, 0.15]), ([-0.3, 7.0], [0.2, 0.8])],
+    ("values", "probs", "num_bins", "limit"),
+    [([0.0, 10.0], [0.5, 0.5], 128, 1e4), ([0.0, 1000.0], [0.99, 0.01], 24, 1e3), ([-0.3, 7.0], [0.2, 0.8], 65, 1e5)],
 )
 def test_value_learned_from_random_targets_is_their_expectation(
     values: list[float], probs: list[float], num_bins: int, limit: float, dtype: torch.dtype
