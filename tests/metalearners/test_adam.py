@@ -155,18 +155,13 @@ def test_penalty_is_doubled_above_its_target_halved_below_and_kept() -> None:
         resumed = make_learner("promp", policy)
         resumed.load_state_dict(learner.state_dict())
         assert resumed.state_dict()["inner_kl_coefficients"] == [0.5 * factor] * 2
+    # Never below its first coefficient.
+    learner = make_learner("promp", policy, inner_kl_penalty=0.5, target_inner_kl=1e9)
+    assert [learner.update(batch)["inner_kl/coefficient_0"] for _ in range(2)] == [0.5, 0.5]
     fixed = make_learner("promp", policy, inner_kl_penalty=0.5, adaptive_inner_kl=False)
     assert fixed.update(batch)["inner_kl/coefficient_1"] == 0.5
     with pytest.raises(ValueError, match="coefficients for 2 inner steps, and num-steps is 1"):
         ProMP(policy).load_state_dict(fixed.state_dict())
-
-
-def test_penalty_is_never_below_its_first_coefficient() -> None:
-    policy, train, valid = make_problem("normal", 2, RAGGED)
-    learner = make_learner("promp", policy, inner_kl_penalty=0.5, target_inner_kl=1e9)
-    for _ in range(2):
-        metrics = learner.update(learner.store_of([*train, valid]))
-        assert [metrics[f"inner_kl/coefficient_{step}"] for step in range(2)] == [0.5, 0.5]
 
 
 def test_objective_that_is_not_finite_leaves_the_parameters_as_they_are() -> None:

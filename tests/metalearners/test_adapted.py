@@ -2,9 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -13,17 +11,13 @@ import torch
 
 from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import load_config
-from maml_rl.derivatives import EpisodeStore
-from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import adapt_to_task, load_policy
 from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
-from maml_rl.metalearners.adapted import Adapted
-from maml_rl.metalearners.cavia import CAVIA, CONTEXT
-from maml_rl.plan import Sampler
+from maml_rl.metalearners.cavia import CONTEXT
 from maml_rl.policies import GRUPolicy
 from maml_rl.policies.memory_policy import PolicyWithMemory
 from maml_rl.report import write_report
@@ -34,46 +28,11 @@ NAVIGATION = gymnasium.make("2DNavigation-v0")
 GOAL = {"goal": [0.3, -0.2]}
 
 
-class Guesser(CAVIA):
-    """Guesses two contexts for each task and keeps the better one: it has a context and takes no gradient steps."""
-
-    columns = "guess"
-
-    @classmethod
-    def make_rule(cls, policy: Any, config: Any, settings: Any) -> Any:
-        return None
-
-    @property
-    def takes_steps(self) -> bool:
-        return True
-
-    def adapt(
-        self, sampler: Sampler, tasks: Sequence[Task], num_steps: int = 1, rule: AdaptationRule | None = None
-    ) -> Adapted:
-        own = {name: param.detach() for name, param in sampler.policy.named_parameters()}
-        best, contexts, phases = torch.full((len(tasks),), -torch.inf), torch.zeros(len(tasks), len(own[CONTEXT])), []
-        for _ in range(num_steps):
-            drawn = sampler.generator("context").standard_normal(contexts.shape, np.float32)
-            phases.append(sampler.rollout(tasks, {**own, CONTEXT: torch.from_numpy(drawn)}))
-            returns = phases[-1].episode_returns().mean(1)
-            contexts = torch.where((returns > best)[:, None], torch.from_numpy(drawn), contexts)
-            best = torch.maximum(best, returns)
-        return Adapted(phases, {**own, CONTEXT: contexts} if num_steps else None)
-
-    def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> EpisodeStore:
-        return self.test(sampler, tasks, 1)
-
-    def update(self, batch: EpisodeStore) -> dict[str, Any]:
-        with torch.no_grad():
-            for param in self.policy.parameters():
-                param.add_(torch.randn(param.shape, generator=self.torch_generator("walk")), alpha=0.01)
-        return {}
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("guesser") / "run"
-    train(small(f"{__name__}:Guesser"), folder, num_workers=0)
+    """A run of a learner that takes no gradient steps to adapt, and whose columns have a name of their own."""
+    folder = tmp_path_factory.mktemp("pearl") / "run"
+    train(small("pearl"), folder, num_workers=0)
     return folder
 
 
@@ -130,15 +89,15 @@ def test_started_policy_acts_in_a_sampler_as_after_its_trial() -> None:
 
 def test_columns_are_named_by_the_learner(run: Path, tmp_path: Path) -> None:
     keys = [key for key in read_metrics(run / "metrics.jsonl")[-1] if key.startswith("return/")]
-    assert keys == ["return/guess_0", "return/guess_1"]
+    assert keys == ["return/round_0", "return/round_1", "return/round_2"]
     experiment = make_experiment(load_config(run / "config.json"))
     experiment.restore("last", run)
     evaluation = evaluate(experiment, tasks=2, num_steps=2, num_workers=0)
-    assert (evaluation.returns.shape, evaluation.columns) == ((2, 3, 4), "guess")
-    assert [line.split()[0] for line in evaluation.table().splitlines()] == ["guess", "1", "2", "3"]
+    assert (evaluation.returns.shape, evaluation.columns) == ((2, 3, 4), "round")
+    assert [line.split()[0] for line in evaluation.table().splitlines()] == ["round", "1", "2", "3"]
     write_report([run], tmp_path / "report.html", tasks=2, placement={"num-workers": 0}, num_videos=0, trust=True)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Return by guess" in page
+    assert "Return by round" in page
     assert "gradient step" not in page
 
 

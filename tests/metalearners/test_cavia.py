@@ -5,12 +5,9 @@ import torch
 from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, adapt
-from maml_rl.errors import ConfigError
-from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners.autograd_objective import AutogradObjective
 from maml_rl.metalearners.cavia import CAVIA, ContextPolicy
 from maml_rl.policies import NormalMLPPolicy
-from tests.small_runs import config_of
 from tests.synthetic import OBSERVATION_SIZE, make_policy, make_problem, update
 
 RAGGED = ((5, 2), (1, 3), (4, 4))
@@ -86,13 +83,3 @@ def test_rule_that_adapts_weights_is_refused() -> None:
     for rule in (AdaptationRule(0.1), AdaptationRule(0.1, parameters=["inner.mu.bias"])):
         with pytest.raises(ValueError, match="a ContextPolicy adapts context alone; give the rule that it was trained"):
             adapt(policy, train, rule=rule)
-
-
-def test_policy_without_a_context_is_refused() -> None:
-    config = config_of(policy="tests.metalearners.test_cavia:without_context").override({"algorithm": "cavia"})
-    with pytest.raises(ConfigError, match=r"'policy' in .*cavia adapts a parameter named 'context', which NormalMLP"):
-        make_experiment(config)
-
-
-def without_context(observation_space: object, action_space: object) -> NormalMLPPolicy:
-    return NormalMLPPolicy(2, 2, (4,))

@@ -190,10 +190,6 @@ def test_wrong_policies_and_settings_are_refused_in_one_line() -> None:
         AD(NormalMLPPolicy(2, 2), None)
     with pytest.raises(TypeError, match="a context of 200 steps is longer than the ring of the policy, which has 8"):
         AD(policy, None)
-    with pytest.raises(ConfigError, match="no transformer of these sizes: hidden_size must be a multiple"):
-        make_experiment(bandit_config("ad", hidden_size=10, num_heads=4))
-    with pytest.raises(ConfigError, match="ad learns from the last action and reward; add 'observe-last: true'"):
-        make_experiment(bandit_config("ad").override({"observe-last": False}))
     with pytest.raises(ConfigError, match="add a line `histories: FOLDER`"):
         make_experiment(bandit_config("ad")).open_data()
     with pytest.raises(ConfigError, match=r"'prefetch' in .*: ad samples nothing in training; leave it out"):

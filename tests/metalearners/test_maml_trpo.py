@@ -112,6 +112,9 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: 
     policy, train, valid = make_problem("normal", 1, LENGTHS)
     with pytest.raises(ValueError, match=message):
         MAMLTRPO(policy).step(train, valid, **arguments)
+    for fraction in (0.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="curvature_fraction must be"):
+            MAMLTRPO(policy, curvature_fraction=fraction)
 
 
 @pytest.mark.parametrize("values", [{}, {"max_kl": 2e-3, "cg_damping": 0.3, "ls_backtrack_ratio": 0.4}])
@@ -130,13 +133,6 @@ def test_step_uses_the_settings_except_for_given_arguments(values: dict[str, flo
     assert by_settings == by_step
     assert by_other_settings == by_argument
     assert by_argument != by_step
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.5, float("nan")])
-def test_curvature_fraction_out_of_range_is_refused(fraction: float) -> None:
-    policy, _, _ = make_problem("normal", 1)
-    with pytest.raises(ValueError, match="curvature_fraction must be"):
-        MAMLTRPO(policy, curvature_fraction=fraction)
 
 
 def drop_advantages(episodes: TaskEpisodes) -> TaskEpisodes:

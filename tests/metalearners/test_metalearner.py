@@ -29,26 +29,23 @@ from tests.synthetic import make_policy
 
 
 class Shift(MetaLearner):
-    """Takes a step of Adam with a gradient of ones."""
+    """Takes steps of several optimizers with gradients of ones, and halves the size of those of one."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        first, second, *_ = self.policy.parameters()
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.1)
+        self.optimizers = {
+            "critic": torch.optim.Adam([first], lr=0.1),
+            "slow": torch.optim.SGD([first, second], lr=0.01, momentum=0.9),
+        }
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         assert self.optimizer is not None
         for index, param in enumerate(self.policy.parameters()):
             param.grad = torch.full_like(param, 1.0 + index)
-        self.optimizer.step()
-        return {}
-
-
-class Falling(Shift):
-    """Halves its step size after every update."""
-
-    def update(self, batch: EpisodeStore) -> dict[str, Any]:
-        super().update(batch)
-        assert self.optimizer is not None
+        for optimizer in (self.optimizer, *self.optimizers.values()):
+            optimizer.step()
         self.optimizer.param_groups[0]["lr"] *= 0.5
         return {}
 
@@ -148,16 +145,15 @@ def test_another_algorithm_of_the_command_line_starts_with_its_own_defaults() ->
     assert config_of("max-kl: 0.5\n").override({"algorithm": "maml-trpo"}).algorithm_settings == {"max-kl": 0.5}
 
 
-@pytest.mark.parametrize("kind", [Shift, Falling])
-def test_optimizer_restored_from_tensors_and_json_continues_bit_identically(kind: type[Shift]) -> None:
-    learner, undisturbed = kind(make_policy("normal")), kind(make_policy("normal"))
+def test_optimizers_restored_from_tensors_and_json_continue_bit_identically() -> None:
+    learner, undisturbed = Shift(make_policy("normal")), Shift(make_policy("normal"))
     batch = learner.store_of([])
     for _ in range(3):
         learner.update(batch)
         undisturbed.update(batch)
     state = learner.state_dict()
     rest = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
-    resumed = kind(make_policy("normal", seed=9))
+    resumed = Shift(make_policy("normal", seed=9))
     resumed.policy.load_state_dict(learner.policy.state_dict())
     resumed.load_state_dict({**state, **json.loads(json.dumps(rest))})
     for _ in range(2):
@@ -165,6 +161,11 @@ def test_optimizer_restored_from_tensors_and_json_continues_bit_identically(kind
         undisturbed.update(batch)
     for mine, theirs in zip(resumed.policy.parameters(), undisturbed.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+    # A single one has the short name.
+    names = {name.rsplit(".", 2)[0] for name in state if name.startswith("optimizer")}
+    assert names == {"optimizer", "optimizer.critic", "optimizer.slow"}
+    with pytest.raises(ValueError, match="the state of the optimizer 'critic' is for 2 parameters, and there are 1"):
+        resumed.load_state_dict({**state, "optimizer.critic.7.step": torch.zeros(())})
 
 
 class Rememberer(Shift):
@@ -263,16 +264,3 @@ def test_inner_loss_is_that_of_the_config_in_sampling_and_update(text: str, loss
     assert made.rule is not None
     assert made.rule.inner_loss is loss
     assert made.rule.name() == loss.__qualname__
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (DIVISOR, "'algorithm-settings.differentiate-divisor' in .*: log-probability has none; .*the likelihood-ratio"),
-        (f"{RATIO}, first-order: true, {DIVISOR}", "first-order drops all derivatives"),
-    ],
-)
-def test_divisor_that_would_change_nothing_is_refused_in_one_line(text: str, message: str) -> None:
-    learner, settings, config = algorithm_of(config_of(f"algorithm-settings: {{{text}}}\n"))
-    with pytest.raises(ConfigError, match=message):
-        learner.from_config(make_policy("normal"), config, settings)

@@ -13,14 +13,11 @@ from torch.distributions import Categorical
 
 from maml_rl import MultiTaskSampler, TaskEpisodes
 from maml_rl.derivatives import LocalStore
-from maml_rl.errors import ConfigError
-from maml_rl.experiment.build import make_experiment
 from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.plan import Plan
-from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, NormalMLPPolicy, Policy, as_policy
+from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, Policy, as_policy
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
-from tests.small_runs import config_of
 from tests.synthetic import update
 
 GAMMA, LAMBDA = 0.9, 0.7
@@ -342,60 +339,6 @@ def test_policies_that_the_learner_cannot_train_are_refused() -> None:
         RL2(CategoricalMLPPolicy(3, 4), None)
     with pytest.raises(TypeError, match="this GRUPolicy predicts no rewards; make a GRUPolicy with predict_rewards"):
         make_learner(make_policy(), reward_prediction_coefficient=1.0)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"slots-per-task": 4}, "'slots-per-task' in .*: the episodes of a trial follow each other in one slot"),
-        ({"observe-last": False}, "'algorithm' in .*: rl2 learns from the last action and reward; add 'observe-last"),
-        ({"method": "oracle"}, "'method' in .*: rl2 adapts without gradient steps"),
-        (
-            {"num-batches": 3, "algorithm-settings": {"anneal-over": 2}},
-            "'num-batches' in .*: rl2 learns nothing after meta-update 2, .*; use at most 2, or a longer anneal-over",
-        ),
-        (
-            {"algorithm-settings": {"cell": "transformer", "memory-span": 5}},
-            "'memory-span' in .*: a transformer has no gates to set; leave it out, or take a gru",
-        ),
-        (
-            {"algorithm-settings": {"cell": "transformer", "layers": [8]}},
-            "'layers' in .*: a transformer has layers of its own; leave it out, or take a gru",
-        ),
-        (
-            {"algorithm-settings": {"products": 8}},
-            "'products' in .*: only layers see products; set layers of a gru or lstm, or leave it out",
-        ),
-        (
-            {"algorithm-settings": {"token-shift": True}},
-            "'token-shift' in .*: a recurrent layer has no tokens; leave it out",
-        ),
-        (
-            {"algorithm-settings": {"cell": "transformer", "hidden-size": 12, "num-heads": 4}},
-            "no transformer of these sizes: hidden_size must be a multiple of twice num_heads, 8, got 12",
-        ),
-        (
-            {
-                "env-name": "tests.looking_env:Looking-v0",
-                "algorithm-settings": {"cell": "transformer", "normalize-observations": True},
-            },
-            "'env-name' in .*: only vectors are normalized, and the observations are",
-        ),
-        ({"policy": "tests.metalearners.test_rl2:plain"}, "'policy' in .*: rl2 trains a policy with a memory"),
-    ],
-)
-def test_configs_are_refused_that_make_no_sense(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        make_experiment(config_of().override({"algorithm": "rl2", "observe-last": True, **values}))
-    assert "\n" not in str(caught.value)
-
-
-def plain(observation_space: Any, action_space: Any) -> NormalMLPPolicy:
-    return NormalMLPPolicy(spaces.flatdim(observation_space), 2)
-
-
-def recurrent(observation_space: Any, action_space: Any) -> GRUPolicy:
-    return GRUPolicy(observation_space, action_space, 4)
 
 
 def test_a_trial_needs_one_slot() -> None:

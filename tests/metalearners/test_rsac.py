@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from maml_rl.episode import TaskEpisodes
-from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.sampling import make_sampler
 from maml_rl.metalearners.rsac import RSAC
 from maml_rl.metalearners.stepper import Stepper
 from maml_rl.plan import Plan
-from maml_rl.policies import EncoderSizes, GRUPolicy
+from maml_rl.policies import EncoderSizes
 from maml_rl.policies.soft_actors import RecurrentActor
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
 from tests.small_runs import config_of
@@ -233,42 +232,9 @@ def test_update_uses_sequences_from_anywhere_in_the_trials(monkeypatch: pytest.M
     assert torch.equal(sequences.observations[:, :, 0], firsts + torch.arange(3.0).unsqueeze(1))
 
 
-def test_loss_that_is_not_finite_ends_training_before_the_step() -> None:
-    learner = make("box")
-    trials = make_trials(learner, [4, 2], [True, False])
-    trials.rewards[0, 0] = math.inf
-    before = [param.clone() for param in learner.policy.parameters()]
-    with pytest.raises(NonFiniteError, match="a loss of rsac or its gradient is not finite; lower learning-rate"):
-        learner.stepper(*learner.inputs_of(trials))
-    assert all(map(torch.equal, before, learner.policy.parameters()))
-
-
 def config_for(**values: Any) -> Any:
     keys = {key.replace("_", "-"): value for key, value in values.items()}
     return config_of(num_steps=2, num_batches=3).override({"algorithm": "rsac", "observe-last": True, **keys})
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"observe_last": False}, "rsac learns from the last action and reward; add 'observe-last: true'"),
-        (
-            {"algorithm_settings": {"buffer-steps": 7}},
-            "buffer of 7 steps has no room for a trial of 40; use at least 40",
-        ),
-        (
-            {"algorithm_settings": {"cell": "transformer", "hidden-size": 20}},
-            "no transformer of these sizes: hidden_size must be a multiple of twice num_heads, 8, got 20",
-        ),
-        ({"slots_per_task": 2}, "the episodes of a trial follow each other in one slot; leave it out"),
-        ({"env_name": "TabularMDP-v0", "policy": f"{__name__}:of_another_kind"}, "and GRUPolicy is not"),
-    ],
-)
-def test_wrong_config_is_one_line(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_experiment(config_for(**values))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_tests_act_without_the_noise_of_training() -> None:
@@ -283,10 +249,6 @@ def test_tests_act_without_the_noise_of_training() -> None:
         assert torch.equal(*adapted.phases[0].observations)
         assert torch.equal(*adapted.memory[0])
         assert not torch.equal(*learner.collect(sampler, same).phases[0].observations)
-
-
-def of_another_kind(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> GRUPolicy:
-    return GRUPolicy(observation_space, action_space, 4)
 
 
 def test_policy_without_its_critics_loads_and_one_with_a_part_of_them_does_not() -> None:

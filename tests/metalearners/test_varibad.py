@@ -11,12 +11,11 @@ from torch.distributions import Bernoulli, Normal, kl_divergence
 
 from maml_rl.config import Config
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.errors import ConfigError
 from maml_rl.experience import Steps
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.sampling import make_sampler
 from maml_rl.metalearners.varibad import VariBAD
-from maml_rl.policies import BeliefPolicy, GRUPolicy
+from maml_rl.policies import BeliefPolicy
 from tests.small_runs import config_of
 
 GRID = {
@@ -167,36 +166,6 @@ def test_policy_normalizes_observations_by_the_moments_of_all_samples() -> None:
     learner, episodes = learner_and_episodes({"normalize-observations": False})
     learner.update(learner.store_of([episodes]))
     assert torch.equal(learner.policy.observation_std, torch.ones(2))
-
-
-@pytest.mark.parametrize(
-    ("settings", "values", "message"),
-    [
-        ({"replay-steps": 7}, {}, "a replay buffer of 7 steps has no room for a trial of 8"),
-        (
-            {"reward-decoder": "cells"},
-            {"env-name": "2DNavigation-v0", "env-kwargs": {}},
-            "reward-decoder' in .*observations are not the cells of a grid",
-        ),
-        (
-            {"reward-decoder": "cells"},
-            {"env-kwargs": {"width": 200, "height": 200}},
-            "reward-decoder' in .*a grid of 4e.04 cells is too large for an output for each",
-        ),
-        ({"cell": "transformer", "encoder-size": 12}, {}, "'algorithm-settings' in .*no transformer of these sizes"),
-        ({}, {"method": "oracle"}, "'method' in .*varibad adapts without gradient steps"),
-        ({"reward-prediction-coefficient": 1.0}, {}, "reward-prediction-coefficient.*it is a setting of rl2"),
-        ({}, {"policy": "tests.metalearners.test_varibad:recurrent"}, "a policy of state and belief, and got a GRUP"),
-    ],
-)
-def test_configs_are_refused_that_make_no_sense(settings: dict[str, Any], values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        make_experiment(config(settings, **values))
-    assert "\n" not in str(caught.value)
-
-
-def recurrent(observation_space: Any, action_space: Any) -> GRUPolicy:
-    return GRUPolicy(observation_space, action_space, 4)
 
 
 def test_state_of_another_decoder_is_refused() -> None:
