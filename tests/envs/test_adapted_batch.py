@@ -304,8 +304,9 @@ def test_time_limit_counts_the_steps_of_each_slot_that_advances_by_itself() -> N
                 assert env.buffers.truncated.tolist() == ends
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
-@pytest.mark.parametrize("made", [LimitedBatch, OfDicts])
+@pytest.mark.parametrize(
+    ("made", "mode"), [*((LimitedBatch, mode) for mode in AutoresetMode), (OfDicts, AutoresetMode.SAME_STEP)]
+)
 def test_info_of_an_episode_that_a_limit_ended_is_nan_and_else_an_error(made: Any, mode: AutoresetMode) -> None:
     # Of single environments Gymnasium's own wrapper cuts the episodes.
     single, batch = sampled_to_a_limit(Walking), sampled_to_a_limit(lambda num_envs: made(num_envs, mode))
@@ -364,13 +365,12 @@ def with_final(made: Any, num_envs: int) -> Batch:
     return ending
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("made", "message", "num_workers"),
     [
-        (EndsWrong, r"an observation of shape \(5,\).*as a final_obs"),
-        (EndsSilently, "declares 'last'"),
-        (CutSilently, "declares 'last'"),
+        (EndsWrong, r"an observation of shape \(5,\).*as a final_obs", 0),
+        (EndsSilently, "declares 'last'", 2),
+        (CutSilently, "declares 'last'", 0),
     ],
 )
 @pytest.mark.usefixtures("forked_workers")

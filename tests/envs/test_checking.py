@@ -89,15 +89,6 @@ def test_everything_missing_is_listed() -> None:
 UNSEEDED = np.random.default_rng(0)
 
 
-class ForgetsTheTask(WalkEnv):
-    """Like environments that draw a new goal at every reset."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        result = super().reset(seed=seed, options=options)
-        self.slope = self.np_random.uniform()
-        return result
-
-
 class ForgetsTheTaskUnlessSeeded(WalkEnv):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if seed is None:
@@ -161,18 +152,6 @@ class RefusesItsOwnRange(WalkEnv):
             walk("SeesInfinity", observe=lambda self: np.array([np.inf if self.steps == 2 else 0.0, 0.1])),
             r"observations must be finite, got infinity at step 2",
         ),
-        (
-            walk("SeesRaggedLists", observe=lambda self: [[1.0], [2.0, 3.0]]),
-            r"returned an observation that is not an array, \[\[1.0\], \[2.0, 3.0\]\] ",
-        ),
-        (
-            walk(
-                "Wraps",
-                observation_space=spaces.Box(-128, 127, (1,), np.int8),
-                observe=lambda self: np.array([100 + 20 * self.steps]),
-            ),
-            r"Wraps returned an observation with 140 at \[0\], outside of its space",
-        ),
         (NeedsATask, "must work before any reset_task, .* AttributeError in .*third_party.py, line .* 'slope'"),
         (NeedsAReset, "reset_task must work before the first reset, .* AttributeError in .*test_checking.py, line"),
         (
@@ -189,12 +168,10 @@ class RefusesItsOwnRange(WalkEnv):
         ),
         (drawing("DrawsTheSameTask", lambda num: [{"slope": 1.0}] * num), "must draw different tasks"),
         (drawing("DrawsNumbers", lambda num: [0.5] * num), "a task must be a dict, got float"),
-        (drawing("DrawsObjects", lambda num: [{"slope": object()}] * num), "a task holds numbers and arrays"),
         (
             drawing("DrawsRaggedLists", lambda num: [{"slope": 1.0, "walls": [[1], [2, 3]]}] * num),
             r"entry 'walls' is \[\[1\], \[2, 3\]\]",
         ),
-        (ForgetsTheTask, "every task gave the same episodes"),
         (ForgetsTheTaskUnlessSeeded, "a task must survive reset"),
         (IgnoresTheTask, "every task gave the same episodes"),
         (ChangesBeforeRefusing, "must leave the task as it was"),
@@ -280,29 +257,15 @@ def test_constructor_that_draws_from_generators_of_the_process_is_a_remark() -> 
         check_meta_env(env, make_another=MadeGlobally)
 
 
-class MovesItsGoal(WalkEnv):
-    """Keeps the array of its task, and changes it."""
+class MovesItsSlope(WalkEnv):
+    """Changes the array of its task."""
 
     def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
-        return [{"goal": self.np_random.uniform(size=1)} for _ in range(num_tasks)]
+        return [{"slope": self.np_random.uniform(size=1)} for _ in range(num_tasks)]
 
     def reset_task(self, task: dict[str, Any]) -> None:
-        if set(task) != {"goal"}:
-            raise ValueError("expected the entry 'goal' alone")
-        self.goal = task["goal"]
-        self.start = self.goal.copy()
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if hasattr(self, "start"):
-            self.goal[:] = self.start
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> Any:
-        observation, _, *rest = super().step(action)
-        if hasattr(self, "goal"):
-            self.goal += 0.5
-            return observation, float(self.goal[0]), *rest
-        return observation, 0.0, *rest
+        super().reset_task({name: float(array[0]) for name, array in task.items()})
+        task["slope"] += 0.5
 
 
 class TakesItsTaskApart(WalkEnv):
@@ -316,7 +279,7 @@ class TakesItsTaskApart(WalkEnv):
 @pytest.mark.parametrize(
     ("env_class", "remark"),
     [
-        (MovesItsGoal, "changes the entry 'goal' of the task that it was given"),
+        (MovesItsSlope, "changes the entry 'slope' of the task that it was given"),
         (TakesItsTaskApart, "changes the entry 'slope' of the task that it was given"),
         # Random actions never find the reward.
         (paying("PaysAlmostNever", lambda _: 0.0), r"every task gave the reward 0.0 at each .* with sparse rewards"),
@@ -525,10 +488,6 @@ TaskHasNoEffect = type("TaskHasNoEffect", (GlowBatch,), {"reset_task": lambda se
     ("made", "when"),
     [
         (OneGenerator, "at step 1 differs where slots change places; .* a generator of its own"),
-        (
-            glow("ByPlace", lambda batch, noise: noise + np.arange(batch.num_envs)[:, None]),
-            "at step 1 differs where slots change places",
-        ),
         (
             glow("BySize", lambda batch, noise: noise * batch.num_envs),
             "at step 1 differs where slot 0 is a batch of one",

@@ -1,6 +1,8 @@
 """Guarantees of every registered family about tasks; registering a new id is enough to test it."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -31,15 +33,17 @@ def test_seeded_sample_tasks_repeats_and_unseeded_continues(base_vector_env: Met
             assert_same_tasks(tasks, following)
 
 
-def test_sampled_tasks_belong_to_the_caller(stepping_vector_env: MetaVectorEnv) -> None:
+def test_tasks_belong_to_the_caller_and_survive_json(stepping_vector_env: MetaVectorEnv) -> None:
     tasks = stepping_vector_env.sample_tasks(4, seed=0)
     stepping_vector_env.reset_task(tasks)
-    before = play(stepping_vector_env, 0)
+    before, text = play(stepping_vector_env, 0), json.dumps(tasks, default=np.ndarray.tolist)
     for task in tasks:
         for name, value in task.items():
             task[name] = "" if isinstance(value, str) else value * 0.0
             if isinstance(value, np.ndarray):
                 value[...] = 0.0
+    assert same(before, play(stepping_vector_env, 0))
+    stepping_vector_env.reset_task(json.loads(text))
     assert same(before, play(stepping_vector_env, 0))
 
 
@@ -85,14 +89,6 @@ def test_reset_task_takes_effect_at_the_next_step(tasked_vector_env: MetaVectorE
     assert same(list(changed[:4]), list(expected[:4]))
 
 
-def test_tasks_survive_json(stepping_vector_env: MetaVectorEnv) -> None:
-    tasks = stepping_vector_env.sample_tasks(4, seed=0)
-    stepping_vector_env.reset_task(tasks)
-    before = play(stepping_vector_env, 0)
-    stepping_vector_env.reset_task(json.loads(json.dumps(tasks, default=np.ndarray.tolist)))
-    assert same(before, play(stepping_vector_env, 0))
-
-
 def test_task_given_to_the_constructor_is_the_task(base_env_id: str, base_vector_env: MetaVectorEnv) -> None:
     task = base_vector_env.sample_tasks(2, seed=5)[1]
     base_vector_env.reset_task([task] * 4)
@@ -108,44 +104,36 @@ def test_environments_without_a_given_task_all_have_the_same_one(
     assert same(play(base_vector_env, 0), play(make_vector_env(base_env_id, {}, 4), 0))
 
 
-FLAWS = ("missing", "misspelled", "shape", "nan", "infinite", "text", "none", "truth", "ragged")
+def with_first(array: NDArray[np.float64], number: float) -> NDArray[np.float64]:
+    changed = array.copy()
+    changed.flat[0] = number
+    return changed
 
 
-def flawed(task: Task, name: str, flaw: str) -> Task:
-    """Return a task with a flaw in one entry."""
-    bad, value = dict(task), task[name]
-    array = np.array([] if isinstance(value, str) else value, np.float64)
-    match flaw:
-        case "missing":
-            del bad[name]
-        case "misspelled":
-            bad[name[:-1] + "z"] = bad.pop(name)
-        case "shape":
-            bad[name] = np.zeros((*array.shape, 7))
-        case "nan" | "infinite":
-            array.flat[0] = np.nan if flaw == "nan" else np.inf
-            bad[name] = array
-        case "text":
-            bad[name] = "1.0"
-        case "none":
-            bad[name] = None
-        case "truth":
-            bad[name] = np.ones(array.shape, np.bool_)
-        case "ragged":
-            bad[name] = [[1.0], [2.0, 3.0]]
-    return bad
+# What an entry of numbers may be instead.
+FLAWS: dict[str, Callable[[NDArray[np.float64]], Any]] = {
+    "shape": lambda array: np.zeros((*array.shape, 7)),
+    "nan": lambda array: with_first(array, np.nan),
+    "infinite": lambda array: with_first(array, np.inf),
+    "text": lambda array: "1.0",
+    "none": lambda array: None,
+    "truth": lambda array: np.ones(array.shape, np.bool_),
+    "ragged": lambda array: [[1.0], [2.0, 3.0]],
+}
 
 
 def test_malformed_task_is_refused_by_name_and_changes_nothing(stepping_vector_env: MetaVectorEnv) -> None:
     tasks = stepping_vector_env.sample_tasks(4, seed=0)
     stepping_vector_env.reset_task(tasks)
     before = play(stepping_vector_env, 0)
-    for flaw in FLAWS:
-        for name, value in tasks[2].items():
-            if isinstance(value, str) and flaw in ("nan", "infinite"):
-                continue
+    for name, value in tasks[2].items():
+        others = {key: entry for key, entry in tasks[2].items() if key != name}
+        array = np.array([] if isinstance(value, str) else value, np.float64)
+        flaws = [flaw(array) for kind, flaw in FLAWS.items() if array.size or kind not in ("nan", "infinite")]
+        misspelled = {**others, name[:-1] + "z": value}
+        for flawed in (others, misspelled, *({**others, name: flaw} for flaw in flaws)):
             with pytest.raises(TaskError, match=rf"slot 2: .*{name!r}"):
-                stepping_vector_env.reset_task([tasks[0], tasks[1], flawed(tasks[2], name, flaw), tasks[3]])
+                stepping_vector_env.reset_task([tasks[0], tasks[1], flawed, tasks[3]])
     assert same(before, play(stepping_vector_env, 0))
 
 

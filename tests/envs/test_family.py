@@ -25,7 +25,6 @@ from maml_rl.spaces import is_image
 from tests.envs.contract import (
     BASES,
     OWN_STEPS,
-    QUICK,
     STEPS,
     TRIED,
     assert_same_slot,
@@ -35,6 +34,7 @@ from tests.envs.contract import (
     random_actions,
     same,
 )
+from tests.envs.third_party import WalkEnv
 
 
 def step_beside(batch: Any, singles: list[Any], actions: Any, running: set[int]) -> None:
@@ -89,16 +89,6 @@ def test_unseeded_reset_continues_from_the_seeded_one(base_vector_env: MetaVecto
     assert same(first[1], second[1])
 
 
-def test_time_limit_truncates_without_terminating(stepping_env_id: str) -> None:
-    vector_env = make_vector_env(stepping_env_id, {}, 3, max_episode_steps=2)
-    vector_env.reset(seed=0)
-    steps = [vector_env.step(actions) for actions in random_actions(vector_env, 2)]
-    first, last = [(terminated, truncated) for _, _, terminated, truncated, _ in steps]
-    assert not first[1].any()
-    np.testing.assert_array_equal(last[1], ~first[0])
-    assert last[0].all() if "Bandit" in stepping_env_id else not last[0].any()
-
-
 def test_default_time_limit_is_that_of_the_id(base_env_id: str) -> None:
     limit = FAMILIES[base_env_id].max_episode_steps
     assert gymnasium.spec(base_env_id).max_episode_steps == limit
@@ -107,13 +97,13 @@ def test_default_time_limit_is_that_of_the_id(base_env_id: str) -> None:
     assert gymnasium.make_vec(base_env_id, num_envs=2).max_episode_steps == expected
 
 
-def test_frozen_slots_keep_their_final_observation_and_ignore_actions(stepping_env_id: str) -> None:
+def test_slots_at_their_time_limit_are_truncated_and_keep_their_final_observation(stepping_env_id: str) -> None:
     vector_env = make_vector_env(stepping_env_id, {}, 4, max_episode_steps=2)
     vector_env.reset(seed=0)
-    for actions in random_actions(vector_env, 2):
-        final = vector_env.step(actions)
-    assert (final[2] | final[3]).all()
-    fresh = vector_env.observation_space.sample()
+    first, final = (vector_env.step(actions) for actions in random_actions(vector_env, 2))
+    assert not first[3].any()
+    np.testing.assert_array_equal(final[3], ~first[2])
+    assert final[2].all() if "Bandit" in stepping_env_id else not final[2].any()
     vector_env.reset(seed=5, options={"reset_mask": np.array([True, False, False, True])})
     poison = random_actions(vector_env, 1, seed=8)[0]
     poison[1:3] = np.nan if np.issubdtype(poison.dtype, np.floating) else -7
@@ -123,7 +113,6 @@ def test_frozen_slots_keep_their_final_observation_and_ignore_actions(stepping_e
     np.testing.assert_array_equal(rewards[1:3], 0.0)
     assert np.isfinite(rewards).all()
     assert infos["_task"].tolist() == [True, False, False, True]
-    assert fresh.shape == observations.shape
 
 
 def test_reset_mask_resets_only_the_masked_slots(stepping_env_id: str) -> None:
@@ -181,22 +170,16 @@ def arrays_in(infos: dict[str, Any]) -> list[Any]:
     return [array for arrays in nested for array in arrays]
 
 
-def test_results_have_the_declared_dtypes_and_spaces(stepping_vector_env: MetaVectorEnv) -> None:
-    observations, _ = stepping_vector_env.reset(seed=0)
-    assert stepping_vector_env.observation_space.contains(observations)
-    for actions in random_actions(stepping_vector_env, 3):
-        observations, rewards, terminated, truncated, _ = stepping_vector_env.step(actions)
-        assert stepping_vector_env.observation_space.contains(observations)
-    expected = np.uint8 if is_image(stepping_vector_env.single_observation_space) else np.float32
-    assert (observations.dtype, rewards.dtype) == (expected, np.float64)
-    assert terminated.dtype == truncated.dtype == np.bool_
-
-
-def test_info_has_the_reward_terms_and_the_task(vector_env: MetaVectorEnv) -> None:
+def test_results_have_the_declared_types_and_infos_the_reward_terms_and_the_task(vector_env: MetaVectorEnv) -> None:
     tasks = vector_env.sample_tasks(4, seed=0)
     vector_env.reset_task(tasks)
-    vector_env.reset(seed=0)
-    _, rewards, _, _, infos = vector_env.step(random_actions(vector_env, 1)[0])
+    observations, _ = vector_env.reset(seed=0)
+    assert vector_env.observation_space.contains(observations)
+    observations, rewards, terminated, truncated, infos = vector_env.step(random_actions(vector_env, 1)[0])
+    assert vector_env.observation_space.contains(observations)
+    expected = np.uint8 if is_image(vector_env.single_observation_space) else np.float32
+    assert (observations.dtype, rewards.dtype) == (expected, np.float64)
+    assert terminated.dtype == truncated.dtype == np.bool_
     terms = [value for name, value in infos.items() if name.startswith("reward_")]
     # Environments of other packages, in JAX, have no terms.
     if ".jax." not in type(vector_env.unwrapped).__module__:
@@ -263,26 +246,15 @@ def test_finished_slots_are_reset_as_gymnasium_resets_single_environments(
     sync.close()
 
 
-def test_make_vec_resets_at_the_next_step_by_default(base_env_id: str) -> None:
-    env: Any = gymnasium.make_vec(base_env_id, num_envs=2, max_episode_steps=1)
-    assert env.metadata["autoreset_mode"] is env.autoreset_mode is AutoresetMode.NEXT_STEP
-    env.reset(seed=0)
-    actions = random_actions(env, 1)[0]
-    lengths = [env.step(actions)[2:4] for _ in range(4)]
-    ended = [bool((terminated | truncated).all()) for terminated, truncated in lengths]
-    assert ended == [True, False, True, False]
-
-
-@pytest.mark.parametrize("mode", [*AutoresetMode, *(mode.value for mode in AutoresetMode)], ids=str)
-def test_mode_may_be_given_by_name(mode: Any) -> None:
-    env = gymnasium.make_vec("Bandit-K5-v0", num_envs=2, autoreset_mode=mode)
-    assert env.metadata["autoreset_mode"] is AutoresetMode(mode)
-
-
-def test_unknown_mode_is_refused(base_env_id: str) -> None:
-    for mode in ("next-step", None, 3):
+def test_mode_may_be_given_by_name_and_is_next_step_by_default() -> None:
+    for mode in (*AutoresetMode, *(mode.value for mode in AutoresetMode)):
+        env = gymnasium.make_vec("Bandit-K5-v0", num_envs=2, autoreset_mode=mode)
+        assert env.metadata["autoreset_mode"] is AutoresetMode(mode)
+    by_default: Any = gymnasium.make_vec("Bandit-K5-v0", num_envs=2)
+    assert by_default.metadata["autoreset_mode"] is by_default.autoreset_mode is AutoresetMode.NEXT_STEP
+    for unknown in ("next-step", None, 3):
         with pytest.raises(ValueError, match=r"autoreset_mode must be one of 'NextStep', 'SameStep', 'Disabled', got"):
-            gymnasium.make_vec(base_env_id, num_envs=2, autoreset_mode=mode)
+            gymnasium.make_vec("Bandit-K5-v0", num_envs=2, autoreset_mode=unknown)
 
 
 def test_only_vector_environments_declare_a_mode(base_env_id: str) -> None:
@@ -294,11 +266,10 @@ def test_only_vector_environments_declare_a_mode(base_env_id: str) -> None:
         gymnasium.make(base_env_id, autoreset_mode=AutoresetMode.DISABLED)
 
 
-def test_sampler_accepts_slots_without_autoreset(base_env_id: str) -> None:
-    env = make_vector_env(base_env_id, {}, 2)
-    assert env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+def test_slots_of_samplers_have_no_autoreset(base_vector_env: MetaVectorEnv) -> None:
+    assert base_vector_env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
     with pytest.raises(ValueError, match="leave autoreset_mode out of the environment's arguments"):
-        make_vector_env(base_env_id, {"autoreset_mode": AutoresetMode.DISABLED})
+        make_vector_env("Bandit-K5-v0", {"autoreset_mode": AutoresetMode.DISABLED})
 
 
 def test_mode_is_an_attribute_that_can_be_set(base_env_id: str) -> None:
@@ -317,36 +288,13 @@ def test_mode_is_an_attribute_that_can_be_set(base_env_id: str) -> None:
 COPIES: tuple[Callable[[Any], Any], ...] = (copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env)))
 
 
-def engines_of(env_id: str) -> tuple[str, ...]:
-    """The engines copy the states of all bodies by the same code: one family of each base tries both."""
-    if not FAMILIES[env_id].has_physics:
-        return ("",)
-    return ("mjbatch", "mujoco") if env_id in QUICK else ("mjbatch",)
-
-
 def on_engines(names: Iterable[str]) -> list[Any]:
-    """Return families, on an engine or both if they have physics."""
+    """Return families with arguments: those with physics also on plain MuJoCo."""
     return [
-        pytest.param((env_id, {"engine": engine} if engine else {}), marks=marks(env_id), id=f"{env_id}-{engine}")
-        for env_id in names
-        for engine in engines_of(env_id)
+        pytest.param(name, arguments, marks=marks(name))
+        for name in names
+        for arguments in ({}, {"engine": "mujoco"})[: 1 + FAMILIES[name].has_physics]
     ]
-
-
-def installed(family: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
-    if family[1] == {"engine": "mjbatch"}:
-        pytest.importorskip("mjbatch", exc_type=ImportError)
-    return family
-
-
-@pytest.fixture(params=on_engines(OWN_STEPS))
-def family(request: pytest.FixtureRequest) -> Any:
-    return installed(request.param)
-
-
-@pytest.fixture(params=on_engines(BASES))
-def base_family(request: pytest.FixtureRequest) -> Any:
-    return installed(request.param)
 
 
 def go_on(env: Any, actions: list[Any]) -> list[Any]:
@@ -359,9 +307,9 @@ def go_on(env: Any, actions: list[Any]) -> list[Any]:
     return seen
 
 
-def test_copy_of_a_single_environment_continues_bit_identically(family: tuple[str, dict[str, Any]]) -> None:
-    env_id, physics_kwargs = family
-    env: Any = gymnasium.make(env_id, **physics_kwargs)
+@pytest.mark.parametrize(("env_id", "arguments"), on_engines(OWN_STEPS))
+def test_copy_of_a_single_environment_continues_bit_identically(env_id: str, arguments: dict[str, Any]) -> None:
+    env: Any = gymnasium.make(env_id, **arguments)
     env.reset(seed=3)
     env.unwrapped.reset_task(env.unwrapped.sample_tasks(1)[0])
     env.reset()
@@ -379,9 +327,9 @@ def test_copy_of_a_single_environment_continues_bit_identically(family: tuple[st
         each.close()
 
 
-def test_copy_of_a_batch_continues_bit_identically(base_family: tuple[str, dict[str, Any]]) -> None:
-    env_id, physics_kwargs = base_family
-    env: Any = make_vector_env(env_id, physics_kwargs, 3, max_episode_steps=7, num_threads=2)
+@pytest.mark.parametrize(("env_id", "arguments"), on_engines(BASES))
+def test_copy_of_a_batch_continues_bit_identically(env_id: str, arguments: dict[str, Any]) -> None:
+    env: Any = make_vector_env(env_id, arguments, 3, max_episode_steps=7, num_threads=2)
     env.reset_task(env.sample_tasks(3, seed=0))
     env.reset(seed=3)
     actions = random_actions(env, 12)
@@ -394,15 +342,15 @@ def test_copy_of_a_batch_continues_bit_identically(base_family: tuple[str, dict[
         each.close()
 
 
-def test_environment_can_be_reset_after_it_was_closed(base_family: tuple[str, dict[str, Any]]) -> None:
-    env_id, physics_kwargs = base_family
-    env: Any = gymnasium.make(env_id, **physics_kwargs)
+@pytest.mark.parametrize(("env_id", "arguments"), on_engines(BASES))
+def test_environment_can_be_reset_after_it_was_closed(env_id: str, arguments: dict[str, Any]) -> None:
+    env: Any = gymnasium.make(env_id, **arguments)
     before = env.reset(seed=1)[0]
     env.close()
     np.testing.assert_array_equal(env.reset(seed=1)[0], before)
     env.step(env.action_space.sample())
     env.close()
-    batch: Any = make_vector_env(env_id, physics_kwargs, 4, num_threads=2)
+    batch: Any = make_vector_env(env_id, arguments, 4, num_threads=2)
     before = batch.reset(seed=1)[0]
     batch.close()
     np.testing.assert_array_equal(batch.reset(seed=1)[0], before)
@@ -540,11 +488,12 @@ def test_calls_out_of_order_are_refused(base_env_id: str) -> None:
     vector_env.step(actions)
 
 
+@pytest.mark.parametrize("env", ["2DNavigation-v0", WalkEnv])
 @pytest.mark.parametrize("name", ["num_envs", "max_episode_steps"])
-def test_bad_count_is_refused_by_name(name: str) -> None:
+def test_bad_count_is_refused_by_name(env: Any, name: str) -> None:
     for value in (0, -1, 1.5, "3", True):
         with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got {value!r}"):
-            make_vector_env("2DNavigation-v0", **{"num_envs": 2, name: value})
+            make_vector_env(env, **{"num_envs": 2, name: value})
 
 
 def test_wrong_arguments_of_a_family_are_refused_by_name(base_env_id: str) -> None:

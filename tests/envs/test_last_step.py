@@ -62,14 +62,15 @@ def play_trial(plain: MetaVectorEnv, shown: MetaVectorEnv, num_steps: int) -> No
     shown.close()
 
 
-@pytest.mark.parametrize("env_id", ["Bandit-K5-v0", "2DNavigation-v0", "PixelNavigation-v0", "HalfCheetahVel-v5"])
-def test_last_step_follows_the_environments_own_observation(env_id: str, vector_env: MetaVectorEnv) -> None:
-    play_trial(vector_env, make_vector_env(ObservedLastStep(env_id), {}, vector_env.num_envs), 4)
-
-
-@pytest.mark.parametrize("env", [WalkEnv, PixelEnv, CellEnv, KnobsEnv, SwitchesEnv])
-def test_third_party_environments_show_their_last_steps(env: Any) -> None:
-    plain, shown = (make_vector_env(made, {}, 2, max_episode_steps=3) for made in (env, ObservedLastStep(env)))
+@pytest.mark.parametrize(
+    "env",
+    [
+        *("Bandit-K5-v0", "2DNavigation-v0", "PixelNavigation-v0", "HalfCheetahVel-v5"),
+        *(WalkEnv, PixelEnv, CellEnv, KnobsEnv, SwitchesEnv),
+    ],
+)
+def test_last_step_follows_the_environments_own_observation(env: Any) -> None:
+    plain, shown = (make_vector_env(made, {}, 3, max_episode_steps=3) for made in (env, ObservedLastStep(env)))
     play_trial(plain, shown, 5)
 
 
@@ -122,7 +123,7 @@ def test_step_of_a_phase_that_was_left_is_not_shown_in_the_next_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", ["TabularMDP-v0", "2DNavigation-v0", WalkEnv])
+@pytest.mark.parametrize("env", ["TabularMDP-v0", ObservedTask("2DNavigation-v0"), ObservedTask(WalkEnv)])
 def test_sampler_shows_the_last_step_in_every_placement(env: Any) -> None:
     digests = set()
     policy = get_policy_for_env(make_vector_env(ObservedLastStep(env), {}, 1), (4,))

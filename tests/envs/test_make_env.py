@@ -25,13 +25,14 @@ def registered() -> Any:
         del gymnasium.registry[env_id]
 
 
-def test_third_party_id_becomes_serial_with_its_arguments(registered: Any) -> None:
+@pytest.mark.parametrize(("env", "limit"), [("tests.envs.third_party:Walk-v0", 4), (WalkEnv, None)])
+def test_third_party_id_or_class_becomes_serial_slots(env: Any, limit: int | None, registered: Any) -> None:
     registered("Walk-v0", entry_point="tests.envs.third_party:WalkEnv", max_episode_steps=4)
-    vector_env = make_vector_env("tests.envs.third_party:Walk-v0", {"scale": 10.0}, 3)
+    vector_env = make_vector_env(env, {"scale": 10.0}, 3)
     assert isinstance(vector_env, SerialVectorEnv)
-    assert (vector_env.num_envs, vector_env.max_episode_steps) == (3, 4)
+    assert (vector_env.num_envs, vector_env.max_episode_steps) == (3, limit)
     assert [env.unwrapped.scale for env in vector_env.envs] == [10.0] * 3
-    assert make_vector_env("Walk-v0", max_episode_steps=9).max_episode_steps == 9
+    assert make_vector_env(env, max_episode_steps=9).max_episode_steps == 9
 
 
 def test_vector_entry_point_that_is_not_a_family_is_not_used(registered: Any) -> None:
@@ -73,17 +74,6 @@ def test_time_limit_ends_episodes_of_a_batched_family_however_it_is_given(env: A
     assert [observations[:, -1].tolist() for observations, *_ in steps] == [[0.0] * 2, [1.0] * 2, [1.0] * 2]
     longer = make_vector_env(env, kwargs, 2, max_episode_steps=500)
     assert longer.max_episode_steps == (500 if isinstance(env, str) else 100)
-
-
-def test_callable_becomes_serial_with_a_time_limit_if_given() -> None:
-    vector_env = make_vector_env(WalkEnv, {"scale": 2.0}, 2)
-    assert isinstance(vector_env, SerialVectorEnv)
-    assert (vector_env.num_envs, vector_env.max_episode_steps) == (2, None)
-    limited = make_vector_env(WalkEnv, {}, 2, max_episode_steps=3)
-    assert limited.max_episode_steps == 3
-    limited.reset(seed=0)
-    truncated = [limited.step(np.zeros((2, 1), np.float32))[3].tolist() for _ in range(3)]
-    assert truncated == [[False] * 2, [False] * 2, [True] * 2]
 
 
 def test_third_party_environment_that_is_not_a_family_is_refused(registered: Any) -> None:

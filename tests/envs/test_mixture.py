@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from maml_rl import MultiTaskSampler
 from maml_rl.envs import make_vector_env
-from maml_rl.policies import get_policy_for_env
 from tests.envs.contract import random_actions
 
 POINTS = {"families": ["2DNavigation-v0", "PointGoal-v0", "SemiCircle-v0"]}
@@ -96,19 +94,6 @@ def test_batch_has_as_many_tasks_of_a_family_as_its_weight_says() -> None:
     assert (counts.sum(1) == 10).all()
     assert (abs(counts - [5, 2.5, 2.5]) < 1).all()
     np.testing.assert_allclose(counts.mean(0), [5, 2.5, 2.5], atol=0.1)
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("kwargs", [POINTS, CHEETAHS], ids=["points", "cheetahs"])
-def test_episodes_do_not_depend_on_the_placement(kwargs: dict[str, Any]) -> None:
-    policy = get_policy_for_env(make_vector_env("Mixture-v0", kwargs), (8,))
-    digests = set()
-    for workers in (0, 1, 2):
-        with MultiTaskSampler(
-            "Mixture-v0", kwargs, 3, policy, seed=0, num_workers=workers, max_episode_steps=5
-        ) as sampler:
-            digests.add(sampler.rollout(sampler.sample_tasks(5)).digest())
-    assert len(digests) == 1
 
 
 @pytest.mark.parametrize(

@@ -275,6 +275,9 @@ def test_slots_have_the_values_of_a_loop_until_their_episodes_end(way: str) -> N
         seen = played(made, TASKS, actions)
         expect_loop(seen, Walk, TASKS, actions)
         assert seen[-1].terminated.tolist() == [False, True, False]
+        if way in OBJECTS:
+            # A slot whose episode is over is not stepped.
+            assert [each.unwrapped.steps for each in made.envs] == [5, 3, 5]  # type: ignore[attr-defined]
         # Once more: nothing is left of the episodes before.
         expect_loop(played(made, TASKS, actions), Walk, TASKS, actions)
 

@@ -13,7 +13,7 @@ from maml_rl.envs import Retry
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.global_generators import SlotGenerators
 from maml_rl.envs.serial import SerialVectorEnv, Slot
-from tests.envs.third_party import CellEnv, PixelEnv, SplitEnv, WalkEnv
+from tests.envs.third_party import SplitEnv, WalkEnv
 
 SLOPES = [{"slope": slope} for slope in (0.5, -2.0, 3.0)]
 
@@ -22,46 +22,6 @@ def walks(num_envs: int = 3, make_env: Any = WalkEnv, **kwargs: Any) -> SerialVe
     vector_env = SerialVectorEnv(partial(make_env, **kwargs), num_envs)
     vector_env.reset_task(SLOPES[:num_envs])
     return vector_env
-
-
-@pytest.mark.parametrize("make_env", [WalkEnv, PixelEnv, CellEnv])
-def test_slots_are_the_environments_themselves(make_env: Any) -> None:
-    vector_env = walks(make_env=make_env)
-    observations, _ = vector_env.reset(seed=5)
-    singles = [make_env() for _ in range(3)]
-    running = {0, 1, 2}
-    for slot, single in enumerate(singles):
-        single.reset_task(SLOPES[slot])
-        np.testing.assert_array_equal(observations[slot], single.reset(seed=5 + slot)[0])
-    make_env.action_space.seed(0)
-    for _ in range(20):
-        actions = np.array([make_env.action_space.sample() for _ in range(3)])
-        results = vector_env.step(actions)
-        for slot in sorted(running):
-            action = actions[slot] if actions.ndim > 1 else int(actions[slot])
-            result = singles[slot].step(action)
-            for array, value in zip(results[:4], result[:4], strict=True):
-                np.testing.assert_array_equal(array[slot], value)
-            if result[2]:
-                running.remove(slot)
-    assert len(running) < 3
-    assert results[0].dtype == make_env.observation_space.dtype
-    assert vector_env.observation_space.contains(results[0])
-
-
-def test_finished_slot_is_not_stepped_and_keeps_its_final_observation() -> None:
-    vector_env = walks(2)
-    vector_env.reset(seed=0)
-    actions = np.array([[0.5], [0.0]], np.float32)
-    for _ in range(4):
-        vector_env.step(actions)
-    steps = vector_env.envs[0].steps
-    observations, rewards, terminated, truncated, infos = vector_env.step(np.array([[np.nan], [0.0]], np.float32))
-    assert vector_env.envs[0].steps == steps < 4
-    assert vector_env.envs[1].steps == 5
-    assert (observations[0].tolist(), rewards[0], terminated.tolist()) == ([1.0, 0.1], 0.0, [True, False])
-    assert not truncated.any()
-    assert infos["_place"].tolist() == [False, True]
 
 
 def test_actions_are_clipped_to_the_bounds_and_have_their_dtype() -> None:
@@ -184,12 +144,6 @@ def test_failing_constructor_closes_the_environments_made_before() -> None:
     with pytest.raises(OSError, match="no more licenses"):
         SerialVectorEnv(make, 3)
     assert [env.closed for env in made] == [True, True]
-
-
-@pytest.mark.parametrize("num_envs", [0, -2, 1.5])
-def test_bad_number_of_slots_is_refused(num_envs: Any) -> None:
-    with pytest.raises(ValueError, match="num_envs must be an integer of at least 1"):
-        SerialVectorEnv(WalkEnv, num_envs)
 
 
 @pytest.mark.parametrize("make_env", [SplitEnv, lambda: TimeLimit(SplitEnv(), 5)])

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from maml_rl.envs import PolarTaskSpace, TaskParameter, TaskSpace, make_vector_env
-from maml_rl.envs.serial import SerialVectorEnv
-from tests.envs.third_party import WalkEnv
 
 EVEN = np.linspace(0.0, 1.0, 1001)[:-1]
 
@@ -135,16 +133,3 @@ def test_range_of_a_family_follows_its_arguments() -> None:
     space = make_vector_env("HalfCheetahVel-v5", {"low": 1.0, "high": 3.0}).task_space
     assert space is not None
     assert space.parameters["velocity"].ranges == ((1.0, 3.0),)
-
-
-def test_third_party_environments_may_declare_ranges() -> None:
-    class Declaring(WalkEnv):
-        task_space: Any = TaskSpace.of_numbers(slope=TaskParameter.between(-1, 1))
-
-    class Wrong(WalkEnv):
-        task_space: Any = {"slope": (-1, 1)}  # noqa: RUF012
-
-    assert SerialVectorEnv(Declaring).task_space is Declaring.task_space
-    assert SerialVectorEnv(WalkEnv).task_space is None
-    with pytest.raises(TypeError, match="task_space must be a maml_rl"):
-        SerialVectorEnv(Wrong)

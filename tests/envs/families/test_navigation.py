@@ -57,18 +57,6 @@ def test_arriving_in_one_coordinate_is_not_arriving() -> None:
     assert terminated.tolist() == [False, False, True]
 
 
-def test_final_observation_of_an_episode_is_its_last_position() -> None:
-    env = Navigation2DVectorEnv(2, autoreset_mode="Disabled")
-    env.reset_task([{"goal": [0.2, 0.0]}, {"goal": [0.5, 0.0]}])
-    env.reset(seed=0)
-    for _ in range(4):
-        observations, rewards, terminated, truncated, _ = env.step(np.array([[0.1, 0.0], [0.1, 0.0]]))
-    np.testing.assert_allclose(observations, [[0.2, 0.0], [0.4, 0.0]], atol=1e-6)
-    np.testing.assert_allclose(rewards, [0.0, -0.1], atol=1e-9)
-    assert terminated.tolist() == [True, False]
-    assert not truncated.any()
-
-
 def test_arriving_in_the_last_step_terminates() -> None:
     """As with Gymnasium's TimeLimit both flags are set; code must look at `terminated` first."""
     env = gymnasium.make_vec("2DNavigation-v0", num_envs=2, max_episode_steps=1)

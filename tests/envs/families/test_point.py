@@ -5,11 +5,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 
 from maml_rl.envs import make_vector_env
-from maml_rl.policies import get_policy_for_env
-from maml_rl.samplers import MultiTaskSampler
 
 
 def steps(env_id: str, goal: list[float], start: list[float], moves: list[list[float]], **kwargs: Any) -> Any:
@@ -68,19 +65,6 @@ def test_semicircle_pays_by_its_setting_and_dense_rewards_come_with_sparse_ones(
     if reward == "distance":
         np.testing.assert_allclose(info["sparse_reward"], 0.85, atol=1e-7)
     assert ("sparse_reward" in info) == (reward == "distance")
-
-
-def test_dense_semicircle_records_its_sparse_rewards_at_every_step() -> None:
-    kwargs = {"reward": "distance", "start": "origin", "max_episode_steps": 12}
-    policy = get_policy_for_env(make_vector_env("SemiCircle-v0", kwargs))
-    with MultiTaskSampler("SemiCircle-v0", kwargs, 2, policy, seed=0, num_workers=0) as sampler:
-        episodes = sampler.rollout([{"goal": np.array([0.1, 0.1])}])
-    at = episodes.next_observations - torch.tensor([0.1, 0.1])
-    distance = torch.linalg.vector_norm(at, dim=-1)
-    torch.testing.assert_close(episodes.rewards, -distance)
-    sparse = torch.where(distance <= 0.2, 1.0 - distance, 0.0)
-    assert sparse.any()
-    torch.testing.assert_close(episodes.infos["sparse_reward"].float(), sparse)
 
 
 def test_semicircle_starts_anywhere_or_at_the_origin() -> None:

@@ -98,10 +98,3 @@ def test_rounded_table_is_accepted_and_never_enters_an_impossible_state() -> Non
 def test_bad_argument_or_task_is_refused_by_name(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(TaskError if "task" in arguments else ValueError, match=message):
         TabularMDPVectorEnv(1, **{"num_states": 2, "num_actions": 1, **arguments})
-
-
-def test_missing_action_is_refused() -> None:
-    env = TabularMDPVectorEnv(2)
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"actions must be integers in \[0, 5\)"):
-        env.step(np.array([0, -1]))
