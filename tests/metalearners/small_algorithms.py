@@ -21,6 +21,8 @@ OF_TRIALS: dict[str, dict[str, object]] = {
         "context": 12,
         "critic-layers": [6],
         "num-bins": 9,
+        # Of values of up to 10,000, rounding would hide the small ones of the first steps.
+        "largest-value": 10.0,
         "batch-size": 3,
         # Values begin at exactly zero: what follows a step counts once the targets have moved.
         "num-updates": 4,

@@ -46,8 +46,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "rl2 lstm": ("rl2", GRID, RL2 | {"cell": "lstm", "value": "network", "anneal-over": 4, "entropy-coefficient": 0.1}),
     "rl2 transformer": ("rl2", GRID, RL2 | TRANSFORMER | {"num-minibatches": 2, "token-shift": True}),
     "ad": ("ad", {}, {"anneal-over": 5, "warmup": 3}),
-    "amago": ("amago", GRID, AMAGO | TRANSFORMER),
     # With values of up to 10,000, rounding would decide at first which actions are better than the policy's.
+    "amago": ("amago", GRID, AMAGO | TRANSFORMER | {"largest-value": 10.0}),
     "amago gru": (
         "amago",
         POINT,
