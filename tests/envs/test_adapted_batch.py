@@ -14,7 +14,6 @@ from gymnasium.wrappers.vector import ClipReward, NormalizeObservation
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.baseline import ZeroBaseline
 from maml_rl.envs import ObservedLastStep, make_vector_env
-from maml_rl.envs.calls import CallRules
 from maml_rl.envs.threaded import ThreadedVectorEnv
 from maml_rl.errors import ChildEnvError, ConfigError
 from tests.envs.third_party import DictEnv, PixelEnv, WalkEnv
@@ -194,11 +193,6 @@ class Taskless(SyncVectorEnv):
 def test_vector_environment_without_a_mode_or_tasks_is_refused(made: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         make_vector_env(made, {}, 2).sample_tasks(1, seed=0)
-
-
-def test_threads_are_refused() -> None:
-    with pytest.raises(ValueError, match="Batch steps all its slots as one batch"):
-        make_vector_env(Batch, {}, 2, rules=CallRules(stepping="threads"))
 
 
 @pytest.mark.parametrize(

@@ -194,8 +194,6 @@ def test_wrong_policies_and_settings_are_refused_in_one_line() -> None:
         make_experiment(bandit_config("ad")).open_data()
     with pytest.raises(ConfigError, match=r"'prefetch' in .*: ad samples nothing in training; leave it out"):
         make_experiment(bandit_config("ad").override({"prefetch": 1})).open_data()
-    with pytest.raises(ValueError, match="has 8 steps, fewer than length=9"):
-        make_experiment(bandit_config("ad", context=9)).metalearner.learn_from(bandit_histories())
 
 
 def test_unequal_histories_have_mean_returns_and_best_actions_only_of_a_family() -> None:

@@ -129,25 +129,6 @@ def test_fisher_product_is_the_hessian_of_the_kl_at_equal_distributions(kind):
         torch.testing.assert_close(product, reference)
 
 
-# torch scripts the decompositions of forward mode at their first use, and warns about that.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-@every_kind
-def test_forward_mode_products_equal_differences(kind):
-    policy = make(kind).double()
-    observations = randn(2, 3, 3).double()
-    params = {name: value.double() for name, value in different_params(policy, 2).items()}
-    tangents = {name: randn(*value.shape, seed=5).double() for name, value in params.items()}
-    _, products = torch.func.jvp(
-        lambda values: policy.distribution_parameters(observations, values), (params,), (tangents,)
-    )
-
-    def moved(step: float) -> tuple[Tensor, ...]:
-        return policy.distribution_parameters(observations, {n: params[n] + step * tangents[n] for n in params})
-
-    for product, plus, minus in zip(products, moved(1e-6), moved(-1e-6), strict=True):
-        torch.testing.assert_close(product, (plus - minus) / 2e-6, rtol=1e-5, atol=1e-7)
-
-
 def test_same_seed_gives_the_same_weights():
     first, again, other = (make("normal", seed=seed) for seed in (1, 1, 2))
     for name, value in first.named_parameters():

@@ -1,7 +1,3 @@
-import os
-import subprocess
-import sys
-
 import mujoco
 import numpy as np
 import pytest
@@ -35,20 +31,6 @@ def test_contact_forces_add_one_sensor_and_no_body_or_joint(ordinary_model):
         assert getattr(model, size) == getattr(reference, size)
     np.testing.assert_array_equal(model.body_mass, reference.body_mass)
     np.testing.assert_array_equal(model.dof_M0, reference.dof_M0)
-
-
-@pytest.mark.slow
-def test_loading_prints_nothing_and_leaves_no_file(tmp_path):
-    code = (
-        "from maml_rl.envs.mujoco.models import load_model\n"
-        "load_model('half_cheetah.xml')\n"
-        "load_model('ant.xml', contact_forces=True)\n"
-    )
-    command = [sys.executable, "-c", code]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_model_is_loaded_once_per_process():
