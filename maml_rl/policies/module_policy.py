@@ -87,6 +87,8 @@ class ModulePolicy(Policy):
         self.observation_shape = None if observation_shape is None else tuple(observation_shape)
         self._form: DistributionForm | None = None
         self._allows_vmap: bool | None = None
+        # Whether it was seen in training mode, or else without, that calls leave its buffers as they are.
+        self._keeps_buffers: set[bool] = set()
 
     def train(self, mode: bool = True) -> "ModulePolicy":
         """Set the mode of the module."""
@@ -104,6 +106,7 @@ class ModulePolicy(Policy):
         # With gradients, so that learned tensors are recognized.
         with torch.enable_grad(), chance:
             tensors = self._tensors_of(_copy_structure(self.__dict__["module"]), self._own(), observations)
+            self._refuse_changed_buffers(observations)
             self._can_be_vmapped(observations)
         distribution = self.distributions.distribution(tuple(tensor.detach() for tensor in tensors))
         name = type(distribution).__name__
@@ -125,6 +128,26 @@ class ModulePolicy(Policy):
                 f"{f' and {counts[0] if len(counts) == 1 else list(counts)} categories' if expected_counts else ''}, "
                 f"which do not fit the action space {action_space}"
             )
+
+    def _refuse_changed_buffers(self, observations: Tensor) -> None:
+        """Refuse a module whose every call changes a buffer, as running statistics do; a cache changes at the first."""
+        if self.training in self._keeps_buffers:
+            return
+        module, memory = copy.deepcopy(self.__dict__["module"]), self.initial_memory(len(observations))
+        rows = observations.to(next(self.parameters()).dtype) if observations.is_floating_point() else observations
+        before: list[tuple[str, Tensor, int]] = []
+        for _ in range(2):
+            before = [(name, buffer, buffer._version) for name, buffer in module.named_buffers()]
+            module(rows, memory) if memory else module(rows)
+        now = dict(module.named_buffers())
+        for name, buffer, version in before:
+            if now.get(name) is not buffer or buffer._version != version:
+                raise ValueError(
+                    f"forward of {self.class_name} changes its buffer {name!r}, so that actions would depend on which "
+                    "process has computed how many before; change it in the learner's update, or call module.eval() "
+                    "where that keeps it"
+                )
+        self._keeps_buffers.add(self.training)
 
     def initial_memory(self, num: int) -> Memory:
         module = self.__dict__["module"]

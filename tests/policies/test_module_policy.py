@@ -42,6 +42,33 @@ class Branching(Gaussian):
         return Normal(scale * self.body(observations), torch.exp(self.log_std))
 
 
+class Statistics(Gaussian):
+    """Normalizes by a running mean, which is changed in place or replaced."""
+
+    def __init__(self, replaced: bool) -> None:
+        super().__init__()
+        self.replaced = replaced
+        self.register_buffer("middle", torch.zeros(3))
+        self.register_buffer("cache", torch.zeros(0))
+
+    def forward(self, observations: Tensor) -> Normal:
+        if not len(self.cache):
+            self.cache = torch.ones(3)
+        if self.training and self.replaced:
+            self.middle = 0.9 * self.middle + 0.1 * observations.mean(0)
+        elif self.training:
+            self.middle += 0.1 * (observations.mean(0) - self.middle)
+        return super().forward((observations - self.middle) * self.cache)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_module_whose_every_call_changes_a_buffer_is_refused_and_a_cache_is_not(replaced: bool) -> None:
+    policy = as_policy(seeded(lambda: Statistics(replaced)))
+    with pytest.raises(ValueError, match="forward of Statistics changes its buffer 'middle', so that actions"):
+        policy.check_spaces(OBSERVATIONS, ACTIONS)
+    policy.eval().check_spaces(OBSERVATIONS, ACTIONS)
+
+
 class Discrete(nn.Module):
     """Logits from an embedding and a convolution-free network."""
 

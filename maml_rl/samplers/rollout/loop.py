@@ -152,7 +152,8 @@ class _Loop:
             with self._timer.stage("inference"):
                 self._show(slots)
                 actions = self._actor.act(slots, table.wave(slots), table.step(slots), table.running[slots])
-                performed = self._actor.perform(actions)
+                # As they are recorded, wherever they go from here.
+                performed = self._actor.perform(actions.astype(self._recorder.action_dtype, copy=False))
             self._timer.observe(WORKERS_PER_INFERENCE, len(members))
             with self._timer.stage("assembly"):
                 self._recorder.write_choice(slots, env.buffers.observations[slots], actions)

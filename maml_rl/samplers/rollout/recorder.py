@@ -123,10 +123,14 @@ class EpisodeRecorder:
         arrays: the destination, of all tasks of the phase; every entry of its slots is written.
         table: of the slots; knows which episodes are over from what is recorded here.
         in_place: whether slots write their observations into the arrays themselves; see `observations_at`.
+
+    Attributes:
+        action_dtype: of the recorded actions.
     """
 
     def __init__(self, arrays: EpisodeArrays, table: SlotTable, *, in_place: bool) -> None:
         self._arrays, self._table, self.in_place = arrays, table, in_place
+        self.action_dtype = arrays.actions.dtype
 
     def observations_at(self, step: int) -> NDArray[Any] | None:
         """Return the array of observations before a step, one row for each slot of these tasks; None after the last."""

@@ -102,6 +102,23 @@ def test_every_slot_gets_its_own_task_and_every_step_its_own_entry() -> None:
     np.testing.assert_array_equal(episodes.rewards, 100 * task + step + 1)
 
 
+def test_slots_get_actions_as_they_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, got = NormalMLPPolicy(2, 2, (4,), "tanh").double(), list[NDArray[Any]]()
+    usual = Navigation2DVectorEnv.step_send
+
+    def noted(self: Navigation2DVectorEnv, index: int, actions: NDArray[Any]) -> None:
+        got.append(np.array(actions))
+        usual(self, index, actions)
+
+    monkeypatch.setattr(Navigation2DVectorEnv, "step_send", noted)
+    with closing(make_vector_env("2DNavigation-v0", {}, 3)) as env:
+        tasks = tuple(env.sample_tasks(3, seed=0))
+        actions = sample_here(env, Phase(tasks, policy, None, STREAMS, 1, HORIZON)).actions[:, :, 0].numpy()
+    assert [(each.dtype, each.tolist()) for each in got] == [
+        (np.float32, row.tolist()) for row in actions.swapaxes(0, 1)
+    ]
+
+
 def test_actions_are_mean_plus_noise_of_their_own_stream() -> None:
     policy, streams = NormalMLPPolicy(3, 1, (4,), "tanh", init_std=0.5), PhaseStreams(3, 4, 1)
     episodes = sample(make_tasks([6, 6, 6]), policy=policy, streams=streams)
