@@ -221,14 +221,6 @@ def test_log_level_debug_shows_where_an_error_was_raised(
     assert ("in raw_decode" in error) == (level == "debug")
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"), [("test", "--meta-batch-size"), ("train", "--meta-batch-size"), ("record", "--tasks")]
-)
-def test_number_of_tasks_is_suggested_by_its_own_option(name: str, meant: str, command: Command) -> None:
-    required = ["dark-room", "--output", "histories"] if name == "record" else []
-    assert f"did you mean {meant!r}?" in command(name, *required, "--num-tasks", "3", code=2)
-
-
 def test_commands_do_not_change_the_logging_of_the_process(command: Command) -> None:
     root, package = logging.getLogger(), logging.getLogger("maml_rl")
     before = (package.level, list(root.handlers), list(package.handlers))

@@ -58,22 +58,6 @@ def exit_code(run: Callable[[list[str]], int], options: list[str]) -> int:
         return int(exit_.code or 0)
 
 
-@pytest.mark.parametrize(
-    "change", [('"hidden-sizes": [8]', '"hidden-sizes": [9]'), ("2DNavigation-v0", "HalfCheetahDir-v5")]
-)
-def test_checkpoint_of_another_architecture_is_refused_with_both_shapes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path, change: tuple[str, str]
-) -> None:
-    (tmp_path / "other.yaml").write_text(SMALL.replace(*change))
-    policy = sorted((run_folder / "checkpoints").iterdir())[-1]
-    options = ["--config", str(tmp_path / "other.yaml"), "--policy", str(policy), "--output", str(tmp_path / "r.npz")]
-    assert exit_code(run_test, options) == 2
-    error = capsys.readouterr().err
-    assert "another architecture" in error
-    assert "there and (" in error
-    assert not (tmp_path / "r.npz").exists()
-
-
 @pytest.mark.parametrize("checkpoint", [None, "latest", "best", "2", "initial", "file"])
 def test_trained_policy_is_tested_from_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], run_folder: Path, checkpoint: str | None
@@ -218,18 +202,6 @@ def test_seeds_side_by_side_have_the_bytes_of_each_alone(
         files = [sorted(path.relative_to(each) for path in each.glob("checkpoints/*/*")) for each in (run, alone)]
         assert files[0] == files[1] != []
         assert all((run / name).read_bytes() == (alone / name).read_bytes() for name in files[0])
-
-
-def test_run_of_one_seed_that_exists_already_stops_all_of_them(
-    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    common = ["--config", str(config), "--num-workers", "0", "--output-folder", str(tmp_path / "study"), "--seeds"]
-    assert run_train([*common, "1", "--num-batches", "1"]) == 0
-    before = snapshot(tmp_path)
-    assert exit_code(run_train, [*common, "0", "1"]) == 2
-    assert "seed-1 holds another run; continue it with --resume" in capsys.readouterr().err
-    assert snapshot(tmp_path) == before
-    assert not (tmp_path / "study" / "seed-0").exists()
 
 
 @pytest.mark.parametrize("seeds", [[], ["--seeds", "0", "1"]], ids=["one-run", "seeds"])

@@ -254,38 +254,6 @@ def test_numbers_may_have_an_exponent_alone(tmp_path: Path) -> None:
     assert untimed(search(tmp_path, 2, space, "--set", "fast-lr=1e-2", "max-kl=1e-05"))[0] == untimed(first)[0]
 
 
-@pytest.mark.parametrize(
-    ("space", "further", "message"),
-    [
-        (("fast-lr=0.1",), (), "the values of 'fast-lr' are '0.1': expected LOW:HIGH, LOW:HIGH:log or A|B|C"),
-        (("fast-lr",), (), "--search expects KEY=VALUE, got 'fast-lr'"),
-        (("fast-lrr=0.1:0.2",), (), "unknown key 'fast-lrr' in the settings that are searched; did you mean 'fast-lr'"),
-        (
-            ("algorithm-settings.cg-iters=0:3",),
-            (),
-            "'cg-iters' in the settings that are searched: expected at least 1, got 0",
-        ),
-        (SPACE, ("--env-steps", "nan"), "expected a number above 0, got 'nan'"),
-        (SPACE, ("--env-steps=-5",), "expected a number above 0, got '-5'"),
-        (SPACE, ("--runs", "/dev/null/tune"), "cannot keep the trials in /dev/null/tune/studies.db"),
-    ],
-)
-def test_invalid_searches_are_refused_before_anything_is_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], space: Any, further: Any, message: str
-) -> None:
-    pytest.importorskip("optuna")
-    with pytest.raises(SystemExit):
-        search(tmp_path, 1, space, *further)
-    assert message in capsys.readouterr().err
-
-
-def test_learner_of_recorded_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("optuna")
-    options = ["--search", "algorithm-settings.learning-rate=1e-4:1e-3", "--env-steps", "9", "--runs", str(tmp_path)]
-    assert main(["tune", "ad/dark-room", *options]) == 2
-    assert "samples nothing in training" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("cut", ["", "half", "noise", "other"])
 def test_altered_file_of_trials_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], cut: str) -> None:
     optuna = pytest.importorskip("optuna")

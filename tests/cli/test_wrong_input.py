@@ -94,11 +94,10 @@ FILES = {
     "file": "x",
     "full/file": "x",
     "broken_run/config.json": "{",
-    "list.yaml": "- 1\n",
-    "deep.yaml": "a: " + "[" * 500,
-    "overflow.yaml": SMALL + "fast-lr: 1e400\n",
     "misspelled.yaml": SMALL + "num_steps: 1\n",
     "unmade.yaml": SMALL + "env-kwargs: {high: 2, low: x}\n",
+    "wide.yaml": SMALL.replace("[4]", "[5]"),
+    "ant_tasks.json": '{"env-name": "AntPos-v5", "tasks": [{"position": [1.0, 1.0]}]}',
 }
 
 
@@ -114,13 +113,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(content)
     options = ["--config", str(folder / "small.yaml"), "--output-folder", str(folder / "run"), "--num-workers", "0"]
     assert run_train(options) == 0
-    for name in ("linked_metrics", "linked_to_nowhere", "linked_to_another", "edited"):
+    for name in ("edited", "study/seed-1"):
         shutil.copytree(folder / "run", folder / name)
-    (folder / "linked_metrics" / "metrics.jsonl").unlink()
-    (folder / "linked_metrics" / "metrics.jsonl").symlink_to(folder / "file")
-    for name, target in (("linked_to_nowhere", "nowhere"), ("linked_to_another", "../run/checkpoints")):
-        shutil.rmtree(folder / name / "checkpoints")
-        (folder / name / "checkpoints").symlink_to(target)
     config = folder / "edited" / "config.json"
     config.write_text(config.read_text().replace('"num-batches": 1', '"num-batches": 9'))
     return folder
@@ -179,6 +173,7 @@ def raised_by(code: str, kind: str, message: str = "") -> str:
     return f"{kind} in wrong_envs.py, line {line}{message}"
 
 
+POLICY = "run/checkpoints/iteration-000001"
 # Arguments, and words that the line must contain.
 Case = tuple[list[str], list[str]]
 
@@ -222,6 +217,7 @@ ENVIRONMENT_CASES: list[Case] = [
     (train("--env-name", "2DNavigation"), ["in the command line", "did you mean '2DNavigation-v0'"]),
     (train("--env-name", "CartPole-v1"), ["not a task family", "sample_tasks"]),
     (train("--config", "kwargs.yaml", "--env-kwargs", "{lo: 1}"), ["command line", "did you mean 'low'"]),
+    (train("--env-name", "AntDir-v5", "--env-kwargs", "{engin: mujoco}"), ["did you mean 'engine'"]),
     (train("--env-kwargs", "{low: 1, high: 0}"), ["command line", "low must be below high"]),
     (train("--env-kwargs", "[1]"), ["a mapping"]),
     (train("--env-kwargs", "{low: [-.inf]}"), ["finite"]),
@@ -243,9 +239,6 @@ FILE_CASES: list[Case] = [
             ("folder", ["not a run folder", "config.json"]),
             ("dangling", ["cannot read the config", "No such file"]),
             ("/dev/zero", ["cannot read the config /dev/zero", "it is a device"]),
-            ("list.yaml", ["list.yaml is not a mapping"]),
-            ("deep.yaml", ["nested too deeply"]),
-            ("overflow.yaml", ["fast-lr", "line 8", "finite"]),
             ("broken_run", ["broken_run/config.json", "not valid YAML"]),
             ("misspelled.yaml", ["misspelled.yaml, line 8", "did you mean 'num-steps'"]),
             ("unmade.yaml", ["unmade.yaml, line 8", "cannot be made"]),
@@ -266,7 +259,8 @@ FILE_CASES: list[Case] = [
     (train("--output-folder", "file/x", "--seeds", "1", "2"), ["file is a file"]),
     (train("--output-folder", "run", "--seeds", "0", "--resume"), ["is the folder of a single run; choose another"]),
     (train("--output-folder", "run", "--resume", "--overwrite"), ["--resume continues the run in run, and --over"]),
-    (train("--output-folder", "run", "--resume", "--seed", "5"), ["made with another 'seed'"]),
+    (train("--output-folder", "run", "--resume", "--seed", "5", "--fast-lr", "0.3"), ["another 'fast-lr' and 'seed'"]),
+    (train("--output-folder", "study", "--seeds", "0", "1"), ["seed-1 holds another run; continue it with --resume"]),
     *[
         (train("--device", device), ["device", "--device", *words])
         for device, words in (("meta", ["meta"]), ("cuda:99", ["cuda:99"]), ("", ["''"]))
@@ -312,9 +306,14 @@ FILE_CASES: list[Case] = [
             (["--save-tasks", "file"], ["file exists", "another --save-tasks"]),
             (["--checkpoint", "3"], ["no checkpoint of iteration 3", "kept are: 0, 1"]),
             (["--policy", "folder"], ["folder/state.json"]),
+            (["--config", "wide.yaml", "--policy", POLICY], ["another architecture", "is (4,) there and (5,)"]),
             (["--config", "folder"], ["folder is not a run folder", "no config.json", "give a run"]),
             (["--tasks", "file", "--save-tasks", "more.json"], ["--tasks", "contradicts --save-tasks"]),
             (["--tasks", "2", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
+            *(
+                (["--benchmark", "wind-v1", option, "2"], ["--benchmark decides", f"leave out {option}"])
+                for option in ("--repetitions", "--num-batches")
+            ),
         )
     ],
     (["test.py", "--config", "small.yaml", "--output", "results.npz"], ["small.yaml", "not a run", "--checkpoint"]),
@@ -341,17 +340,8 @@ ZOO_CASES: list[Case] = [
     (["zoo", "add", "nowhere", "--name", "mine"], ["nowhere/config.json", "No such file"]),
 ]
 
-# Run folders with files that are links or have been changed.
+# A run folder whose config has been changed.
 ALTERED_CASES: list[Case] = [
-    *[
-        (["train.py", "--config", "small.yaml", "--output-folder", folder, "--num-workers", "0", how], words)
-        for how, folder, words in (
-            ("--resume", "linked_metrics", ["linked_metrics/metrics.jsonl is a link to ", "put the file itself there"]),
-            ("--resume", "linked_to_nowhere", ["linked_to_nowhere/checkpoints must be a folder", "remove this"]),
-            ("--resume", "linked_to_another", ["is a link into another run", "link a folder of its own"]),
-            ("--overwrite", "linked_to_another", ["is a link into another run", "link a folder of its own"]),
-        )
-    ],
     (["train.py", "--output-folder", "edited", "--num-workers", "0", "--resume"], ["edited/config.json is damaged or"]),
     (["test.py", "edited", "--num-workers", "0"], ["edited/config.json is damaged or was edited", "SHA256SUMS"]),
     (["report", "edited"], ["edited/config.json is damaged or was edited", "SHA256SUMS"]),
@@ -359,6 +349,9 @@ ALTERED_CASES: list[Case] = [
     (["train.py", "--config", "edited", "--output-folder", "out"], ["edited/config.json is damaged or was edited"]),
 ]
 
+WIDE = ["--episodes", "1", "--learner-settings", "{hidden-sizes: [2000, 2000]}"]
+SEARCHED = "2d-navigation"
+DARK_ROOM = ["--env-name", "DarkRoom-v0", "--env-kwargs", "{size: 5}"]
 VALUE_CASES: list[Case] = [
     (train("--num-workers", "x"), ["'num-workers' in the command line", "expected an integer, got 'x'"]),
     *[(train("--seeds", seeds), ["--seeds", "an integer"]) for seeds in ("0,,1", "1-3")],
@@ -405,6 +398,36 @@ VALUE_CASES: list[Case] = [
             (["--seeds", "0", "4294967296"], ["seed", "less than 4294967296"]),
         )
     ],
+    *[
+        (train(*options), [f"'{options[-2][2:]}' in the command line: ", *words])
+        for options, words in (
+            (["--slots-per-task", "3"], ["must divide fast-batch-size"]),
+            (["--prefetch", "-1"], ["expected at least 0, got -1"]),
+            (["--recv-timeout", "-0.1"], ["expected at least 0", "got -0.1"]),
+            (["--inference", "both"], ["expected 'auto', 'central' or 'worker', got 'both'"]),
+            (["--inference", "worker"], ["needs workers to act in"]),
+            (["--recv-timeout", "0.1", "--num-workers", "2", "--num-groups", "2"], ["exclude each other"]),
+            (["--evaluate-every", "0"], ["expected at least 1, got 0"]),
+        )
+    ],
+    *[
+        (train("--evaluate-every", "1", "--evaluation-tasks", given), ["'evaluation-tasks' in the com", *words])
+        for given, words in (
+            ("''", ["got ''", "a file of tasks"]),
+            ("nowhere.json", ["cannot read", "nowhere.json: No"]),
+            ("2147483647", ["2,147,483,647 tasks", "GiB"]),
+            ("ant_tasks.json", ["holds tasks of 'AntPos-v5'"]),
+        )
+    ],
+    *[
+        (train(*env, "--tasks", f"{{distribution: fixed, train: {count}, test: 10}}"), words)
+        for env, count, words in (
+            ([], 0, ["'train' in the command line", "expected at least 1, got 0"]),
+            ([], 1, ["1 training tasks for a meta-batch-size of 2; lower meta-batch-size, or raise 'train'"]),
+            (DARK_ROOM, 20, ["DarkRoom-v0 has too few different tasks for 20 training tasks and 10 test tasks"]),
+        )
+    ],
+    (train("--init-learner"), ["name it with --init"]),
     (train("--fast-lr", "1e39"), ["fast-lr", "at most"]),
     (evaluate("--num-steps", "-1"), ["--num-steps", "at least 0"]),
     (evaluate("--tasks", "0"), ["tasks must be at least 1, got 0"]),
@@ -442,6 +465,37 @@ VALUE_CASES: list[Case] = [
             ("--learner-settings", "{}"),
             ("--iterations", "1"),
             ("--seed", "0"),
+        )
+    ],
+    *[
+        (["record", "dark-room", "--output", "out", "--num-workers", "0", "--no-minari", *options], words)
+        for options, words in (
+            (["--num-tasks", "3"], ["did you mean '--tasks'?"]),
+            (["--learner", "psrl", "--iterations", "1"], ["psrl goes through one trial of fast-batch-size episodes"]),
+            (["--tasks", "1000000000"], ["a batch of 1,000,000,000 tasks with 20 episodes"]),
+            (["--tasks", "100000", *WIDE], ["100,000 learners would take"]),
+        )
+    ],
+    *[(command("--num-tasks", "3"), ["did you mean '--meta-batch-size'?"]) for command in (train, evaluate)],
+    *[
+        (["play", "run", "--output", *options], words)
+        for options, words in (
+            (["film.avi"], ["film.avi", ".mp4, .gif, .webp"]),
+            (["film.gif", "--task", "{gaol: [0, 0]}"], ["--task", "goal"]),
+            (["film.gif", "--task", "near"], ["--task"]),
+        )
+    ],
+    *[
+        (["tune", config, "--env-steps", "900", "--runs", "out", "--search", *options], words)
+        for config, options, words in (
+            (SEARCHED, ["fast-lr=0.1"], ["'fast-lr' are '0.1': expected LOW:HIGH, LOW:HIGH:log or A|B|C"]),
+            (SEARCHED, ["fast-lr"], ["--search expects KEY=VALUE, got 'fast-lr'"]),
+            (SEARCHED, ["fast-lrr=0.1:0.2"], ["'fast-lrr' in the settings that are searched; did you mean 'fast-lr'"]),
+            (SEARCHED, ["cg-iters=0:3"], ["'cg-iters' in the settings that are searched: expected at least 1, got 0"]),
+            (SEARCHED, ["fast-lr=0.1:1", "--env-steps", "nan"], ["expected a number above 0, got 'nan'"]),
+            (SEARCHED, ["fast-lr=0.1:1", "--env-steps=-5"], ["expected a number above 0, got '-5'"]),
+            (SEARCHED, ["fast-lr=0.1:1", "--runs", "file/x"], ["cannot keep the trials in file/x/studies.db"]),
+            ("ad/dark-room", ["algorithm-settings.learning-rate=1e-4:1e-3"], ["samples nothing in training"]),
         )
     ],
     (["trian"], ["there is no command 'trian'; did you mean 'train'?", "train, test, report"]),

@@ -100,12 +100,3 @@ def test_every_value_knows_where_it_is_from() -> None:
     assert merged.below("b", merged.values["b"]).place("d") == "x.yaml, line 4"
     whole = read.merged(Mapping("--b", {"b": {"c": 5}}), "algorithm-settings")
     assert whole.below("b", {"c": 5}).given("c") == "--b"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("", "got an empty text"), ("1\nother: 2", "expected one value, got lines of 'other'")]
-)
-def test_option_that_is_not_one_value_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"--option: expected .*{message}|--option: {message}"):
-        parse_value(text, "--option")
-    assert parse_value("null", "--option") is None

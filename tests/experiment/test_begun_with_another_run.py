@@ -87,8 +87,6 @@ def test_command_begins_with_another_run_and_names_it_where_settings_differ(
     assert f"test '{new}'" in capsys.readouterr().out
     tensors = latest_intact(run / "checkpoints")[1].tensors
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in first_of(new).tensors.items())
-    assert cli.main([*words, "--output-folder", str(tmp_path / "third"), "--init-learner"]) == 2
-    assert "name it with --init" in capsys.readouterr().err
 
 
 def test_resume_with_fewer_batches_leaves_the_config_as_it_is(tmp_path: Path) -> None:

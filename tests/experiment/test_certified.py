@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,22 +132,6 @@ def test_policy_is_measured_on_the_tasks_and_repetitions_of_a_benchmark(
         assert saved["returns"].shape == (500, 1, 2)
         tasks = json.loads(str(saved["tasks"]))
         assert [task["mean"] for task in tasks] == [task["mean"].tolist() for task in small.tasks()]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--benchmark", "wind-v1", "--repetitions", "2"], "--benchmark decides .* leave out --repetitions"),
-        (["--benchmark", "wind-v1", "--num-batches", "2"], "--benchmark decides .* leave out --num-batches"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["test", "zoo:rl2/bandit-k5-n10", *options]) == 2
-    error = capsys.readouterr().err
-    assert re.search(message, error)
-    assert error.count("\n") == 1
 
 
 class CountsPulls:

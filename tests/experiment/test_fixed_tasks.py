@@ -160,21 +160,6 @@ def test_sampler_without_a_run_draws_the_same_training_and_test_sets() -> None:
     assert not drawn[2] & drawn[1]
 
 
-@pytest.mark.parametrize(
-    ("tasks", "message"),
-    [
-        (fixed(train=0), "'train' in x.yaml.*expected at least 1, got 0"),
-        (fixed(train=2), "there are 2 training tasks for a meta-batch-size of 3; lower meta-batch-size, or raise 'tr"),
-        (fixed(train=20, test=10), "DarkRoom-v0 has too few different tasks for 20 training tasks and 10 test tasks"),
-    ],
-)
-def test_impossible_sets_are_refused_in_one_line(tasks: dict[str, Any], message: str) -> None:
-    env: dict[str, Any] = {"env_name": "DarkRoom-v0", "env_kwargs": {"size": 5}} if "DarkRoom" in message else {}
-    with pytest.raises(ConfigError, match=message) as caught:
-        make_experiment(config_of(tasks=tasks, **env))
-    assert "\n" not in str(caught.value)
-
-
 def test_test_tasks_among_those_of_training_are_refused_in_one_line(run: Path, tmp_path: Path) -> None:
     experiment = make_experiment(load_config(run / "config.json"))
     content = json.loads((run / "test-tasks.json").read_text())

@@ -653,24 +653,6 @@ def test_resumed_recording_refuses_learners_of_another_recording(tmp_path: Path)
 RECORD = ["record", "dark-room", "--episodes", "2", "--iterations", "1", "--num-workers", "0", "--no-minari"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--learner", "psrl"], "psrl goes through one trial of fast-batch-size episodes in each task"),
-        (["--tasks", "1000000000"], "a batch of 1,000,000,000 tasks with 2 episodes"),
-        (["--tasks", "1000000", "--learner-settings", "{hidden-sizes: [2000, 2000]}"], "1,000,000 learners would take"),
-    ],
-)
-@pytest.mark.timeout(60)
-def test_recording_that_cannot_be_is_one_line_and_leaves_nothing(
-    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([*RECORD, *options, "--output", str(tmp_path / "h")]) in (1, 2)
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error:" in line)
-    assert words in line
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("error", [RuntimeError("overflow"), SystemExit(0), ZeroDivisionError()])
 def test_update_that_fails_is_one_line_and_leaves_nothing(
     error: BaseException, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -141,26 +141,6 @@ def test_profile_accounts_for_the_time_of_an_iteration(tmp_path: Path) -> None:
         assert 0.3 < sum(shares.values()) <= 1.001
 
 
-@pytest.mark.parametrize(
-    ("values", "num_workers", "message"),
-    [
-        (
-            {"env_name": "AntDir-v5", "env_kwargs": {"engin": "mujoco"}},
-            0,
-            r"'env-kwargs.engin' in .*no argument 'engin'; did you mean 'engine'\?",
-        ),
-        ({"slots_per_task": 3}, 0, "'slots-per-task' in .*must divide fast-batch-size"),
-        ({}, -1, "num_workers"),
-    ],
-)
-def test_wrong_value_is_refused_and_leaves_no_folder(
-    values: dict[str, Any], num_workers: int, message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError if num_workers else ConfigError, match=message):
-        train(config_of(**values), tmp_path / "run", num_workers=num_workers)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_means_of_recorded_infos_are_metrics(tmp_path: Path) -> None:
     train(config_of(env_name="tests.lamp_env:Lamp-v0", num_batches=2), tmp_path / "run", num_workers=0)
     for metrics in read_metrics(tmp_path / "run" / "metrics.jsonl"):

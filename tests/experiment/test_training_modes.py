@@ -188,28 +188,3 @@ def test_collector_acts_with_its_own_policy() -> None:
         for mine, theirs in zip(sampler.policy.parameters(), experiment.policy.parameters(), strict=True):
             assert torch.equal(mine, theirs)
             assert mine.data_ptr() != theirs.data_ptr()
-
-
-# Bad input.
-
-
-@pytest.mark.parametrize(
-    ("values", "num_workers", "message"),
-    [
-        ({"prefetch": -1}, 0, r"'prefetch' in x.yaml, line 1: expected at least 0, got -1"),
-        ({"recv_timeout": -0.1}, 2, r"'recv-timeout' in x.yaml, line 1: expected at least 0.*, got -0.1"),
-        (
-            {"inference": "both"},
-            2,
-            r"'inference' in x.yaml, line 1: expected 'auto', 'central' or 'worker', got 'both'",
-        ),
-        ({"inference": "worker"}, 0, r"'inference' in x.yaml, line 1: .*needs workers to act in"),
-        ({"num_groups": 2, "recv_timeout": 0.1}, 2, r"'num-groups' in .*exclude each other"),
-    ],
-)
-def test_invalid_combination_is_refused_with_its_place(
-    values: dict[str, Any], num_workers: int, message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        train(config_of(**values), tmp_path / "run", num_workers=num_workers)
-    assert list(tmp_path.iterdir()) == []

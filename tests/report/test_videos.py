@@ -337,22 +337,6 @@ def test_film_of_a_memory_shows_the_first_and_the_last_episode_of_its_trial(
     assert "rl2 does not adapt in steps; leave out --num-steps" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--output", "film.avi"], ["film.avi", ".mp4, .gif, .webp"]),
-        (["--output", "film.gif", "--task", "{gaol: [0, 0]}"], ["--task", "goal"]),
-        (["--output", "film.gif", "--task", "near"], ["--task"]),
-    ],
-)
-def test_wrong_films_are_refused_in_one_line(
-    navigation_runs: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert play(str(navigation_runs / "seed-0"), *arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert all(word in line for word in words), line
-
-
 def test_family_without_pictures_has_no_film(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert play("zoo:tabular-mdp", "--output", str(tmp_path / "film.gif")) == 1
     assert "TabularMDP-v0 draws no pictures" in capsys.readouterr().err

@@ -312,24 +312,6 @@ def test_broken_link_or_link_into_another_run_is_refused_and_nothing_changes(tmp
         (tmp_path / "run" / "checkpoints").unlink()
 
 
-@pytest.mark.parametrize(
-    ("values", "how", "message"),
-    [
-        ({}, {}, "holds another run; continue it with --resume, replace it with --overwrite"),
-        ({}, {"resume": True, "overwrite": True}, "--resume continues .* --overwrite replaces it"),
-        ({"seed": 5, "fast_lr": 0.3}, {"resume": True}, "another 'fast-lr' and 'seed'"),
-    ],
-)
-def test_run_is_changed_only_on_request_in_one_way_and_with_its_settings(
-    values: dict[str, Any], how: dict[str, bool], message: str, tmp_path: Path
-) -> None:
-    write_run(tmp_path, 2)
-    before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match=message):
-        RunFolder(tmp_path, config_of(**values), learner_of(), **how)
-    assert snapshot(tmp_path) == before
-
-
 def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     write_run(tmp_path, 1)
