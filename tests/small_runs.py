@@ -1,6 +1,7 @@
 """Training runs that take a second, and the part of their metrics that must be reproducible."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,14 @@ def train_until(iteration: int, config: Config, folder: Path, **options: Any) ->
 
     with pytest.raises(CheckpointError, match="killed"):
         train(config, folder, num_workers=0, on_iteration=stop, **options)
+
+
+def exit_code(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Return the exit code of a command; argparse raises it."""
+    try:
+        return command(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
 
 
 def snapshot(folder: Path) -> dict[Path, bytes]:

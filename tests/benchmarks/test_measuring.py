@@ -33,12 +33,9 @@ def test_rows_keep_the_order_of_the_participants():
     assert list(rows) == ["x1", "x2", "y"]
 
 
-def test_row_of_two_participants_is_refused():
+def test_row_of_two_participants_and_no_counted_round_are_refused():
     with pytest.raises(ValueError, match="one participant only"):
         take_turns([Participant(name, lambda: {"same": 1.0}) for name in "ab"], repeats=1)
-
-
-def test_no_counted_round_is_refused():
     with pytest.raises(ValueError, match="repeats must be at least 1"):
         take_turns([Participant("a", dict)], repeats=0)
 

@@ -25,6 +25,7 @@ from maml_rl.config.reference import MEASURED
 from maml_rl.envs import FAMILIES
 from maml_rl.errors import ConfigError
 from maml_rl.results.problem import refuse_different_problems
+from tests.small_runs import exit_code
 
 Command = Callable[..., str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,19 +67,12 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
 
 
-def exit_code(*arguments: str) -> int:
-    try:
-        return cli.main(arguments)
-    except SystemExit as exit_:
-        return int(exit_.code or 0)
-
-
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs a command, and returns what it prints, or its errors where it ends with another code than 0."""
 
     def run(*arguments: str, code: int = 0) -> str:
-        assert exit_code(*arguments) == code
+        assert exit_code(cli.main, arguments) == code
         printed = capsys.readouterr()
         return printed.err if code else printed.out
 
@@ -91,9 +85,9 @@ def test_installed_command_is_the_main_function() -> None:
     assert getattr(import_module(module), name) is cli.main
 
 
-def test_command_alone_shows_the_help(command: Command) -> None:
-    shown = command()
-    assert command("--help") == shown
+def test_command_alone_shows_the_help_and_another_that_of_each(command: Command) -> None:
+    assert command() == command("--help") == command("help")
+    assert command("help", "zoo") == command("zoo", "--help")
 
 
 @pytest.mark.slow
@@ -158,7 +152,7 @@ def test_own_family_is_checked_from_the_current_folder(coins: str, name: str, ar
 def test_own_environment_trains_without_a_config_under_its_own_time_limit(coins: str, tmp_path: Path) -> None:
     sizes = ["--num-batches", "1", "--meta-batch-size", "2", "--fast-batch-size", "3", "--evaluation-steps", "1"]
     quick = ["--num-workers", "0", "--log-level", "error", "--output-folder", "run"]
-    assert exit_code("train", "--env-name", "coins:Coin-v0", *sizes, *quick) == 0
+    assert cli.main(["train", "--env-name", "coins:Coin-v0", *sizes, *quick]) == 0
     recorded = json.loads((tmp_path / "run" / "config.json").read_text())
     assert recorded.get("env-kwargs", {}) == {}
     assert recorded.get("max-episode-steps") is None
@@ -229,12 +223,6 @@ def test_commands_do_not_change_the_logging_of_the_process(command: Command) -> 
     assert (package.level, root.handlers, package.handlers) == before
 
 
-def test_help_of_a_command_is_its_help(command: Command) -> None:
-    shown = command("help", "zoo")
-    assert command("zoo", "--help") == shown
-    assert "Commands:" in command("help")
-
-
 def test_version_names_what_results_depend_on(command: Command) -> None:
     shown = command("version")
     assert shown.startswith(f"maml-rl {maml_rl.__version__}\n")
@@ -275,15 +263,6 @@ def test_last_is_the_run_that_was_written_to_last(
     assert run_path("last") == Path("last")
 
 
-def test_configs_show_what_was_measured_of_them(command: Command) -> None:
-    measured = json.loads(MEASURED.read_text(encoding="utf-8"))
-    assert {find_config(name) for name in measured} <= set(shipped_configs().values())
-    shown = " ".join(command("configs", "maml/2d-navigation").split())
-    entry = measured["maml/2d-navigation"]
-    assert f"{entry['env-steps'] / 1e6:.2g} M steps, {60.0 * entry['minutes']:.0f} s on two cores" in shown
-    assert f"return {entry['first']} before adaptation and {entry['last']} at its end" in shown
-
-
 def test_configs_of_one_name_are_one_problem_or_list_and_refusal_say_what_differs() -> None:
     paths = {full_name(path): path for path in shipped_configs().values()}
     problems = {}
@@ -313,6 +292,8 @@ def test_configs_of_one_name_are_one_problem_or_list_and_refusal_say_what_differ
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
+        ("maml/2d-navigation", "{env-steps} M steps, {minutes} s on two cores"),
+        ("maml/2d-navigation", "return {first} before adaptation and {last} at its end"),
         ("amago/point-goal", "Time not measured."),
         ("rl2/halfcheetah-vel-2x100", "in the first episode and -19.9 in the last episode of a trial"),
         ("rl2/bandit-k5-n10", "6.7 in the only episode of a trial"),
@@ -323,7 +304,11 @@ def test_configs_of_one_name_are_one_problem_or_list_and_refusal_say_what_differ
 def test_configs_name_episodes_of_a_memory_and_steps_without_exponent(
     name: str, sentence: str, command: Command
 ) -> None:
-    assert sentence in " ".join(command("configs", name).split())
+    measured = json.loads(MEASURED.read_text(encoding="utf-8"))
+    assert set(measured) <= {full_name(path) for path in shipped_configs().values()}
+    entry = {"env-steps": 0, "minutes": 0} | measured.get(name, {})
+    entry |= {"env-steps": f"{entry['env-steps'] / 1e6:.2g}", "minutes": f"{60.0 * entry['minutes']:.0f}"}
+    assert sentence.format_map(entry) in " ".join(command("configs", name).split())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 
 from maml_rl.cli import main as cli
 from maml_rl.config import Config, load_config
-from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.experiment.estimate import estimate
 from maml_rl.experiment.train import train
 from maml_rl.runs.metrics import read_metrics
@@ -89,7 +88,7 @@ def test_estimate_of_a_learner_that_warms_up_times_iterations_with_updates() -> 
     family = {"env-name": "TabularMDP-v0", "observe-last": True}
     values = SMALL | family | {"algorithm": "rsac", "algorithm-settings": settings, "num-batches": 60, "num-workers": 0}
     del values["cg-iters"]
-    config = Config.from_mapping(parse_mapping(json.dumps(values), "small.yaml"))
+    config = Config.model_validate(values)
     ticks = iter([0.0, 1.0, 3.0, 103.0, 110.0, 118.0])
     found = estimate(config, clock=lambda: next(ticks))
     assert (found.without_updates, found.seconds) == (2, 7.5)

@@ -91,6 +91,10 @@ BY_DAY = {*product(SPELLINGS, ["test"]), *product(["weights of a mixture"], COMM
 EVERY = [
     pytest.param(*case, marks=[] if case in BY_DAY else pytest.mark.nightly) for case in product(SPELLINGS, COMMANDS)
 ]
+SEVERAL = [
+    pytest.param(name, marks=[] if name in ("policy", "weights of a mixture") else pytest.mark.nightly)
+    for name in SPELLINGS
+]
 # Every command that needs no second run and no Optuna with one name, and one command with every name.
 CASES = [
     *((NAMES[0], command) for command in COMMANDS if command not in ("compare runs", "tune")),
@@ -147,7 +151,7 @@ def test_code_of_a_trusted_run_is_imported(hostile_run: Path, command: str, plac
     assert (place / "executed").exists()
 
 
-@pytest.mark.parametrize("hostile_run", SPELLINGS, indirect=True)
+@pytest.mark.parametrize("hostile_run", SEVERAL, indirect=True)
 def test_report_executes_nothing_unless_the_run_is_trusted(
     hostile_run: Path, place: Path, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
 ) -> None:
@@ -161,7 +165,7 @@ def test_report_executes_nothing_unless_the_run_is_trusted(
         assert (place / "executed").exists()
 
 
-@pytest.mark.parametrize("hostile_run", SPELLINGS, indirect=True)
+@pytest.mark.parametrize("hostile_run", SEVERAL, indirect=True)
 def test_commands_that_need_no_code_execute_none(
     hostile_run: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from maml_rl.cli.evaluate import run_test
 from maml_rl.cli.main import main
 from maml_rl.cli.train import run_train
-from maml_rl.config import load_config
+from tests.small_runs import exit_code
 
 SMALL = """\
 env-name: 2DNavigation-v0
@@ -96,6 +96,7 @@ FILES = {
     "broken_run/config.json": "{",
     "misspelled.yaml": SMALL + "num_steps: 1\n",
     "unmade.yaml": SMALL + "env-kwargs: {high: 2, low: x}\n",
+    "gaussian.yaml": "env-name: GaussianBandit-K5-v0\nfast-batch-size: 2\n",
     "wide.yaml": SMALL.replace("[4]", "[5]"),
     "ant_tasks.json": '{"env-name": "AntPos-v5", "tasks": [{"position": [1.0, 1.0]}]}',
 }
@@ -161,10 +162,7 @@ def check_env(*options: str) -> list[str]:
 def run_command_line(arguments: Sequence[str]) -> int:
     scripts: dict[str, Callable[[Sequence[str]], int]] = {"train.py": run_train, "test.py": run_test}
     name, *options = arguments
-    try:
-        return scripts[name](options) if name in scripts else main(arguments)
-    except SystemExit as exit_:
-        return int(exit_.code or 0)
+    return exit_code(scripts[name], options) if name in scripts else exit_code(main, arguments)
 
 
 def raised_by(code: str, kind: str, message: str = "") -> str:
@@ -350,7 +348,7 @@ ALTERED_CASES: list[Case] = [
 ]
 
 WIDE = ["--episodes", "1", "--learner-settings", "{hidden-sizes: [2000, 2000]}"]
-SEARCHED = "2d-navigation"
+SET, SEARCHED = ["--learner-settings"], "2d-navigation"
 DARK_ROOM = ["--env-name", "DarkRoom-v0", "--env-kwargs", "{size: 5}"]
 VALUE_CASES: list[Case] = [
     (train("--num-workers", "x"), ["'num-workers' in the command line", "expected an integer, got 'x'"]),
@@ -476,6 +474,22 @@ VALUE_CASES: list[Case] = [
             (["--tasks", "100000", *WIDE], ["100,000 learners would take"]),
         )
     ],
+    *[
+        (["record", "--output", "out", "--num-workers", "0", "--no-minari", "--tasks", "2", *options], words)
+        for options, words in (
+            (["dark-room", "--learner", "pppo"], ["there is no learner 'pppo'; did you mean 'ppo'"]),
+            (["dark-room", "--learner", "thompson", *SET, "{c: 1}"], ["has no settings; leave --learner-settings out"]),
+            (["dark-room", "--learner", "ucb1", *SET, "{c: -1.0}"], ["setting of the learner ucb1: c must be"]),
+            (["dark-room", *SET, "{gamma: 2.0}"], ["'gamma' in the settings of the learner: expected at most 1"]),
+            (["dark-room", "--learner", "q-learning", *SET, "{baseline: zero}"], ["has no setting 'baseline'"]),
+            (["dark-room", *SET, "{clap: 0.1}"], ["the learner ppo has no setting 'clap'; did you mean 'clip'"]),
+            (["dark-room", *SET, "{clip: -1.0}"], ["setting of the learner ppo: clip must be greater than 0"]),
+            (["dark-room", "--learner", "ucb1"], ["ucb1 cannot learn DarkRoom-v0", "it knows arms alone"]),
+            ([SEARCHED, "--learner", "q-learning"], ["cannot learn 2DNavigation-v0", "states that can be counted"]),
+            ([SEARCHED, "--learner", "ucb1"], ["ucb1 cannot learn 2DNavigation-v0", "Discrete actions"]),
+            (["gaussian.yaml", "--learner", "thompson"], ["thompson counts rewards of 0 and 1, and one is"]),
+        )
+    ],
     *[(command("--num-tasks", "3"), ["did you mean '--meta-batch-size'?"]) for command in (train, evaluate)],
     *[
         (["play", "run", "--output", *options], words)
@@ -500,6 +514,7 @@ VALUE_CASES: list[Case] = [
     ],
     (["trian"], ["there is no command 'trian'; did you mean 'train'?", "train, test, report"]),
     (["train", "halfcheetah-dri"], ["there is no config 'halfcheetah-dri'; did you mean 'halfcheetah-dir'?"]),
+    (["train", "fin2017/2d-navigation"], ["there is no config 'fin2017/2d-", "did you mean 'finn2017/2d-navigation'"]),
     (["train", "ant-dir", "--config", "ant-vel"], ["two configs", "ant-dir", "ant-vel"]),
     (["test"], ["give a run"]),
     (["bench"], ["there is no command 'bench'; did you mean 'benchmarks'?"]),
@@ -508,6 +523,8 @@ VALUE_CASES: list[Case] = [
     (check_env("Nowhere-v0"), ["Nowhere-v0", "cannot be made"]),
     (check_env("nowhere:Env"), ["nowhere:Env cannot be made", "No module named 'nowhere'"]),
     (["test.py", "nosuch", "--num-workers", "0"], ["there is no run folder 'nosuch'", "no config of that name"]),
+    (["test.py", "zoo:2d-navigatoin"], ["the zoo has no policy '2d-navigatoin'; did you mean '2d-navigation'"]),
+    (evaluate("--benchmark", "wind-v2"), ["there is no benchmark 'wind-v2'; did you mean 'wind-v1'"]),
     (["test.py", "2d-navigatoin"], ["there is no run folder", "did you mean '2d-navigation'"]),
 ]
 
@@ -538,10 +555,9 @@ def test_wrong_input_ends_in_one_line(place: Path, capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("sizes", [["3", "5"], ["3,5"], ["[3,", "5]"]])
-def test_hidden_sizes_may_be_several_words(place: Path, tmp_path: Path, sizes: list[str]) -> None:
-    run = tmp_path / "run"
-    assert run_command_line(train("--output-folder", str(run), "--hidden-sizes", *sizes)) == 0
-    assert load_config(run / "config.json").hidden_sizes == (3, 5)
+def test_hidden_sizes_may_be_several_words(place: Path, sizes: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(train("--print-config", "--hidden-sizes", *sizes)) == 0
+    assert "hidden-sizes: [3, 5] " in capsys.readouterr().out
 
 
 def test_seeds_may_be_separated_by_commas(place: Path, tmp_path: Path) -> None:

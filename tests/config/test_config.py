@@ -109,17 +109,12 @@ def test_value_that_could_be_misread_is_taken_as_it_is_meant(text: str, name: st
     assert getattr(config_of(f"env-name: a\n{text}"), name) == value
 
 
-def test_override_replaces_a_value_and_leaves_the_original() -> None:
-    config = config_of("env-name: a\nnum-batches: 5")
-    assert config.override({"num-batches": 7}).num_batches == 7
-    assert config.num_batches == 5
-
-
 def test_another_environment_brings_its_own_arguments_and_time_limit() -> None:
     config = config_of("env-name: a\nenv-kwargs: {low: 0}\nmax-episode-steps: 100\nnum-batches: 5")
     same = config.override({"env-name": "a", "num-batches": 6})
     assert (same.env_kwargs, same.max_episode_steps) == ({"low": 0}, 100)
     other = config.override({"env-name": "b"})
+    assert (config.env_name, config.env_kwargs) == ("a", {"low": 0})
     assert (other.env_kwargs, other.max_episode_steps, other.num_batches) == ({}, None, 5)
     given = config.override({"env-name": "b", "env-kwargs": {"size": 3}, "max-episode-steps": 7})
     assert (given.env_kwargs, given.max_episode_steps) == ({"size": 3}, 7)
@@ -135,17 +130,6 @@ def test_error_in_an_override_names_the_command_line() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             config_of("env-name: a\nnum-steps: 5").override(values)
-
-
-def test_error_about_a_nested_key_points_at_its_line() -> None:
-    config = config_of("env-name: a\nenv-kwargs:\n  low: 0\n  hihg: 1\n")
-    assert str(config.error("no such argument", "env-kwargs", "hihg")).startswith("'env-kwargs.hihg' in x.yaml, line 4")
-    assert "line 2" in str(config.error("no such argument", "env-kwargs", "absent"))
-
-
-def test_differences_name_the_keys() -> None:
-    config = config_of("env-name: a")
-    assert config.differences(config.override({"gamma": 0.5, "seed": 3})) == ["gamma", "seed"]
 
 
 @pytest.mark.slow

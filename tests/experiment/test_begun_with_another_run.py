@@ -14,7 +14,6 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import find_metalearner
 from maml_rl.runs.checkpoint import Checkpoint, check_finite, latest_intact, load_checkpoint
-from tests.metalearners.histories import record
 from tests.metalearners.small_algorithms import OF_HISTORIES, small
 from tests.small_runs import config_of, train_until, untimed
 
@@ -50,11 +49,9 @@ def test_run_begins_with_the_policy_of_another_and_optionally_with_its_learner(t
         train(config_of(), tmp_path / "third", num_workers=0, init_learner=True)
 
 
+@pytest.mark.usefixtures("histories")
 @pytest.mark.parametrize("algorithm", ["rl2", "ad"])
-def test_step_size_falls_anew_in_a_run_that_begins_with_another_learner(
-    algorithm: str, histories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(histories)
+def test_step_size_falls_anew_in_a_run_that_begins_with_another_learner(algorithm: str, tmp_path: Path) -> None:
     config = small(algorithm).override({"num-batches": 2, "evaluate-every": None, "keep-checkpoints": 9})
     config = config.override({"algorithm-settings": {"anneal-over": 2}})
     train(config, tmp_path / "run", num_workers=0)
@@ -101,18 +98,9 @@ def test_resume_with_fewer_batches_leaves_the_config_as_it_is(tmp_path: Path) ->
     assert '"keep-checkpoints": 7' in files[0].read_text()
 
 
-@pytest.fixture(scope="module")
-def histories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("histories")
-    record(folder / "histories")
-    return folder
-
-
+@pytest.mark.usefixtures("histories")
 @pytest.mark.parametrize("algorithm", ["maml-ppo", "rl2", "pearl", "ad"])
-def test_last_update_that_leaves_nothing_to_train_is_one_line_and_is_not_saved(
-    algorithm: str, histories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(histories)
+def test_last_update_that_leaves_nothing_to_train_is_one_line_and_is_not_saved(algorithm: str, tmp_path: Path) -> None:
     key = "learning-rate"
     settings: dict[str, Any] = {key: 1e20} | ({"warmup": 0} if algorithm in OF_HISTORIES else {})
     assert key in {field.alias for field in find_metalearner(algorithm).Settings.model_fields.values()}

@@ -14,7 +14,7 @@ from maml_rl.envs import make_vector_env
 from maml_rl.errors import ConfigError
 from maml_rl.experiment import certified
 from maml_rl.experiment.build import Experiment, make_experiment
-from maml_rl.experiment.certified import benchmarks, find_benchmark, measure, nearest
+from maml_rl.experiment.certified import benchmarks, measure, nearest
 from scripts import certify_tasks
 from tests.small_runs import config_of
 
@@ -63,11 +63,6 @@ def test_changed_tasks_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "wind-v1.json").unlink()
     with pytest.raises(ConfigError, match="cannot read the tasks of wind-v1"):
         rules.tasks()
-
-
-def test_an_unknown_benchmark_is_answered_with_the_closest() -> None:
-    with pytest.raises(ConfigError, match="there is no benchmark 'wind-v2'; did you mean 'wind-v1'"):
-        find_benchmark("wind-v2")
 
 
 NAVIGATION: dict[str, Any] = {

@@ -26,14 +26,6 @@ def small_evaluation(**options: Any) -> Evaluation:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
-def test_same_seed_gives_the_same_evaluation_for_any_number_of_workers() -> None:
-    evaluation, again = small_evaluation(), small_evaluation(num_workers=2)
-    assert np.array_equal(evaluation.returns, again.returns)
-    assert np.array_equal(evaluation.intervals(), again.intervals(), equal_nan=True)
-
-
 def test_trials_without_a_repetition_are_refused() -> None:
     with pytest.raises(ValueError, match="repetitions must be an integer of at least 1, got 0"):
         evaluate_trials(RandomPolicy(5), "Bandit-K5-v0", 1, 1, repetitions=0)
@@ -71,10 +63,6 @@ def test_adapting_on_a_bandit_raises_the_return() -> None:
     # An unadapted policy pulls all arms about equally often, for a mean of 1/2; the best of five arms has 5/6.
     assert before == pytest.approx(0.5, abs=0.06)
     assert 0.6 < after < 0.9
-
-
-def test_evaluation_knows_the_returns_that_are_possible() -> None:
-    assert small_evaluation().ranges == {"return": (-np.inf, 0.0)}
 
 
 def test_negative_numbers_are_refused() -> None:
@@ -167,6 +155,7 @@ def test_policies_have_equal_weights_and_share_the_least_number_of_steps() -> No
 def test_given_tasks_are_measured_like_the_same_tasks_drawn() -> None:
     evaluation = small_evaluation()
     drawn = evaluation.tasks
+    assert evaluation.ranges == {"return": (-np.inf, 0.0)}
     # Tasks that were drawn and kept still count as drawn.
     assert not evaluation.fixed_tasks
     assert np.array_equal(evaluation.intervals(), small_evaluation().intervals(), equal_nan=True)
@@ -193,8 +182,13 @@ def test_repetitions_adapt_again_and_the_first_is_the_same_for_any_number() -> N
         small_evaluation(repetitions=0)
 
 
-def test_saved_evaluation_is_loaded_without_pickle(tmp_path: Path) -> None:
+def test_evaluation_is_a_row_for_every_number_of_steps_and_saved_without_pickle(tmp_path: Path) -> None:
     evaluation = evaluation_of(np.tile(np.arange(24).reshape(4, 2, 3), (5, 1, 1)))
+    _, *rows = evaluation.table().replace(", ", ",").splitlines()
+    assert [[row.split()[place] for place in (0, 1, 3)] for row in rows] == [
+        ["0", "10.00", "10.00"],
+        ["1", "13.00", "13.00"],
+    ]
     evaluation.save(tmp_path / "results.npz")
     assert [path.name for path in tmp_path.iterdir()] == ["results.npz"]
     with np.load(tmp_path / "results.npz", allow_pickle=False) as saved:
@@ -208,13 +202,6 @@ def test_saved_evaluation_is_loaded_without_pickle(tmp_path: Path) -> None:
         assert str(saved["env_name"]) == "2DNavigation-v0"
         assert saved["step_sizes"].tolist() == [0.1]
         assert int(saved["seed"]) == 5
-
-
-def test_table_has_a_row_for_every_number_of_steps() -> None:
-    rows = evaluation_of(np.tile(np.arange(24).reshape(4, 2, 3), (5, 1, 1))).table().replace(", ", ",").splitlines()
-    assert len(rows) == 3
-    for row, words in zip(rows[1:], (["0", "10.00", "10.00"], ["1", "13.00", "13.00"]), strict=True):
-        assert [row.split()[place] for place in (0, 1, 3)] == words
 
 
 def test_recorded_infos_are_evaluated_shown_and_saved(tmp_path: Path) -> None:

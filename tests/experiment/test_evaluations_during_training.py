@@ -138,8 +138,12 @@ def test_evaluations_and_prefetched_batches_do_not_affect_each_other(tmp_path: P
         assert returns == afterward.returns.mean(axis=(0, 2), dtype=np.float64).tolist()
 
 
-def test_evaluation_has_a_baseline_of_its_own() -> None:
+def test_evaluation_has_a_baseline_and_a_collector_ahead_of_time_a_policy_of_its_own() -> None:
     experiment = make_experiment(config_of(prefetch=1))
+    with make_sampler(experiment, num_workers=0) as sampler:
+        for mine, theirs in zip(sampler.policy.parameters(), experiment.policy.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+            assert mine.data_ptr() != theirs.data_ptr()
     with make_sampler(experiment, num_workers=0, evaluation=True) as sampler:
         assert sampler.baseline is not experiment.baseline
 

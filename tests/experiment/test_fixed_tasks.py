@@ -92,8 +92,9 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("command", READERS)
-@pytest.mark.parametrize("name", ["training-tasks.json", "test-tasks.json"])
+@pytest.mark.parametrize(
+    ("name", "command"), [*(("training-tasks.json", command) for command in READERS), ("test-tasks.json", "test")]
+)
 def test_altered_or_missing_tasks_are_noticed_by_every_reader(
     run: Path, tmp_path: Path, command: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

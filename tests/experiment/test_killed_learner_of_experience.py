@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from maml_rl.config import Config
-from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.experience import replay_segments
 from maml_rl.experiment.train import train
 from maml_rl.machine import single_threaded
@@ -37,12 +36,11 @@ from pathlib import Path
 from random import Random
 import torch._dynamo
 from maml_rl.config import Config
-from maml_rl.config.yaml_source import parse_mapping
 import maml_rl.experience.replay_segments as replay_segments
 from maml_rl.experiment.train import train
 
 replay_segments.SEGMENT_BYTES = {SEGMENT_BYTES}
-config, folder = Config.from_mapping(parse_mapping(sys.argv[1], "x.yaml")), Path(sys.argv[2])
+config, folder = Config.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])
 random, metrics, kills = Random(0), folder / "metrics.jsonl", 0
 for goal in json.loads(sys.argv[3]):
     if (pid := os.fork()) == 0:
@@ -85,7 +83,7 @@ def test_learner_killed_at_random_ends_with_the_same_bytes(
         "algorithm": algorithm,
         "algorithm-settings": SETTINGS[algorithm],
     }
-    config = Config.from_mapping(parse_mapping(json.dumps(mapping), "x.yaml"))
+    config = Config.model_validate(mapping)
     command = [sys.executable, "-c", KILLER, json.dumps(mapping), str(killed), json.dumps(goals)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)

@@ -7,7 +7,6 @@ import torch
 
 import maml_rl
 from maml_rl.config import Config
-from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import ObservedTask, make_vector_env
 from maml_rl.errors import ConfigError, TaskError
 from maml_rl.experiment.train import train
@@ -34,7 +33,7 @@ GOAL = {"goal": [0.3, -0.2]}
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run; tests must not write to it."""
     folder = tmp_path_factory.mktemp("saved") / "run"
-    train(Config.from_mapping(Mapping("the test", SETTINGS)), folder, num_workers=0)
+    train(Config.model_validate(SETTINGS), folder, num_workers=0)
     return folder
 
 
@@ -57,7 +56,7 @@ def test_loaded_policy_has_the_parameters_and_the_config_of_its_run(run_folder: 
 
 
 def test_oracle_is_loaded_and_not_adapted(tmp_path: Path) -> None:
-    config = Config.from_mapping(Mapping("the test", {**SETTINGS, "method": "oracle", "num-batches": 1}))
+    config = Config.model_validate({**SETTINGS, "method": "oracle", "num-batches": 1})
     train(config, tmp_path / "run", num_workers=0)
     policy = maml_rl.load_policy(tmp_path / "run")
     env = make_vector_env(ObservedTask("2DNavigation-v0"))
@@ -66,12 +65,6 @@ def test_oracle_is_loaded_and_not_adapted(tmp_path: Path) -> None:
     assert np.shape(action) == (2,)
     with pytest.raises(ConfigError, match="an oracle, which observes its task and needs no adaptation"):
         maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL)
-
-
-def test_policy_is_loaded_from_the_checkpoint_that_is_named(run_folder: Path) -> None:
-    first = maml_rl.load_policy(run_folder, run_folder / "checkpoints" / "iteration-000001")
-    assert (parameters(first)["mu.weight"] != parameters(maml_rl.load_policy(run_folder))["mu.weight"]).any()
-    assert maml_rl.load_policy(run_folder, "best").trained_with == first.trained_with
 
 
 def test_adapted_policy_agrees_with_the_sampler_and_plain_gradient_steps(run_folder: Path) -> None:
@@ -101,13 +94,9 @@ def test_adaptation_leaves_the_policy_as_it_was_and_repeats(run_folder: Path) ->
     assert_same(parameters(policy), before)
     assert_same(parameters(first), parameters(again))
     assert (parameters(first)["mu.bias"] != before["mu.bias"]).any()
-
-
-def test_adaptation_without_steps_is_a_copy(run_folder: Path) -> None:
-    policy = maml_rl.load_policy(run_folder)
     copy = maml_rl.adapt_to_task(policy, "2DNavigation-v0", GOAL, num_steps=0)
     assert copy is not policy
-    assert_same(parameters(copy), parameters(policy))
+    assert_same(parameters(copy), before)
 
 
 def test_adaptation_raises_the_return_in_its_task() -> None:

@@ -1,6 +1,5 @@
 """A learner with a second network and random numbers of its own: one seed, one result."""
 
-import json
 import random
 import sys
 import threading
@@ -15,7 +14,6 @@ import torch
 from torch import nn
 
 from maml_rl.config import Config
-from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.envs.global_generators import KeptGenerators, seeded_generators
 from maml_rl.experiment.build import make_experiment
@@ -53,7 +51,7 @@ class Drawing(MetaLearner):
 def drawing(**values: Any) -> Any:
     learner = {"algorithm": "tests.experiment.test_random_learner:Drawing", "num-batches": 4, "checkpoint-every": 1}
     small = {key: value for key, value in SMALL.items() if key != "cg-iters"}
-    return Config.from_mapping(parse_mapping(json.dumps({**small, **learner, **values}), "x.yaml"))
+    return Config.model_validate({**small, **learner, **values})
 
 
 def test_runs_of_one_seed_are_equal_after_any_draws_of_others(tmp_path: Path) -> None:

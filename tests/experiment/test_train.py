@@ -1,7 +1,7 @@
 import hashlib
 import itertools
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event, Semaphore, active_count
 from typing import Any
@@ -21,7 +21,7 @@ from maml_rl.experiment.train import made_ahead, train
 from maml_rl.runs.checkpoint import latest_intact, list_checkpoints
 from maml_rl.runs.metrics import Metrics, read_metrics
 from tests.envs.third_party import WordEnv
-from tests.small_runs import assert_same_run, config_of, train_until
+from tests.small_runs import assert_same_run, config_of, snapshot, train_until
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -72,7 +72,9 @@ def test_folder_of_a_run_has_config_metrics_events_and_checkpoints(undisturbed: 
     assert load_config(undisturbed / "config.json").differences(make_experiment(config_of()).config) == []
     (events,) = (undisturbed / "tensorboard").glob("events.*")
     accumulator = EventAccumulator(str(events)).Reload()
-    groups = {tag.partition("/")[0] for tag in accumulator.Tags()["scalars"]}
+    tags = set(accumulator.Tags()["scalars"])
+    assert {"policy/std", "policy/entropy"} <= tags
+    groups = {tag.partition("/")[0] for tag in tags}
     assert groups == {"return", "policy", "loss", "time", "train"}, "TensorBoard shows one section for each"
     names = [path.name for path in list_checkpoints(undisturbed / "checkpoints")]
     assert names[-1] == "iteration-000005"
@@ -92,26 +94,13 @@ def test_first_iteration_agrees_with_the_sampler(undisturbed: Path) -> None:
     assert row["env_steps"] == int(train_episodes[0].mask.sum() + valid_episodes.mask.sum())
 
 
-@pytest.mark.parametrize("iteration", range(5))
-def test_run_interrupted_anywhere_and_resumed_is_bit_identical(
-    tmp_path: Path, undisturbed: Path, iteration: int
+@pytest.mark.parametrize("iterations", [(1,), (0, 2, 3, 4)], ids=str)
+def test_run_interrupted_anywhere_once_or_repeatedly_is_bit_identical_when_resumed(
+    tmp_path: Path, undisturbed: Path, iterations: tuple[int, ...]
 ) -> None:
-    train_until(iteration, config_of(), tmp_path)
+    for iteration in iterations:
+        train_until(iteration, config_of(), tmp_path, resume=iteration > iterations[0])
     train(config_of(), tmp_path, num_workers=0, resume=True)
-    assert_same_run(tmp_path, undisturbed)
-
-
-def test_run_interrupted_and_resumed_repeatedly_is_bit_identical(tmp_path: Path, undisturbed: Path) -> None:
-    train_until(0, config_of(), tmp_path)
-    for iteration in (2, 3, 4):
-        train_until(iteration, config_of(), tmp_path, resume=True)
-    train(config_of(), tmp_path, num_workers=0, resume=True)
-    assert_same_run(tmp_path, undisturbed)
-
-
-def test_run_resumed_for_more_iterations_is_bit_identical(tmp_path: Path, undisturbed: Path) -> None:
-    train(config_of(num_batches=3), tmp_path, num_workers=0)
-    train(config_of(num_batches=5), tmp_path, num_workers=0, resume=True)
     assert_same_run(tmp_path, undisturbed)
 
 
@@ -123,13 +112,15 @@ def test_run_resumed_past_a_broken_checkpoint_is_bit_identical(tmp_path: Path, u
     assert_same_run(tmp_path, undisturbed)
 
 
-def test_finished_run_does_nothing_when_resumed(tmp_path: Path) -> None:
-    train(config_of(num_batches=2), tmp_path, num_workers=0)
-    before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*.*")}
+def test_finished_run_does_nothing_when_resumed_unless_for_more_iterations(tmp_path: Path, undisturbed: Path) -> None:
+    train(config_of(num_batches=3), tmp_path, num_workers=0)
+    before = snapshot(tmp_path / "checkpoints")
     seen: list[Metrics] = []
-    train(config_of(num_batches=2), tmp_path, num_workers=0, resume=True, on_iteration=seen.append)
+    train(config_of(num_batches=3), tmp_path, num_workers=0, resume=True, on_iteration=seen.append)
     assert seen == []
-    assert {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*.*")} == before
+    assert snapshot(tmp_path / "checkpoints") == before
+    train(config_of(), tmp_path, num_workers=0, resume=True)
+    assert_same_run(tmp_path, undisturbed)
 
 
 def test_profile_accounts_for_the_time_of_an_iteration(tmp_path: Path) -> None:
@@ -196,16 +187,12 @@ def test_environment_that_fails_in_its_child_is_refused_on_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_metrics_show_how_much_the_policy_explores(tmp_path: Path) -> None:
-    train(config_of(num_batches=2), tmp_path / "run", num_workers=0)
-    first, second = read_metrics(tmp_path / "run" / "metrics.jsonl")
+def test_metrics_show_how_much_the_policy_explores(undisturbed: Path) -> None:
+    first, second, *_ = read_metrics(undisturbed / "metrics.jsonl")
     # A standard Gaussian in each of two entries, before the first meta-update.
     assert first["policy/std"] == pytest.approx(1.0)
     assert first["policy/entropy"] == pytest.approx(np.log(2.0 * np.pi * np.e), abs=1e-5)
     assert second["policy/std"] != first["policy/std"]
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    events.Reload()
-    assert {"policy/std", "policy/entropy"} <= set(events.Tags()["scalars"])
 
 
 def test_entropy_of_a_policy_with_discrete_actions_is_at_most_that_of_chance(tmp_path: Path) -> None:
@@ -215,31 +202,24 @@ def test_entropy_of_a_policy_with_discrete_actions_is_at_most_that_of_chance(tmp
     assert "policy/std" not in metrics
 
 
-def test_stopped_training_ends_after_the_current_iteration_and_resumes(tmp_path: Path) -> None:
-    config, stop = config_of(num_batches=4, checkpoint_every=100), Event()
+@pytest.mark.parametrize("kind", [None, KeyboardInterrupt, SystemExit])
+def test_training_that_is_stopped_or_interrupted_saves_its_last_iteration(
+    tmp_path: Path, undisturbed: Path, kind: type[BaseException] | None
+) -> None:
+    stop = Event()
 
-    def stop_after_the_second(metrics: Metrics) -> None:
-        if metrics["iteration"] == 1:
+    # Checkpoints are those of every second iteration, and this one.
+    def end_after_the_third(metrics: Metrics) -> None:
+        if metrics["iteration"] == 2:
             stop.set()
+            if kind is not None:
+                raise kind
 
-    train(config, tmp_path / "stopped", num_workers=0, on_iteration=stop_after_the_second, stop=stop)
-    assert latest_intact(tmp_path / "stopped" / "checkpoints")[1].iteration == 2
-    train(config, tmp_path / "stopped", num_workers=0, resume=True)
-    train(config, tmp_path / "undisturbed", num_workers=0)
-    assert_same_run(tmp_path / "stopped", tmp_path / "undisturbed")
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_interrupted_training_saves_its_last_finished_iteration(tmp_path: Path, kind: type[BaseException]) -> None:
-    config = config_of(num_batches=4, checkpoint_every=100)
-
-    def interrupt(metrics: Metrics) -> None:
-        if metrics["iteration"] == 1:
-            raise kind
-
-    with pytest.raises(kind):
-        train(config, tmp_path / "run", num_workers=0, on_iteration=interrupt)
-    assert latest_intact(tmp_path / "run" / "checkpoints")[1].iteration == 2
+    with nullcontext() if kind is None else pytest.raises(kind):
+        train(config_of(), tmp_path, num_workers=0, on_iteration=end_after_the_third, stop=stop)
+    assert latest_intact(tmp_path / "checkpoints")[1].iteration == 3
+    train(config_of(), tmp_path, num_workers=0, resume=True)
+    assert_same_run(tmp_path, undisturbed)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -286,29 +266,22 @@ def waits_for_room(monkeypatch: pytest.MonkeyPatch) -> Event:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("ahead", [1, 3, 100])
-def test_items_made_ahead_come_in_order_and_the_thread_ends(ahead: int) -> None:
-    before = active_count()
-    with made_ahead(itertools.count().__next__, 20, ahead, ignore) as take:
-        assert [take() for _ in range(20)] == list(range(20))
-    assert active_count() == before
-
-
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("ahead", [1, 2, 5])
-def test_no_item_is_begun_before_there_is_room_for_it(ahead: int, waits_for_room: Event) -> None:
-    begun: list[int] = []
+def test_items_come_in_order_and_none_is_begun_before_there_is_room_for_it(ahead: int, waits_for_room: Event) -> None:
+    before, begun = active_count(), list[int]()
 
     def make() -> int:
         begun.append(len(begun))
         return begun[-1]
 
-    with made_ahead(make, 100, ahead, ignore) as take:
+    with made_ahead(make, 5 + ahead, ahead, ignore) as take:
         for taken in range(5):
             assert waits_for_room.wait(10.0)
             assert begun == list(range(taken + ahead))
             waits_for_room.clear()
             assert take() == taken
+        assert [take() for _ in range(ahead)] == list(range(5, 5 + ahead))
+    assert active_count() == before
 
 
 @pytest.mark.timeout(60)

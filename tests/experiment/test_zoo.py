@@ -15,7 +15,7 @@ import torch
 from maml_rl import load_policy
 from maml_rl.cli import main as cli
 from maml_rl.config import load_config
-from maml_rl.config.catalog import ZOO, find_run, zoo
+from maml_rl.config.catalog import ZOO, zoo
 from maml_rl.envs import FAMILIES
 from maml_rl.errors import ConfigError
 from maml_rl.experiment import zoo as zoo_module
@@ -251,8 +251,3 @@ def test_policy_that_needs_code_of_the_user_is_refused(own_zoo: Path, tmp_path: 
     with pytest.raises(ConfigError, match=r"env-name 'tests.lamp_env:Lamp-v0' of .* is not part of the package"):
         add_to_zoo(tmp_path / "run", "lamp")
     assert not own_zoo.exists()
-
-
-def test_unknown_policy_is_refused_with_the_closest_name() -> None:
-    with pytest.raises(ConfigError, match=r"the zoo has no policy '2d-navigatoin'; did you mean '2d-navigation'\?"):
-        find_run("zoo:2d-navigatoin")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from maml_rl.config import Config
-from maml_rl.config.yaml_source import Mapping
 from maml_rl.experiment.measure import measure
 from maml_rl.experiment.train import train
 from maml_rl.results.comparable import read_runs
@@ -26,7 +25,7 @@ CHEETAH = {**NAVIGATION, "env-name": "HalfCheetahDir-v5", "num-batches": 1}
 
 
 def make_run(folder: Path, settings: dict[str, object]) -> Path:
-    train(Config.from_mapping(Mapping("the test", settings)), folder, num_workers=0)
+    train(Config.model_validate(settings), folder, num_workers=0)
     return folder
 
 

@@ -310,12 +310,6 @@ def test_published_returns_are_shown_only_for_their_protocol(changes: dict[str, 
     assert published_returns(published_run(), evaluated(20, 0.5, 0.25)) is None
 
 
-@pytest.mark.parametrize("name", ["maml/2d-navigation", "maml/halfcheetah-dir", "finn2017/halfcheetah-dir"])
-def test_published_returns_are_shown_for_no_other_config(name: str) -> None:
-    config = load_config(Path(__file__).parents[2] / "configs" / f"{name}.yaml")
-    assert published_returns(config, evaluated(40, 0.5, 0.25, 0.25)) is None
-
-
 def test_returns_are_drawn_over_the_number_that_distinguishes_tasks() -> None:
     task_list: list[dict[str, object]] = [{"velocity": 0.1 * index} for index in range(5)]
     root = read(task_charts.task_returns(evaluation(task_list, BEFORE_AND_AFTER)))

@@ -36,10 +36,15 @@ def run(navigation_runs: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(navigation_runs / "seed-0", tmp_path / "run"))
 
 
-def test_trial_has_the_episodes_of_the_evaluation(navigation_runs: Path) -> None:
-    (result,), notices = measured([navigation_runs / "seed-0"], 3)
+def test_every_seed_of_a_group_is_evaluated_and_the_first_is_kept_for_pictures(navigation_runs: Path) -> None:
+    (result,), notices = measured([navigation_runs], 3)
     assert not notices
+    assert [evaluation.seed for evaluation in result.evaluations] == [0, 1]
     assert result.sampled is not None
+    assert result.sampled.config.seed == 0
+    # The median of four episodes is the second.
+    returns = result.sampled.evaluation.returns[0, 1]
+    assert (returns < returns[result.sampled.median_episode(1, 0)]).sum() == 1
     untrained = evaluate(make_experiment(result.group.config), tasks=3, num_steps=2, num_workers=0)
     assert result.untrained is not None
     np.testing.assert_array_equal(result.untrained.returns, untrained.returns)
@@ -47,31 +52,17 @@ def test_trial_has_the_episodes_of_the_evaluation(navigation_runs: Path) -> None
     assert (result.sampled.evaluation.returns != untrained.returns).any()
 
 
-def test_every_seed_of_a_group_is_evaluated_and_the_first_is_kept_for_pictures(navigation_runs: Path) -> None:
-    (result,), _ = measured([navigation_runs], 2)
-    assert [evaluation.seed for evaluation in result.evaluations] == [0, 1]
-    assert result.sampled is not None
-    assert result.sampled.config.seed == 0
-
-
-def test_saved_evaluation_is_used_unchanged(run: Path) -> None:
-    saved = made_up(np.array([[1.0, 2.0, 2.5], [3.0, 4.0, 4.5]]), run)
-    saved.save(run / "evaluation.npz")
+def test_newest_of_several_saved_evaluations_is_used_unchanged(run: Path) -> None:
+    for name, value in (("evaluation", 1.0), ("evaluation-2", 2.0), ("evaluation-10", 3.0)):
+        saved = made_up(value + np.arange(6.0).reshape(2, 3), run)
+        saved.save(run / f"{name}.npz")
+    # The name that a test in progress has reserved.
+    (run / "evaluation-11.npz").touch()
     (result,), notices = measured([run], 0)
     assert not notices
     assert result.sampled is None
     np.testing.assert_array_equal(result.evaluations[0].returns, saved.returns)
     assert result.evaluations[0].tasks == saved.tasks
-
-
-def test_newest_of_several_saved_evaluations_is_used(run: Path) -> None:
-    for name, value in (("evaluation", 1.0), ("evaluation-2", 2.0), ("evaluation-10", 3.0)):
-        made_up(np.full((2, 3), value), run).save(run / f"{name}.npz")
-    # The name that a test in progress has reserved.
-    (run / "evaluation-11.npz").touch()
-    (result,), notices = measured([run], 0)
-    assert not notices
-    assert (result.evaluations[0].returns == 3.0).all()
 
 
 def test_policies_are_evaluated_on_the_tasks_of_a_file(navigation_runs: Path, tmp_path: Path) -> None:
@@ -123,12 +114,16 @@ def test_every_altered_byte_of_an_evaluation_is_an_error_or_changes_nothing(tmp_
             assert found.returns.tolist() == saved.returns.tolist()
             assert dataclasses.replace(found, returns=saved.returns) == saved
     assert len(errors) > 200
+    for wrong in (b"\0", b"no archive"):
+        file.write_bytes(wrong)
+        with pytest.raises(ConfigError) as caught:
+            load_evaluation(file)
+        errors.append(str(caught.value))
     assert all("evaluation.npz cannot be read (" in error and "\n" not in error for error in errors)
 
 
-@pytest.mark.parametrize("content", [b"\0", b"no archive", b"PK\x03\x04 cut off"])
-def test_broken_evaluation_is_a_notice_and_the_policy_is_evaluated_again(run: Path, content: bytes) -> None:
-    (run / "evaluation.npz").write_bytes(content)
+def test_broken_evaluation_is_a_notice_and_the_policy_is_evaluated_again(run: Path) -> None:
+    (run / "evaluation.npz").write_bytes(b"PK\x03\x04 cut off")
     (result,), (notice,) = measured([run], 2)
     assert "evaluation.npz cannot be read" in notice
     assert "test.py --overwrite" in notice
@@ -141,13 +136,6 @@ def test_run_without_a_checkpoint_is_a_notice(run: Path) -> None:
     assert "could not be tried on new tasks" in notice
     assert "no intact checkpoint" in notice
     assert (result.evaluations, result.sampled) == ([], None)
-
-
-def test_median_episode_is_the_one_in_the_middle(navigation_runs: Path) -> None:
-    (result,), _ = measured([navigation_runs / "seed-0"], 1)
-    assert result.sampled is not None
-    returns = result.sampled.evaluation.returns[0, 1]
-    assert (returns < returns[result.sampled.median_episode(1, 0)]).sum() == 1
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ def test_converted_picture_has_the_size_of_print(tmp_path: Path) -> None:
     width = float(written(tmp_path / "x.svg").get("width", 0))
     for ending in (".pdf", ".png"):
         write_panels(tmp_path / f"x{ending}", [panel("one"), panel("two")], 2)
+    assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     box = re.search(rb"/MediaBox \[0 0 ([\d.]+)", (tmp_path / "x.pdf").read_bytes())
     assert box is not None
     assert float(box[1]) / 72 == pytest.approx(width / 96)

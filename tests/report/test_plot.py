@@ -36,13 +36,6 @@ def test_dots_are_at_their_coordinates() -> None:
     np.testing.assert_allclose(places[2], (places[0] + places[1]) / 2, atol=0.1)
 
 
-def test_line_has_a_gap_where_a_value_is_unknown() -> None:
-    plot = unit_plot()
-    plot.line([0.0, 0.2, 0.4, 0.6, 0.8], [0.0, 0.5, np.nan, 0.5, 1.0], "after")
-    (path,) = marks(plot, "line")
-    assert (path.get("d", "").count("M"), path.get("d", "").count("L")) == (2, 2)
-
-
 def test_points_between_gaps_are_dots_and_intervals() -> None:
     plot = unit_plot()
     ys = [0.5, np.nan, 0.5, 0.6, np.nan, 0.7]

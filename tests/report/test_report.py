@@ -7,17 +7,13 @@ import gymnasium
 import pytest
 
 from maml_rl.cli.main import run_report
-from maml_rl.cli.train import run_train
 from maml_rl.envs.mujoco import rendering
 from maml_rl.report import write_report
 from maml_rl.task_distributions.task_files import save_tasks
 
 
 def report(*arguments: object) -> int:
-    try:
-        return run_report(["--num-workers", "0", "--tasks", "2", *map(str, arguments)])
-    except SystemExit as exit_:
-        return int(exit_.code or 0)
+    return run_report(["--num-workers", "0", "--tasks", "2", *map(str, arguments)])
 
 
 def test_report_is_in_the_run_folder_and_self_contained(
@@ -119,28 +115,6 @@ def test_report_compares_the_methods_on_the_tasks_of_a_file(
     ):
         assert phrase in page
     assert page.count("Return after each gradient step</h3>") == 1
-
-
-@pytest.mark.slow
-def test_seeds_of_one_command_are_one_experiment_with_a_band(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study = tmp_path / "study"
-    small = ["--num-batches", "2", "--meta-batch-size", "2", "--fast-batch-size", "2", "--max-episode-steps", "5"]
-    assert run_train(["--output-folder", str(study), "--seeds", "0", "1", "2", "--num-workers", "0", *small]) == 0
-    capsys.readouterr()
-    assert report(study) == 0
-    page = (study / "report.html").read_text()
-    assert "<h1>study</h1>" in page
-    assert "mean over 3 seeds, the band its 95 % interval" in page
-    assert 'class="band' in page
-
-
-def test_report_of_an_oracle_alone_is_made(compared_runs: list[Path], tmp_path: Path) -> None:
-    assert report(compared_runs[-1], "--output", tmp_path / "report.html") == 0
-    page = (tmp_path / "report.html").read_text()
-    assert "without adaptation" in page
-    assert "random initialization" not in page
 
 
 def test_report_of_several_runs_is_written_to_their_common_folder(

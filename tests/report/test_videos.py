@@ -1,5 +1,4 @@
 import io
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import pytest
 from PIL import Image
 
 from maml_rl.cli.main import main
-from maml_rl.config import load_config
 from maml_rl.envs.mujoco import rendering
 from maml_rl.report import videos
 from maml_rl.results.evaluation import SampledEvaluation
@@ -184,14 +182,9 @@ gymnasium.register("Unpainted-v0", entry_point=f"{__name__}:UnpaintedEnv", max_e
 
 
 @pytest.fixture(scope="module")
-def painted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def painted_episodes(tmp_path_factory: pytest.TempPathFactory) -> SampledEvaluation:
     values = {**NAVIGATION, "env-name": "Painted-v0", "max-episode-steps": HORIZON, "num-batches": 1}
-    return make_run(tmp_path_factory.mktemp("runs") / "painted", values)
-
-
-@pytest.fixture(scope="module")
-def painted_episodes(painted_run: Path) -> SampledEvaluation:
-    (result,), _ = measured([painted_run], 3)
+    (result,), _ = measured([make_run(tmp_path_factory.mktemp("runs") / "painted", values)], 3)
     assert result.sampled is not None
     return result.sampled
 
@@ -220,19 +213,6 @@ def test_family_whose_constructor_takes_no_render_mode_gets_a_sentence(painted_e
     picture, (notice,) = videos.videos(replace(painted_episodes, config=config), 1)
     assert picture is None
     assert "render_mode" in notice
-
-
-def test_report_without_pictures_has_everything_else(painted_run: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(painted_run, run)
-    config = load_config(run / "config.json").override({"env-kwargs": {"wrong": "exit"}})
-    (run / "config.json").write_text(config.to_json())
-    (run / "SHA256SUMS").unlink()
-    assert main(["report", str(run), "--tasks", "2", "--videos", "1", "--num-workers", "0"]) == 0
-    page = (run / "report.html").read_text()
-    assert "There are no videos" in page
-    assert len(page) > 20_000
-    assert (run / "report.returns.csv").is_file()
 
 
 def test_pictures_of_other_kinds_are_converted() -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from maml_rl.config import Config
-from maml_rl.config.yaml_source import Mapping
 from maml_rl.errors import ConfigError
 from maml_rl.results.comparable import (
     RunGroup,
@@ -27,7 +26,7 @@ def write_run(folder: Path, returns: list[float | None], *, num_batches: int | N
     folder.mkdir(parents=True)
     values = {"env-name": "2DNavigation-v0", "num-batches": num_batches or max(1, len(returns))}
     values |= {key.replace("_", "-"): value for key, value in settings.items()}
-    (folder / "config.json").write_text(Config.from_mapping(Mapping("a test", values)).to_json())
+    (folder / "config.json").write_text(Config.model_validate(values).to_json())
     lines = [
         json.dumps({"iteration": index, "env_steps": 10 * (index + 1), "return/step_0": value, "time/sample_s": 2.0})
         for index, value in enumerate(returns)
@@ -145,7 +144,8 @@ def test_unfinished_run_is_named_and_left_out_of_its_group_unless_it_is_asked_fo
         write_run(tmp_path / "study" / str(seed), returns, seed=seed, num_batches=2)
     (group,), notices = read_runs([tmp_path / "study"])
     assert [run.config.seed for run in group.runs] == [0, 1]
-    assert "1 of 2 iterations" in notices[0]
+    continues = f"`train.py --resume --output-folder {tmp_path / 'study' / '2'}` continues it"
+    assert notices[0] == f"{tmp_path / 'study' / '2'} is unfinished, 1 of 2 iterations are done; {continues}."
     assert "left out of means and comparisons; `--unfinished` includes" in notices[1]
     (whole,), _ = read_runs([tmp_path / "study"], unfinished=True)
     assert [run.config.seed for run in whole.runs] == [0, 1, 2]
@@ -191,15 +191,6 @@ def test_totals_add_up_all_iterations(tmp_path: Path) -> None:
     (run,) = only_group(write_run(tmp_path / "run", [1.0, 1.0, 1.0])).runs
     assert run.total("time/sample_s") == 6.0
     assert run.total("absent") == 0.0
-
-
-def test_notice_of_an_unfinished_run_has_the_command_to_continue(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", [1.0], num_batches=5)
-    (group,), notices = read_runs([folder])
-    assert group.runs[0].finished == 1
-    (notice,) = notices
-    assert notice.startswith(f"{folder} is unfinished, 1 of 5 iterations are done; ")
-    assert notice.endswith(f"`train.py --resume --output-folder {folder}` continues it.")
 
 
 def test_damaged_line_is_left_out_with_a_notice_and_the_run_is_not_called_unfinished(tmp_path: Path) -> None:
@@ -252,24 +243,16 @@ def test_run_without_metrics_is_read_with_a_notice(tmp_path: Path) -> None:
     assert "--resume" in notice
 
 
-def test_folder_that_is_not_a_run_is_skipped_with_a_notice(tmp_path: Path) -> None:
-    good = write_run(tmp_path / "run", [1.0])
-    (tmp_path / "other").mkdir()
-    groups, notices = read_runs([tmp_path / "other", good, tmp_path / "missing"])
-    assert [run.path for group in groups for run in group.runs] == [good]
-    assert [
-        (str(path) in notice, "--output-folder" in notice or str(good) in notice)
-        for path, notice in zip([tmp_path / "other", tmp_path / "missing"], notices, strict=True)
-    ] == [(True, True)] * 2
-
-
-def test_run_with_a_broken_config_is_skipped_with_the_reason(tmp_path: Path) -> None:
-    good, bad = write_run(tmp_path / "good", [1.0]), write_run(tmp_path / "bad", [1.0])
+def test_folder_that_is_not_a_run_or_has_a_broken_config_is_skipped_with_a_notice(tmp_path: Path) -> None:
+    good, bad = write_run(tmp_path / "run", [1.0]), write_run(tmp_path / "bad", [1.0])
     (bad / "config.json").write_text('{"env-name": "2DNavigation-v0", "gama": 1}')
-    groups, (notice,) = read_runs([good, bad])
-    assert len(groups) == 1
-    assert "gama" in notice
-    assert str(bad) in notice
+    (tmp_path / "other").mkdir()
+    folders = {tmp_path / "other": "--output-folder", tmp_path / "missing": f"did you mean '{good}'", bad: "gama"}
+    groups, notices = read_runs([good, *folders])
+    assert [run.path for group in groups for run in group.runs] == [good]
+    for (folder, word), notice in zip(folders.items(), notices, strict=True):
+        assert str(folder) in notice
+        assert word in notice
 
 
 def test_only_folders_that_are_not_runs_are_an_error(tmp_path: Path) -> None:

@@ -73,13 +73,6 @@ def test_student_quantiles_are_those_of_the_tables() -> None:
     np.testing.assert_allclose(student_quantile(degrees), expected, atol=1e-4)
 
 
-def test_interval_of_a_sample_is_the_textbook_t_interval() -> None:
-    sample = np.array([[1.0], [2.0], [6.0]])
-    ((value, low, high),) = jackknife_intervals(pooled([sample], mean), [without_each_row([sample], mean)])
-    reach = 4.3027 * np.sqrt(7.0 / 3.0)
-    assert [value, low, high] == pytest.approx([3.0, 3.0 - reach, 3.0 + reach], abs=1e-3)
-
-
 @pytest.mark.parametrize("statistic", [mean, interquartile_mean])
 def test_interval_of_equal_values_is_a_point(statistic: Statistic) -> None:
     values = np.full((5, 2), -3.5)

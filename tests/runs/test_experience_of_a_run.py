@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maml_rl.config import Config
-from maml_rl.config.config import SECTION
-from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import CheckpointError
 from maml_rl.experience import Replay, replay_segments
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.policies import NormalMLPPolicy
 from maml_rl.runs.run_folder import RunFolder
+from tests.runs.test_run_folder import config_of
 
 
 class Learner(MAMLTRPO):
@@ -26,11 +24,6 @@ class Learner(MAMLTRPO):
     def __init__(self) -> None:
         super().__init__(NormalMLPPolicy(2, 2, (4,)))
         self.experience = {"trials": Replay(39)}
-
-
-def config_of() -> Config:
-    config = Config.from_mapping(parse_mapping('{"env-name": "2DNavigation-v0", "checkpoint-every": 2}', "x.yaml"))
-    return config.with_section(SECTION, config.check_section(SECTION, MAMLTRPO.Settings))
 
 
 def append(learner: Learner, iteration: int) -> None:
@@ -55,14 +48,14 @@ def iterate(run: RunFolder, learner: Learner, iterations: range) -> None:
 def begin(folder: Path, iterations: int) -> None:
     """Train a run for some iterations."""
     learner = Learner()
-    with RunFolder(folder, config_of(), learner) as run:
+    with RunFolder(folder, config_of(checkpoint_every=2), learner) as run:
         iterate(run, learner, range(iterations))
 
 
 @contextmanager
 def resumed(folder: Path) -> Iterator[tuple[RunFolder, Learner]]:
     learner = Learner()
-    with RunFolder(folder, config_of(), learner, resume=True) as run:
+    with RunFolder(folder, config_of(checkpoint_every=2), learner, resume=True) as run:
         yield run, learner
 
 
@@ -83,7 +76,7 @@ def test_resumed_run_has_the_experience_of_its_checkpoint(tmp_path: Path) -> Non
 
 def test_run_that_was_killed_before_its_first_iteration_resumes(tmp_path: Path) -> None:
     learner = Learner()
-    with RunFolder(tmp_path / "run", config_of(), learner) as run:
+    with RunFolder(tmp_path / "run", config_of(checkpoint_every=2), learner) as run:
         run.save()
     with resumed(tmp_path / "run") as (run, learner):
         assert run.iteration == 0
@@ -94,7 +87,7 @@ def test_run_that_was_killed_before_its_first_iteration_resumes(tmp_path: Path) 
 
 def test_interrupt_saves_the_experience_of_the_last_finished_iteration(tmp_path: Path) -> None:
     learner = Learner()
-    with RunFolder(tmp_path, config_of(), learner) as run:
+    with RunFolder(tmp_path, config_of(checkpoint_every=2), learner) as run:
         iterate(run, learner, range(7))
         append(learner, 7)
         append(learner, 8)
@@ -128,7 +121,7 @@ def test_damaged_segment_is_named_and_an_earlier_checkpoint_is_taken(
     for name in segments(tmp_path):
         (tmp_path / "experience" / "trials" / name).unlink()
     with pytest.raises(CheckpointError, match=r"no intact checkpoint .*; cannot read the experience") as error:
-        RunFolder(tmp_path, config_of(), Learner(), resume=True)
+        RunFolder(tmp_path, config_of(checkpoint_every=2), Learner(), resume=True)
     assert "\n" not in str(error.value)
 
 
@@ -143,7 +136,7 @@ def test_disk_full_of_experience_leaves_a_checkpoint_that_resumes(
             raise OSError(28, os.strerror(28))
         return write(descriptor, data)
 
-    with RunFolder(tmp_path, config_of(), learner) as run:
+    with RunFolder(tmp_path, config_of(checkpoint_every=2), learner) as run:
         iterate(run, learner, range(4))
         monkeypatch.setattr(os, "write", refuse)
         with pytest.raises(
@@ -159,12 +152,12 @@ def test_disk_full_of_experience_leaves_a_checkpoint_that_resumes(
 def test_overwrite_removes_the_experience(tmp_path: Path) -> None:
     begin(tmp_path, 4)
     assert segments(tmp_path)
-    with RunFolder(tmp_path, config_of(), Learner(), overwrite=True):
+    with RunFolder(tmp_path, config_of(checkpoint_every=2), Learner(), overwrite=True):
         assert not (tmp_path / "experience").exists()
 
 
 def test_checkpoint_without_experience_is_refused_by_a_learner_of_experience(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, config_of(), MAMLTRPO(NormalMLPPolicy(2, 2, (4,)))):
+    with RunFolder(tmp_path, config_of(checkpoint_every=2), MAMLTRPO(NormalMLPPolicy(2, 2, (4,)))):
         pass
     with pytest.raises(CheckpointError, match=r"has no experience 'trials'; train again with --overwrite"):
-        RunFolder(tmp_path, config_of(), Learner(), resume=True)
+        RunFolder(tmp_path, config_of(checkpoint_every=2), Learner(), resume=True)

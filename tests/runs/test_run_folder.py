@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from maml_rl.config import Config, load_config
 from maml_rl.config.config import SECTION
@@ -40,24 +39,6 @@ def write_run(folder: Path, iterations: int, config: Config | None = None) -> No
             run.save()
 
 
-def test_resumed_run_has_the_parameters_and_the_count_of_its_checkpoint(tmp_path: Path) -> None:
-    write_run(tmp_path, 3)
-    learner = learner_of(seed=9)
-    with RunFolder(tmp_path, config_of(), learner, resume=True) as run:
-        assert (run.iteration, run.env_steps) == (3, 30)
-    for name, tensor in learner_of(seed=3).policy.state_dict().items():
-        assert torch.equal(learner.policy.state_dict()[name], tensor)
-
-
-def test_iterations_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -> None:
-    write_run(tmp_path, 3)
-    with RunFolder(tmp_path, config_of(), learner_of(), resume=True) as run:
-        run.record({"iteration": 3, "env_steps": 40})
-    with RunFolder(tmp_path, config_of(), learner_of(), resume=True) as run:
-        assert run.iteration == 3
-    assert [metrics["iteration"] for metrics in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2]
-
-
 def test_overwrite_removes_everything_of_the_earlier_run(tmp_path: Path) -> None:
     write_run(tmp_path, 2)
     with RunFolder(tmp_path, config_of(seed=5), learner_of(), overwrite=True) as run:
@@ -73,13 +54,6 @@ def test_folder_that_holds_something_else_is_never_written_to(tmp_path: Path, ov
     with pytest.raises(ConfigError, match="is not empty and is not a run folder"):
         RunFolder(tmp_path, config_of(), learner_of(), overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_resuming_without_a_run_starts_it_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with RunFolder(tmp_path / "run", config_of(), learner_of(), resume=True) as run:
-        assert run.iteration == 0
-    assert "there is nothing to continue in" in caplog.text
-    assert load_config(tmp_path / "run" / "config.json").differences(config_of()) == []
 
 
 def test_resumed_run_tells_which_files_have_changed_since_it_began(
