@@ -34,7 +34,7 @@ from maml_rl.experiment.train import train
 from maml_rl.foreign_files import read_regular
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.results.identity import identity
-from maml_rl.runs.atomic_files import replace_file
+from maml_rl.runs.atomic_files import locked, replace_file
 from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.runs.system import package_versions
 
@@ -147,29 +147,18 @@ def _next_trial(study: "Study", runs: Path, num_trials: int, initial: Mapping[st
         if not known and initial:
             study.enqueue_trial(dict(initial))
         for each in known:
-            if each.state == TrialState.RUNNING and (held := _locked(runs / f"{each.number}.lock")) is not None:
+            if each.state == TrialState.RUNNING and (held := locked(runs / f"{each.number}.lock")) is not None:
                 trial = Trial(study, each._trial_id)
                 break
         waiting = not known or any(each.state == TrialState.WAITING for each in known)
         if trial is None and (waiting or len(known) < num_trials):
             trial = study.ask()
-            held = _locked(runs / f"{trial.number}.lock")
+            held = locked(runs / f"{trial.number}.lock")
     try:
         yield trial
     finally:
         if held is not None:
             os.close(held)
-
-
-def _locked(path: Path) -> int | None:
-    """Return an open file that this process alone has locked; None if another process has."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        return None
-    return file
 
 
 def _try(

@@ -117,7 +117,15 @@ def made_folder(folder: Path) -> Iterator[None]:
 
 def lock_folder(folder: Path, doing: str) -> int:
     """Open a folder's lock, which lasts until it is closed: two processes in one folder would mix their files."""
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    descriptor = locked(folder / LOCK)
+    if descriptor is None:
+        raise ConfigError(f"another process is {doing} in {folder}; end it, or choose another folder")
+    return descriptor
+
+
+def locked(path: Path) -> int | None:
+    """Open a file that this process alone has locked until it is closed; None if another process has."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
     try:
         import fcntl
 
@@ -126,9 +134,9 @@ def lock_folder(folder: Path, doing: str) -> int:
         pass  # Windows has no fcntl.
     except BlockingIOError:
         os.close(descriptor)
-        raise ConfigError(f"another process is {doing} in {folder}; end it, or choose another folder") from None
+        return None
     except OSError as error:
-        logger.debug("the file system of %s has no locks: %s", folder, error)
+        logger.debug("the file system of %s has no locks: %s", path.parent, error)
     return descriptor
 
 
