@@ -232,8 +232,12 @@ def common_steps(groups: Sequence[RunGroup]) -> float:
 
 def equal_steps(groups: Sequence[RunGroup]) -> bool:
     """Return whether all runs of the groups have about the same number of environment steps."""
-    ends = [run.env_steps for group in groups for run in group.runs]
-    return are_alike(min(ends), max(ends)) if np.isfinite(ends).all() else len(set(map(str, ends))) == 1
+    return all_alike([run.env_steps for group in groups for run in group.runs])
+
+
+def all_alike(steps: Sequence[float]) -> bool:
+    """Return whether numbers of environment steps are about the same, or all of them are unknown."""
+    return are_alike(min(steps), max(steps)) if np.isfinite(steps).all() else len(set(map(str, steps))) == 1
 
 
 def are_alike(steps: float, others: float) -> bool:

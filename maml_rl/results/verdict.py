@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.results.comparable import RunGroup, are_alike, common_steps, difference_at_common_steps
+from maml_rl.results.comparable import RunGroup, all_alike, common_steps, difference_at_common_steps
 from maml_rl.results.evaluation import (
     NORMALIZED,
     Evaluation,
@@ -77,9 +77,7 @@ def normalized(results: Sequence[GroupResult]) -> Sequence[GroupResult]:
 def at_common_steps(results: Sequence[GroupResult]) -> bool:
     """Return whether all policies were evaluated after about the same number of environment steps."""
     steps = [each for result in results for each in result.env_steps]
-    return bool(steps) and (
-        are_alike(min(steps), max(steps)) if np.isfinite(steps).all() else len(set(map(str, steps))) == 1
-    )
+    return bool(steps) and all_alike(steps)
 
 
 def base_of(results: Sequence[GroupResult]) -> int:

@@ -162,10 +162,9 @@ def _is_installed(package: str) -> bool:
         return True
     # The program itself is not installed, even where its file is.
     places, sites = [] if package == "__main__" else _places(package), _sites()
-    if places and all(any(place.is_relative_to(folder) for folder in sites) for place in places):
-        return True
-    return bool(places) and any(
-        all(place.is_relative_to(folder) for place in places) for folder in _editable(package, sites)
+    return bool(places) and (
+        all(any(place.is_relative_to(folder) for folder in sites) for place in places)
+        or any(all(place.is_relative_to(folder) for place in places) for folder in _editable(package, sites))
     )
 
 
