@@ -172,6 +172,29 @@ def test_task_that_ends_every_worker_ends_as_many_as_max_restarts_allows(caplog:
     assert len(caplog.records) == 3
 
 
+class InDefaultType(torch.nn.Module):
+    """Adds a tensor of torch's default type, in which a third is another number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, observations: torch.Tensor) -> Any:
+        mean = torch.tensor([1 / 3]) * 1e7 + self.weight + 0.0 * observations.sum(-1, keepdim=True)
+        return torch.distributions.Normal(mean - 1e7 / 3, torch.full((1,), 1e-3))
+
+
+@pytest.mark.slow
+def test_workers_act_in_the_default_type_of_the_main_process(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    torch.set_default_dtype(torch.float64)
+    digests = []
+    for place in ({"num_workers": 0}, {"num_workers": 1, "start_method": "spawn"}):
+        with MultiTaskSampler(FaultyEnv, {}, 2, InDefaultType(), seed=0, max_episode_steps=3, **place) as sampler:
+            digests.append(sampler.rollout(sampler.sample_tasks(2)).digest())
+    assert digests[0] == digests[1]
+
+
 def test_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
     policy = NormalMLPPolicy(2, 2, (4,), lambda units: torch.relu(units))
     with pytest.raises(
