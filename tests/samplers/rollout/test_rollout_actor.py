@@ -273,12 +273,6 @@ def test_observations_and_noise_arrive_as_they_were_sent(dtype: Any, row: tuple[
         np.testing.assert_array_equal(noise_there.numpy(), noise)
 
 
-def test_actions_of_a_range_come_back_as_they_are() -> None:
-    link = DeviceLink(np.empty((4, 2), np.float32), 1, CPU)
-    for actions in (torch.arange(12.0).reshape(4, 3), torch.full((2, 3), 7.0)):
-        np.testing.assert_array_equal(link.fetch(actions), actions.numpy())
-
-
 class CountingLink(DeviceLink):
     """Counts what is sent and fetched."""
 

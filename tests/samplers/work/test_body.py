@@ -15,7 +15,7 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.work.body import Body
-from maml_rl.samplers.worker_progress import IN_UPDATE, MAKING, PhaseAbandonedError, Progress
+from maml_rl.samplers.worker_progress import IN_UPDATE, MAKING, Progress
 from maml_rl.seeding import PhaseStreams
 
 TASKS = ({"goal": 1.0}, {"goal": 7.0}, {"goal": 3.0})
@@ -88,16 +88,6 @@ def test_failure_names_slot_and_task_and_whether_the_environment_raised() -> Non
     assert (failure.of_env, other.failed(0, ValueError(), of_env=True).of_env) == (False, True)
     for each in (body, other):
         each.close()
-
-
-def test_phase_of_another_generation_is_abandoned() -> None:
-    progress = of_two()
-    body = body_of(progress)
-    progress.generation[0] = 3
-    assert run(body, 0, 1, generation=3).lengths.tolist() == [[5, 5]]
-    with pytest.raises(PhaseAbandonedError):
-        run(body, 0, 1, generation=2)
-    body.close()
 
 
 def test_retries_and_waiting_are_counted_since_the_last_time() -> None:

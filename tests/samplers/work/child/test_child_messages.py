@@ -6,16 +6,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from gymnasium import spaces
 
-from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.samplers.work.child import messages
 from maml_rl.samplers.work.child.messages import Channel, encode
-
-
-def test_spaces_reach_the_parent_unchanged() -> None:
-    ready = messages.Done(0, EnvDescription(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3, start=-1), 100, {}))
-    assert pickle.loads(pickle.dumps(ready)) == ready
 
 
 def test_message_that_cannot_be_pickled_is_an_error_that_names_a_task_of_it() -> None:

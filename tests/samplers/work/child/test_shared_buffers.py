@@ -49,30 +49,6 @@ def test_arrays_have_the_types_of_their_spaces_and_no_extra_bytes(file: int) -> 
         assert array.ctypes.data % 64 == 0
 
 
-def test_two_mappings_of_the_file_share_their_contents(file: int) -> None:
-    progress = SharedProgress(file, 2)
-    left, right = (SharedBuffers(file, progress.size, ENV, 5) for _ in range(2))
-    left.actions[3] = 4
-    right.step.observations[1, 2, 2] = 255
-    assert right.actions.tolist() == [0, 0, 0, 4, 0]
-    assert left.step.observations.sum() == 255
-    # Before them is what was there.
-    progress.physics_seconds[:] = 1.0
-    assert left.step.observations.sum() == 255
-
-
-def test_part_is_a_view_of_only_its_slots(file: int) -> None:
-    shared = SharedBuffers(file, 0, ENV, 5)
-    part = shared.step.part(slice(3, 5))
-    part.observations[:] = 1
-    part.rewards[:] = 2.0
-    part.terminated[:] = True
-    assert shared.step.observations.sum(axis=(1, 2)).tolist() == [0, 0, 0, 12, 12]
-    assert shared.step.rewards.tolist() == [0.0, 0.0, 0.0, 2.0, 2.0]
-    assert shared.step.terminated.tolist() == [False] * 3 + [True] * 2
-    assert not shared.step.truncated.any()
-
-
 @pytest.mark.parametrize("num_envs", [10**12, 10**30])
 def test_absurd_size_is_a_clear_error(file: int, num_envs: int) -> None:
     with pytest.raises(
