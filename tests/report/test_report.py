@@ -117,6 +117,13 @@ def test_report_compares_the_methods_on_the_tasks_of_a_file(
     assert page.count("Return after each gradient step</h3>") == 1
 
 
+def test_report_of_an_oracle_alone_is_made(compared_runs: list[Path], tmp_path: Path) -> None:
+    assert report(compared_runs[-1], "--output", tmp_path / "report.html") == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "without adaptation" in page
+    assert "random initialization" not in page
+
+
 def test_report_of_several_runs_is_written_to_their_common_folder(
     navigation_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
