@@ -101,11 +101,3 @@ def test_family_in_jax_equals_a_plain_loop(env_id: str, seed: int) -> None:
 def test_workers_sample_a_family_in_jax_bit_for_bit(env_id: str) -> None:
     for place in list(PLACES)[2:]:
         assert sample(env_id, 0, place).digest() == sample(env_id, 0, "in this process").digest()
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("env_id", FAMILIES)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_workers_sample_a_family_in_jax_bit_for_bit_for_other_seeds(env_id: str, seed: int) -> None:
-    assert sample(env_id, seed, "in two workers").digest() == sample(env_id, seed, "in this process").digest()

@@ -11,55 +11,25 @@ from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.registration import find_spec, register_families
 
+BODIES = {
+    "HalfCheetah": ("Vel", "Dir", "RandParams"),
+    "Ant": ("Vel", "Dir", "Pos", "RandParams", "Dir2D", "Goal"),
+    "Walker2D": ("RandParams", "Dir", "Vel"),
+    "Hopper": ("RandParams", "Vel"),
+    "Swimmer": ("Vel",),
+    "Humanoid": ("Dir",),
+}
+POINTS = ("PointGoal", "SparsePointGoal", "PointCorner", "SparsePointCorner", "SemiCircle", "Wind", "2DNavigation")
+GRIDS = ("TabularMDP", "GridNavi", "DarkRoom", "DarkKeyDoor", "PixelNavigation", "Mixture")
+IN_JAX = ("XLand", "CraftaxClassic", "JumanjiMaze", "BraxHalfCheetahVel")
+OF_GYMNAX = ("Pendulum", "CartPole", "Acrobot", "MountainCar")
 IDS = {
     *(f"{kind}-K{k}-v0" for kind in ("Bandit", "GaussianBandit") for k in (5, 10, 50)),
-    *(
-        "TabularMDP-v0",
-        "2DNavigation-v0",
-        "HalfCheetahVel-v5",
-        "HalfCheetahDir-v5",
-        "HalfCheetahVel-finn2017-v0",
-        "HalfCheetahDir-finn2017-v0",
-        "AntVel-finn2017-v0",
-        "AntDir-finn2017-v0",
-        "AntPos-finn2017-v0",
-        "AntVel-v5",
-        "AntDir-v5",
-        "AntPos-v5",
-        "Walker2DRandParams-v5",
-        "HopperRandParams-v5",
-        "HalfCheetahRandParams-v5",
-        "AntRandParams-v5",
-        "Walker2DDir-v5",
-        "Walker2DVel-v5",
-        "HopperVel-v5",
-        "SwimmerVel-v5",
-        "HumanoidDir-v5",
-        "AntDir2D-v5",
-        "AntGoal-v5",
-        "PixelNavigation-v0",
-        "PointGoal-v0",
-        "SparsePointGoal-v0",
-        "PointCorner-v0",
-        "SparsePointCorner-v0",
-        "SemiCircle-v0",
-        "Wind-v0",
-        "GridNavi-v0",
-        "DarkRoom-v0",
-        "DarkKeyDoor-v0",
-        "GymnaxPendulum-v0",
-        "GymnaxCartPole-v0",
-        "GymnaxAcrobot-v0",
-        "GymnaxMountainCar-v0",
-        "XLand-v0",
-        "CraftaxClassic-v0",
-        "JumanjiMaze-v0",
-        "BraxHalfCheetahVel-v0",
-        "Mixture-v0",
-        "MetaWorld/ML10-v3",
-        "MetaWorld/ML25-v3",
-        "MetaWorld/ML45-v3",
-    ),
+    *(f"{body}{task}-v5" for body, tasks in BODIES.items() for task in tasks),
+    *(f"{family}-finn2017-v0" for family in ("HalfCheetahVel", "HalfCheetahDir", "AntVel", "AntDir", "AntPos")),
+    *(f"{family}-v0" for family in (*POINTS, *GRIDS, *IN_JAX)),
+    *(f"Gymnax{family}-v0" for family in OF_GYMNAX),
+    *(f"MetaWorld/ML{number}-v3" for number in (10, 25, 45)),
 }
 
 

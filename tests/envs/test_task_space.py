@@ -49,11 +49,6 @@ def test_values_stay_in_their_ranges_and_map_back_to_their_quantiles(parameter: 
     assert (parameter.quantile(-99.0), parameter.quantile(99.0)) == (0.0, 1.0)
 
 
-def test_area_of_a_disk_is_drawn_evenly() -> None:
-    distances = TaskParameter.between(0.0, 2.0, "square").at(EVEN)
-    assert np.mean(distances < 1.0) == pytest.approx(0.25, abs=0.002)
-
-
 @pytest.mark.parametrize(
     ("parameter", "wanted", "message"),
     [
