@@ -87,6 +87,7 @@ def test_everything_missing_is_listed() -> None:
 
 
 UNSEEDED = np.random.default_rng(0)
+WRAPPING = spaces.Box(-128, 127, (1,), np.int8)
 
 
 class ForgetsTheTaskUnlessSeeded(WalkEnv):
@@ -151,6 +152,10 @@ class RefusesItsOwnRange(WalkEnv):
         (
             walk("SeesInfinity", observe=lambda self: np.array([np.inf if self.steps == 2 else 0.0, 0.1])),
             r"observations must be finite, got infinity at step 2",
+        ),
+        (
+            walk("Wraps", observation_space=WRAPPING, observe=lambda self: np.array([100 + 20 * self.steps])),
+            r"Wraps returned an observation with 140 at \[0\], outside of its space",
         ),
         (NeedsATask, "must work before any reset_task, .* AttributeError in .*third_party.py, line .* 'slope'"),
         (NeedsAReset, "reset_task must work before the first reset, .* AttributeError in .*test_checking.py, line"),

@@ -132,7 +132,7 @@ def test_slots_with_different_spaces_are_refused_and_closed() -> None:
     assert all(env.closed for env in made)
 
 
-def test_failing_constructor_closes_the_environments_made_before() -> None:
+def test_failing_constructor_closes_what_was_made_and_a_wrong_number_is_refused() -> None:
     made: list[WalkEnv] = []
 
     def make() -> WalkEnv:
@@ -144,6 +144,9 @@ def test_failing_constructor_closes_the_environments_made_before() -> None:
     with pytest.raises(OSError, match="no more licenses"):
         SerialVectorEnv(make, 3)
     assert [env.closed for env in made] == [True, True]
+    for wrong in (0, -2, 1.5):
+        with pytest.raises(ValueError, match="num_envs must be an integer of at least 1"):
+            SerialVectorEnv(WalkEnv, wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("make_env", [SplitEnv, lambda: TimeLimit(SplitEnv(), 5)])

@@ -98,20 +98,6 @@ def test_wind_is_added_to_every_move_and_the_goal_rewards_only_moves_against_it(
     assert not info["success"][0]
 
 
-def test_wind_does_not_move_a_slot_whose_episode_is_over() -> None:
-    env: Any = make_vector_env("Wind-v0", {"max_episode_steps": 2}, 2)
-    env.reset_task([{"wind": [0.05, 0.0]}] * 2)
-    env.reset(seed=0)
-    still = np.zeros((2, 2), np.float32)
-    env.step(still)
-    env.reset(options={"reset_mask": np.array([False, True])})
-    for steps_of_first in (2, 2):
-        env.step_send(0, still)
-        env.step_recv()
-        np.testing.assert_allclose(env.buffers.observations[0], [0.05 * steps_of_first, 0.0], atol=1e-7)
-    np.testing.assert_allclose(env.buffers.observations[1], [0.1, 0.0], atol=1e-7)
-
-
 def test_winds_are_uniform() -> None:
     winds = np.array([task["wind"] for task in make_vector_env("Wind-v0").sample_tasks(4000, seed=0)])
     assert np.abs(winds).max() <= 0.08

@@ -109,23 +109,6 @@ def test_episode_terminates_above_one_meter_below_a_fifth_and_when_not_finite(in
     assert (rewards[1:] == 0.0).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_engines_give_the_same_bits_through_falls_and_frozen_slots(family, engine):
-    actions = np.random.default_rng(3).uniform(-1.0, 1.0, (150, 5, 8)).astype(np.float32)
-    envs = [family(5, engine=name, num_threads=threads) for name, threads in (("mujoco", 1), (engine, 2))]
-    for env in envs:
-        env.reset_buffers(np.arange(5))
-    one, two = (env.buffers for env in envs)
-    for action in actions:
-        for env in envs:
-            env.step_send(0, action)
-            env.step_recv()
-        np.testing.assert_array_equal(one.observations, two.observations)
-        np.testing.assert_array_equal(one.rewards, two.rewards)
-        np.testing.assert_array_equal(one.terminated, two.terminated)
-    assert one.terminated.any()
-
-
 def test_positions_come_from_the_published_distribution():
     places = np.array([task["position"] for task in AntPosVectorEnv().sample_tasks(4000, seed=0)])
     assert places.shape == (4000, 2)
