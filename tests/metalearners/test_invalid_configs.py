@@ -1,4 +1,4 @@
-"""Configs that make no sense are refused in one line: every kind of error once, for a learner that has it."""
+"""Configs that make no sense are refused in one line: every kind of error once, for each learner that asks for it."""
 
 from typing import Any
 
@@ -46,7 +46,10 @@ def settings(**values: Any) -> dict[str, Any]:
     ("algorithm", "values", "message"),
     [
         ("rl2", {"slots-per-task": 4}, "'slots-per-task' in .*: the episodes of a trial follow each other in one slot"),
-        ("rl2", {"observe-last": False}, "'algorithm' in .*: rl2 learns from the last action .* add 'observe-last: tr"),
+        *(
+            (algorithm, {"observe-last": False}, f"'algorithm' in .*: {algorithm} learns from the last action")
+            for algorithm in ("rl2", "rsac", "ad")
+        ),
         ("rl2", {"method": "oracle"}, "'method' in .*: rl2 adapts without gradient steps"),
         ("pearl", {"method": "pretrain"}, "'method' in .*: pearl adapts without gradient steps"),
         (
@@ -63,6 +66,8 @@ def settings(**values: Any) -> dict[str, Any]:
             "no transformer of these sizes: hidden_size must be a multiple of twice num_heads, 8, got 12",
         ),
         ("varibad", settings(cell="transformer", encoder_size=12), "'algorithm-settings' in .*no transformer of these"),
+        ("rsac", settings(cell="transformer", hidden_size=20), "'algorithm-settings' in .*no transformer of these"),
+        ("ad", {"observe-last": True} | settings(hidden_size=10, num_heads=4), "no transformer of these sizes"),
         (
             "rl2",
             {"env-name": "tests.looking_env:Looking-v0"} | settings(cell="transformer", normalize_observations=True),
@@ -79,6 +84,7 @@ def settings(**values: Any) -> dict[str, Any]:
         ("anil", settings(head=["last.weight"]), "name the parameters of the head; those of the policy .*mu.weight"),
         # What is learned from, and how.
         ("varibad", settings(replay_steps=7), "a replay buffer of 7 steps has no room for a trial of 40; use at"),
+        ("pearl", settings(buffer_steps=5), "a replay buffer of 5 steps has no room for an episode of 10; use at"),
         ("varibad", settings(reward_decoder="cells"), "reward-decoder' in .*observations are not the cells of a grid"),
         (
             "varibad",
