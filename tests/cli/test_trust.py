@@ -92,7 +92,7 @@ EVERY = [
     pytest.param(*case, marks=[] if case in BY_DAY else pytest.mark.nightly) for case in product(SPELLINGS, COMMANDS)
 ]
 SEVERAL = [
-    pytest.param(name, marks=[] if name in ("policy", "weights of a mixture") else pytest.mark.nightly)
+    pytest.param(name, marks=[] if name in ("algorithm", "policy", "weights of a mixture") else pytest.mark.nightly)
     for name in SPELLINGS
 ]
 # Every command that needs no second run and no Optuna with one name, and one command with every name.

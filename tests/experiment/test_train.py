@@ -132,6 +132,12 @@ def test_profile_accounts_for_the_time_of_an_iteration(tmp_path: Path) -> None:
         assert 0.3 < sum(shares.values()) <= 1.001
 
 
+def test_wrong_number_of_workers_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="num_workers"):
+        train(config_of(), tmp_path / "run", num_workers=-1)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_means_of_recorded_infos_are_metrics(tmp_path: Path) -> None:
     train(config_of(env_name="tests.lamp_env:Lamp-v0", num_batches=2), tmp_path / "run", num_workers=0)
     for metrics in read_metrics(tmp_path / "run" / "metrics.jsonl"):
