@@ -91,10 +91,8 @@ BY_DAY = {*product(SPELLINGS, ["test"]), *product(["weights of a mixture"], COMM
 EVERY = [
     pytest.param(*case, marks=[] if case in BY_DAY else pytest.mark.nightly) for case in product(SPELLINGS, COMMANDS)
 ]
-SEVERAL = [
-    pytest.param(name, marks=[] if name in ("algorithm", "policy", "weights of a mixture") else pytest.mark.nightly)
-    for name in SPELLINGS
-]
+TRIED_BY_DAY = "env-name", "algorithm", "policy", "weights of a mixture"
+SEVERAL = [pytest.param(name, marks=[] if name in TRIED_BY_DAY else pytest.mark.nightly) for name in SPELLINGS]
 # Every command that needs no second run and no Optuna with one name, and one command with every name.
 CASES = [
     *((NAMES[0], command) for command in COMMANDS if command not in ("compare runs", "tune")),

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from maml_rl.policies import Attention, TransformerPolicy
+from maml_rl.policies.transformer import _alike
 from tests.synthetic import moved, randn
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -65,6 +66,12 @@ def test_attention_is_that_of_a_transformer_written_out() -> None:
         expected = units @ params["head.weight"].T + params["head.bias"]
         mean, _ = policy.unroll(observations).distribution
     torch.testing.assert_close(mean[:, 0], expected, rtol=0.0, atol=2e-5)
+
+
+def test_rows_of_attention_begin_where_rounding_is_alike() -> None:
+    with torch.inference_mode():
+        rows = _alike(randn(9, 2, 1, 3, 6)[1:])
+    assert rows.data_ptr() % 64 == 0 == rows.stride(0) * rows.element_size() % 64
 
 
 def test_shifted_tokens_are_those_of_a_policy_that_observes_two_steps() -> None:

@@ -11,6 +11,7 @@ from faulty_env import FaultyEnv
 from numpy.typing import NDArray
 
 from maml_rl import MultiTaskSampler, PopulationEvaluator
+from maml_rl.config.placement import Placement
 from maml_rl.envs import make_vector_env
 from maml_rl.errors import ChildEnvError, NonFiniteError, TaskError
 from maml_rl.policies import NormalMLPPolicy, Policy
@@ -83,6 +84,12 @@ def test_returns_do_not_depend_on_the_number_of_workers() -> None:
     weights = members(navigator(), 5)
     found = [generations(make_evaluator(num_workers, episodes=2), weights) for num_workers in (0, 2, 9)]
     assert all(other == found[0] for other in found[1:])
+
+
+def test_evaluator_takes_a_whole_placement() -> None:
+    placement = Placement(num_workers=2, inference="central")
+    with PopulationEvaluator("2DNavigation-v0", navigator(), placement=placement) as made:
+        assert (made._sampler.placement.workers, made._sampler.placement.inference) == (2, "central")
 
 
 def test_members_with_common_noise_differ_only_by_their_weights() -> None:

@@ -384,6 +384,14 @@ def test_a_watcher_sees_how_many_slots_wait_and_which_is_the_slowest(num_workers
     assert max(each.seconds for each in counts) > 0.2
 
 
+def test_seconds_that_slots_of_workers_wait_are_counted() -> None:
+    options: dict[str, Any] = {"stepping": "threads", "num_workers": 2, "start_method": "fork"}
+    env = partial(SlowEnv, wait=0.004)
+    with MultiTaskSampler(env, {}, 2, a_policy(), seed=0, max_episode_steps=HORIZON, **options) as sampler:
+        sampler.rollout(sampler.sample_tasks(3))
+        assert sampler.waiting_seconds > 0.0
+
+
 def test_metrics_of_a_training_have_the_seconds_of_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("maml_rl.experiment.train._WATCH_SECONDS", 0.01)
     sizes = {"fast-batch-size": 2, "meta-batch-size": 2, "num-batches": 1, "hidden-sizes": [4], "num-workers": 0}

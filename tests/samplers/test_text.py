@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from text_env import WORDS, Forgetful, GuessingEnv, Reader
+from text_env import WORDS, Forgetful, GuessingEnv, PlainTextEnv, Reader
 
 from maml_rl import MultiTaskSampler, TaskEpisodes, get_policy_for_env
 from maml_rl.baseline import LinearFeatureBaseline
@@ -81,6 +81,16 @@ def test_right_answer_of_one_episode_is_repeated_in_the_next() -> None:
     assert evaluation.returns.shape == (6, 4, 1)
     assert (evaluation.returns[:, -1] == 1.0).all()
     assert not (evaluation.returns[:, 0] == 1.0).all()
+
+
+class Listens(Reader):
+    def act(self, observations: Any, *others: Any) -> Any:
+        return super().act({"answer": observations}, *others)
+
+
+def test_observation_that_is_a_single_text_is_read() -> None:
+    evaluation = evaluate_trials(Listens(), PlainTextEnv, 6, 4, max_episode_steps=5, seed=1)
+    assert (evaluation.returns[:, -1] == 1.0).all()
 
 
 @pytest.mark.parametrize("stepping", ["serial", "threads"])

@@ -53,6 +53,20 @@ class GuessingEnv(gymnasium.Env[Any, Any]):
         return seen, float(right), right, self._guesses == self._limit, {}
 
 
+class PlainTextEnv(GuessingEnv):
+    """The same, with a single text as observation."""
+
+    observation_space = GuessingEnv.observation_space["answer"]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(seed=seed, options=options)
+        return observation["answer"], info
+
+    def step(self, action: str) -> Any:
+        observation, *others = super().step(action)
+        return observation["answer"], *others
+
+
 class Reader:
     """Guesses fruits that it has not tried in the trial, and repeats a right one, like a policy that calls a model.
 

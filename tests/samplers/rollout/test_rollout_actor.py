@@ -166,6 +166,16 @@ def test_policy_may_remember_what_it_was_given() -> None:
     np.testing.assert_allclose(play(Actor(phase_of(Comparing()), "cpu"), [ALL]), changes, atol=1e-6)
 
 
+class Shrinking(Counting):
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Any:
+        return noise, (memory[0], memory[1][..., :1])
+
+
+def test_policy_that_returns_less_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Shrinking returned the shapes \(\(3, 2\) int64, \(3, 2, 1\) float32\), got"):
+        play(Actor(phase_of(Shrinking()), "cpu"), [ALL])
+
+
 def test_missing_parameter_of_a_policy_with_a_memory_is_named() -> None:
     policy = GRUPolicy(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (1,)), 4)
     (name, _), *others = policy.named_parameters()
