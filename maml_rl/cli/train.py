@@ -173,7 +173,7 @@ def _train(options: argparse.Namespace) -> None:
         check_trackers(options.track)
     _check_seeds(options)
     if options.print_config or options.dry_run:
-        _describe(config, options, device)
+        _describe(config, options, device, continues=bool(options.resume and begun))
         return
     # Loaded before the work begins, for until then Ctrl-C ends the process at once.
     for module in ("maml_rl.cli.progress", "maml_rl.cli.tracking", "maml_rl.experiment.train"):
@@ -213,12 +213,12 @@ def _where(wanted: Path, folder: Path, seeds: list[list[int]] | None) -> str:
     return text
 
 
-def _describe(config: Config, options: argparse.Namespace, device: Any) -> None:
+def _describe(config: Config, options: argparse.Namespace, device: Any, *, continues: bool) -> None:
     """Print every setting with its source; for a dry run also what the run will take, measured."""
     from maml_rl.experiment.build import make_experiment
 
     experiment = make_experiment(config, device)
-    if options.init is not None and not options.resume:
+    if options.init is not None and not continues:
         experiment.begin_with(options.init, policy_alone=not options.init_learner)
     print("\n".join(experiment.config.with_sources()))
     if options.dry_run:

@@ -117,7 +117,7 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
         current_slots: NDArray[np.int64] | None = None,
     ) -> None:
         own = declared(env, "max_episode_steps"), None if env.spec is None else env.spec.max_episode_steps
-        limits = [limit for limit in (max_episode_steps, *own) if limit]
+        limits = [int(limit) for limit in (max_episode_steps, *own) if isinstance(limit, int | np.integer) and limit]
         self.max_episode_steps = limits[0] if limits else None
         # At which nothing need know of the end: its own may come before the other.
         self._first_limit = min(limits, default=inf)

@@ -410,6 +410,12 @@ def construct(make: Callable[[], Any]) -> tuple[Any, list[str]]:
         return construct_for_holder(make)
 
 
+def holds_generators() -> bool:
+    """Return whether this thread holds the lock of the process's generators, as `threading.Condition` asks it."""
+    lock: Any = global_generators()
+    return bool(lock._is_owned())
+
+
 def construct_for_holder(make: Callable[[], Any]) -> tuple[Any, list[str]]:
     """As `construct`, in any thread, for one that waits meanwhile and holds the lock of the process's generators."""
     generators = _generators()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -37,6 +38,8 @@ from maml_rl.envs.threaded import ThreadedVectorEnv, not_thread_safe
 from maml_rl.named_modules import import_named, is_of_this_package
 
 EnvMaker = str | Callable[..., Any]
+# Torch's default type: where a recipe has it while it is pickled, and what a process begins with.
+_DEFAULT_TYPE, _USUAL_TYPE = "torch's default type", "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,18 @@ class Recipe:
         return replace(recipe, env=env, spec=spec)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without what has been looked up here.
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        # Without what has been looked up here; with torch's default type, in which an environment may make tensors.
+        torch: Any = sys.modules.get("torch")
+        default = None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {_DEFAULT_TYPE: default}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        default = state.pop(_DEFAULT_TYPE)
+        vars(self).update(state)
+        if default not in (None, _USUAL_TYPE):
+            import torch
+
+            torch.set_default_dtype(getattr(torch, default))
 
     @property
     def maker(self) -> str | Callable[..., Any]:

@@ -29,7 +29,9 @@ from maml_rl.envs.global_generators import (
     EPISODE,
     DrawsGloballyError,
     SlotGenerators,
+    construct,
     construct_for_holder,
+    holds_generators,
     key_of_seed,
     key_of_task,
 )
@@ -46,7 +48,6 @@ from maml_rl.envs.meta_env import (
     require_one_each,
 )
 from maml_rl.envs.results import ResultWriter, collect_infos, time_limit
-from maml_rl.seeding import global_generators
 from maml_rl.spaces import own_actions, stored_actions
 
 Env = gymnasium.Env[Any, Any]
@@ -120,8 +121,9 @@ class Slot:
         self._mask, self._reset_task = declarations(env).seed_mask, find_method(env, "reset_task")
 
     def make(self, make: Callable[[], Env]) -> Self:
-        """Make an environment, while the thread that waits for it holds the lock of the process's generators."""
-        return self._outside(lambda: construct_for_holder(make)[0], make)
+        """Make an environment for this thread, which waits for it, and may hold the lock of the generators."""
+        made = construct_for_holder if holds_generators() else construct
+        return self._outside(lambda: made(make)[0], make)
 
     def draw(self, method: Callable[[int], Any], num_tasks: int, seed: int | None) -> Self:
         """Draw tasks; a seed resets the environment, and seeds its generator, before it draws."""
@@ -300,8 +302,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
 
     def _make_slot(self, slot: Slot, make: Callable[[], Any]) -> None:
         self.current_slots[0] = slot.number
-        with global_generators():
-            slot.env = env = self._run(slot.make(make))
+        slot.env = env = self._run(slot.make(make))
         try:
             require_meta_env(env)
             slot.take(env)

@@ -4,6 +4,7 @@ import inspect
 import logging
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from maml_rl.errors import AlgorithmError, ConfigError, MamlRLError, TaskError, 
 from maml_rl.experience import Replay
 from maml_rl.foreign_files import check_sum
 from maml_rl.machine import refuse_if_too_large, usual_torch
-from maml_rl.metalearners.metalearner import GROUPS, MetaLearner
+from maml_rl.metalearners.metalearner import GROUPS, SINGLE, MetaLearner
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.named_modules import import_named, is_of_this_package
 from maml_rl.policies import Policy, as_policy
@@ -104,7 +105,8 @@ class Experiment:
         choice: str | Path = "last" if (folder / CHECKPOINTS).is_dir() else folder
         path, saved = find_checkpoint(choice, folder / CHECKPOINTS)
         # The optimizers' numbers, such as a step size that has fallen, are those of this run.
-        kept = {name: value for name, value in saved.learner.items() if not name.endswith(f".{GROUPS}")}
+        numbers = re.compile(rf"{SINGLE}(\.\w+)?\.{GROUPS}")
+        kept = {name: value for name, value in saved.learner.items() if not numbers.fullmatch(name)}
         saved = replace(saved, learner=kept)
         restore(saved, self.metalearner, self.config.algorithm, path, policy_alone=policy_alone)
         if not policy_alone:
@@ -235,7 +237,7 @@ def make_experiment(config: Config, device: torch.device | str = "cpu", *, num_w
                 "algorithm",
             )
         baseline = make_baseline(config.baseline, env.single_observation_space)
-        distribution, config = _make_task_distribution(config, env, samples=learner.samples)
+        distribution, config = make_task_distribution(config, env, samples=learner.samples)
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
@@ -268,7 +270,7 @@ def _not_made(config: Config, error: BaseException) -> ConfigError:
     return config.error(f"{config.env_name} cannot be made: {explain(error)}", key)
 
 
-def _make_task_distribution(
+def make_task_distribution(
     config: Config, env: MetaVectorEnv, *, samples: bool
 ) -> tuple[TaskDistribution | None, Config]:
     """Make the distribution of the section `tasks`, and return it with the config that has all its settings."""

@@ -5,7 +5,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,7 +23,7 @@ from maml_rl.envs.global_generators import refusing_draws
 from maml_rl.envs.meta_env import SlotCounts, Task, own_task
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread, share_without_signal
-from maml_rl.experiment.build import Experiment, make_experiment
+from maml_rl.experiment.build import Experiment, make_experiment, make_task_distribution
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.sampling import (
     make_sampler,
@@ -135,8 +135,10 @@ def train(
             sampler = stack.enter_context(make_sampler(experiment, num_workers=num_workers, timer=timer, in_run=True))
             stack.enter_context(_watching(sampler, on_slots))
         # Evaluations draw from the distribution as it begins, whatever it has learned, and leave no trace in it.
-        with guard:
-            begun = copy.deepcopy(experiment.task_distribution) if config.evaluate_every else None
+        begun: TaskDistribution | None = None
+        if config.evaluate_every and experiment.task_distribution is not None:
+            with closing(experiment.make_env()) as env:
+                begun, _ = make_task_distribution(config, env, samples=samples)
         apart = replace(experiment, task_distribution=begun)
         evaluate_if_due = stack.enter_context(_evaluating(apart, held_out, num_workers))
         with guard:

@@ -5,6 +5,7 @@ a subclass of `MetaLearner` with its settings and its `update`, registered by na
 """
 
 import copy
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Mapping, Sequence
@@ -110,6 +111,8 @@ class MetaLearner(ABC):
     optimizers: Mapping[str, torch.optim.Optimizer] = MappingProxyType({})
     networks: nn.Module | None = None
     training_state: ClassVar[tuple[str, ...]] = (SINGLE,)
+    # The numbers of the optimizers as the constructor has left them.
+    _first_numbers: Mapping[str, list[dict[str, Any]]] | None = None
 
     def __init__(
         self,
@@ -224,6 +227,7 @@ class MetaLearner(ABC):
         global generators, for code that draws from these, which are restored afterward. torch computes every operation
         on one core, so that the number of cores does not change the result; what is computed in chunks uses all.
         """
+        self._note_first_numbers()
         self._streams.move_to(StreamKey(self.seed, Purpose.LEARNER_DRAWS, number, 1))
         seed = torch_seed(StreamKey(self.seed, Purpose.LEARNER_UPDATE, number))
         with seeded_generators(seed, self.device), single_threaded():
@@ -332,19 +336,32 @@ class MetaLearner(ABC):
         everything that `update` reads is here.
         """
         states: State = {}
+        first = self._note_first_numbers()
         for prefix, optimizer in _by_prefix(self.optimizer, self.optimizers).items():
             for index, entries in optimizer.state_dict()["state"].items():
                 states |= {f"{prefix}.{index}.{entry}": value for entry, value in entries.items()}
-            if any(changed := _changed_numbers(optimizer)):
+            now = _numbers(optimizer)
+            # A learner may add groups of parameters.
+            then = [*first.get(prefix, []), *[{} for _ in now]]
+            changed = [_changed(*each) for each in zip(now, then, strict=False)]
+            if any(changed):
                 states[f"{prefix}.{GROUPS}"] = changed
         return states | ({} if self.networks is None else self.networks.state_dict())
 
     def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` returned; a ValueError if it does not fit."""
+        self._note_first_numbers()
         for prefix, optimizer in _by_prefix(self.optimizer, self.optimizers).items():
             _load_optimizer(optimizer, state, prefix)
         if self.networks is not None:
             _load_networks(self.networks, state, self.training_state)
+
+    def _note_first_numbers(self) -> Mapping[str, list[dict[str, Any]]]:
+        """Return the numbers of the optimizers before the first update, which every construction gives again."""
+        if self._first_numbers is None:
+            optimizers = _by_prefix(self.optimizer, self.optimizers)
+            self._first_numbers = {prefix: _numbers(optimizer) for prefix, optimizer in optimizers.items()}
+        return self._first_numbers
 
 
 class TrialLearner(MetaLearner):
@@ -417,19 +434,24 @@ def _by_prefix(
     }
 
 
-def _changed_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return for each group of parameters the numbers that are not those of the constructor, as a falling step size."""
-    groups: list[dict[str, Any]] = []
-    for group in optimizer.param_groups:
-        groups.append({})
-        for name, value in group.items():
-            first = optimizer.defaults.get(name)
-            if isinstance(value, Tensor) and value.numel() == 1 and isinstance(first, float):
-                # Where graphs find it.
-                first, value = torch.tensor(first, dtype=value.dtype).item(), value.item()
-            if isinstance(value, float | tuple) and value != first:
-                groups[-1][name] = value
-    return groups
+def _numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the numbers of each group of parameters by name, such as its step size."""
+
+    def number(value: Any) -> Any:
+        is_array = isinstance(value, Tensor | np.generic)
+        return value.item() if is_array and math.prod(value.shape) == 1 else value
+
+    groups = [{name: number(value) for name, value in group.items()} for group in optimizer.param_groups]
+    return [{name: value for name, value in group.items() if _is_number(value)} for group in groups]
+
+
+def _changed(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in now.items() if name not in then or then[name] != value}
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value of an optimizer is a number, or several."""
+    return isinstance(value, int | float) or (isinstance(value, tuple) and all(map(_is_number, value)))
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], prefix: str) -> None:
@@ -440,17 +462,27 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], 
         if match := re.fullmatch(rf"{re.escape(prefix)}\.(\d+)\.(\w+)", key):
             entries.setdefault(int(match[1]), {})[match[2]] = value.clone() if isinstance(value, Tensor) else value
     known = {index for group in whole["param_groups"] for index in group["params"]}
+    _, _, name = prefix.partition(".")
+    whose = f"the state of the optimizer {name!r}" if name else "the optimizer's state"
     if not entries.keys() <= known:
-        _, _, name = prefix.partition(".")
-        whose = f"the state of the optimizer {name!r}" if name else "the optimizer's state"
         raise ValueError(f"{whose} is for {len(entries)} parameters, and there are {len(known)}")
+    groups, changed = optimizer.param_groups, state.get(f"{prefix}.{GROUPS}", [{}] * len(optimizer.param_groups))
+    if not isinstance(changed, list) or len(changed) != len(groups) or not all(map(_fits, changed, groups)):
+        raise ValueError(f"{whose} has other numbers than its {len(groups)} groups of parameters: {changed!r:.80}")
     optimizer.load_state_dict({**whole, "state": entries})
-    for group, changed in zip(optimizer.param_groups, state.get(f"{prefix}.{GROUPS}", []), strict=False):
-        for name, value in changed.items():
-            if isinstance(group.get(name), Tensor):
-                group[name].fill_(value)
+    for group, numbers in zip(optimizer.param_groups, changed, strict=True):
+        for entry, value in numbers.items():
+            if isinstance(group[entry], Tensor):
+                group[entry].fill_(value)
             else:
-                group[name] = tuple(value) if isinstance(value, list) else value
+                group[entry] = tuple(value) if isinstance(value, list) else value
+
+
+def _fits(numbers: Any, group: Mapping[str, Any]) -> bool:
+    """Return whether these are numbers of a group of parameters, by name."""
+    if not isinstance(numbers, dict) or not numbers.keys() <= group.keys() - {"params"}:
+        return False
+    return all(_is_number(tuple(value) if isinstance(value, list) else value) for value in numbers.values())
 
 
 def _load_networks(networks: nn.Module, state: Mapping[str, Any], optional: Collection[str]) -> None:

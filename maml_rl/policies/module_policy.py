@@ -130,18 +130,23 @@ class ModulePolicy(Policy):
             )
 
     def _refuse_changed_buffers(self, observations: Tensor) -> None:
-        """Refuse a module whose every call changes a buffer, as running statistics do; a cache changes at the first."""
+        """Refuse a module whose every call writes into a buffer, as running statistics do; a cache is written once.
+
+        What `forward` assigns instead is as before in the next call.
+        """
         if self.training in self._keeps_buffers:
             return
-        module, memory = copy.deepcopy(self.__dict__["module"]), self.initial_memory(len(observations))
+        own: nn.Module = self.__dict__["module"]
+        shared = {id(parameter): parameter for parameter in own.parameters()}
+        module = copy.deepcopy(own, shared | {id(buffer): buffer.detach().clone() for buffer in own.buffers()})
+        memory = self.initial_memory(len(observations))
         rows = observations.to(next(self.parameters()).dtype) if observations.is_floating_point() else observations
         before: list[tuple[str, Tensor, int]] = []
         for _ in range(2):
             before = [(name, buffer, buffer._version) for name, buffer in module.named_buffers()]
             module(rows, memory) if memory else module(rows)
-        now = dict(module.named_buffers())
         for name, buffer, version in before:
-            if now.get(name) is not buffer or buffer._version != version:
+            if buffer._version != version:
                 raise ValueError(
                     f"forward of {self.class_name} changes its buffer {name!r}, so that actions would depend on which "
                     "process has computed how many before; change it in the learner's update, or call module.eval() "

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -58,26 +57,8 @@ def require_loadable(policy: Policy, start_method: str | None) -> None:
     pickled_for_workers(policy, f"the policy {policy.class_name}", _TOP_LEVEL, where, start_method)
 
 
-class _InDefaultType:
-    """A policy that takes torch's default type along to where it is loaded: modules make tensors of that type."""
-
-    def __init__(self, policy: Any) -> None:
-        self._policy = policy
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _load_in_default_type, (self._policy, torch.get_default_dtype())
-
-
-def _load_in_default_type(policy: Any, dtype: torch.dtype) -> Any:
-    torch.set_default_dtype(dtype)
-    return policy
-
-
-def pickle_policy(
-    policy: Policy, remedy: str = _TOP_LEVEL, dumps: Callable[[Any], bytes] = pickle.dumps, **how: Any
-) -> bytes:
+def pickle_policy(policy: Policy, remedy: str = _TOP_LEVEL, **how: Any) -> bytes:
     """Return a policy as bytes for a worker, which computes on the CPU; see `pickled` for the arguments."""
-    how["dumps"] = lambda value: dumps(_InDefaultType(value))
     name = f"the policy {policy.class_name}"
     if any(tensor.device.type != "cpu" for tensor in chain(policy.parameters(), policy.buffers())):
         try:

@@ -443,6 +443,18 @@ def test_slots_are_made_and_step_for_a_thread_that_has_lent_the_generators(way: 
         expect_loop(played(made, tasks, actions), Walk, tasks, actions)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("way", OBJECTS)
+def test_constructor_that_seeds_or_makes_others_takes_the_generators_itself(way: str) -> None:
+    class Nested(Walk):
+        def __init__(self) -> None:
+            with global_generators.seeded_generators(3):
+                self.inner = make_vector_env(Walk)
+
+    with slots(Nested, way) as (made, _):
+        expect_loop(played(made, TASKS, some_actions()), Walk, TASKS, some_actions())
+
+
 class Breaks(Walk):
     def step(self, action: Any) -> Any:
         if self.slope[0] == 1.0:

@@ -1,6 +1,7 @@
 """The section `tasks` of a config: the tasks of training and its evaluations, in every placement and after resuming."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,11 @@ def test_evaluations_during_training_never_see_the_test_side_of_a_split(
 
 
 class Growing(Notebook):
-    """Draws goals for validation that depend on its state, which that changes."""
+    """Draws goals for validation that depend on its state, which that changes; it cannot be copied."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.lock = threading.Lock()
 
     def sample_validation(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
         self.notes.append("validate")

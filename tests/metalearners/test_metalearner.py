@@ -29,16 +29,17 @@ from tests.synthetic import make_policy
 
 
 class Shift(MetaLearner):
-    """Takes steps of several optimizers with gradients of ones, and halves the size of those of one."""
+    """Takes steps of several optimizers with gradients of ones; two have other sizes at every step."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         first, second, *_ = self.policy.parameters()
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.1)
         self.optimizers = {
-            "critic": torch.optim.Adam([first], lr=0.1),
+            "critic": torch.optim.Adam([first], lr=torch.tensor(0.1)),
             "slow": torch.optim.SGD([first, second], lr=0.01, momentum=0.9),
         }
+        self.schedule = torch.optim.lr_scheduler.LinearLR(self.optimizers["slow"], 0.1, total_iters=3)
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         assert self.optimizer is not None
@@ -46,8 +47,17 @@ class Shift(MetaLearner):
             param.grad = torch.full_like(param, 1.0 + index)
         for optimizer in (self.optimizer, *self.optimizers.values()):
             optimizer.step()
-        self.optimizer.param_groups[0]["lr"] *= 0.5
+        self.schedule.step()
+        for halved in (self.optimizer, self.optimizers["critic"]):
+            halved.param_groups[0]["lr"] *= 0.5
         return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"schedule": self.schedule.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.schedule.load_state_dict(state["schedule"])
 
 
 def config_of(text: str) -> Config:
@@ -148,17 +158,17 @@ def test_another_algorithm_of_the_command_line_starts_with_its_own_defaults() ->
 def test_optimizers_restored_from_tensors_and_json_continue_bit_identically() -> None:
     learner, undisturbed = Shift(make_policy("normal")), Shift(make_policy("normal"))
     batch = learner.store_of([])
-    for _ in range(3):
-        learner.update(batch)
-        undisturbed.update(batch)
+    for number in range(3):
+        learner.learn(batch, number)
+        undisturbed.learn(batch, number)
     state = learner.state_dict()
     rest = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
     resumed = Shift(make_policy("normal", seed=9))
     resumed.policy.load_state_dict(learner.policy.state_dict())
     resumed.load_state_dict({**state, **json.loads(json.dumps(rest))})
-    for _ in range(2):
-        resumed.update(batch)
-        undisturbed.update(batch)
+    for number in range(3, 5):
+        resumed.learn(batch, number)
+        undisturbed.learn(batch, number)
     for mine, theirs in zip(resumed.policy.parameters(), undisturbed.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     # A single one has the short name.
@@ -166,6 +176,11 @@ def test_optimizers_restored_from_tensors_and_json_continue_bit_identically() ->
     assert names == {"optimizer", "optimizer.critic", "optimizer.slow"}
     with pytest.raises(ValueError, match="the state of the optimizer 'critic' is for 2 parameters, and there are 1"):
         resumed.load_state_dict({**state, "optimizer.critic.7.step": torch.zeros(())})
+    for forged in (5, [], [5], [{"params": 1.0}], [{"lr": "x"}], [{"lr": 1.0}] * 2):
+        with pytest.raises(
+            ValueError, match="the optimizer 'slow' has other numbers than its 1 groups of parameters: "
+        ):
+            resumed.load_state_dict({**state, "optimizer.slow.groups": forged})
 
 
 class Rememberer(Shift):

@@ -403,10 +403,10 @@ class _MaskedRecorder:
         return episodes
 
     def _write(self, array: Tensor, values: Tensor) -> Tensor:
-        """Write values of a step in all slots, and return them, (M, S, ...), zeros where no episode continues."""
-        values = values.reshape(*self._grid, *array.shape[3:])
+        """Write values of a step in all slots, and return them so, (M, S, ...), zeros where no episode continues."""
+        values = values.reshape(*self._grid, *array.shape[3:]).to(array.dtype)
         values = values if self.active is None else chosen(self.running, values, torch.zeros_like(values))
-        array.index_copy_(1, self.step, values.to(array.dtype).unsqueeze(1))
+        array.index_copy_(1, self.step, values.unsqueeze(1))
         return values
 
     def _take_final(self, which: Tensor) -> None:

@@ -92,6 +92,18 @@ def test_a_step_on_a_device_neither_waits_for_it_nor_copies_to_it(env_id):
         loop._one_step()
 
 
+def test_slots_get_actions_of_the_type_that_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, got, usual = get_policy_for_env(MultiTaskSampler.spaces("2DNavigation-v0")).double(), [], DeviceSlots.step
+
+    def noted(self: DeviceSlots, actions: Any, *others: Any) -> Any:
+        got.append(actions.dtype)
+        return usual(self, actions, *others)
+
+    monkeypatch.setattr(DeviceSlots, "step", noted)
+    (episodes,) = sample("device", "2DNavigation-v0", policy)
+    assert {*got} == {episodes.actions.dtype} == {torch.float32}
+
+
 def test_what_a_device_cannot_do_alone_is_refused():
     rows, index = torch.zeros(3, device=META), torch.zeros(1, dtype=torch.int64, device=META)
     for work in (

@@ -184,15 +184,27 @@ class InDefaultType(torch.nn.Module):
         return torch.distributions.Normal(mean - 1e7 / 3, torch.full((1,), 1e-3))
 
 
+class DrawsThirds(FaultyEnv):
+    """Draws a task of torch's default type."""
+
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        return [{**task, "goal": float(torch.tensor(1 / 3))} for task in super().sample_tasks(num_tasks)]
+
+
 @pytest.mark.slow
-def test_workers_act_in_the_default_type_of_the_main_process(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("inference", ["worker", "central"])
+def test_workers_draw_and_act_in_the_default_type_of_the_main_process(
+    inference: Any, request: pytest.FixtureRequest
+) -> None:
     request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     torch.set_default_dtype(torch.float64)
-    digests = []
-    for place in ({"num_workers": 0}, {"num_workers": 1, "start_method": "spawn"}):
-        with MultiTaskSampler(FaultyEnv, {}, 2, InDefaultType(), seed=0, max_episode_steps=3, **place) as sampler:
-            digests.append(sampler.rollout(sampler.sample_tasks(2)).digest())
-    assert digests[0] == digests[1]
+    found = []
+    for place in ({"num_workers": 0}, {"num_workers": 1, "start_method": "spawn", "inference": inference}):
+        with MultiTaskSampler(DrawsThirds, {}, 2, InDefaultType(), seed=0, max_episode_steps=3, **place) as sampler:
+            tasks = sampler.sample_tasks(2)
+            found.append((tasks[0]["goal"], sampler.rollout(tasks).digest()))
+    assert found[0] == found[1]
+    assert found[0][0] == 1 / 3
 
 
 def test_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
