@@ -117,7 +117,7 @@ def test_children_outlive_the_thread_that_started_them() -> None:
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_children_import_neither_torch_nor_the_main_script(start_method: str, run: Run, tmp_path: Path) -> None:
     # A fake torch, before the real one on the path, which takes long to load.
-    (tmp_path / "torch.py").touch()
+    (tmp_path / "torch.py").write_text("def get_default_dtype(): return 'torch.float32'")
     code = f"""
         import torch
         from faulty_env import WatchingEnv
