@@ -4,7 +4,6 @@ import inspect
 import logging
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from maml_rl.errors import AlgorithmError, ConfigError, MamlRLError, TaskError, 
 from maml_rl.experience import Replay
 from maml_rl.foreign_files import check_sum
 from maml_rl.machine import refuse_if_too_large, usual_torch
-from maml_rl.metalearners.metalearner import GROUPS, SINGLE, MetaLearner
+from maml_rl.metalearners.metalearner import MetaLearner, without_numbers
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.named_modules import import_named, is_of_this_package
 from maml_rl.policies import Policy, as_policy
@@ -105,9 +104,7 @@ class Experiment:
         choice: str | Path = "last" if (folder / CHECKPOINTS).is_dir() else folder
         path, saved = find_checkpoint(choice, folder / CHECKPOINTS)
         # The optimizers' numbers, such as a step size that has fallen, are those of this run.
-        numbers = re.compile(rf"{SINGLE}(\.\w+)?\.{GROUPS}")
-        kept = {name: value for name, value in saved.learner.items() if not numbers.fullmatch(name)}
-        saved = replace(saved, learner=kept)
+        saved = replace(saved, learner=without_numbers(saved.learner))
         restore(saved, self.metalearner, self.config.algorithm, path, policy_alone=policy_alone)
         if not policy_alone:
             self.metalearner.begin_schedules()

@@ -422,15 +422,18 @@ def made_ahead(
             thread.join(_PAUSE_SECONDS)
 
 
-def _keep_fixed_tasks(experiment: Experiment, run: RunFolder, copied: TaskDistribution | None) -> None:
-    """Write the sets of tasks that are drawn once into the run's folder; a resumed run takes those that are there."""
+def _keep_fixed_tasks(experiment: Experiment, run: RunFolder, begun: TaskDistribution | None) -> None:
+    """Write the sets of tasks that are drawn once into the run's folder; a resumed run takes those that are there.
+
+    So does `begun`, the distribution of its evaluations.
+    """
     if run.iteration:
         experiment.take_fixed_tasks(run.path)
     sets = {split: tasks for split in FIXED_TASKS if (tasks := experiment.fixed_tasks(split)) is not None}
     for split, tasks in sets.items():
         _write_tasks(run, FIXED_TASKS[split], experiment.config.env_name, tasks)
-    if sets and copied is not None:
-        copied.take_fixed_tasks(sets)
+    if sets and begun is not None:
+        begun.take_fixed_tasks(sets)
 
 
 def _write_tasks(run: RunFolder, name: str, env_name: str, tasks: Sequence[Task]) -> None:

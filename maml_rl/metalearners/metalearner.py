@@ -36,7 +36,7 @@ State: TypeAlias = dict[str, Any]
 # The name of a learner's only optimizer, whose entries have no further name.
 SINGLE = "optimizer"
 # The end of the name of an optimizer's numbers that change, such as a step size.
-GROUPS = "groups"
+_GROUPS = "groups"
 
 
 class LearnerOptions(TypedDict, total=False):
@@ -345,7 +345,7 @@ class MetaLearner(ABC):
             then = [*first.get(prefix, []), *[{} for _ in now]]
             changed = [_changed(*each) for each in zip(now, then, strict=False)]
             if any(changed):
-                states[f"{prefix}.{GROUPS}"] = changed
+                states[f"{prefix}.{_GROUPS}"] = changed
         return states | ({} if self.networks is None else self.networks.state_dict())
 
     def load_state_dict(self, state: State) -> None:
@@ -434,6 +434,12 @@ def _by_prefix(
     }
 
 
+def without_numbers(state: Mapping[str, Any]) -> State:
+    """Return a learner's state without the numbers of its optimizers."""
+    of_optimizers = re.compile(rf"{SINGLE}(\.\w+)?\.{_GROUPS}")
+    return {name: value for name, value in state.items() if not of_optimizers.fullmatch(name)}
+
+
 def _numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Return the numbers of each group of parameters by name, such as its step size."""
 
@@ -466,7 +472,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], 
     whose = f"the state of the optimizer {name!r}" if name else "the optimizer's state"
     if not entries.keys() <= known:
         raise ValueError(f"{whose} is for {len(entries)} parameters, and there are {len(known)}")
-    groups, changed = optimizer.param_groups, state.get(f"{prefix}.{GROUPS}", [{}] * len(optimizer.param_groups))
+    groups, changed = optimizer.param_groups, state.get(f"{prefix}.{_GROUPS}", [{}] * len(optimizer.param_groups))
     if not isinstance(changed, list) or len(changed) != len(groups) or not all(map(_fits, changed, groups)):
         raise ValueError(f"{whose} has other numbers than its {len(groups)} groups of parameters: {changed!r:.80}")
     optimizer.load_state_dict({**whole, "state": entries})

@@ -136,17 +136,14 @@ class ModulePolicy(Policy):
         """
         if self.training in self._keeps_buffers:
             return
-        own: nn.Module = self.__dict__["module"]
-        shared = {id(parameter): parameter for parameter in own.parameters()}
-        module = copy.deepcopy(own, shared | {id(buffer): buffer.detach().clone() for buffer in own.buffers()})
-        memory = self.initial_memory(len(observations))
-        rows = observations.to(next(self.parameters()).dtype) if observations.is_floating_point() else observations
-        before: list[tuple[str, Tensor, int]] = []
+        module = _copy_structure(self.__dict__["module"])
+        buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        versions: dict[str, int] = {}
         for _ in range(2):
-            before = [(name, buffer, buffer._version) for name, buffer in module.named_buffers()]
-            module(rows, memory) if memory else module(rows)
-        for name, buffer, version in before:
-            if buffer._version != version:
+            versions = {name: buffer._version for name, buffer in buffers.items()}
+            self._tensors_of(module, {**self._own(), **buffers}, observations)
+        for name, buffer in buffers.items():
+            if buffer._version != versions[name]:
                 raise ValueError(
                     f"forward of {self.class_name} changes its buffer {name!r}, so that actions would depend on which "
                     "process has computed how many before; change it in the learner's update, or call module.eval() "

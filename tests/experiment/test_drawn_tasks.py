@@ -124,9 +124,9 @@ def test_evaluations_draw_the_test_side_of_a_split_or_that_of_training_on_reques
     assert goals(training.tasks) != goals(choosing.tasks)
 
 
-def test_evaluations_during_training_never_see_the_test_side_of_a_split(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The goals of each evaluation during a training."""
     seen: list[Any] = []
 
     def record(*arguments: Any, **options: Any) -> Evaluation:
@@ -135,6 +135,10 @@ def test_evaluations_during_training_never_see_the_test_side_of_a_split(
         return evaluation
 
     monkeypatch.setattr("maml_rl.experiment.train.evaluate", record)
+    return seen
+
+
+def test_evaluations_during_training_never_see_the_test_side_of_a_split(tmp_path: Path, seen: list[Any]) -> None:
     train(config_of(tasks=SPLIT, num_batches=2, evaluate_every=1, evaluation_tasks=10), tmp_path, num_workers=0)
     assert len(seen) == 2
     assert seen[0] == seen[1]
@@ -155,16 +159,8 @@ class Growing(Notebook):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_evaluations_during_training_see_the_same_tasks_whatever_was_learned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetch: int
+    tmp_path: Path, seen: list[Any], prefetch: int
 ) -> None:
-    seen: list[Any] = []
-
-    def record(*arguments: Any, **options: Any) -> Evaluation:
-        evaluation = evaluate(*arguments, **options)
-        seen.append(goals(evaluation.tasks))
-        return evaluation
-
-    monkeypatch.setattr("maml_rl.experiment.train.evaluate", record)
     config = config_of(tasks={"distribution": f"{__name__}:Growing"}, evaluate_every=1, evaluation_tasks=2)
     for batches in (2, 4):
         longer = config.override({"num-batches": batches, "prefetch": prefetch})
