@@ -30,8 +30,6 @@ PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
 PHILOX_ROUNDS = 10
 _MULTIPLIERS = tuple(map(np.uint64, PHILOX_MULTIPLIERS))
-# With this many counters at once, the intermediate arrays stay in the second-level cache.
-_CHUNK = 16_384
 _global_generators = threading.RLock()
 # At most this many numbers are drawn ahead, for all slots of an environment together.
 _NUMBERS_AHEAD = 16_384
@@ -161,41 +159,39 @@ def check_seed(seed: int | np.integer) -> int:
     return int(seed)
 
 
-def philox(key: tuple[ArrayLike, ArrayLike], counter: tuple[ArrayLike, ...]) -> NDArray[np.uint32]:
+def philox(key: tuple[ArrayLike, ArrayLike], counter: tuple[ArrayLike, ...], num_words: int = 4) -> NDArray[np.uint32]:
     """Apply Philox4x32-10 to every counter.
+
+    The first rounds are computed in the shapes of the words, of which most repeat a few numbers.
 
     Args:
         key: two words, each broadcastable to (n,).
         counter: four words, each broadcastable to (n,).
+        num_words: how many words to return.
 
     Returns:
-        (n, 4) random words.
+        (n, num_words) random words, the first of each counter.
     """
-    shape = np.broadcast_shapes(*(np.shape(word) for word in (*counter, *key)))
-    words = [np.broadcast_to(np.asarray(word, np.uint64), shape).ravel() for word in (*counter, *key)]
-    # One key for all counters is one number, not as many.
-    words[4:] = (all_of[:1] if np.size(word) == 1 else all_of for all_of, word in zip(words[4:], key, strict=True))
-    result = np.empty((words[0].size, 4), dtype=np.uint32)
-    for start in range(0, len(result), _CHUNK):
-        chunk = slice(start, start + _CHUNK)
-        _philox_chunk([word[chunk] if len(word) > 1 else word for word in words], result[chunk])
-    return result
-
-
-def _philox_chunk(words: list[NDArray[np.uint64]], out: NDArray[np.uint32]) -> None:
-    c0, c1, c2, c3, k0, k1 = words
+    c0, c1, c2, c3, k0, k1 = words = [np.array(word, np.uint64, ndmin=1) for word in (*counter, *key)]
+    result = np.empty((*np.broadcast_shapes(*(word.shape for word in words)), num_words), np.uint32)
     for round_number in range(PHILOX_ROUNDS):
         weyl0, weyl1 = (np.uint64(step * round_number % _WORD) for step in PHILOX_WEYL)
         product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c2 = product1 >> _SHIFT, product0 >> _SHIFT
-        for mixed, word, key in ((c0, c1, (k0 + weyl0) & _LOW), (c2, c3, (k1 + weyl1) & _LOW)):
-            mixed ^= word
-            mixed ^= key
+        c0 = _mixed(_mixed(product1 >> _SHIFT, c1), (k0 + weyl0) & _LOW)
+        c2 = _mixed(_mixed(product0 >> _SHIFT, c3), (k1 + weyl1) & _LOW)
         product0 &= _LOW
         product1 &= _LOW
         c1, c3 = product1, product0
-    for column, word in enumerate((c0, c1, c2, c3)):
-        out[:, column] = word
+    for column, word in enumerate((c0, c1, c2, c3)[:num_words]):
+        result[..., column] = word
+    return result.reshape(-1, num_words)
+
+
+def _mixed(words: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return `words` ^ `others`, in the place of `words` where that saves an array."""
+    fits = others.shape in ((1,), words.shape)
+    mixed: NDArray[np.uint64] = np.bitwise_xor(words, others, out=words if fits else None)
+    return mixed
 
 
 def _uniform32(words: NDArray[np.uint32]) -> NDArray[np.float32]:
@@ -253,7 +249,7 @@ class PhaseStreams(NamedTuple):
     def episode_seeds(self, num_tasks: int, episodes: range) -> NDArray[np.int64]:
         """Return one environment seed per episode, (M, len(episodes)) int64 in [0, 2**63)."""
         purpose = self._purpose(Purpose.RESET, Purpose.EVALUATION_RESET, Purpose.POPULATION_RESET)
-        words = self._words(purpose, np.zeros(1), num_tasks, episodes).astype(np.uint64)
+        words = self._words(purpose, np.zeros(1), num_tasks, episodes, num_words=2).astype(np.uint64)
         seeds = (words[:, 0] << _SHIFT | words[:, 1]) >> np.uint64(1)
         return seeds.astype(np.int64).reshape(num_tasks, len(episodes))
 
@@ -273,9 +269,9 @@ class PhaseStreams(NamedTuple):
         """
         blocks = -(-size // 4)
         index = np.arange(steps.start * blocks, steps.stop * blocks).reshape(len(steps), 1, 1, blocks)
-        words = self._words(self._action_purpose, index, num_tasks, episodes)
         # Of one block only the pairs that are used.
-        words = words[:, : size + size % 2] if blocks == 1 else words
+        num_words = size + size % 2 if blocks == 1 else 4
+        words = self._words(self._action_purpose, index, num_tasks, episodes, num_words)
         numbers = _normal32(words) if kind == "normal" else _uniform32(words)
         return numbers.reshape(len(steps), num_tasks, len(episodes), -1)[..., :size]
 
@@ -297,15 +293,15 @@ class PhaseStreams(NamedTuple):
         return population if self.population else evaluation if self.evaluation else training
 
     def _words(
-        self, purpose: Purpose, index: NDArray[np.generic], num_tasks: int, episodes: range
+        self, purpose: Purpose, index: NDArray[np.generic], num_tasks: int, episodes: range, num_words: int
     ) -> NDArray[np.uint32]:
-        """Return the words (n, 4) at `index`, broadcast against tasks (M, 1, 1) and episodes (B, 1)."""
+        """Return words (n, num_words) at `index`, broadcast against tasks (M, 1, 1) and episodes (B, 1)."""
         tasks = range(self.first_task, self.first_task + num_tasks)
         last = StreamKey(self.seed, purpose, self.iteration, self.phase, tasks[-1], episodes[-1])
         seed, purpose_and_phase, iteration, _, _ = last.check().words()
         numbers = np.zeros(num_tasks) if self.common else np.asarray(tasks)
         words = (index, iteration, numbers[:, None, None], np.asarray(episodes)[:, None])
-        return philox((seed, purpose_and_phase), words)
+        return philox((seed, purpose_and_phase), words, num_words)
 
 
 class SlotStreams:

@@ -63,12 +63,14 @@ def test_philox_over_many_counters_equals_the_definition(key: tuple[int, int], c
     assert philox(key, columns).tolist() == [_philox_in_integers(key, counter) for counter in counters]
 
 
-def test_philox_past_one_chunk_equals_philox_of_each_part() -> None:
-    index = np.arange(40_000)
-    whole = philox((1, 2), (index, 0, 7, 9))
-    assert whole.shape == (40_000, 4)
-    assert np.array_equal(whole[39_990:], philox((1, 2), (index[39_990:], 0, 7, 9)))
-    assert whole[16_384].tolist() == _philox_in_integers((1, 2), (16_384, 0, 7, 9))
+@pytest.mark.parametrize("num_words", [1, 2, 4])
+def test_philox_of_broadcast_words_equals_philox_of_each_counter(num_words: int) -> None:
+    key = np.arange(3)[:, None, None], 2
+    counter = np.arange(10).reshape(5, 1, 1, 2), 7, WORD - np.arange(1, 4)[:, None, None], np.arange(4)[:, None]
+    columns = [np.broadcast_to(word, (5, 3, 4, 2)).ravel().tolist() for word in (*counter, *key)]
+    expected = [_philox_in_integers(row[4:], row[:4])[:num_words] for row in zip(*columns, strict=True)]
+    assert philox(key, counter, num_words).tolist() == expected
+    assert philox(key, (1, 2, 3, 4), num_words).shape == (3, num_words)
 
 
 # Keys

@@ -21,9 +21,9 @@ from maml_rl.samplers.phase import Phase, task_ranges
 from maml_rl.samplers.rollout.carried_memory import check_carried_memory, chosen, initial_memory
 from maml_rl.samplers.rollout.recorder import SlotIndex, numbers_of
 
-# Noise is drawn for as many steps at once as fill this many numbers: enough to amortize the call, little enough to
-# stay in the cache.
-_NUMBERS_PER_SPAN = 65_536
+# Noise is drawn for as many steps at once as take this many blocks of four numbers: enough to amortize the call,
+# little enough to stay in the cache.
+_BLOCKS_PER_SPAN = 16_384
 # Spans that are kept where slots step together, of a wave and a step, and where each slot is at a step of its own;
 # others are drawn again.
 _SPANS_KEPT, _SPANS_KEPT_BY_SLOT = 2, 32
@@ -38,7 +38,7 @@ class EpisodeNoise:
 
     def __init__(self, phase: Phase) -> None:
         self._phase, num_slots = phase, phase.own_slots.stop - phase.own_slots.start
-        self._steps_per_span = max(1, _NUMBERS_PER_SPAN // max(1, num_slots * phase.policy.noise_size))
+        self._steps_per_span = max(1, _BLOCKS_PER_SPAN // max(1, num_slots * -(-phase.policy.noise_size // 4)))
         # By wave and number.
         self._spans: dict[tuple[int, int], NDArray[np.float32]] = {}
         self._middle: NDArray[np.float32] | None = None
