@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from maml_rl.errors import ConfigError
@@ -21,8 +22,12 @@ _GROUP_FILES = (("", "memory.max", "memory.current"), ("memory", "memory.limit_i
 _GIB = 2**30
 
 
+@cache
 def total_memory() -> int | None:
-    """Return the bytes of memory of this machine, or of this container; None where it is not known."""
+    """Return the bytes of memory of this machine, or of this container; None where it is not known.
+
+    They are looked up once: every phase asks for them.
+    """
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -46,11 +46,12 @@ GROUPS = {
 @pytest.fixture(params=GROUPS)
 def limited_to(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[[str], None]:
+) -> Iterator[Callable[[str], None]]:
     """Gives the group of this process a limit."""
     lines, files = GROUPS[request.param]
 
     def limit(value: str) -> None:
+        machine.total_memory.cache_clear()
         (tmp_path / "own").write_text(lines)
         for name, content in files.items():
             path = tmp_path / "groups" / name
@@ -59,7 +60,8 @@ def limited_to(
 
     monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "own")
     monkeypatch.setattr(machine, "_GROUPS", tmp_path / "groups")
-    return limit
+    yield limit
+    machine.total_memory.cache_clear()
 
 
 def test_smallest_limit_of_the_groups_of_a_process_counts(limited_to: Callable[[str], None]) -> None:
