@@ -20,6 +20,8 @@ _MEMORY_OF_MACHINE = Path("/proc/meminfo")
 # Of versions 2 and 1: the folder of memory below `_GROUPS`, and the files of limit and use.
 _GROUP_FILES = (("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))
 _GIB = 2**30
+# Whether JAX takes most of a GPU's memory when it begins.
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 
 
 @cache
@@ -148,6 +150,20 @@ def uses_jax() -> bool:
     # Private, but the library has no public function that does not begin to use it.
     bridge = sys.modules.get("jax._src.xla_bridge")
     return bridge is not None and bool(bridge.backends_are_initialized())
+
+
+@contextmanager
+def sharing_gpus() -> Iterator[None]:
+    """Have JAX, if it is first used meanwhile, leave the memory of GPUs to torch, too; the setting of a user stays."""
+    kept = os.environ.get(_PREALLOCATE)
+    if not uses_jax():
+        # JAX reads it when it first looks for devices.
+        os.environ.setdefault(_PREALLOCATE, "false")
+    try:
+        yield
+    finally:
+        if kept is None:
+            os.environ.pop(_PREALLOCATE, None)
 
 
 _forked_from_jax = False

@@ -6,13 +6,17 @@ from contextlib import contextmanager
 from gymnasium.error import DependencyNotInstalled
 
 from maml_rl.envs.global_generators import KeptGenerators
+from maml_rl.machine import sharing_gpus
 
 
 @contextmanager
 def of_the_extra() -> Iterator[None]:
-    """Say, where an import fails, how to install what is missing; what it draws is not drawn from the process."""
+    """Say, where an import fails, how to install what is missing; what it draws is not drawn from the process.
+
+    Some packages use JAX while they are imported.
+    """
     try:
-        with KeptGenerators():
+        with KeptGenerators(), sharing_gpus():
             yield
     except ImportError as error:
         raise DependencyNotInstalled(

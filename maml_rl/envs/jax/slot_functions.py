@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,13 +15,13 @@ from numpy.typing import NDArray
 from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.envs.meta_env import RecordedInfos
 from maml_rl.errors import ConfigError, UsersCode, explain
-from maml_rl.machine import forked_from_jax, uses_jax
+from maml_rl.machine import forked_from_jax, sharing_gpus
 from maml_rl.spaces import PackedSpace, array_layout, array_writer, category_counts, leaves, limits_of, value_at
 
 Tree = Any
 Functions = tuple[Callable[..., Any], Callable[..., Any]]
-# JAX must not take most of a GPU's memory, which torch needs, too.
-_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+# Settings of JAX that decide which numbers a key gives, as they are by default; workers know no others.
+_SETTINGS = {"jax_threefry_partitionable": True, "jax_default_prng_impl": "threefry2x32", "jax_enable_x64": False}
 _REMEDIES = {
     "Tracer": "; a function of JAX has no if, while or int() of its arrays: write jnp.where, jax.lax.cond or scan",
     "UnexpectedTracer": "; a function must not keep what it computes anywhere: return it as part of the state",
@@ -92,12 +91,12 @@ class SlotFunctions:
         tasks: Mapping[str, NDArray[Any]],
         recorded_infos: RecordedInfos,
     ) -> None:
-        _refuse_other_keys()
         self._reset, self._step = functions
         self._actions, self._infos = action_space, tuple(recorded_infos)
         self.dtypes = {name: array.dtype for name, array in tasks.items()}
         key, task = jax.eval_shape(lambda: _key(jnp.zeros(2, jnp.uint32))), _row_of(tasks)
-        action = jax.ShapeDtypeStruct(action_space.shape or (), _as_32_bits(action_space.dtype))
+        shape, dtype = array_layout(action_space)
+        action = jax.ShapeDtypeStruct(shape, _as_32_bits(dtype))
         own = observation_space
         if own is None:
             with _watched("reset"):
@@ -244,7 +243,7 @@ def _watched(name: str) -> Iterator[None]:
 
 
 def begin_jax(platform: str) -> Any:
-    """Return the device for the arrays of slots, and begin to use JAX, if nothing has yet.
+    """Return the device for the arrays of slots, and begin to use JAX, if nothing has yet, in its usual settings.
 
     Args:
         platform: "cpu" or "cuda".
@@ -253,29 +252,25 @@ def begin_jax(platform: str) -> Any:
         raise ConfigError(
             "this process was forked from one that had used JAX, where JAX would hang; start it by forkserver or spawn"
         )
-    kept = os.environ.get(_PREALLOCATE)
-    if not uses_jax():
-        # JAX reads it when it first looks for devices, and the setting of a user stays.
-        os.environ.setdefault(_PREALLOCATE, "false")
+    for name, usual in _SETTINGS.items():
+        if (value := getattr(jax.config, name)) != usual:
+            shown = {True: "on", False: "off"}.get(value, value)
+            raise ConfigError(
+                f"{name} is {shown}, with which the same keys give other numbers; leave it at its default"
+            )
     try:
-        device = jax.devices(platform)[0]
-    except RuntimeError as error:
-        raise ConfigError(
-            f"torch has a GPU, and JAX sees none ({explain(error)}); install its build for GPUs, as in pip install "
-            "'jax[cuda12]', or use the CPU: device='cpu'"
-        ) from error
-    finally:
-        if kept is None:
-            os.environ.pop(_PREALLOCATE, None)
-    return device
-
-
-def _refuse_other_keys() -> None:
-    """Refuse settings of JAX under which keys give other numbers."""
-    if not jax.config.jax_threefry_partitionable:
-        raise ConfigError(
-            "jax_threefry_partitionable is off, with which the same keys give other numbers; leave it at its default"
-        )
+        with sharing_gpus():
+            return jax.devices(platform)[0]
+    # If none of those that it may use is there, an assertion fails.
+    except (RuntimeError, AssertionError) as error:
+        if platform == "cpu":
+            told = f"JAX must not use the CPU ({explain(error)}); leave out JAX_PLATFORMS, or add cpu to it"
+        else:
+            told = (
+                f"torch has a GPU, and JAX sees none ({explain(error)}); install its build for GPUs, as in pip install "
+                "'jax[cuda12]', or use the CPU: device='cpu'"
+            )
+        raise ConfigError(told) from error
 
 
 def _key(data: Any) -> Any:
