@@ -5,12 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from maml_rl.arguments import check_count
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.jax import JaxFamily, ReadyMade, of_the_extra
+from maml_rl.envs.jax.slot_functions import begin_jax
 from maml_rl.envs.meta_env import AT_MOST_1
 from maml_rl.errors import ConfigError
 from maml_rl.foreign_files import read_arrays
@@ -19,6 +22,7 @@ from maml_rl.spaces import PackedSpace
 with of_the_extra():
     import xminigrid
     from xminigrid.core.constants import NUM_COLORS, NUM_TILES
+    from xminigrid.core.grid import free_tiles_mask
     from xminigrid.types import RuleSet
 
 
@@ -41,25 +45,41 @@ class XLandVectorEnv(ReadyMade):
 
         A generated task has `tiles` objects of six kinds and 1 to 11 `colors`, each `copies` times, and `rules`, that
         need two of them each; `rulesets` is the path of an .npz file with the arrays goals, rules and init_tiles
-        instead. The reward falls with time, until the limit `steps`.
+        instead. The reward falls with time, until the limit `steps`, at which the package ends an episode.
         """
-        env, params = xminigrid.make(f"XLand-MiniGrid-{layout}-9x9", height=size, width=size, view_size=view)
-        draw, draw_tests = draws_of_rulesets(rulesets, colors, tiles, copies, rules)
+        sizes = {"height": size, "width": size, "view_size": view, "max_steps": check_count("steps", steps)}
+        env, params = xminigrid.make("XLand-MiniGrid-R1-9x9", grid_type=layout, **sizes)
+        draw: Any = (
+            partial(of_rows, read_rulesets(rulesets)) if rulesets else partial(generated, colors, tiles, copies, rules)
+        )
+        objects = draw(np.random.default_rng(0), 1, test=False)["init_tiles"].shape[1]
+        with jax.default_device(begin_jax("cpu")):
+            # Without a ruleset, there are no objects.
+            cells = jax.jit(lambda key: free_tiles_mask(env.reset(params, key).state.grid))(jax.random.key(0))
+        free = np.count_nonzero(cells)
+        if objects >= free:
+            raise ValueError(
+                f"{objects} objects and the agent need a cell each, and layout {layout} of size {size} has {free}; "
+                "choose a larger size, or fewer tiles or copies"
+            )
 
         def at(task: Any) -> Any:
-            return params.replace(ruleset=RuleSet(**task), max_steps=steps)
+            return params.replace(ruleset=RuleSet(**task))
 
         def reset(key: Any, task: Any) -> Any:
             step = env.reset(at(task), key)
             return step, step.observation
 
         def step(key: Any, state: Any, action: Any, task: Any) -> Any:
-            # At its time limit, which is the package's, too, it does not set the discount to 0.
             step = env.step(at(task), state, action)
-            return step, step.observation, step.reward, step.discount == 0, False, {}
+            # Only where the goal is reached, the discount is 0.
+            over = step.discount == 0
+            return step, step.observation, step.reward, over, step.last() & ~over, {}
 
         space = PackedSpace(spaces.MultiDiscrete(np.broadcast_to([NUM_TILES, NUM_COLORS], (view, view, 2)), np.uint8))
-        return JaxFamily(reset, step, draw, spaces.Discrete(6), space, steps, draw_tests, value_ranges=AT_MOST_1)
+        draws = partial(draw, test=False), partial(draw, test=True)
+        actions = spaces.Discrete(env.num_actions(params))
+        return JaxFamily(reset, step, draws[0], actions, space, steps, draws[1], value_ranges=AT_MOST_1)
 
 
 XLandEnv = one_slot(XLandVectorEnv)
@@ -69,6 +89,8 @@ _KINDS, _COLORS = (3, 4, 5, 7, 11, 12), 11
 _HOLD_GOAL, _NEAR_RULE = 1, 3
 # One in so many sets of objects is for test tasks, and of the rows of a file.
 _SETS, _ROWS = 4, 5
+# Arrays of a file, without their first axis.
+_STORED = {"goals": (5,), "rules": ("any", 7), "init_tiles": ("any", 2)}
 
 
 def generated(
@@ -94,9 +116,9 @@ def generated(
     made, first = drawn[:, :rules], drawn[:, rules:]
     goal, encoded = np.zeros((num_tasks, 5), np.uint8), np.zeros((num_tasks, max(1, rules), 7), np.uint8)
     goal[:, 0], goal[:, 1:3] = _HOLD_GOAL, drawn[:, 0]
-    if rules:
-        encoded[..., 0], encoded[..., 5:] = _NEAR_RULE, made
-        encoded[..., 1:3], encoded[..., 3:5] = first[:, 0 : 2 * rules : 2], first[:, 1 : 2 * rules : 2]
+    used = encoded[:, :rules]
+    used[..., 0], used[..., 5:] = _NEAR_RULE, made
+    used[..., 1:3], used[..., 3:5] = first[:, 0 : 2 * rules : 2], first[:, 1 : 2 * rules : 2]
     return {"goal": goal, "rules": encoded, "init_tiles": np.tile(first, (1, copies, 1))}
 
 
@@ -112,28 +134,20 @@ def of_rows(
 
 def read_rulesets(path: str) -> dict[str, NDArray[Any]]:
     """Return the rulesets of a file, arrays (N, ...) by entry of a task."""
-    shapes = {"goal": ("goals", (5,)), "rules": ("rules", (None, 7)), "init_tiles": ("init_tiles", (None, 2))}
     try:
         arrays = read_arrays(Path(path))
-        rulesets = {entry: arrays[stored] for entry, (stored, _) in shapes.items()}
+        goals, rules, tiles = (arrays[name] for name in _STORED)
     except KeyError as error:
         raise ConfigError(f"rulesets: {path} has no array {error}; it has {', '.join(arrays) or 'none'}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"rulesets: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    count = len(rulesets["goal"])
-    for entry, (stored, shape) in shapes.items():
-        array, expected = rulesets[entry], (max(2, count), *shape)
-        fits = len(expected) == array.ndim and all(map(lambda one, size: one in (None, size), expected, array.shape))
-        if not fits or array.dtype.kind not in "iu":
-            sizes = ", ".join("any" if size is None else str(size) for size in shape)
+    for name, shape in _STORED.items():
+        array = arrays[name]
+        rows, *_, last = array.shape if array.ndim == 1 + len(shape) else (0, 0)
+        if rows < 2 or rows != len(goals) or last != shape[-1] or array.dtype.kind not in "iu":
             raise ConfigError(
-                f"rulesets: {stored} in {path} must be whole numbers of shape (N, {sizes}), N at least 2 and that of "
-                f"goals, so that there are training and test tasks; got {array.dtype} of shape {array.shape}"
+                f"rulesets: {name} in {path} must be whole numbers of shape (N, {', '.join(map(str, shape))}), N at "
+                "least 2 and that of goals, so that there are training and test tasks; got "
+                f"{array.dtype} of shape {array.shape}"
             )
-    return rulesets
-
-
-def draws_of_rulesets(path: str, *sizes: Any) -> tuple[Any, Any]:
-    """Return what draws training and test tasks: rows of a file, or with "" what is `generated` of these sizes."""
-    draw: Any = partial(of_rows, read_rulesets(path)) if path else partial(generated, *sizes)
-    return partial(draw, test=False), partial(draw, test=True)
+    return {"goal": goals, "rules": rules, "init_tiles": tiles}
