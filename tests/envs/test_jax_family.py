@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler, get_policy_for_env
+from maml_rl.envs import make_vector_env
 from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.errors import ConfigError, NonFiniteError, TaskError
 from maml_rl.spaces import array_writer
@@ -161,7 +162,7 @@ def test_faults_of_an_episode_on_a_device_are_told_after_the_next_has_begun() ->
 def test_memory_of_a_gpu_is_shared_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
 
-    from maml_rl.envs.jax import slot_functions
+    from maml_rl.envs.jax import of_the_extra, slot_functions
 
     name, seen = "XLA_PYTHON_CLIENT_PREALLOCATE", list[str | None]()
 
@@ -170,12 +171,16 @@ def test_memory_of_a_gpu_is_shared_unless_the_user_says_otherwise(monkeypatch: p
         return [None]
 
     monkeypatch.setattr(jax, "devices", devices)
-    monkeypatch.setattr(slot_functions, "uses_jax", lambda: False)
+    monkeypatch.setattr("maml_rl.machine.uses_jax", lambda: False)
     for setting in (None, "true"):
         monkeypatch.delenv(name, raising=False) if setting is None else monkeypatch.setenv(name, setting)
         slot_functions.begin_jax("cuda")
         assert os.environ.get(name) == setting
-    assert seen == ["false", "true"]
+        with of_the_extra():
+            # Some packages use JAX while they are imported.
+            devices("cuda")
+        assert os.environ.get(name) == setting
+    assert seen == ["false", "false", "true", "true"]
 
 
 def test_tensors_of_a_device_share_nothing_with_the_state() -> None:
@@ -231,6 +236,25 @@ def test_seeds_of_64_bits_are_told_apart_and_tasks_keep_their_types() -> None:
         assert len(set(rewards)) == 3
 
 
+@pytest.mark.parametrize("place", [{"num_workers": 0}, {"backend": "device"}], ids=["cpu", "device"])
+def test_whole_numbers_of_a_task_reach_the_family_with_all_their_32_bits(place: Any) -> None:
+    import jax.numpy as jnp
+
+    def halves(key: Any, task: Any) -> Any:
+        return jnp.zeros(()), jnp.stack([task["world"] >> 16, task["world"] & 0xFFFF]).astype(jnp.float32)
+
+    family = counter(
+        reset=halves,
+        step=lambda key, state, action, task: (state, halves(key, task)[1], 0.0, False, False, {}),
+        draw_tasks=lambda random, num: {"world": random.integers(2**32, size=num, dtype=np.uint32)},
+    )
+    policy = get_policy_for_env(family(1), (8,), "tanh")
+    worlds = [5, 2**31 - 1, 2**31, 2**31 + 7, 2**32 - 1]
+    with MultiTaskSampler(family, {}, 1, policy, seed=0, max_episode_steps=2, **place) as sampler:
+        seen = sampler.rollout([{"world": world} for world in worlds]).observations[:, 0, 0].tolist()
+    assert [int(high) * 2**16 + int(low) for high, low in seen] == worlds
+
+
 def wrong_if(key: Any, state: Any, action: Any, task: Any) -> Any:
     return (state, state, 1.0, False, False, {}) if state > 0 else None
 
@@ -267,6 +291,11 @@ def test_function_that_cannot_be_compiled_is_an_error_with_its_line(step: Any, t
         family(2)
 
 
+def test_actions_of_several_parts_are_refused_by_their_space() -> None:
+    with pytest.raises(TypeError, match=r"unsupported space Dict\('a': Discrete\(2\)\): expected Box, Discrete"):
+        counter(action_space=spaces.Dict({"a": spaces.Discrete(2)}))(1)
+
+
 def test_tasks_of_other_shapes_or_types_are_refused_by_slot_and_entry() -> None:
     slots = counter()(2)
     with pytest.raises(TaskError, match=r"slot 1: entry 'factor' of a task must have the shape \(\), got \(2,\)"):
@@ -293,12 +322,17 @@ def test_tasks_are_drawn_for_training_and_for_tests_each_with_arrays_of_its_own(
 
 
 def test_family_is_pickled_by_what_makes_it_and_slots_with_their_episodes() -> None:
+    from maml_rl.envs.jax import drawn_evenly
     from maml_rl.envs.jax.gymnax_control import GymnaxVectorEnv
 
     family = GymnaxVectorEnv.family_of("Pendulum-v1")
     assert pickle.loads(pickle.dumps(family)) is family
     plain = counter()
     assert copy.deepcopy(plain) is plain
+    # So do functions of the package with which a user makes a family.
+    draw, space = pickle.loads(pickle.dumps(drawn_evenly({"factor": (1.0, 2.0)})))
+    assert 1.0 <= draw(np.random.default_rng(0), 1)["factor"][0] < 2.0
+    assert list(space.parameters) == ["factor"]
     slots = GymnaxVectorEnv(2)
     slots.reset_task(slots.sample_tasks(2, seed=0))
     slots.reset(seed=0)
@@ -387,9 +421,15 @@ def spaces_of(family: Any) -> Any:
     return MultiTaskSampler.spaces(family)
 
 
-def test_other_random_numbers_of_jax_are_refused(jax: Any) -> None:
+def test_settings_with_which_keys_give_other_numbers_are_refused(jax: Any) -> None:
     family = counter()
     with jax.threefry_partitionable(False), pytest.raises(ConfigError, match="jax_threefry_partitionable is off"):
+        family(1)
+    family(1)
+    # Also once its functions are compiled.
+    with jax.enable_x64(True), pytest.raises(ConfigError, match="jax_enable_x64 is on"):
+        family(1)
+    with jax.default_prng_impl("rbg"), pytest.raises(ConfigError, match="jax_default_prng_impl is rbg"):
         family(1)
 
 
@@ -469,6 +509,51 @@ def test_rulesets_that_are_not_those_of_tasks_are_refused_by_name(
         XLandVectorEnv(1, rulesets=str(tmp_path / "rulesets.npz"))
 
 
+@pytest.mark.parametrize("place", [{"num_workers": 0}, {"backend": "device"}], ids=["cpu", "device"])
+def test_rooms_of_xland_are_left_at_the_limit_of_the_rewards(place: Any) -> None:
+    kwargs = {"size": 5, "tiles": 2, "colors": 1, "steps": 3}
+    policy = get_policy_for_env(MultiTaskSampler.spaces("XLand-v0", kwargs), (8,), "tanh")
+    with MultiTaskSampler("XLand-v0", kwargs, 4, policy, seed=0, **place) as sampler:
+        episodes = sampler.rollout(sampler.sample_tasks(8))
+    # Both ends occur; a reward is at least that of the last step.
+    assert episodes.lengths.max() == 3
+    assert (episodes.lengths[episodes.truncated] == 3).all()
+    assert episodes.terminated.any()
+    assert (episodes.rewards.sum(1)[episodes.terminated] > 0.09).all()
+
+
+@pytest.mark.parametrize(("layout", "cells"), [("R1", 25), ("R2", 20), ("R4", 16), ("R6", 15), ("R9", 9)])
+def test_objects_of_xland_and_the_agent_have_a_cell_each_or_are_refused(layout: str, cells: int) -> None:
+    from maml_rl.envs.jax.xland import XLandVectorEnv
+
+    given: dict[str, Any] = {"size": 7, "layout": layout, "tiles": 2}
+    fitting = (cells - 1) // 2
+    with pytest.raises(ValueError, match=f"{2 * fitting + 2} objects and the agent .* {layout} of size 7 has {cells}"):
+        XLandVectorEnv(1, **given, copies=fitting + 1)
+    slots = XLandVectorEnv(1, **given, copies=fitting)
+    slots.reset(seed=0)
+    assert slots._carry is not None
+    (grid,) = (leaf for leaf in slots._carry.state if leaf.shape == (1, 7, 7, 2))
+    # Balls, squares, pyramids, keys, hexagons and stars.
+    assert np.isin(grid[..., 0], (3, 4, 5, 7, 11, 12)).sum() == 2 * fitting
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"size": [3]}, r"size must be an integer of at least 0, got \[3\]"),
+        ({"tiles": 2.5}, "tiles must be an integer of at least 0, got 2.5"),
+        ({"rules": -1}, "rules must be an integer of at least 0, got -1"),
+        ({"rulesets": 3}, "rulesets must be a text, got 3"),
+        ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
+    ],
+    ids=["list", "fraction", "negative", "text", "least"],
+)
+def test_arguments_of_a_ready_made_family_are_refused_by_name(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        make_vector_env("XLand-v0", arguments)
+
+
 @pytest.mark.timeout(60)
 def test_pipe_in_place_of_rulesets_is_refused_at_once(tmp_path: Any) -> None:
     pytest.importorskip("xminigrid")
@@ -479,7 +564,7 @@ def test_pipe_in_place_of_rulesets_is_refused_at_once(tmp_path: Any) -> None:
         XLandVectorEnv(1, rulesets=str(tmp_path / "rulesets.npz"))
 
 
-def test_gpu_that_torch_has_and_jax_does_not_see_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_that_jax_does_not_see_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
 
     seen = {"cpu": jax.devices("cpu")}
@@ -493,6 +578,9 @@ def test_gpu_that_torch_has_and_jax_does_not_see_is_an_error_with_the_remedy(mon
     slots = counter()(1)
     with pytest.raises(ConfigError, match=r"torch has a GPU, and JAX sees none .*pip install 'jax\[cuda12\]'"):
         slots.move_to(torch.device("cuda"))
+    del seen["cpu"]
+    with pytest.raises(ConfigError, match=r"JAX must not use the CPU .*Unknown backend cpu\); leave out JAX_PLATFORMS"):
+        counter()(1)
 
 
 @pytest.mark.parametrize("begins_anew", [False, True])

@@ -6,11 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
+from maml_rl.arguments import check_interval
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.jax import JaxFamily, ReadyMade, drawn_evenly, of_the_extra
 
 with of_the_extra():
     from brax import envs
+
+_BODIES = ("halfcheetah", "walker2d", "hopper")
 
 
 class BraxVelVectorEnv(ReadyMade):
@@ -23,6 +26,8 @@ class BraxVelVectorEnv(ReadyMade):
     @staticmethod
     def make(body: str = "halfcheetah", physics: str = "spring", low: float = 0.0, high: float = 2.0) -> JaxFamily:
         """Return the family."""
+        if body not in _BODIES:
+            raise ValueError(f"there is no body {body!r} of Brax that runs; expected {', '.join(_BODIES)}")
         # Without wrappers, it neither begins anew nor has a time limit.
         env = envs.get_environment(body, backend=physics)
 
@@ -37,7 +42,7 @@ class BraxVelVectorEnv(ReadyMade):
             return state, state.obs, reward, state.done > 0, False, {"off_velocity": off}
 
         actions, seen = spaces.Box(-1.0, 1.0, (env.action_size,)), spaces.Box(-np.inf, np.inf, (env.observation_size,))
-        draw, own = drawn_evenly({"velocity": (low, high)})
+        draw, own = drawn_evenly({"velocity": check_interval(low, high)})
         return JaxFamily(reset, step, draw, actions, seen, 200, None, {"off_velocity": "step"}, own)
 
 

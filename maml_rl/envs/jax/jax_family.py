@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.arguments import check_count, check_number
 from maml_rl.arrays import copied
 from maml_rl.envs.family import DEFAULT_TASK_SEED, BatchedFamily, FamilyOptions
 from maml_rl.envs.jax.slot_functions import Carry, SlotFunctions, begin_jax
@@ -236,17 +237,32 @@ class JaxVectorEnv(BatchedFamily):
         kept = jax.dtypes.canonicalize_dtype(dtype)
         if isinstance(array, np.ndarray):
             return jax.device_put(array.astype(kept), self._device)
-        # Whole numbers as int32, whose bits are those that the function makes of them.
+        # Whole numbers as int32, whose bits are those that the function makes of them, by way of int64: what a float
+        # beyond int32 becomes differs between devices.
         like = {"f": self.xp.float32, "b": self.xp.bool}.get(kept.kind, self.xp.int32)
-        return jnp.from_dlpack(array.to(like).contiguous())
+        return jnp.from_dlpack((array if kept.kind in "fb" else array.long()).to(like).contiguous())
 
     def _out_of(self, array: Any) -> Any:
         """Return an array of JAX as a view, that only reads, or as a tensor."""
         return np.asarray(array) if self.xp is np else self.xp.from_dlpack(array)
 
 
+def _check_text(name: str, text: Any) -> str:
+    if not isinstance(text, str):
+        raise ValueError(f"{name} must be a text, got {text!r}")
+    return text
+
+
+# By the type of a default: what checks a value.
+_CHECKS: dict[type, Callable[[str, Any], Any]] = {
+    int: partial(check_count, least=0),
+    float: check_number,
+    str: _check_text,
+}
+
+
 class ReadyMade(JaxVectorEnv):
-    """N slots of a family that `make` returns for its arguments, each of which has a default.
+    """N slots of a family that `make` returns for its arguments: counts, numbers and texts with defaults.
 
     Equal arguments are one family, which is compiled once, and is pickled by them.
     """
@@ -260,7 +276,9 @@ class ReadyMade(JaxVectorEnv):
         cls.__signature__ = inspect.Signature([options[0], *own, options[-1]])  # type: ignore[attr-defined]
 
     def __init__(self, num_envs: int = 1, **options: Any) -> None:
-        values = [options.pop(each.name, each.default) for each in self._parameters()]
+        values = [
+            _CHECKS[type(each.default)](each.name, options.pop(each.name, each.default)) for each in self._parameters()
+        ]
         super().__init__(num_envs, self.family_of(*values), **options)
 
     @classmethod
@@ -276,11 +294,12 @@ class ReadyMade(JaxVectorEnv):
 
 def drawn_evenly(ranges: Mapping[str, tuple[float, float]]) -> tuple[Draw, TaskSpace]:
     """Return a function that draws tasks of numbers evenly from ranges, by entry, and their space."""
+    space = TaskSpace({name: (TaskParameter.between(*limits), ()) for name, limits in ranges.items()})
+    return partial(_draw_evenly, dict(ranges)), space
 
-    def draw(random: np.random.Generator, num_tasks: int) -> Arrays:
-        return {name: random.uniform(*limits, num_tasks) for name, limits in ranges.items()}
 
-    return draw, TaskSpace({name: (TaskParameter.between(*limits), ()) for name, limits in ranges.items()})
+def _draw_evenly(ranges: Mapping[str, tuple[float, float]], random: np.random.Generator, num_tasks: int) -> Arrays:
+    return {name: random.uniform(*limits, num_tasks) for name, limits in ranges.items()}
 
 
 # What a copy makes anew.

@@ -33,7 +33,7 @@ def reason_against(env: MetaVectorEnv) -> str:
     if not isinstance(family, BatchedFamily):
         return f"{type(family).__name__} is not array code over slots, as a BatchedFamily"
     if not family.entries or any(entry.choices for entry in family.entries.values()):
-        return f"the tasks of {type(family).__name__} have texts in them"
+        return f"the tasks of {type(family).__name__} have texts in them, or no entries"
     return ""
 
 
