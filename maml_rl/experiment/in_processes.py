@@ -1,7 +1,6 @@
 """Calls side by side, each in a process of its own: so several small runs share one accelerator."""
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 
 from maml_rl.errors import MamlRLError
 from maml_rl.samplers.failures import describe_exit
+from maml_rl.samplers.work.child.process_setup import enter_process, signals_blocked
 
 
 def in_processes(
@@ -63,29 +63,15 @@ def _start(function: Callable[..., None], arguments: tuple[Any, ...]) -> tuple[C
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(sender, function, arguments))
-    # Until the process ignores it, Ctrl-C in the terminal would end it in the middle of its start.
-    blocks = hasattr(signal, "pthread_sigmask")
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else None
-    try:
+    with signals_blocked(signal.SIGINT):
         process.start()
-    finally:
-        if before is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        sender.close()
+    sender.close()
     return receiver, process
 
 
 def _run(sender: Connection, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """Carry out a call in its process, which is a group of its own: Ctrl-C reaches it as SIGTERM from the caller."""
-    if os.name == "posix":
-        from maml_rl.samplers.work.child.process_setup import die_with_parent
-
-        os.setpgid(0, 0)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        die_with_parent(parent.sentinel)
+    """Carry out a call in its process, which Ctrl-C reaches as SIGTERM from the caller."""
+    enter_process()
     try:
         signal.signal(signal.SIGTERM, _interrupt)
         try:

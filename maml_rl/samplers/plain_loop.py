@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
+import signal
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 import gymnasium
@@ -30,6 +30,7 @@ from maml_rl.policies import Memory, Policy
 from maml_rl.policies.heads import Params
 from maml_rl.samplers.multi_task_sampler import MultiTaskSampler
 from maml_rl.samplers.work.child import vector_env
+from maml_rl.samplers.work.child.process_setup import enter_process, signals_blocked
 from maml_rl.seeding import PhaseStreams
 from maml_rl.spaces import PackedSpace, own_actions, stored_actions, to_stored
 
@@ -129,27 +130,45 @@ def compare_with_loop(
 
 
 class _OwnProcess:
-    """Calls functions in a process of its own, which starts as workers do."""
+    """Calls functions in a process of its own, which starts as workers do, and ends with this one."""
 
     def __enter__(self) -> _OwnProcess:
-        """Begin; the process starts with the first call."""
-        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context(vector_env.START_METHODS[0]))
+        """Start the process."""
+        context: Any = multiprocessing.get_context(vector_env.START_METHODS[0])
+        self._calls, calls = context.Pipe()
+        self._process = context.Process(target=_carry_out, args=(calls,))
+        with signals_blocked(signal.SIGINT):
+            self._process.start()
+        calls.close()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """End the process."""
-        self._pool.shutdown()
+    def __exit__(self, kind: object, *error: object) -> None:
+        """End the process; after an error or Ctrl-C at once, for its environment may hang."""
+        if kind is not None:
+            self._process.kill()
+        with self._calls, suppress(OSError):
+            self._calls.send(None)
+        self._process.join()
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of a function that a module defines."""
         try:
-            outcome = self._pool.submit(_outcome, function, *arguments).result()
-        except BrokenProcessPool as error:
+            self._calls.send((function, arguments))
+            outcome = self._calls.recv()
+        except (EOFError, OSError) as error:
             raise MamlRLError("the process in which the environment was tried has died") from error
         if isinstance(outcome, Exception):
             raise outcome
         # Not as tensors cross otherwise, whose memory ends with their process.
         return pickle.loads(outcome)
+
+
+def _carry_out(calls: Connection) -> None:
+    """Call the functions that the parent sends, until it sends None."""
+    enter_process()
+    while (call := calls.recv()) is not None:
+        function, arguments = call
+        calls.send(_outcome(function, *arguments))
 
 
 def _outcome(function: Callable[..., Any], *arguments: Any) -> bytes | Exception:

@@ -2,12 +2,16 @@
 
 import os
 import random
+import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from text_env import GuessingEnv
 
@@ -201,6 +205,38 @@ def test_command_says_what_was_compared_or_where_a_value_differs(
     # As a run refuses it.
     assert cli.main(["check-env", "walks:Lambda-v0"]) == 1
     assert "the environment 'walks:Lambda-v0'.spec.entry_point cannot be pickled" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_ended_command_leaves_no_process_and_shows_no_traceback_even_of_a_hang(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hangs.py").write_text(
+        "import multiprocessing, os, threading\n"
+        "from tests.envs.third_party import WalkEnv\n"
+        "class HangingEnv(WalkEnv):\n"
+        "    def step(self, action):\n"
+        "        if multiprocessing.parent_process() is not None:\n"
+        "            print('hangs in', os.getpid(), flush=True)\n"
+        "            threading.Event().wait()\n"
+        "        return super().step(action)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path.cwd()), str(tmp_path)]))
+    command = [sys.executable, "-m", "maml_rl", "check-env", "hangs:HangingEnv", "--against-loop"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, **pipes) as parent:
+        assert parent.stdout is not None
+        hangs = next(line for line in parent.stdout if line.startswith("hangs in "))
+        child = psutil.Process(int(hangs.split()[-1]))
+        # A terminal sends Ctrl-C to all processes of its group.
+        (os.killpg if number == signal.SIGINT else os.kill)(parent.pid, number)
+        try:
+            child.wait(10.0)
+            shown = parent.communicate(timeout=10.0)[0]
+        finally:
+            parent.kill()
+    assert shown == ("" if number == signal.SIGKILL else "maml-rl check-env: interrupted\n")
 
 
 def test_environment_with_generators_of_the_process_equals_a_loop_that_seeds_them() -> None:

@@ -19,8 +19,8 @@ import subprocess
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from math import inf
 from multiprocessing import Pipe, spawn
@@ -33,7 +33,13 @@ import gymnasium
 from maml_rl.errors import ChildEnvError
 from maml_rl.samplers.failures import describe_exit
 from maml_rl.samplers.work.child.child_env import run_child
-from maml_rl.samplers.work.child.process_setup import STACK_SIGNAL, ChildEnds, enter_child, leave_child
+from maml_rl.samplers.work.child.process_setup import (
+    STACK_SIGNAL,
+    ChildEnds,
+    enter_child,
+    leave_child,
+    signals_blocked,
+)
 
 if TYPE_CHECKING:
     # The fork server needs no settings.
@@ -237,7 +243,7 @@ class Launcher:
         # New ones for every attempt: a server that dies may have forked a child, which ends with the old ones.
         ends = ParentEnds()
         try:
-            with _signals_blocked():
+            with signals_blocked(signal.SIGINT, signal.SIGTERM):
                 match self._start_method:
                     case "fork":
                         return self._fork(ends)
@@ -351,16 +357,6 @@ def _exit_code_of(popen: subprocess.Popen[bytes]) -> int | None:
     code = _wait_for_exit_code(popen.pid)
     popen.returncode = 0 if code is None else code
     return code
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Let a new process start with SIGINT and SIGTERM blocked, until it has set its own handlers."""
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
 def run_server(ends: ChildEnds, env_id: str, preload: Sequence[str]) -> NoReturn:

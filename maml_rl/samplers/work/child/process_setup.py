@@ -8,7 +8,9 @@ import select
 import signal
 import sys
 import threading
-from multiprocessing import spawn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import parent_process, spawn
 from typing import Any, NamedTuple, NoReturn
 
 from maml_rl.samplers.importing import main_is_importable
@@ -66,6 +68,29 @@ def leave_child(status: int = 0) -> NoReturn:
         if stream is not None and not stream.closed:
             stream.flush()
     os._exit(status)
+
+
+@contextmanager
+def signals_blocked(*signals: int) -> Iterator[None]:
+    """Let a new process start with some signals blocked, until it has set its own handlers."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+def enter_process() -> None:
+    """Set up this process, just started by `multiprocessing` with SIGINT blocked, to end with its parent.
+
+    It is a process group of its own: Ctrl-C in a terminal does not reach it.
+    """
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    parent = parent_process()
+    assert parent is not None
+    die_with_parent(parent.sentinel)
 
 
 def die_with_parent(lifeline: int) -> None:
