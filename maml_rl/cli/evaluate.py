@@ -126,7 +126,7 @@ def _test(options: argparse.Namespace) -> None:
     from maml_rl.experiment.certified import nearest
     from maml_rl.experiment.evaluate import evaluate
     from maml_rl.results.evaluation import NORMALIZED, REPETITIONS, interval_cautions, intervals_cover
-    from maml_rl.results.identity import identity
+    from maml_rl.results.identity import identity_now
     from maml_rl.runs.run_folder import load_system
     from maml_rl.task_distributions.task_files import save_tasks
 
@@ -140,7 +140,7 @@ def _test(options: argparse.Namespace) -> None:
         _check_has_policy(config_path, options.checkpoint)
         meta_updates = experiment.restore(options.checkpoint, config_path.parent)
     of_run = options.checkpoint in ("initial", "last", "latest", "best") or options.checkpoint.isdecimal()
-    whose = identity(experiment.config, load_system(config_path.parent)) if is_run(config_path) and of_run else ""
+    whose = identity_now(experiment.config, load_system(config_path.parent)) if is_run(config_path) and of_run else ""
     # A restored experiment has the tasks that it was trained on.
     tasks = None if file is None else experiment.load_tasks(file)
     if rules is not None:

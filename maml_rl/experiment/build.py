@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
@@ -34,8 +34,9 @@ from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.named_modules import import_named, is_of_this_package
 from maml_rl.policies import Policy, as_policy
 from maml_rl.policies.cnn import InputEncoder
+from maml_rl.results.identity import sources
 from maml_rl.runs.checkpoint import find_checkpoint, restore
-from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS
+from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS, load_system, warn_of_changed_files
 from maml_rl.runs.trust import check_code
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 from maml_rl.seeding import Purpose, StreamKey, torch_seed
@@ -87,6 +88,9 @@ class Experiment:
 
     def restore(self, checkpoint: str | Path | int, run: Path) -> int:
         """Load the parameters of a checkpoint of a run, as `find_checkpoint` finds it; return its meta-updates."""
+        # What is damaged there is reported where it is needed.
+        with suppress(ConfigError):
+            warn_of_changed_files(run, load_system(run), {"sources": sources(self.config)})
         path, saved = find_checkpoint(checkpoint, run / CHECKPOINTS)
         with self.guard:
             restore(saved, self.metalearner, self.config.algorithm, path)

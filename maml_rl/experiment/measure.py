@@ -27,6 +27,7 @@ from maml_rl.results.evaluation import (
     load_evaluation,
     same_tasks,
 )
+from maml_rl.results.identity import identity_now
 from maml_rl.results.verdict import GroupResult
 from maml_rl.runs.numbered import newest_path
 from maml_rl.runs.trust import unknown_code
@@ -142,7 +143,7 @@ def _evaluated(
 
     saved = evaluate(experiment, tasks, repetitions=repetitions, on_batch=keep_first)
     # Drawn once for all runs, tasks are still a sample of the family.
-    saved = replace(saved, fixed_tasks=fixed, identity=run.identity, checkpoint=updates)
+    saved = replace(saved, fixed_tasks=fixed, identity=identity_now(run.config, run.system), checkpoint=updates)
     return SampledEvaluation(experiment.config, shown, saved, experiment.metalearner.source_returns)
 
 
@@ -167,7 +168,7 @@ def saved_evaluation(run: Run, checkpoint: int | None = None) -> tuple[Evaluatio
     differs = {
         "another family": saved.env_name != run.config.env_name,
         "an earlier version, or another seed": not saved.identity or saved.seed != run.config.seed,
-        "other settings": saved.identity != run.identity,
+        "other settings, or other files": saved.identity != identity_now(run.config, run.system),
         f"the policy {saved.after}, not after {wanted}": saved.columns == "step" and steps != wanted,
         "another checkpoint": saved.checkpoint != (run.finished if checkpoint is None else checkpoint),
     }

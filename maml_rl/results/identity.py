@@ -60,6 +60,12 @@ def identity(config: Config, system: Mapping[str, Any] | None = None) -> str:
     return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
+def identity_now(config: Config, system: Mapping[str, Any]) -> str:
+    """Return the identity of what a run's policy does now: that of the run, unless a file that it names has changed."""
+    began, now = system.get("sources") or {}, sources(config)
+    return identity(config, {**system, "sources": {key: now.get(key, digest) for key, digest in began.items()}})
+
+
 def sources(config: Config) -> dict[str, str]:
     """Return the SHA-256 of the files that a config names, by what names them: code, tasks and recorded histories."""
     files: dict[str, Path] = {}

@@ -277,7 +277,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 "resume it with its own config, or begin another run with its policy: "
                 f"--init {shlex.quote(str(self.path))} and another --output-folder"
             )
-        _warn_of_changed_files(self.path, self._origin)
+        warn_of_changed_files(self.path, load_system(self.path), self._origin)
         path, checkpoint = latest_intact(self.path / CHECKPOINTS, self._load_experience)
         if self._learner.experience:
             # Newer checkpoints are intact, but need experience that is damaged; they are written again.
@@ -391,13 +391,13 @@ def _warn_of_ray_job(folder: Path) -> None:
         )
 
 
-def _warn_of_changed_files(folder: Path, origin: Mapping[str, Any]) -> None:
-    """Warn that a run continues with other files than it began with; it has its own copy of its evaluations' tasks."""
-    began, now = (system.get("sources") or {} for system in (load_system(folder), origin))
+def warn_of_changed_files(folder: Path, *systems: Mapping[str, Any]) -> None:
+    """Warn of files that a run names and that have changed since it began; of tasks of evaluations it has a copy."""
+    began, now = (system.get("sources") or {} for system in systems)
     changed = [key for key in began if key in now and began[key] != now[key] and key != "evaluation-tasks"]
     if changed:
         logger.warning(
-            "the file of %s has changed since the run in %s began: its further iterations use the new one",
+            "the file of %s has changed since the run in %s began: from here on the new one is used",
             " and of ".join(map(repr, changed)),
             folder,
         )

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 from maml_rl.config.config import NAMING_CODE, Config
 from maml_rl.config.yaml_source import Mapping as Source
 from maml_rl.errors import ConfigError
-from maml_rl.named_modules import find_named
+from maml_rl.named_modules import find_named, would_import
 from maml_rl.runs.atomic_files import replace_file
 
 _PACKAGE = "maml_rl"
@@ -63,6 +63,10 @@ def check_code(config: Config, remedy: str, *, samples: bool = False) -> None:
     """
     if unknown := unknown_code(config, samples=samples):
         path, value = unknown[0]
+        if path[0] not in (_CLUSTER, _RUNTIME_ENV) and not would_import(value):
+            raise config.error(
+                f"the module of {value!r} is not found; go to its folder, or put that into PYTHONPATH", *path
+            )
         also = "".join(f" and {other!r}" for _, other in unknown[1:])
         what = {_CLUSTER: "a cluster", _RUNTIME_ENV: "a runtime_env"}.get(path[0], "code that is not installed, and")
         raise config.error(

@@ -249,6 +249,19 @@ def test_module_of_the_same_name_in_another_folder_is_other_code(
     assert not (place / "executed").exists()
 
 
+def test_module_that_is_not_found_is_named_with_the_remedy_also_in_an_own_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = own_run(place)
+    del sys.modules["own_code"]
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry and Path(entry) != place])
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place / "elsewhere")
+    assert main(["test", str(run), "--num-workers", "0"]) == 2
+    shown = capsys.readouterr().err
+    assert "the module of 'own_code:make' is not found; go to its folder, or put that into PYTHONPATH" in shown
+
+
 def config_of(**values: object) -> Config:
     values = {"env-name": "2DNavigation-v0", **values}
     return Config.from_mapping(Mapping("config.json", values, foreign=True))

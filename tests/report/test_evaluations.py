@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maml_rl.cli.evaluate import run_test
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.train import train
 from maml_rl.report.comparison import step_table
 from maml_rl.results.comparable import RunGroup, read_runs
 from maml_rl.results.evaluation import Evaluation, difference_interval, load_evaluation, share_tasks
@@ -15,6 +17,7 @@ from maml_rl.results.scales import decimals, readable_interval
 from maml_rl.results.verdict import GroupResult
 from maml_rl.task_distributions.task_files import save_tasks
 from tests.report.conftest import measured
+from tests.small_runs import config_of
 
 
 def made_up(returns: np.ndarray, run: Path | None = None) -> Evaluation:
@@ -156,6 +159,27 @@ def test_evaluation_of_another_policy_or_with_other_settings_is_not_used(
     (result,), (notice,) = measured([run], 0)
     assert words in notice
     assert not result.evaluations
+
+
+def test_evaluation_before_a_change_of_the_environments_file_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = tmp_path / "of_mine.py"
+    module.write_text("import gymnasium\ngymnasium.register('Mine-v0', 'tests.envs.third_party:WalkEnv')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = tmp_path / "run"
+    train(config_of(env_name="of_mine:Mine-v0", max_episode_steps=5, num_batches=1), run, num_workers=0)
+    command = [str(run), "--tasks", "2", "--num-workers", "0"]
+    assert run_test(command) == 0
+    assert "has changed" not in caplog.text
+    assert len(measured([run], 0)[0][0].evaluations) == 1
+    module.write_text(module.read_text() + "# Changed.\n")
+    (result,), (notice,) = measured([run], 0)
+    assert result.evaluations == []
+    assert "evaluation.npz is not used here: it is of other settings, or other files." in notice
+    assert run_test(command) == 0
+    assert f"the file of 'env-name' has changed since the run in {run} began: from here on" in caplog.text
+    assert len(measured([run], 0)[0][0].evaluations) == 1
 
 
 def test_runs_of_all_groups_are_measured_on_the_same_tasks(navigation_runs: Path, compared_runs: list[Path]) -> None:
