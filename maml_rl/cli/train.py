@@ -172,9 +172,6 @@ def _train(options: argparse.Namespace) -> None:
 
         check_trackers(options.track)
     _check_seeds(options)
-    if options.print_config or options.dry_run:
-        _describe(config, options, device, continues=bool(options.resume and begun))
-        return
     # Loaded before the work begins, for until then Ctrl-C ends the process at once.
     for module in ("maml_rl.cli.progress", "maml_rl.cli.tracking", "maml_rl.experiment.train"):
         import_module(module)
@@ -182,6 +179,9 @@ def _train(options: argparse.Namespace) -> None:
     with ending_in_order(), reserved as folder:
         wanted, options.output_folder = options.output_folder, folder
         _check_run_folders(options)
+        if options.print_config or options.dry_run:
+            _describe(config, options, device, continues=bool(options.resume and begun))
+            return
         where = "" if options.quiet else _where(wanted, folder, options.seeds)
         if options.seeds is None:
             _show(_train_one(config, folder, options, device, where), options)
@@ -224,8 +224,7 @@ def _describe(config: Config, options: argparse.Namespace, device: Any, *, conti
     if options.dry_run:
         from maml_rl.experiment.estimate import estimate
 
-        with ending_in_order():
-            needs = estimate(config, device=device)
+        needs = estimate(config, device=device)
         each = f"{needs.seconds:.2g} s for each iteration"
         if needs.num_evaluations:
             each += f", {needs.evaluating:.2g} s for each evaluation"
