@@ -20,6 +20,7 @@ from maml_rl.results.evaluation import (
     profile_intervals,
     returns_table,
     share_tasks,
+    whose_tasks_differ,
 )
 from maml_rl.results.scales import Span, counted, readable, readable_interval, readable_value
 from maml_rl.results.verdict import GroupResult, at_common_steps, base_of, cautions, verdicts
@@ -294,7 +295,7 @@ def _which_tasks(lines: Sequence[Line]) -> str:
     if share_tasks(evaluations):
         return f"On {'the same ' if len(evaluations) > 1 else ''}{len(first.tasks)} tasks {origin}, {how}."
     counts = sorted({len(evaluation.tasks) for evaluation in evaluations})
-    return f"On {' or '.join(map(str, counts))} new tasks, different ones for each run, {how}."
+    return f"On {' or '.join(map(str, counts))} new tasks, {whose_tasks_differ(lines)}, {how}."
 
 
 def _trained_alike(results: Sequence[GroupResult]) -> bool:

@@ -23,6 +23,7 @@ from maml_rl.results.evaluation import (
     profile_intervals,
     returns_table,
     share_tasks,
+    whose_tasks_differ,
 )
 from maml_rl.results.scales import Span, readable_count
 from maml_rl.results.statistics import interquartile_mean
@@ -50,7 +51,8 @@ def caption(results: Sequence[GroupResult]) -> str:
     first = results[0].evaluations[0]
     everyone = [evaluation for result in results for evaluation in result.evaluations]
     kind = "test" if first.fixed_tasks else "new"
-    tasks = f"the same {len(first.tasks)} {kind} tasks" if share_tasks(everyone) else f"{kind} tasks of each run"
+    differ = whose_tasks_differ([Line(result.group.name, result.evaluations) for result in results])
+    tasks = f"the same {len(first.tasks)} {kind} tasks" if share_tasks(everyone) else f"{kind} tasks ({differ})"
     steps = min(each for result in results for each in result.env_steps)
     at = f" at {readable_count(steps)} environment steps" if steps > 0.0 else ""
     return (

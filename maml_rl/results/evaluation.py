@@ -17,7 +17,7 @@ from maml_rl.envs.task_space import family_of, task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.foreign_files import read_arrays
-from maml_rl.results.scales import counted, decimals, readable, readable_interval
+from maml_rl.results.scales import counted, decimals, listed, readable, readable_interval
 from maml_rl.results.statistics import (
     ENOUGH_TASKS,
     Statistic,
@@ -538,6 +538,14 @@ class Line:
     name: str
     evaluations: Sequence[Evaluation]
     css: str = ""
+
+
+def whose_tasks_differ(lines: Sequence[Line]) -> str:
+    """Return in words for whom the tasks of experiments that do not share them are different ones."""
+    alone = [line.name for line in lines if not share_tasks(line.evaluations)]
+    if not alone:
+        return "different ones for each experiment"
+    return "different ones for each run" + ("" if len(alone) == len(lines) else f" of {listed(alone)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,11 @@ from maml_rl.results.comparable import RunGroup, all_alike, common_steps, differ
 from maml_rl.results.evaluation import (
     NORMALIZED,
     Evaluation,
+    Line,
     SampledEvaluation,
     difference_interval,
     share_tasks,
+    whose_tasks_differ,
 )
 from maml_rl.results.scales import counted, listed, readable_count, readable_interval
 
@@ -146,12 +148,9 @@ def _tried(best: GroupResult, other: GroupResult) -> Verdict:
     pair = best, other
     everyone = [evaluation for result in pair for evaluation in result.evaluations]
     sizes = listed(sorted({str(len(evaluation.tasks)) for evaluation in everyone}, key=int), "or")
-    kind = "fixed" if everyone[0].fixed_tasks else "new"
-    tasks = (
-        f"the same {sizes} {kind} tasks"
-        if share_tasks(everyone)
-        else f"{sizes} {kind} tasks, different ones for each run"
-    )
+    kinds = listed(sorted({"fixed" if evaluation.fixed_tasks else "new" for evaluation in everyone}), "or")
+    differ = whose_tasks_differ([Line(result.group.name, result.evaluations) for result in pair])
+    tasks = f"the same {sizes} {kinds} tasks" if share_tasks(everyone) else f"{sizes} {kinds} tasks, {differ}"
     steps = min(steps for result in pair for steps in result.env_steps)
     interval = difference_interval(best.evaluations, other.evaluations)
     counts = [len(result.evaluations) for result in pair]

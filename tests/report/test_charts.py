@@ -14,6 +14,7 @@ from maml_rl.config.config import Config, load_config
 from maml_rl.report import curves, task_charts, write_report
 from maml_rl.report.comparison import performance_profiles, published_returns, step_returns, step_table, verdict
 from maml_rl.report.markup import Markup
+from maml_rl.report.paper import caption
 from maml_rl.results.comparable import RunGroup, common_steps, read_runs
 from maml_rl.results.evaluation import Evaluation, difference_interval
 from maml_rl.results.scales import readable, readable_interval
@@ -194,7 +195,9 @@ def test_numbers_of_a_column_have_the_same_decimals(compared: list[GroupResult])
 def test_policies_on_different_tasks_are_marked(compared: list[GroupResult]) -> None:
     first, second, _ = compared
     moved = replace(second.evaluations[0], tasks=[{"goal": [0.0, 0.0]}] * 4)
-    assert "different ones for each run" in words(read(step_returns([first, replace(second, evaluations=[moved])])))
+    assert "different ones for each experiment" in words(
+        read(step_returns([first, replace(second, evaluations=[moved])]))
+    )
 
 
 def test_table_has_means_and_interquartile_means_of_every_policy(compared: list[GroupResult]) -> None:
@@ -559,6 +562,26 @@ def test_verdict_has_difference_interval_runs_tasks_and_steps(navigation: GroupR
     assert "these runs do not tell which is better" in same
     assert "leads" not in same
     assert verdict([navigation]) is None
+
+
+@pytest.mark.parametrize(
+    ("moved", "phrase"),
+    [((0, 0), "experiment"), ((1, 0), "run of better"), ((1, 2), "run of better"), ((1, 2, 1, 2), "run")],
+)
+def test_verdict_says_whose_runs_have_different_tasks(
+    navigation: GroupResult, moved: tuple[int, ...], phrase: str
+) -> None:
+    # Two runs of the one and, where there are four numbers, of the other experiment.
+    tasks = [[{"goal": [0.0, 0.01 * (place + number)]} for place in range(20)] for number in moved]
+    everyone = [replace(each, tasks=those) for each, those in zip([*navigation.evaluations] * 2, tasks, strict=False)]
+    sides = [everyone[2:] or navigation.evaluations, everyone[:2]]
+    results = [
+        replace(navigation, group=replace(navigation.group, index=index, name=name), evaluations=evaluations)
+        for index, (name, evaluations) in enumerate(zip(("one", "better"), sides, strict=True))
+    ]
+    text = words(read(verdict(results))).replace("  ", " ")
+    assert f"on 20 new tasks, different ones for each {phrase} (2 runs each)" in text
+    assert f"new tasks (different ones for each {phrase}) of " in caption(results)
 
 
 def test_verdict_on_unequal_steps_is_about_what_training_recorded_at_common_steps(navigation: GroupResult) -> None:
