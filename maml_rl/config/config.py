@@ -341,6 +341,8 @@ class Config(SettingsModel):
         droppable = merged.spare
         if any(merged.values.get(key) != before.get(key) for key in _DECIDING):
             droppable |= before.keys() - replaced.values.keys()
+        elif "evaluate-every" in replaced.values:
+            droppable |= {"evaluation-tasks"} - replaced.values.keys()
         if spare:
             droppable |= replaced.values.keys()
         return self.from_mapping(replace(merged, spare=frozenset(droppable)))

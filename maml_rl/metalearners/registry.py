@@ -84,12 +84,15 @@ def replacements(learner: type[MetaLearner]) -> Mapping[str, str]:
 
 
 def _unused(learner: type[MetaLearner], config: Config) -> dict[str, str]:
-    """Return the settings that a config's learner or policy does not use, and why."""
+    """Return the settings that a config's learner, policy or evaluations do not use, and why."""
     unused = {}
     instead = replacements(learner)
     for key in (key for key in OF_LEARNERS if key not in learner.uses):
         remedy = f"use {instead[key]!r} instead" if key in instead else "leave it out"
         unused[key] = f"{config.algorithm} does not use it; {remedy}"
+    # The default is no choice.
+    if config.evaluate_every is None and config.evaluation_tasks != Config.model_fields["evaluation_tasks"].default:
+        unused["evaluation-tasks"] = "without 'evaluate-every' nothing is evaluated; add that, or leave this out"
     if config.policy is not None:
         return unused | dict.fromkeys(OF_POLICIES, "'policy' makes a policy of its own; leave it out")
     if config.memory is None or "memory" in unused:

@@ -270,7 +270,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         if before.algorithm == self._config.algorithm:
             settings = self._learner.complete(before.check_section(SECTION, self._learner.Settings), before)
             before = before.with_section(SECTION, settings)
-        changed = [key for key in self._config.differences(before) if key not in _MAY_CHANGE]
+        may_change = _MAY_CHANGE | ({"evaluation-tasks"} if before.evaluate_every is None else set())
+        changed = [key for key in self._config.differences(before) if key not in may_change]
         if changed:
             raise ConfigError(
                 f"the run in {self.path} was made with another {' and '.join(map(repr, changed))}; "

@@ -34,6 +34,8 @@ def config_of(**values: Any) -> Config:
         "evaluation_steps": 2,
         "keep_checkpoints": 1,
     }
+    if values.get("evaluate_every", 2) is None:
+        del defaults["evaluation_tasks"]
     return small_runs.config_of(**{**defaults, **values})
 
 

@@ -139,7 +139,11 @@ def test_setting_that_a_policy_does_not_use_is_refused_where_it_was_given() -> N
     own = {**SMALL, "policy": "tests.experiment.own_policy:Squashed"}
     with pytest.raises(ConfigError, match=r"'hidden-sizes' in x.yaml, line 1: 'policy' makes a policy of its own"):
         make_experiment(Config.from_mapping(parse_mapping(json.dumps(own), "x.yaml")))
-    # Null says that there is none.
+    without = r"'evaluation-tasks' in x.yaml, line 1: without 'evaluate-every' nothing is evaluated; add that, or"
+    with pytest.raises(ConfigError, match=without):
+        make_experiment(config_of(evaluation_tasks="no.json"))
+    # Null says that there is none, and a default nothing.
+    make_experiment(config_of(evaluation_tasks=40))
     make_experiment(config_of(conv_layers=None, image_scale=None, memory=None))
 
 
@@ -152,6 +156,8 @@ def test_settings_meant_for_what_an_option_replaces_are_dropped() -> None:
     ):
         make_experiment(before.override({"algorithm": "rl2", "observe-last": True, "num-steps": 2}))
     assert make_experiment(before.override({"memory": "gru"})).config.output_scale == 1.0
+    evaluated = config_of(evaluate_every=2, evaluation_tasks=7)
+    assert make_experiment(evaluated.override({"evaluate-every": None})).config.evaluation_tasks == 40
 
 
 def test_a_run_records_what_it_uses_and_one_of_an_earlier_version_continues(tmp_path: Path) -> None:
