@@ -1,6 +1,5 @@
 """Training: collect a batch, update the meta-policy, write metrics and checkpoints; repeat."""
 
-import copy
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maml_rl.config.config import Config
+from maml_rl.config.config import TASKS, Config
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.envs.global_generators import refusing_draws
 from maml_rl.envs.meta_env import SlotCounts, Task, own_task
@@ -36,6 +35,7 @@ from maml_rl.metalearners.metalearner import MetaLearner, check_metrics
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.results.identity import parameters_digest, sources
+from maml_rl.runs.checkpoint import own_json
 from maml_rl.runs.metrics import Metrics, return_keys
 from maml_rl.runs.run_folder import EVALUATION_TASKS, FIXED_TASKS, RunFolder, has_begun
 from maml_rl.runs.trust import remember_code
@@ -330,9 +330,10 @@ def _collecting(
             remedy = "draw from a generator whose place is in state_dict"
             with refusing_draws(f"update of {who}", remedy, only_warns=next(updates) > 0):
                 distribution.update([own_task(task) for task in tasks], returns)
-                task_state, own_metrics = copy.deepcopy(distribution.state_dict()), distribution.metrics()
+                task_state, own_metrics = distribution.state_dict(), distribution.metrics()
             if not isinstance(task_state, dict):
                 raise TypeError(f"{who}.state_dict returned {task_state!r:.80}; return a dict of JSON values by name")
+            task_state = own_json(task_state, f"state/{TASKS}")
             check_metrics(own_metrics, f"{who}.metrics")
             task_metrics = {f"tasks/{name}": value for name, value in own_metrics.items()}
         stages, means = sampler.timer.take(), sampler.timer.take_means()

@@ -333,7 +333,7 @@ class MetaLearner(ABC):
         """Return the learner's state besides its policy, under flat names: tensors and JSON values.
 
         The state of `optimizer`, of `optimizers` and of `networks` is part of it. A resumed run is bit-identical if
-        everything that `update` reads is here.
+        everything that `update` reads is here. A tuple comes back as a list.
         """
         states: State = {}
         first = self._note_first_numbers()

@@ -62,6 +62,20 @@ class Checkpoint:
     evaluated: bool = False
     earlier: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
+    def copied(self) -> "Checkpoint":
+        """Return a checkpoint whose state no later update changes; tensors of earlier iterations are not copied.
+
+        Raises:
+            TypeError: If it has what a file cannot hold; the message names it.
+        """
+        learner = own_json(dict.fromkeys(self.learner), "learner")
+        for name, value in self.learner.items():
+            copied = _own_tensor if isinstance(value, torch.Tensor) else own_json
+            learner[name] = copied(value, f"learner/{name}")
+        tensors = {name: _own_tensor(tensor, name) for name, tensor in self.tensors.items()}
+        state, score = own_json(self.state, "state"), own_json(self.score, "score")
+        return replace(self, tensors=tensors, score=score, state=state, learner=learner)
+
 
 def check_finite(checkpoint: Checkpoint, parameters: Collection[str]) -> None:
     """Refuse to save a state from which nothing can be learned, such as that after an update that was too large.
@@ -107,6 +121,7 @@ def save_checkpoint(checkpoint: Checkpoint, folder: str | Path, keep: int = 3) -
     Raises:
         CheckpointError: If it cannot be written, say because the disk is full, or if an intact one of this iteration is
             there already. Existing ones are not changed.
+        TypeError: If it has what a file cannot hold; see `Checkpoint.copied`.
     """
     folder = Path(folder)
     target = _path_of(folder, checkpoint.iteration)
@@ -355,44 +370,51 @@ def _write(checkpoint: Checkpoint, target: Path) -> None:
 
 
 def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
+    # Copies, since safetensors refuses tensors that share memory.
+    checkpoint = checkpoint.copied()
     of_learner = {name: value for name, value in checkpoint.learner.items() if isinstance(value, torch.Tensor)}
     tensors = checkpoint.tensors | {f"{_LEARNER}{name}": tensor for name, tensor in of_learner.items()}
     for iteration, acting in checkpoint.earlier.items():
-        tensors |= {f"{_EARLIER}{iteration}/{name}": tensor for name, tensor in acting.items()}
-    # Cloned, since safetensors refuses tensors that share memory.
-    tensors = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
+        tensors |= {f"{_EARLIER}{iteration}/{name}": _own_tensor(tensor, name) for name, tensor in acting.items()}
     state = {
         "format": _FORMAT,
         "iteration": checkpoint.iteration,
         "score": checkpoint.score,
         "evaluated": checkpoint.evaluated,
         "state": checkpoint.state,
-        "learner": {name: value for name, value in checkpoint.learner.items() if name not in of_learner},
+        # The names of tensors keep the order, in which code may go through its state.
+        "learner": {name: None if name in of_learner else value for name, value in checkpoint.learner.items()},
     }
-    if fault := _fault_of_json(state):
-        raise CheckpointError(
-            f"a checkpoint cannot hold {fault}; state_dict returns tensors and JSON values by name, of a task "
-            "distribution JSON values alone"
-        )
-    text = json.dumps(state, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    return {STATE: text.encode(), TENSORS: tensors_to_bytes(tensors)}
+    text = json.dumps(state, indent=2, allow_nan=False) + "\n"
+    return {STATE: text.encode(), TENSORS: tensors_to_bytes({name: tensor.cpu() for name, tensor in tensors.items()})}
 
 
-def _fault_of_json(value: Any, path: str = "") -> str:
-    """Return the entry that JSON cannot hold, with the names that lead to it; "" if there is none."""
+def own_json(value: Any, path: str) -> Any:
+    """Return a copy of a JSON value at the place `path` of a state; a TypeError if a part of it is none."""
     if isinstance(value, dict):
-        for name, entry in value.items():
-            if not isinstance(name, str):
-                return f"the name {name!r:.80} in {path or 'its state'}"
-            if fault := _fault_of_json(entry, f"{path}/{name}" if path else str(name)):
-                return fault
-    elif isinstance(value, list | tuple):
-        return next(filter(None, (_fault_of_json(entry, path) for entry in value)), "")
-    elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-        return f"{path} = {value!r:.80}"
-    return ""
+        if wrong := [name for name in value if not isinstance(name, str)]:
+            raise _no_place(f"the name {wrong[0]!r:.80} in {path}")
+        return {name: own_json(entry, f"{path}/{name}") for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [own_json(entry, path) for entry in value]
+    if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+        raise _no_place(f"{path} = {value!r:.80}")
+    return value
+
+
+def _own_tensor(tensor: Any, path: str) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise _no_place(f"{path} = {tensor!r:.80}")
+    if tensor.layout != torch.strided:
+        raise _no_place(f"{path} of the layout {tensor.layout}")
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _no_place(what: str) -> TypeError:
+    return TypeError(
+        f"a checkpoint cannot hold {what}; state_dict returns tensors and JSON values by name, of a task distribution "
+        "JSON values alone"
+    )
 
 
 class _RunState(BaseModel):

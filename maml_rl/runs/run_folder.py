@@ -1,6 +1,5 @@
 """The folder of a training run: its config, metrics, events and checkpoints, and the lock on it."""
 
-import copy
 import json
 import logging
 import os
@@ -191,7 +190,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         `Checkpoint` and `task_state` say what the arguments are; the tensors of earlier iterations are not copied.
         """
         self.task_state = task_state
-        self._kept = replace(copy.deepcopy(self._checkpoint(score, evaluated)), earlier=dict(earlier))
+        self._kept = replace(self._checkpoint(score, evaluated).copied(), earlier=dict(earlier))
         # Experience is too large for a copy; its extent is enough to write it later.
         self._marks = {name: replay.mark() for name, replay in self._learner.experience.items()}
 

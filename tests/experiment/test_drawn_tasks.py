@@ -241,7 +241,7 @@ def test_wrong_result_of_a_hook_of_a_distribution_ends_training_in_one_line(
             ("metrics", {"level": "high"}, "Stingy.metrics returned the metric 'level' as 'high'"),
             ("metrics", None, "Stingy.metrics returned None; return a dict of metrics"),
             ("state_dict", None, "Stingy.state_dict returned None; return a dict of JSON values"),
-            ("state_dict", {"rng": object()}, "a checkpoint cannot hold state/tasks/rng = <object"),
+            ("state_dict", {"rng": (each for each in "a")}, "a checkpoint cannot hold state/tasks/rng = <generator"),
             ("state_dict", {"means": [0.0, np.nan]}, "a checkpoint cannot hold state/tasks/means = nan"),
         ]
     ):
