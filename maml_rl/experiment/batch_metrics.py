@@ -30,12 +30,7 @@ def policy_spread(policy: Policy, batch: EpisodeStore) -> dict[str, float]:
     """
     if not policy.stateless or policy.has_memory:
         return {}
-    was_training = policy.training
-    policy.eval()
-    try:
-        of_chunks = batch.map(_spread, policy)
-    finally:
-        policy.train(was_training)
+    of_chunks = batch.map(_spread, policy)
     names = [name for name in of_chunks[0] if all(name in chunk for chunk in of_chunks)]
     totals = {name: torch.stack([chunk[name] for chunk in of_chunks]).sum(0) for name in names}
     spread = {f"policy/{name}": float(total[0] / total[1]) for name, total in totals.items()}

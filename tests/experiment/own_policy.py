@@ -12,8 +12,9 @@ class Squashed(nn.Module):
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         super().__init__()
+        # Its dropout is not for training, although the module is in training mode.
         self.body = nn.Sequential(
-            nn.Linear(observation_space.shape[0], 6), nn.ELU(), nn.Linear(6, action_space.shape[0])
+            nn.Linear(observation_space.shape[0], 6), nn.ELU(), nn.Dropout().eval(), nn.Linear(6, action_space.shape[0])
         )
         self.log_std = nn.Parameter(torch.zeros(action_space.shape[0]))
 
