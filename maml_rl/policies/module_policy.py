@@ -87,8 +87,8 @@ class ModulePolicy(Policy):
         self.observation_shape = None if observation_shape is None else tuple(observation_shape)
         self._form: DistributionForm | None = None
         self._allows_vmap: bool | None = None
-        # Whether it was seen in training mode, or else without, that calls leave its buffers as they are.
-        self._keeps_buffers: set[bool] = set()
+        # Whether it was seen in training mode, or else without, that calls leave the module as it is.
+        self._unchanged: set[bool] = set()
 
     def train(self, mode: bool = True) -> "ModulePolicy":
         """Set the mode of the module."""
@@ -102,11 +102,11 @@ class ModulePolicy(Policy):
         start = np.asarray(getattr(observation_space, "start", 0), dtype)
         device = next(self.parameters()).device
         observations = torch.from_numpy(np.broadcast_to(start, (_TRIED, *shape)).copy()).to(device)
-        chance = refusing_draws(f"forward of {self.class_name}", "leave chance to the distribution that it returns")
         # With gradients, so that learned tensors are recognized.
-        with torch.enable_grad(), chance:
-            tensors = self._tensors_of(_copy_structure(self.__dict__["module"]), self._own(), observations)
-            self._refuse_changed_buffers(observations)
+        with torch.enable_grad():
+            with refusing_draws(f"forward of {self.class_name}", "leave chance to the distribution that it returns"):
+                tensors = self._tensors_of(_copy_structure(self.__dict__["module"]), self._own(), observations)
+            self._refuse_changes(observations)
             self._can_be_vmapped(observations)
         distribution = self.distributions.distribution(tuple(tensor.detach() for tensor in tensors))
         name = type(distribution).__name__
@@ -129,19 +129,20 @@ class ModulePolicy(Policy):
                 f"which do not fit the action space {action_space}"
             )
 
-    def _refuse_changed_buffers(self, observations: Tensor) -> None:
-        """Refuse a module whose every call writes into a buffer, as running statistics do; a cache is written once.
+    def _refuse_changes(self, observations: Tensor) -> None:
+        """Refuse a module that its calls change: whose second call differs, or whose every call writes into a buffer.
 
-        What `forward` assigns instead is as before in the next call.
+        A cache is written once. The buffer that `forward` assigns instead is as before in the next call.
         """
-        if self.training in self._keeps_buffers:
+        if self.training in self._unchanged:
             return
-        module = _copy_structure(self.__dict__["module"])
+        module, own = _copy_structure(self.__dict__["module"]), self._own()
         buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         versions: dict[str, int] = {}
+        calls: list[DistributionParams] = []
         for _ in range(2):
             versions = {name: buffer._version for name, buffer in buffers.items()}
-            self._tensors_of(module, {**self._own(), **buffers}, observations)
+            calls.append(self._tensors_of(module, {**own, **buffers}, observations))
         for name, buffer in buffers.items():
             if buffer._version != versions[name]:
                 raise ValueError(
@@ -149,7 +150,18 @@ class ModulePolicy(Policy):
                     "process has computed how many before; change it in the learner's update, or call module.eval() "
                     "where that keeps it"
                 )
-        self._keeps_buffers.add(self.training)
+        if new := [name for name, _ in module.named_parameters() if name not in own]:
+            raise ValueError(
+                f"forward of {self.class_name} registers the parameter {new[0]!r}, which nothing would train; register "
+                "it in __init__"
+            )
+        if not all(torch.allclose(first, second, equal_nan=True) for first, second in zip(*calls, strict=True)):
+            raise ValueError(
+                f"forward of {self.class_name} returns another distribution when it is called again with the same "
+                "observations, so that actions would depend on which process has computed how many before; pass what "
+                "it keeps from call to call as its memory (initial_memory)"
+            )
+        self._unchanged.add(self.training)
 
     def initial_memory(self, num: int) -> Memory:
         module = self.__dict__["module"]

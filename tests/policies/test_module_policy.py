@@ -73,6 +73,37 @@ def test_module_whose_every_call_writes_into_a_buffer_is_refused_and_others_are_
     policy.eval().check_spaces(OBSERVATIONS, ACTIONS)
 
 
+class Counts(Gaussian):
+    """Acts otherwise in every call."""
+
+    calls = 0
+
+    def forward(self, observations: Tensor) -> Normal:
+        self.calls += 1
+        return Normal(self.body(observations) + self.calls, torch.exp(self.log_std))
+
+
+class Grows(Gaussian):
+    """Makes a parameter in its first call."""
+
+    def forward(self, observations: Tensor) -> Normal:
+        if not hasattr(self, "late"):
+            self.late = nn.Parameter(torch.zeros(2))
+        return Normal(self.body(observations) + self.late, torch.exp(self.log_std))
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Counts, "forward of Counts returns another distribution when it is called again with the same obs"),
+        (Grows, "forward of Grows registers the parameter 'late', which nothing would train; register it in __init__"),
+    ],
+)
+def test_module_that_its_calls_change_is_refused(module: type[Gaussian], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        as_policy(seeded(module)).check_spaces(OBSERVATIONS, ACTIONS)
+
+
 class Discrete(nn.Module):
     """Logits from an embedding and a convolution-free network."""
 
