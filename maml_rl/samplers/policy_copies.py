@@ -54,12 +54,26 @@ class PolicyAt:
 def require_loadable(policy: Policy, start_method: str | None) -> None:
     """Refuse a policy that a worker could not load."""
     where = 'use inference="central"'
+    _require_arrays(policy)
     pickled_for_workers(policy, f"the policy {policy.class_name}", _TOP_LEVEL, where, start_method)
+
+
+def _require_arrays(policy: Policy) -> None:
+    """Refuse, by a TypeError, tensors that no array can hold, in which workers get them."""
+    for name, tensor in (*policy.named_parameters(), *policy.named_buffers()):
+        try:
+            torch.empty(0, dtype=tensor.dtype).numpy()
+        except TypeError:
+            raise TypeError(
+                f"{name!r} of the policy {policy.class_name} has the type {tensor.dtype}, which NumPy lacks, so that "
+                "workers cannot get it; convert it, as by policy.float(), or have the policy act in this process"
+            ) from None
 
 
 def pickle_policy(policy: Policy, remedy: str = _TOP_LEVEL, **how: Any) -> bytes:
     """Return a policy as bytes for a worker, which computes on the CPU; see `pickled` for the arguments."""
     name = f"the policy {policy.class_name}"
+    _require_arrays(policy)
     if any(tensor.device.type != "cpu" for tensor in chain(policy.parameters(), policy.buffers())):
         try:
             policy = copy.deepcopy(policy).to("cpu")

@@ -207,6 +207,18 @@ def test_workers_draw_and_act_in_the_default_type_of_the_main_process(
     assert found[0][0] == 1 / 3
 
 
+@pytest.mark.slow
+def test_policy_of_a_type_that_numpy_lacks_acts_here_and_workers_refuse_it_by_name() -> None:
+    policy = NormalMLPPolicy(2, 2, (4,), seed=0).bfloat16()
+    found = []
+    for place in ({"num_workers": 0}, {"num_workers": 1, "start_method": "fork"}):
+        with MultiTaskSampler("2DNavigation-v0", {}, 2, policy, seed=0, max_episode_steps=3, **place) as sampler:
+            found.append(sampler.rollout(sampler.sample_tasks(2)).digest())
+    assert found[0] == found[1]
+    with pytest.raises(TypeError, match=r"'sigma' of the policy NormalMLPPolicy has the type torch.bfloat16, which"):
+        MultiTaskSampler("2DNavigation-v0", {}, 2, policy, num_workers=2, inference="worker")
+
+
 def test_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
     policy = NormalMLPPolicy(2, 2, (4,), lambda units: torch.relu(units))
     with pytest.raises(
