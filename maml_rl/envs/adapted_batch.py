@@ -72,7 +72,7 @@ class _BatchOfOthers(MetaVectorEnv):
 
     def _drawn(self, draw: Callable[[int], Any], num_tasks: int, name: str) -> list[Task]:
         """Return copies of the tasks that its method `name` draws."""
-        tasks = self._generators.begin(0, None, lambda: all_drawn(draw(num_tasks)))
+        tasks = self._generators.begin(0, None, lambda: all_drawn(draw(num_tasks), num_tasks))
         return own_drawn(tasks, num_tasks, name, self.env)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:

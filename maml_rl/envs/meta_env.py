@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -144,18 +145,22 @@ def own_task(task: Task) -> Task:
     return own
 
 
-def all_drawn(tasks: Any) -> Any:
-    """Return what a method has drawn; a generator draws here, under the same guarantees as the call that made it."""
-    return list(tasks) if isinstance(tasks, Iterator) else tasks
+def all_drawn(tasks: Any, num_tasks: int) -> Any:
+    """Return what a method has drawn; a generator draws here, under the same guarantees as the call that made it.
+
+    One that does not end draws one task too many, which `own_drawn` refuses.
+    """
+    return list(islice(tasks, num_tasks + 1)) if isinstance(tasks, Iterator) else tasks
 
 
 def own_drawn(drawn: Any, num_tasks: int, name: str, who: object) -> list[Task]:
     """Return copies of the tasks that a method `name` of an environment, or of a task distribution, has drawn."""
     if not isinstance(drawn, Iterable) or isinstance(drawn, Mapping | str):
         raise TaskError(f"{name} of {who} returned {drawn!r:.80}; it must return a list of tasks")
-    tasks = list(drawn)
+    tasks = list(all_drawn(drawn, num_tasks))
     if len(tasks) != num_tasks:
-        raise TaskError(f"{name}({num_tasks}) of {who} returned {len(tasks)} tasks")
+        found = f"more than {num_tasks}" if len(tasks) > num_tasks else len(tasks)
+        raise TaskError(f"{name}({num_tasks}) of {who} returned {found} tasks")
     for task in tasks:
         if not isinstance(task, Mapping):
             shown = f"{task!r:.80}"

@@ -46,7 +46,7 @@ class SampleTaskOnReset(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructor
             self._draws = self.env.np_random
         if self._draws is not None and self.env.np_random is not self._draws:
             self.env.np_random = self._draws
-        (self.task,) = own_drawn(list(self._sample_tasks(1)), 1, "sample_tasks", self.env)
+        (self.task,) = own_drawn(self._sample_tasks(1), 1, "sample_tasks", self.env)
         self._reset_task(own_task(self.task))
         observation, info = self.env.reset(options=options)
         return observation, {"task": self.task, **info}

@@ -133,19 +133,19 @@ class Slot:
 
         def draw() -> Any:
             if low is None:
-                return all_drawn(method(num_tasks))
+                return all_drawn(method(num_tasks), num_tasks)
             result = seeded_reset(env, low)
             if isinstance(result, Coroutine):
                 return draw_after(result)
             seed_draws(env, low)
-            return all_drawn(method(num_tasks))
+            return all_drawn(method(num_tasks), num_tasks)
 
         async def draw_after(coroutine: Coroutine[Any, Any, Any]) -> Any:
             await coroutine
             assert low is not None
             seed_draws(env, low)
             tasks = method(num_tasks)
-            return all_drawn(await tasks if isinstance(tasks, Coroutine) else tasks)
+            return all_drawn(await tasks if isinstance(tasks, Coroutine) else tasks, num_tasks)
 
         return self._outside(partial(self._generators.begin, 0, key_of_seed(low, DRAWS), draw), method)
 

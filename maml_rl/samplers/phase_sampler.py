@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar, Unpack
 
 import gymnasium
@@ -143,12 +141,7 @@ class TaskSource:
         name, draw = type(distribution).__name__, getattr(distribution, method)
         remedy = "draw from the random stream that it gets"
         with refusing_draws(f"{method} of {name}", remedy, only_warns=self._has_drawn) as excused:
-            family = replace(
-                family,
-                draw_seeded=partial(excused, family.draw_seeded),
-                draw_test_seeded=partial(excused, family.draw_test_seeded),
-            )
-            tasks = own_drawn(draw(family, num_tasks, generator(key)), num_tasks, method, name)
+            tasks = own_drawn(draw(family.drawing_by(excused), num_tasks, generator(key)), num_tasks, method, name)
         if not self._has_drawn:
             self._try(tasks, f"the first draw of {name}")
             self._has_drawn = True

@@ -7,7 +7,8 @@ after a run is resumed.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import suggest
 from maml_rl.config import SettingsModel
+from maml_rl.envs.global_generators import refusing_draws
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import UsersCode, explain
@@ -45,6 +47,11 @@ class FamilyTasks:
     def draw(self, num_tasks: int, rng: np.random.Generator) -> list[Task]:
         """Draw tasks from the family's own distribution; for a test from that of its test tasks."""
         return self.draw_seeded(num_tasks, int(rng.integers(2**63)))
+
+    def drawing_by(self, call: Callable[..., Any]) -> "FamilyTasks":
+        """Return the family with draws for which a function is called, as that of `refusing_draws`."""
+        of_test = self.draw_test_seeded and partial(call, self.draw_test_seeded)
+        return replace(self, draw_seeded=partial(call, self.draw_seeded), draw_test_seeded=of_test)
 
     @property
     def space(self) -> TaskSpace:
@@ -119,9 +126,10 @@ class TaskDistribution(ABC):
             try_all: gives tasks to an environment, and raises if it cannot use one.
         """
         if self._admitted != family.name:
-            tasks = self.check(family)
+            name = type(self).__name__
+            with refusing_draws(f"check of {name}", "draw from np.random.default_rng(family.seed)") as excused:
+                tasks = self.check(family.drawing_by(excused))
             if not isinstance(tasks, list | tuple):
-                name = type(self).__name__
                 raise TypeError(f"check of {name} returned {tasks!r:.80}; return a list of tasks, [] for none")
             try_all(tasks)
             self._admitted = family.name
@@ -159,7 +167,7 @@ class TaskDistribution(ABC):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that `update` has changed, as JSON values."""
+        """Return the state that `update` has changed, as JSON values; a tuple comes back as a list."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """The guarantees of the seam to environments, each over all ways to run slots, compared with a plain loop."""
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, ClassVar
@@ -334,6 +335,10 @@ def test_environment_that_keeps_what_it_is_given_has_copies_of_its_own(way: str)
     ("env", "message"),
     [
         (walk("DrawsTooFew", sample_tasks=lambda self, num_tasks: [{"slope": 1.0}]), "returned 1 tasks"),
+        (
+            walk("DrawsOn", sample_tasks=lambda self, num_tasks: itertools.repeat({"slope": 1.0})),
+            "returned more than 3",
+        ),
         (walk("DrawsNumbers", sample_tasks=lambda self, num_tasks: [0.5] * num_tasks), "a task is a dict"),
     ],
 )

@@ -1,5 +1,6 @@
 """A task distribution that a config would refuse is refused by a sampler that gets it directly."""
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -44,6 +45,13 @@ class Unchecked(Own):
         self.tasks.append(family.name)
 
 
+class Endless(Own):
+    """Draws without an end."""
+
+    def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> Any:
+        return itertools.cycle(self.tasks)
+
+
 class Lazy(Own):
     """Draws the first task alone, one after the other, and changes it later."""
 
@@ -63,6 +71,16 @@ class Elsewhere(Own):
         return super().sample(family, num_tasks, rng)
 
     sample_test = sample_validation = sample
+
+
+class ChecksElsewhere(Elsewhere):
+    """Draws from it when it is checked."""
+
+    sample = Own.sample
+
+    def check(self, family: FamilyTasks) -> list[Any]:
+        self.draw()
+        return []
 
 
 class LaterElsewhere(Elsewhere):
@@ -94,6 +112,7 @@ def policy() -> MLPPolicy:
         (Own(), r"sample\(3\) of Own returned 0 tasks", 0),
         (Unchecked(), r"check of Unchecked returned None; return a list of tasks, \[\] for none", 0),
         (Forgetful(), "sample of Forgetful returned None; it must return a list of tasks", 0),
+        (Endless({"goal": [0.0, 0.0]}), r"sample\(3\) of Endless returned more than 3 tasks", 0),
     ],
 )
 @pytest.mark.usefixtures("forked_workers")
@@ -140,6 +159,7 @@ def test_tasks_that_a_distribution_draws_are_copies_of_their_own(distribution: A
         ("np.random", np.random.random, "training", Elsewhere),
         ("torch", lambda: torch.rand(1), "validation", Elsewhere),
         ("random", random.random, "test", LaterElsewhere),
+        ("np.random", np.random.random, "training", ChecksElsewhere),
     ],
 )
 def test_distribution_that_draws_from_a_generator_of_the_process_is_refused(
@@ -151,7 +171,7 @@ def test_distribution_that_draws_from_a_generator_of_the_process_is_refused(
             FAMILY, policy=policy(), num_workers=0, seed=0, task_distribution=kind(draw), task_split=split
         ) as sampler,
         pytest.raises(
-            RuntimeError, match=rf"sample\w* of {kind.__name__} draws from {name}, which no seed repeats; draw from"
+            RuntimeError, match=rf"(sample\w*|check) of {kind.__name__} draws from {name}, which no seed .*; draw from"
         ),
     ):
         sampler.sample_tasks(3)
@@ -176,6 +196,9 @@ def test_draws_of_other_threads_during_later_batches_are_a_warning(caplog: pytes
 @pytest.mark.parametrize("is_drawn", [False, True])
 def test_distribution_is_not_blamed_for_what_its_family_draws(is_drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     class OfFamily(TaskDistribution):
+        def check(self, family: FamilyTasks) -> list[Any]:
+            return family.draw(2, np.random.default_rng(0))
+
         def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Any]:
             if is_drawn:
                 np.random.random()
