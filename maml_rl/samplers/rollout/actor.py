@@ -339,11 +339,13 @@ def phase_parameters(
 ) -> tuple[dict[str, Tensor], bool]:
     """Return the parameters for the policy of a phase, and whether they are stacked (M, ...).
 
-    They are not for a policy with a memory whose parameters all tasks share: there may be thousands of trials.
+    They are not for a policy with a memory whose parameters all tasks share: there may be thousands of trials. For
+    another policy, such parameters are one view of M tasks: its products are those of M copies, but read memory once.
     """
+    own: dict[str, Tensor] = dict(policy.named_parameters())
+    shared = own if params is None else dict(params)
+    if shared.keys() != own.keys() or any(shared[name].shape != own[name].shape for name in own):
+        return policy.stack_parameters(num_tasks, params), True
     if policy.has_memory:
-        own: dict[str, Tensor] = dict(policy.named_parameters())
-        shared = own if params is None else dict(params)
-        if shared.keys() == own.keys() and all(shared[name].shape == own[name].shape for name in own):
-            return shared, False
-    return policy.stack_parameters(num_tasks, params), True
+        return shared, False
+    return {name: value.expand(num_tasks, *value.shape) for name, value in shared.items()}, True

@@ -27,7 +27,7 @@ from maml_rl.policies import (
     performed,
 )
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.actor import Actor, DeviceLink
+from maml_rl.samplers.rollout.actor import Actor, DeviceLink, phase_parameters
 from maml_rl.samplers.rollout.recorder import SlotIndex
 from maml_rl.seeding import PhaseStreams
 from tests.envs.third_party import WalkEnv
@@ -93,6 +93,16 @@ def test_actions_for_some_slots_are_those_for_all(policy: Policy, is_stacked: bo
     unit = Actor(phase.unit(slice(3, 5)), "cpu")
     actions = play(unit, [slice(0, 1), np.array([1])], OBSERVATIONS[:, 2:], first=1)
     np.testing.assert_array_equal(actions, [of_step[3:5] for of_step in expected])
+
+
+def test_parameters_of_all_tasks_are_one_view_whose_actions_are_those_of_copies() -> None:
+    policy = NormalMLPPolicy(2, 1, (64, 64), "tanh")
+    params, is_stacked = phase_parameters(policy, NUM_TASKS, None)
+    assert is_stacked
+    for name, own in policy.named_parameters():
+        assert (params[name].shape, params[name].data_ptr()) == ((NUM_TASKS, *own.shape), own.data_ptr())
+    copies = phase_of(policy, policy.stack_parameters(NUM_TASKS))
+    np.testing.assert_array_equal(*(play(Actor(phase, "cpu"), [ALL]) for phase in (phase_of(policy), copies)))
 
 
 class Remembering(Counting):
