@@ -541,9 +541,9 @@ def test_objects_of_xland_and_the_agent_have_a_cell_each_or_are_refused(layout: 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"size": [3]}, r"size must be an integer of at least 0, got \[3\]"),
-        ({"tiles": 2.5}, "tiles must be an integer of at least 0, got 2.5"),
-        ({"rules": -1}, "rules must be an integer of at least 0, got -1"),
+        ({"size": [3]}, r"size must be an integer, got \[3\]"),
+        ({"tiles": 2.5}, "tiles must be an integer, got 2.5"),
+        ({"rules": -1}, "each of -1 rules needs two of 4 tiles"),
         ({"rulesets": 3}, "rulesets must be a text, got 3"),
         ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
     ],

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.arguments import check_count, check_number
+from maml_rl.arguments import check_number
 from maml_rl.arrays import copied
 from maml_rl.envs.family import DEFAULT_TASK_SEED, BatchedFamily, FamilyOptions
 from maml_rl.envs.jax.slot_functions import Carry, SlotFunctions, begin_jax
@@ -141,8 +141,6 @@ class JaxVectorEnv(BatchedFamily):
         )
         self.default_steps = family.max_episode_steps
         self._device = begin_jax("cpu")
-        # What the compiled functions are known by: those for tensors get some arrays in another type.
-        self._kind = num_envs, "cpu"
         self._carry: Carry | None = None
         self._seen: Any = None
         # Faults of waves that have not been read yet.
@@ -151,12 +149,12 @@ class JaxVectorEnv(BatchedFamily):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name not in _COMPILED}
-        return kept | {"_carry": _to_host(self._carry), "_seen": _to_host(self._seen)}
+        return kept | {name: jax.tree.map(_on_host, kept[name]) for name in ("_carry", "_seen")}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         vars(self).update(kept)
         self._functions, self._device = self.family.compiled, begin_jax("cpu")
-        self._carry, self._seen = (_to_device(kept[name], self._device) for name in ("_carry", "_seen"))
+        self._carry, self._seen = jax.device_put((self._carry, self._seen), self._device)
         self._everyone = jax.device_put(np.ones(self.num_envs, np.bool_), self._device)
         self._tasks_changed()
 
@@ -167,7 +165,7 @@ class JaxVectorEnv(BatchedFamily):
         return _split(self.family.tasks_drawn(random, num_tasks, self.family.draw_test_tasks), num_tasks)
 
     def move_to(self, device: torch.device) -> None:
-        self._device, self._kind, self._carry = begin_jax(device.type), (self.num_envs, "tensors"), None
+        self._device, self._carry = begin_jax(device.type), None
         super().move_to(device)
 
     def _tasks_changed(self) -> None:
@@ -181,11 +179,10 @@ class JaxVectorEnv(BatchedFamily):
             if self._carry is not None and not isinstance(seeds, np.ndarray):
                 self._unread.append(self._carry.faults)
             self._everyone = jax.device_put(np.ones(self.num_envs, np.bool_), self._device)
-            self._carry, self._seen = self._functions.begin(self._kind, *arguments)
+            self._carry, self._seen = self._functions.begin(*arguments)
         else:
-            self._carry, self._seen = self._functions.begin_some(
-                self._kind, self._into(mask, np.bool_), *arguments, self._carry, self._seen
-            )
+            some = self._into(mask, np.bool_)
+            self._carry, self._seen = self._functions.begin_some(some, *arguments, self._carry, self._seen)
         self._truncated = False
         if isinstance(seeds, np.ndarray):
             self._refuse(self._carry.faults)
@@ -196,7 +193,7 @@ class JaxVectorEnv(BatchedFamily):
         mask = self._everyone if active is None else self._into(active, np.bool_)
         taken = self._into(actions, self.single_action_space.dtype)
         assert self._carry is not None
-        self._carry, outcome = self._functions.advance(self._kind, self._carry, self._seen, taken, mask, self._given)
+        self._carry, outcome = self._functions.advance(self._carry, self._seen, taken, mask, self._given)
         self._seen = outcome.observations
         # The first array that is read is there once all of them are: from then on the actions may be overwritten.
         rewards = self._out_of(outcome.rewards)
@@ -247,22 +244,8 @@ class JaxVectorEnv(BatchedFamily):
         return np.asarray(array) if self.xp is np else self.xp.from_dlpack(array)
 
 
-def _check_text(name: str, text: Any) -> str:
-    if not isinstance(text, str):
-        raise ValueError(f"{name} must be a text, got {text!r}")
-    return text
-
-
-# By the type of a default: what checks a value.
-_CHECKS: dict[type, Callable[[str, Any], Any]] = {
-    int: partial(check_count, least=0),
-    float: check_number,
-    str: _check_text,
-}
-
-
 class ReadyMade(JaxVectorEnv):
-    """N slots of a family that `make` returns for its arguments: counts, numbers and texts with defaults.
+    """N slots of a family that `make` returns for its arguments, each of which has a default and is of its type.
 
     Equal arguments are one family, which is compiled once, and is pickled by them.
     """
@@ -276,9 +259,7 @@ class ReadyMade(JaxVectorEnv):
         cls.__signature__ = inspect.Signature([options[0], *own, options[-1]])  # type: ignore[attr-defined]
 
     def __init__(self, num_envs: int = 1, **options: Any) -> None:
-        values = [
-            _CHECKS[type(each.default)](each.name, options.pop(each.name, each.default)) for each in self._parameters()
-        ]
+        values = [_like(each.default, each.name, options.pop(each.name, each.default)) for each in self._parameters()]
         super().__init__(num_envs, self.family_of(*values), **options)
 
     @classmethod
@@ -290,6 +271,19 @@ class ReadyMade(JaxVectorEnv):
     def family_of(cls, *values: Any) -> JaxFamily:
         """Return the family for the values of all arguments."""
         return replace(cls.make(*values), made_by=(cls.family_of, values))
+
+
+_TYPES = {bool: "true or false", int: "an integer", str: "a text"}
+
+
+def _like(default: Any, name: str, value: Any) -> Any:
+    """Return the value of an argument, of the type of its default."""
+    if isinstance(default, float):
+        return check_number(name, value)
+    value = value.item() if isinstance(value, np.generic) else value
+    if type(value) is not type(default) and type(default) in _TYPES:
+        raise ValueError(f"{name} must be {_TYPES[type(default)]}, got {value!r}")
+    return value
 
 
 def drawn_evenly(ranges: Mapping[str, tuple[float, float]]) -> tuple[Draw, TaskSpace]:
@@ -306,28 +300,9 @@ def _draw_evenly(ranges: Mapping[str, tuple[float, float]], random: np.random.Ge
 _COMPILED = ("_functions", "_device", "_everyone", "_given")
 
 
-class _KeyData(NamedTuple):
-    """Keys of JAX as the numbers that can be pickled."""
-
-    data: Any
-    kind: str
-
-
-def _to_host(tree: Any) -> Any:
-    def one(leaf: Any) -> Any:
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return _KeyData(np.array(jax.random.key_data(leaf)), str(jax.random.key_impl(leaf)))
-        return np.array(leaf)
-
-    return jax.tree.map(one, tree)
-
-
-def _to_device(tree: Any, device: Any) -> Any:
-    def one(leaf: Any) -> Any:
-        is_key = isinstance(leaf, _KeyData)
-        return jax.device_put(jax.random.wrap_key_data(leaf.data, impl=leaf.kind) if is_key else leaf, device)
-
-    return jax.tree.map(one, tree, is_leaf=lambda leaf: isinstance(leaf, _KeyData))
+def _on_host(leaf: Any) -> Any:
+    # JAX knows how to pickle its keys, which NumPy does not have.
+    return leaf if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.array(leaf)
 
 
 def _has(kept: np.dtype[Any], values: NDArray[np.float64]) -> bool:

@@ -64,6 +64,25 @@ class Outcome(NamedTuple):
     infos: dict[str, Any]
 
 
+@contextmanager
+def _watched(name: str) -> Iterator[None]:
+    """Make one error of what a user's function raises, which runs only to be traced, and refuse draws from generators.
+
+    Tracing would draw once for all episodes.
+    """
+
+    def failed(error: BaseException) -> Exception:
+        remedy = next((text for kind, text in _REMEDIES.items() if type(error).__name__.startswith(kind)), "")
+        return TypeError(f"{name} of the family cannot be compiled: {explain(error)}{remedy}")
+
+    with UsersCode(failed), KeptGenerators() as kept:
+        yield
+        if drawn := [each for each in kept.drawn() if each != "random"]:
+            raise TypeError(
+                f"it draws from {' and '.join(drawn)}, once for all episodes; draw by jax.random from its key"
+            )
+
+
 class SlotFunctions:
     """`reset` and `step` of one environment as functions of N slots, which are compiled once for each N.
 
@@ -107,19 +126,19 @@ class SlotFunctions:
         self._terminates = self._truncates = self._has_bounds = True
         self._begin_one = jax.jit(self._begin_one, inline=True)  # type: ignore[method-assign]
         self._step_one = jax.jit(self._step_one, inline=True)  # type: ignore[method-assign]
-        with _watched("reset"):
-            state, _, _ = jax.eval_shape(self._begin_one, key, task)
-        with _watched("step"):
-            jax.eval_shape(self._step_one, key, state, action, task)
-        self.begin = _watched_while_traced("reset", jax.jit(self._begin))
-        self.begin_some = _watched_while_traced("reset", jax.jit(self._begin_some, donate_argnums=4))
-        self.advance = _watched_while_traced("step", jax.jit(self._advance, donate_argnums=0))
+        state, _, _ = jax.eval_shape(self._begin_one, key, task)
+        jax.eval_shape(self._step_one, key, state, action, task)
+        self.begin = jax.jit(self._begin)
+        self.begin_some = jax.jit(self._begin_some, donate_argnums=4)
+        self.advance = jax.jit(self._advance, donate_argnums=0)
 
+    @_watched("reset")
     def _begin_one(self, key: Any, task: Tree) -> tuple[Tree, Any, Any]:
         state, observation = _pair(self._reset(key, task))
         leaves_of, self._structure = jax.tree.flatten(state)
         return list(map(_without_weak_type, leaves_of)), *self._as_array(observation)
 
+    @_watched("step")
     def _step_one(self, key: Any, own: list[Any], action: Any, task: Tree) -> Any:
         state = jax.tree.unflatten(self._structure, own)
         result = self._step(key, state, action, task)
@@ -209,37 +228,6 @@ class SlotFunctions:
         where = " at " + "".join(f"[{key!r}]" for key in path) if path else ""
         what = "numbers that are not finite" if np.issubdtype(part.dtype, np.floating) else f"{shown}"
         return f"slot {slot}, step {step}: an observation with {what}{where}, outside of its space {part}"
-
-
-def _watched_while_traced(name: str, compiled: Any) -> Callable[..., Any]:
-    """Return a compiled function with a key of its shapes first: once a key it is traced, which runs the user's."""
-    known = set[Any]()
-
-    def call(key: Any, *arguments: Any) -> Any:
-        if key in known:
-            return compiled(*arguments)
-        with _watched(name):
-            result = compiled(*arguments)
-        known.add(key)
-        return result
-
-    return call
-
-
-@contextmanager
-def _watched(name: str) -> Iterator[None]:
-    """Make one error of what a user's function raises while traced, and refuse draws that tracing would freeze."""
-
-    def failed(error: BaseException) -> Exception:
-        remedy = next((text for kind, text in _REMEDIES.items() if type(error).__name__.startswith(kind)), "")
-        return TypeError(f"{name} of the family cannot be compiled: {explain(error)}{remedy}")
-
-    with UsersCode(failed), KeptGenerators() as kept:
-        yield
-        if drawn := [each for each in kept.drawn() if each != "random"]:
-            raise TypeError(
-                f"it draws from {' and '.join(drawn)}, once for all episodes; draw by jax.random from its key"
-            )
 
 
 def begin_jax(platform: str) -> Any:

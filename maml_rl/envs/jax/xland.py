@@ -47,7 +47,9 @@ class XLandVectorEnv(ReadyMade):
         need two of them each; `rulesets` is the path of an .npz file with the arrays goals, rules and init_tiles
         instead. The reward falls with time, until the limit `steps`, at which the package ends an episode.
         """
-        sizes = {"height": size, "width": size, "view_size": view, "max_steps": check_count("steps", steps)}
+        side = check_count("size", size, 3)
+        sizes = {"height": side, "width": side, "view_size": check_count("view", view)}
+        sizes["max_steps"] = check_count("steps", steps)
         env, params = xminigrid.make("XLand-MiniGrid-R1-9x9", grid_type=layout, **sizes)
         draw: Any = (
             partial(of_rows, read_rulesets(rulesets)) if rulesets else partial(generated, colors, tiles, copies, rules)
@@ -55,8 +57,7 @@ class XLandVectorEnv(ReadyMade):
         objects = draw(np.random.default_rng(0), 1, test=False)["init_tiles"].shape[1]
         with jax.default_device(begin_jax("cpu")):
             # Without a ruleset, there are no objects.
-            cells = jax.jit(lambda key: free_tiles_mask(env.reset(params, key).state.grid))(jax.random.key(0))
-        free = np.count_nonzero(cells)
+            free = jax.jit(lambda: free_tiles_mask(env.reset(params, jax.random.key(0)).state.grid).sum())().item()
         if objects >= free:
             raise ValueError(
                 f"{objects} objects and the agent need a cell each, and layout {layout} of size {size} has {free}; "
@@ -101,7 +102,9 @@ def generated(
     All objects of a task are different, each of `tiles` is there `copies` times, and each rule makes an object of two
     adjacent others. No training task has the set of objects of a test task, and any object of a set can be the goal.
     """
-    if not (copies > 0 and 1 <= colors <= _COLORS and 2 * rules <= tiles and 1 < tiles + rules < len(_KINDS) * colors):
+    if not (
+        copies > 0 and 1 <= colors <= _COLORS and 0 <= 2 * rules <= tiles and 1 < tiles + rules < len(_KINDS) * colors
+    ):
         raise ValueError(
             f"each of {rules} rules needs two of {tiles} tiles ({copies} copies), and all objects are different: at "
             f"most {len(_KINDS) * colors - 1}, of {colors} colors of 1 to {_COLORS}"
