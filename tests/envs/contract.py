@@ -26,8 +26,13 @@ QUICK = {
 BASES = ("Bandit-K5-v0", "2DNavigation-v0", "HalfCheetahVel-v5", "MetaWorld/ML1-reach-v3", "GymnaxPendulum-v0")
 # Representatives of the families that need an extra, which take seconds to create.
 OF_EXTRAS = {"MetaWorld/ML1-reach-v3", "MetaWorld/ML10-v3", "GymnaxPendulum-v0"}
-# Those that take long to compile.
-HEAVY = {"CraftaxClassic-v0", "BraxHalfCheetahVel-v0"}
+# Those that take long to compile, minutes on a busy core; Brax calls what is deprecated, and says that nobody develops
+# it.
+HEAVY = ("CraftaxClassic-v0", "BraxHalfCheetahVel-v0")
+OF_HEAVY = [
+    *(pytest.mark.nightly, pytest.mark.timeout(900)),
+    *(pytest.mark.filterwarnings(f"ignore:{what}") for what in (":DeprecationWarning", "Brax System")),
+]
 # Ids of the same code as another: its arguments have more arms.
 MORE_ARMS = {"Bandit-K10-v0", "Bandit-K50-v0", "GaussianBandit-K10-v0", "GaussianBandit-K50-v0"}
 TRIED = [name for name, family in FAMILIES.items() if (not family.extra or name in OF_EXTRAS) and name not in MORE_ARMS]
@@ -42,7 +47,7 @@ def marks(env_id: str) -> list[pytest.MarkDecorator]:
     extra = FAMILIES[env_id].extra
     if extra:
         missing = importlib.util.find_spec(extra) is None
-        kinds = [getattr(pytest.mark, extra), *([pytest.mark.nightly] if env_id in HEAVY else [])]
+        kinds = [getattr(pytest.mark, extra), *(OF_HEAVY if env_id in HEAVY else [])]
         return [*kinds, pytest.mark.skipif(missing, reason=f"could not import '{extra}'")]
     return [] if env_id in QUICK else [pytest.mark.slow]
 

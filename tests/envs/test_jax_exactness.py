@@ -13,6 +13,7 @@ from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import GRUPolicy
 from maml_rl.seeding import PhaseStreams
+from tests.envs.contract import HEAVY, OF_HEAVY
 
 # By id: the function of plain_jax_loops, its arguments, steps of an episode.
 FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -23,12 +24,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
     "CraftaxClassic-v0": ("craftax", {}, 6),
     "BraxHalfCheetahVel-v0": ("half_cheetah", {}, 5),
 }
-NIGHTLY = ("CraftaxClassic-v0", "BraxHalfCheetahVel-v0")
-# Craftax takes minutes to compile on a busy core; Brax calls what is deprecated, and says that nobody develops it.
-SLOWEST = [
-    *(pytest.mark.nightly, pytest.mark.timeout(900)),
-    *(pytest.mark.filterwarnings(f"ignore:{what}") for what in (":DeprecationWarning", "Brax System")),
-]
 # Largest difference by rounding: of Brax, XLA rounds a step otherwise as a part of a larger function.
 ROUNDING = {"BraxHalfCheetahVel-v0": 2e-3}
 PLACES: dict[str, dict[str, Any]] = {
@@ -86,7 +81,7 @@ def require_plain(env_id: str, seed: int, episodes: TaskEpisodes) -> None:
         np.testing.assert_allclose(episodes.rewards[task, :length, number].numpy(), np.float32(rewards), **near)
 
 
-@pytest.mark.parametrize("env_id", [pytest.param(name, marks=SLOWEST if name in NIGHTLY else []) for name in FAMILIES])
+@pytest.mark.parametrize("env_id", [pytest.param(name, marks=OF_HEAVY if name in HEAVY else []) for name in FAMILIES])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
 def test_family_in_jax_equals_a_plain_loop(env_id: str, seed: int) -> None:
     for place in list(PLACES)[:2] if seed == 0 else list(PLACES)[:1]:
@@ -96,7 +91,7 @@ def test_family_in_jax_equals_a_plain_loop(env_id: str, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "env_id",
-    [pytest.param(name, marks=[] if name == "GymnaxPendulum-v0" else [pytest.mark.nightly]) for name in FAMILIES],
+    [pytest.param(name, marks=[] if name == "GymnaxPendulum-v0" else OF_HEAVY) for name in FAMILIES],
 )
 def test_workers_sample_a_family_in_jax_bit_for_bit(env_id: str) -> None:
     for place in list(PLACES)[2:]:
