@@ -132,12 +132,17 @@ def mapping_option(text: str, option: str, example: str) -> dict[str, Any]:
 
 
 def key_values(entries: Sequence[str], option: str) -> dict[str, str]:
-    """Read the entries of an option, which must be KEY=VALUE."""
+    """Read the entries of an option, which must be KEY=VALUE, once for each key; seeds have an option of their own."""
     pairs = [entry.partition("=") for entry in entries]
     for entry, (_, equals, value) in zip(entries, pairs, strict=True):
         if not equals or not value:
             raise ConfigError(f"{option} expects KEY=VALUE, got {entry!r}")
-    return {key: value for key, _, value in pairs}
+    values = {key: value for key, _, value in pairs}
+    if len(values) < len(pairs):
+        raise ConfigError(f"{option} names a key twice: {' '.join(entries)}")
+    if "seed" in values:
+        raise ConfigError(f"{option} does not take 'seed', which an option of its own decides; leave it out")
+    return values
 
 
 def torch_device(options: argparse.Namespace) -> Any:

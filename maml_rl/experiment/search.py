@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maml_rl.config import Config
+from maml_rl.config.config import TASKS
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import AlgorithmError, ConfigError, NonFiniteError, explain
 from maml_rl.experiment.build import make_experiment
@@ -85,6 +86,7 @@ def search(
     of_config, initial = identity(config), own_values(config, space)
     runs = folder / f"{of_config[:12]}-seed-{config.seed}-steps-{env_steps:g}"
     study = open_study(folder / STUDIES, f"{of_config} seed {config.seed} {env_steps:g} steps, {_METRIC}")
+    _refuse_other_kinds(study, space, texts)
     yield f"trials of this search: {runs}"
     began, done = monotonic(), 0
     try:
@@ -102,6 +104,23 @@ def search(
         _write_table(runs / TABLE, study.trials, config.seed)
     if any(trial.state.name == "COMPLETE" for trial in study.trials):
         yield f"best: {study.best_value:.2f} in trial {study.best_trial.number}, with {study.best_params}"
+
+
+def _refuse_other_kinds(study: "Study", space: Mapping[str, "BaseDistribution"], texts: Mapping[str, str]) -> None:
+    """Refuse values that Optuna cannot draw in a study that had others of the same setting."""
+    from optuna.distributions import check_distribution_compatibility
+
+    for trial in study.get_trials(deepcopy=False):
+        for key in space.keys() & trial.distributions.keys():
+            before = trial.distributions[key]
+            try:
+                check_distribution_compatibility(before, space[key])
+            except ValueError:
+                raise ConfigError(
+                    f"the values of {key!r} are {texts[key]!r}, and earlier trials of this search had "
+                    f"{_text_of(before)!r}: give a range of the same kind or the same choices, or another folder for a "
+                    "new search"
+                ) from None
 
 
 def open_study(path: Path, name: str) -> "Study":
@@ -221,7 +240,8 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     for key, value in values.items():
         section, _, name = key.partition(".")
         if name:
-            present = config.env_kwargs if section == "env-kwargs" else {}
+            # Settings of the algorithm are replaced one by one anyway.
+            present = {"env-kwargs": config.env_kwargs, TASKS: config.tasks or {}}.get(section, {})
             replaced[section] = {**present, **replaced.get(section, {}), name: value}
         else:
             replaced[key] = value
@@ -319,6 +339,14 @@ def distribution_of(key: str, text: str) -> "BaseDistribution":
         return make(*bounds, log=is_log)
     except ValueError as error:
         raise ConfigError(f"the values of {key!r} are {text!r}: {error}") from None
+
+
+def _text_of(distribution: "BaseDistribution") -> str:
+    """Return the text that denotes a distribution; see `distribution_of`."""
+    choices = getattr(distribution, "choices", None)
+    if choices is not None:
+        return "|".join(choices)
+    return ":".join([*map(str, _extremes(distribution)), *["log"] * getattr(distribution, "log", False)])
 
 
 def _extremes(distribution: "BaseDistribution") -> list[Any]:

@@ -66,6 +66,8 @@ def test_keys_of_sections_are_replaced_individually() -> None:
     assert changed.fast_lr == 0.3
     assert changed.env_kwargs == {"low": -1.0, "high": 0.5}
     assert changed.algorithm_settings == {"max-kl": 0.5, "cg-iters": 4}
+    fixed = config_of(tasks={"distribution": "fixed", "train": 5})
+    assert tune.changed(fixed, {"tasks.test": 7}).tasks == {"distribution": "fixed", "train": 5, "test": 7}
 
 
 @pytest.mark.parametrize(
@@ -212,6 +214,30 @@ def test_search_is_continued_with_narrower_ranges(tmp_path: Path) -> None:
     rows = search(tmp_path, 9, narrower)
     assert untimed(rows[:5]) == untimed(first)
     assert all(0.05 <= float(row["fast-lr"]) <= 0.2 for row in rows[5:])
+
+
+@pytest.mark.usefixtures("judged")
+@pytest.mark.parametrize(
+    ("values", "before"),
+    [
+        ("fast-lr=0.1|0.2", "0.01:1.0:log"),
+        ("fast-lr=1:2", "0.01:1.0:log"),
+        ("fast-lr=0.1:0.2", "0.01:1.0:log"),
+        ("nonlinearity=relu|tanh|relu", "relu|tanh"),
+    ],
+)
+def test_search_is_not_continued_with_values_of_another_kind(
+    tmp_path: Path, values: str, before: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = search(tmp_path, 2)
+    with pytest.raises(SystemExit):
+        search(tmp_path, 4, (values,))
+    key, _, text = values.partition("=")
+    assert f"the values of '{key}' are '{text}', and earlier trials of this search had '{before}'" in (
+        capsys.readouterr().err
+    )
+    # No trial was begun.
+    assert untimed(search(tmp_path, 4))[:2] == untimed(first)
 
 
 @pytest.mark.usefixtures("judged")

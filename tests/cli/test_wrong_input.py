@@ -504,6 +504,12 @@ VALUE_CASES: list[Case] = [
         for config, options, words in (
             (SEARCHED, ["fast-lr=0.1"], ["'fast-lr' are '0.1': expected LOW:HIGH, LOW:HIGH:log or A|B|C"]),
             (SEARCHED, ["fast-lr"], ["--search expects KEY=VALUE, got 'fast-lr'"]),
+            (SEARCHED, ["fast-lr=0.1:1", "fast-lr=1:2"], ["--search names a key twice: fast-lr=0.1:1 fast-lr=1:2"]),
+            (
+                SEARCHED,
+                ["fast-lr=0.1:1", "--set", "seed=3"],
+                ["--set does not take 'seed', which an option of"],
+            ),
             (SEARCHED, ["fast-lrr=0.1:0.2"], ["'fast-lrr' in the settings that are searched; did you mean 'fast-lr'"]),
             (SEARCHED, ["cg-iters=0:3"], ["'cg-iters' in the settings that are searched: expected at least 1, got 0"]),
             (SEARCHED, ["fast-lr=0.1:1", "--env-steps", "nan"], ["expected a number above 0, got 'nan'"]),
