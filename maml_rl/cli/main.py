@@ -127,7 +127,7 @@ def _diagnose(options: Namespace) -> None:
     groups, notices = read_runs(options.runs, unfinished=True)
     for notice in notices:
         print(notice)
-    for run in (run for group in groups for run in group.runs):
+    for run in (run for group in groups for run in (*group.runs, *group.failed)):
         causes = diagnose(run)
         finished = f"{run.finished:,} iteration{'s' * (run.finished != 1)}"
         print(f"{run.path}: {run.config.algorithm} on {run.config.env_name}, {finished}")

@@ -4,6 +4,7 @@ Reports and `maml-rl compare` take their evaluations from here, so that both hav
 """
 
 import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def measure(
                 if tasks and named and evaluation is None:
                     raise ConfigError(
                         f"it needs {' and '.join(named)}, and this imports nothing that a run names; add --trust, or "
-                        f"measure it with `test.py {run.path}`"
+                        f"measure it with `test.py {shlex.quote(str(run.path))}`"
                     )
                 if tasks and not named:
                     experiment = make_experiment(run.config.override(placed))

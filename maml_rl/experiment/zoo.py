@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from maml_rl.config.catalog import ZOO, find_run, zoo
-from maml_rl.config.config import Config, load_config
+from maml_rl.config.config import Config
 from maml_rl.config.placement import RAY_KEYS
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment, make_experiment
@@ -22,7 +22,7 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.results.evaluation import Evaluation
 from maml_rl.runs.atomic_files import TEMPORARY, discard, replace_file
 from maml_rl.runs.checkpoint import find_checkpoint, restore, save_checkpoint
-from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, EXPERIENCE, load_system
+from maml_rl.runs.run_folder import CHECKPOINTS, CONFIG, EXPERIENCE, load_run_config, load_system
 from maml_rl.runs.system import describe_system, without_folders
 
 EVALUATION = "evaluation.json"
@@ -58,7 +58,7 @@ def add_to_zoo(
     """
     _check_name(name, overwrite=overwrite)
     folder = find_run(run)
-    config = load_config(folder / CONFIG)
+    config = load_run_config(folder)
     for place, value in config.named_code():
         key = ".".join(place)
         raise ConfigError(f"{key} {value!r} of {folder} is not part of the package, so others could not load it")

@@ -5,6 +5,7 @@ group, with the shortest name that tells it apart. Unfinished runs are named, an
 Groups are compared over the environment steps that all of their runs have, and settings that differ are named.
 """
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -408,7 +409,7 @@ def _read_run(folder: Path) -> tuple[Run, list[str]]:
     if run.failure:
         notices.append(f"{folder} {run.failure}, and is in no mean; the same config and seed would fail there again.")
     elif not run.complete:
-        resume = f"`train.py --resume --output-folder {folder}` continues it"
+        resume = f"`train.py --resume --output-folder {shlex.quote(str(folder))}` continues it"
         notices.append(
             f"{folder} is unfinished, {run.finished} of {config.num_batches} iterations are done; {resume}."
             if run.metrics or run.damaged

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -218,11 +219,9 @@ def load_evaluation(path: Path) -> Evaluation:
     # What damage leaves of the arrays can be anything.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise ConfigError(
-            f"{path} cannot be read ({reason}); `test.py --overwrite --output {path}` writes it again"
-        ) from None
+        raise ConfigError(f"{path} cannot be read ({reason}); `test.py {_again(path)}` writes it again") from None
     if evaluation.returns.ndim != 3 or not len(evaluation.tasks):
-        raise ConfigError(f"{path} is not an evaluation; `test.py --overwrite --output {path}` makes one")
+        raise ConfigError(f"{path} is not an evaluation; `test.py {_again(path)}` makes one")
     return evaluation
 
 
@@ -426,6 +425,11 @@ def _two_values(evaluations: Sequence[Evaluation], info: str | None) -> tuple[fl
     # Values that differ by a rounding are one.
     two = len(values) == 2 and values[1] - values[0] > 1e-6 * max(abs(values))
     return (float(values[0]), float(values[1])) if two and many else None
+
+
+def _again(path: Path) -> str:
+    """Return the arguments with which `test.py` writes the evaluation of a run's folder again."""
+    return shlex.join([str(path.parent), "--overwrite", "--output", str(path)])
 
 
 def share_tasks(evaluations: Sequence[Evaluation]) -> bool:

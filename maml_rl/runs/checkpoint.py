@@ -224,6 +224,8 @@ def find_checkpoint(choice: str | Path | int, folder: str | Path) -> tuple[Path,
         if not path.is_dir():
             kept = ", ".join(str(number) for number in _numbered(folder)) or "none"
             raise CheckpointError(f"{folder} has no checkpoint of iteration {choice}; those that were kept are: {kept}")
+    elif path.is_dir() and not (path / STATE).exists():
+        raise CheckpointError(f"{path} is neither the folder of a run nor a checkpoint: it has no {STATE}")
     return path, load_checkpoint(path)
 
 

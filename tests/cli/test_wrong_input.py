@@ -293,7 +293,11 @@ FILE_CASES: list[Case] = [
     ],
     *[
         (evaluate("--checkpoint", policy), words)
-        for policy, words in (("lastest", ["there is no checkpoint lastest"]), ("file", ["cannot read"]))
+        for policy, words in (
+            ("lastest", ["there is no checkpoint lastest"]),
+            ("file", ["cannot read"]),
+            ("folder", ["folder is neither the folder of a run nor a checkpoint: it has no state.json"]),
+        )
     ],
     # In a worker: the number of workers is that of the machine; and in no folder of a usual name.
     (["train.py", "--config", "small.yaml", "--env-kwargs", "{hihg: 1}"], ["hihg", "did you mean 'high'"]),

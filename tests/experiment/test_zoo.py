@@ -221,6 +221,7 @@ def test_policy_that_would_make_the_zoo_too_large_is_refused_and_leaves_nothing(
         ("rl2", "'rl2' is above the policy 'rl2/[a-z0-9-]+' of the zoo; choose another --name"),
         ("2d-navigation/mine", "'2d-navigation/mine' is below the policy '2d-navigation' of the zoo"),
         ("", "is not a name for the zoo"),
+        ("mine", "there is no folder .*nowhere; give the --output-folder of a training run"),
         ("2d-navigation", "the zoo has a policy '2d-navigation'; replace it with --overwrite"),
     ],
 )

@@ -129,7 +129,7 @@ def test_broken_evaluation_is_a_notice_and_the_policy_is_evaluated_again(run: Pa
     (run / "evaluation.npz").write_bytes(b"PK\x03\x04 cut off")
     (result,), (notice,) = measured([run], 2)
     assert "evaluation.npz cannot be read" in notice
-    assert "test.py --overwrite" in notice
+    assert f"`test.py {run} --overwrite --output {run / 'evaluation.npz'}` writes it again" in notice
     assert len(result.evaluations[0].tasks) == 2
 
 

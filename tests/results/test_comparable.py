@@ -141,13 +141,13 @@ def test_runs_without_returns_near_their_common_steps_are_not_compared(tmp_path:
 
 def test_unfinished_run_is_named_and_left_out_of_its_group_unless_it_is_asked_for(tmp_path: Path) -> None:
     for seed, returns in enumerate(([1.0, 1.0], [3.0, 3.0], [8.0])):
-        write_run(tmp_path / "study" / str(seed), returns, seed=seed, num_batches=2)
-    (group,), notices = read_runs([tmp_path / "study"])
+        write_run(tmp_path / "my study" / str(seed), returns, seed=seed, num_batches=2)
+    (group,), notices = read_runs([tmp_path / "my study"])
     assert [run.config.seed for run in group.runs] == [0, 1]
-    continues = f"`train.py --resume --output-folder {tmp_path / 'study' / '2'}` continues it"
-    assert notices[0] == f"{tmp_path / 'study' / '2'} is unfinished, 1 of 2 iterations are done; {continues}."
+    continues = f"`train.py --resume --output-folder '{tmp_path / 'my study' / '2'}'` continues it"
+    assert notices[0] == f"{tmp_path / 'my study' / '2'} is unfinished, 1 of 2 iterations are done; {continues}."
     assert "left out of means and comparisons; `--unfinished` includes" in notices[1]
-    (whole,), _ = read_runs([tmp_path / "study"], unfinished=True)
+    (whole,), _ = read_runs([tmp_path / "my study"], unfinished=True)
     assert [run.config.seed for run in whole.runs] == [0, 1, 2]
     np.testing.assert_allclose(whole.curve("return/step_0").mean, [4.0])
 

@@ -132,18 +132,21 @@ def test_every_cause_has_a_row_of_the_page() -> None:
     assert all(name in page for name in names), names
 
 
-def test_command_shows_causes_with_a_remedy_also_of_an_unfinished_run(
+def test_command_shows_causes_with_a_remedy_also_of_unfinished_and_diverged_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of(num_batches=100, env_name="DarkRoom-v0")
-    (tmp_path / "config.json").write_text(config.to_json())
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    for index in range(12):
-        log.write({"iteration": index, "env_steps": index, "return/step_0": 0.0, "return/step_1": 0.0})
-    log.close()
+    for run in (tmp_path / "unfinished", tmp_path / "diverged"):
+        run.mkdir()
+        (run / "config.json").write_text(config.to_json())
+        log = MetricsLog(run / "metrics.jsonl")
+        for index in range(12):
+            log.write({"iteration": index, "env_steps": index, "return/step_0": 0.0, "return/step_1": 0.0})
+        log.close()
+    (tmp_path / "diverged" / "failure.json").write_text('{"iteration": 12, "reason": "diverged"}')
     assert cli.main(["diagnose", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "12 of 100 iterations" in shown
-    assert "  1. no reward: 100% of the mean returns are exactly 0" in shown
+    assert shown.count("  1. no reward: 100% of the mean returns are exactly 0") == 2
     assert "max-episode-steps" in shown
-    assert json.loads((tmp_path / "config.json").read_text())["num-batches"] == 100
+    assert json.loads((tmp_path / "unfinished" / "config.json").read_text())["num-batches"] == 100
