@@ -44,13 +44,15 @@ def identity(config: Config, system: Mapping[str, Any] | None = None) -> str:
     if system is None:
         system = {"packages": package_versions(), "sources": sources(config)}
     values = config.model_dump(mode="json", by_alias=True)
+    # Runs of earlier versions may have recorded tasks of no evaluations.
+    without = NOT_THE_EXPERIMENT | ({"evaluation-tasks"} if config.evaluate_every is None else set())
     usual = Config.model_validate({"env-name": config.env_name}).model_dump(mode="json", by_alias=True)
     facts = {
         # What a config does not use has its default, or is not recorded; all of the algorithm's settings are.
         "config": {
             key: value
             for key, value in values.items()
-            if key not in NOT_THE_EXPERIMENT and (key in ("env-name", SECTION) or value != usual[key])
+            if key not in without and (key in ("env-name", SECTION) or value != usual[key])
         },
         "version": (system.get("packages") or {}).get(_PACKAGE),
         "sources": system.get("sources") or {},

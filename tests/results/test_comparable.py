@@ -91,9 +91,10 @@ def test_groups_of_several_families_are_named_by_these(tmp_path: Path) -> None:
     ]
 
 
-def test_settings_of_the_machine_make_no_other_experiment(tmp_path: Path) -> None:
+def test_settings_of_the_machine_or_of_no_evaluations_make_no_other_experiment(tmp_path: Path) -> None:
     for seed in range(2):
-        write_run(tmp_path / "study" / str(seed), [1.0], seed=seed, num_workers=seed, backend="auto", max_restarts=seed)
+        placed = {"num_workers": seed, "backend": "auto", "max_restarts": seed}
+        write_run(tmp_path / "study" / str(seed), [1.0], seed=seed, evaluation_tasks=40 + seed, **placed)
     assert len(only_group(tmp_path / "study").runs) == 2
 
 
