@@ -84,7 +84,10 @@ def _compare(options: argparse.Namespace) -> None:
         check_figure(options.figure, "--figure")
     with ending_in_order():
         groups, notices = read_runs(_trained(options), unfinished=options.unfinished, trust=options.trust)
-        groups = [group for group in groups if group.compared]
+        finished = [group for group in groups if group.compared]
+        if len(finished) < 2 <= len(groups):
+            raise ConfigError(" ".join(dict.fromkeys(notices)))
+        groups = finished
         for group in groups:
             for run in group.runs:
                 refuse_untrusted_code(run.config, options)
@@ -207,7 +210,7 @@ def _entries(options: argparse.Namespace) -> list[_Entry]:
         whose = identity(make_experiment(config).config)
         usual = options.output_folder / name_of(path)
         other = usual.with_name(f"{usual.name}-{whose[:8]}")
-        folder = usual if taken.get(usual, whose) == whose and _is_of(usual, whose) else other
+        folder = usual if taken.get(usual, whose) == whose and _is_of(usual, config) else other
         if folder == other:
             print(
                 f"{usual} has runs of other settings, or of another version; those of {name} are in {other}", flush=True
@@ -217,13 +220,17 @@ def _entries(options: argparse.Namespace) -> list[_Entry]:
     return entries
 
 
-def _is_of(folder: Path, whose: str) -> bool:
-    """Return whether all runs in a folder, if there are any, have an identity."""
+def _is_of(folder: Path, config: Config) -> bool:
+    """Return whether all runs in a folder, if there are any, are of a config."""
+    from maml_rl.experiment.build import make_experiment
     from maml_rl.results.comparable import read_runs
+    from maml_rl.results.identity import identity
 
     runs = [path.parent for path in folder.glob("seed-*/config.json")]
-    return not runs or all(
-        run.identity == whose for group in read_runs(runs)[0] for run in (*group.runs, *group.failed)
+    known = [run for group in read_runs(runs)[0] for run in (*group.runs, *group.failed)] if runs else []
+    # A set of tasks may depend on the seed.
+    return all(
+        run.identity == identity(make_experiment(config.override({"seed": run.config.seed})).config) for run in known
     )
 
 

@@ -419,14 +419,29 @@ def _read_run(folder: Path) -> tuple[Run, list[str]]:
 
 
 def _grouped(runs: Sequence[Run]) -> list[RunGroup]:
-    by_identity: dict[str, list[Run]] = {}
+    alike: dict[str, list[Run]] = {}
     for run in runs:
-        by_identity.setdefault(run.identity, []).append(run)
-    groups = list(by_identity.values())
+        alike.setdefault(replace(run, config=_without_seed_of_tasks(run.config)).identity, []).append(run)
+    groups: list[list[Run]] = []
+    for members in alike.values():
+        by_seed: dict[object, list[Run]] = {}
+        # A set of tasks that is drawn by the seed of each run differs as the runs do; otherwise it is the experiment's.
+        own = all(_seed_of_tasks(run.config) == run.config.seed for run in members)
+        for run in members:
+            by_seed.setdefault(None if own else _seed_of_tasks(run.config), []).append(run)
+        groups += by_seed.values()
     return [
         RunGroup(name, sorted(group, key=lambda run: run.config.seed), index)
         for index, (name, group) in enumerate(zip(_names(groups), groups, strict=True))
     ]
+
+
+def _seed_of_tasks(config: Config) -> object:
+    return (config.tasks or {}).get("seed")
+
+
+def _without_seed_of_tasks(config: Config) -> Config:
+    return config if config.tasks is None else config.model_copy(update={"tasks": {**config.tasks, "seed": None}})
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:

@@ -25,7 +25,7 @@ from maml_rl.results.comparable import read_runs
 from maml_rl.results.evaluation import Evaluation, probability_of_improvement
 from maml_rl.results.verdict import in_words, verdicts
 from maml_rl.runs.metrics import read_metrics
-from tests.small_runs import SMALL
+from tests.small_runs import SMALL, config_of
 
 # Six short runs are made before the first test.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -225,6 +225,28 @@ def test_no_finished_run_is_taken_for_one_of_another_version_or_learners_file(co
             patch.setattr(identities, what, lambda *given: {"algorithm": "0" * 64})
             (entry,) = compare._entries(compare_options(["one.yaml", "--seeds", "3"]))
         assert not entry.folder.exists()
+
+
+def test_finished_runs_with_sets_of_tasks_by_their_seeds_are_taken_again(tmp_path: Path) -> None:
+    config = config_of(tasks={"distribution": "fixed", "train": 5, "test": 3}, num_batches=1)
+    for seed in range(2):
+        training.train(config.override({"seed": seed}), tmp_path / f"seed-{seed}", num_workers=0)
+    assert compare._is_of(tmp_path, config)
+    assert not compare._is_of(tmp_path, config.override({"tasks": {"distribution": "fixed", "seed": 1}}))
+
+
+def test_experiment_without_a_finished_run_is_named_and_not_said_to_be_the_other(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in runs_of(Path()):
+        if run.parent.name == "other":
+            lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+            (run / "metrics.jsonl").write_text("".join(lines[:-1]))
+    assert cli.main(["compare", "runs/compare/one", "runs/compare/other", *OF_ALL]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("is unfinished, ") == 3
+    assert "`--unfinished` includes them" in shown
+    assert "all of one experiment" not in shown
 
 
 def test_finished_runs_are_continued_up_to_more_environment_steps(copied: Path) -> None:

@@ -91,6 +91,16 @@ def test_groups_of_several_families_are_named_by_these(tmp_path: Path) -> None:
     ]
 
 
+def test_runs_whose_sets_of_tasks_follow_their_seeds_are_one_experiment(tmp_path: Path) -> None:
+    for name, sets in {"own": (0, 1, 2), "chosen": (1, 1, 1), "other": (7, 7, 7)}.items():
+        for seed, of_tasks in enumerate(sets):
+            tasks = {"distribution": "fixed", "seed": of_tasks}
+            write_run(tmp_path / name / str(seed), [1.0], seed=seed, tasks=tasks)
+    assert len(only_group(tmp_path / "own").runs) == 3
+    groups, _ = read_runs([tmp_path / "chosen", tmp_path / "other"])
+    assert [[run.config.seed for run in group.runs] for group in groups] == [[0, 1, 2]] * 2
+
+
 def test_settings_of_the_machine_or_of_no_evaluations_make_no_other_experiment(tmp_path: Path) -> None:
     for seed in range(2):
         placed = {"num_workers": seed, "backend": "auto", "max_restarts": seed}
