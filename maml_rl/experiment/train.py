@@ -156,6 +156,7 @@ def train(
             if sampler is not None:
                 sampler.seek(run.iteration - 1)
             _resume_tasks(experiment, run)
+            run.settle()
             stack.enter_context(_saving_when_broken_off(run))
             next_batch, publish = stack.enter_context(_collecting(run, experiment, sampler))
         if on_start is not None:

@@ -132,18 +132,13 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self._lock = lock_folder(self.path, "training")
         try:
             _remove_half_written(self.path)
-            continues = resume and has_begun(self.path)
-            if continues:
+            if resume and has_begun(self.path):
                 self._resume()
             else:
                 if resume:
                     logger.warning("there is nothing to continue in %s yet: the run starts from the beginning", folder)
                 self._create()
             self._metrics = MetricsLog(self.path / METRICS, self.iteration)
-            if continues:
-                # A run that was meant to be longer still is.
-                length = max(self._config.num_batches, load_config(self.path / CONFIG).num_batches)
-                self.write(CONFIG, self._config.model_copy(update={"num_batches": length}).to_json().encode())
             self._events = EventLog(self.path / EVENTS, self.iteration)
         except BaseException as error:
             if is_new:
@@ -170,6 +165,11 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 raise
         finally:
             os.close(self._lock)
+
+    def settle(self) -> None:
+        """Record the settings of a resumed run, which nothing has refused; one that was meant to be longer still is."""
+        length = max(self._config.num_batches, load_config(self.path / CONFIG).num_batches)
+        self.write(CONFIG, self._config.model_copy(update={"num_batches": length}).to_json().encode())
 
     def record(self, metrics: Metrics) -> None:
         """Record one more finished iteration."""

@@ -187,8 +187,8 @@ def test_altered_config_is_refused_with_the_remedy(tmp_path: Path) -> None:
     sums = tmp_path / "SHA256SUMS"
     sums.write_text("".join(line for line in sums.read_text().splitlines(True) if "config.json" not in line))
     assert load_config(config).seed == 1
-    with RunFolder(tmp_path, config_of(seed=1), learner_of(), resume=True):
-        pass
+    with RunFolder(tmp_path, config_of(seed=1), learner_of(), resume=True) as run:
+        run.settle()
     assert "config.json" in sums.read_text()
 
 
@@ -209,8 +209,8 @@ def test_every_altered_byte_of_config_and_system_is_noticed(tmp_path: Path) -> N
 def test_checksums_of_a_run_are_those_of_sha256sum_even_after_a_resume(tmp_path: Path) -> None:
     write_run(tmp_path, 1)
     for batches in (500, 1000):
-        with RunFolder(tmp_path, config_of(num_batches=batches), learner_of(), resume=True):
-            pass
+        with RunFolder(tmp_path, config_of(num_batches=batches), learner_of(), resume=True) as run:
+            run.settle()
         subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=tmp_path, check=True)
         assert len((tmp_path / "SHA256SUMS").read_text().splitlines()) == 2
 
@@ -220,6 +220,7 @@ def test_run_of_an_earlier_version_without_checksums_is_resumed_and_gets_them(tm
     (tmp_path / "SHA256SUMS").unlink()
     with RunFolder(tmp_path, config_of(num_batches=1000), learner_of(), resume=True) as run:
         assert run.iteration == 1
+        run.settle()
     listed = (tmp_path / "SHA256SUMS").read_text().split()[1::2]
     assert sorted(listed) == ["config.json", "system.json"]
 
