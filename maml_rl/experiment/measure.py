@@ -4,6 +4,7 @@ Reports and `maml-rl compare` take their evaluations from here, so that both hav
 """
 
 import logging
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -90,14 +91,13 @@ def measure(
                     )
                 if tasks and not named:
                     experiment = make_experiment(run.config.override(placed))
-                    experiment.restore("last" if checkpoint is None else checkpoint, run.path)
+                    updates = experiment.restore("last" if checkpoint is None else checkpoint, run.path)
                     chosen, fixed = _tasks_of(experiment, tasks, drawn)
                     if evaluation is not None and (
                         evaluation.fixed_tasks != fixed or not same_tasks(evaluation.tasks, chosen)
                     ):
                         evaluation = None
                     if evaluation is None or (pictures and sampled is None):
-                        updates = run.finished if checkpoint is None else checkpoint
                         tried = _evaluated(experiment, run, updates, chosen, repetitions, fixed=fixed)
                         evaluation = evaluation or tried.evaluation
                         sampled = sampled or (tried if pictures else None)
@@ -166,6 +166,9 @@ def saved_evaluation(run: Run, checkpoint: int | None = None) -> tuple[Evaluatio
     except ConfigError as error:
         return None, [f"{error}."]
     steps, wanted = saved.returns.shape[1] - 1, run.config.test_steps
+    if checkpoint is None:
+        # That of a killed run has fewer meta-updates than the run.
+        checkpoint = run.checkpoint_near(math.nan)
     differs = {
         "another family": saved.env_name != run.config.env_name,
         "an earlier version, or another seed": not saved.identity or saved.seed != run.config.seed,

@@ -225,7 +225,7 @@ def find_checkpoint(choice: str | Path | int, folder: str | Path) -> tuple[Path,
             kept = ", ".join(str(number) for number in _numbered(folder)) or "none"
             raise CheckpointError(f"{folder} has no checkpoint of iteration {choice}; those that were kept are: {kept}")
     elif path.is_dir() and not (path / STATE).exists():
-        raise CheckpointError(f"{path} is neither the folder of a run nor a checkpoint: it has no {STATE}")
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {STATE}")
     return path, load_checkpoint(path)
 
 

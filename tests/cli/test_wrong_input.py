@@ -296,7 +296,7 @@ FILE_CASES: list[Case] = [
         for policy, words in (
             ("lastest", ["there is no checkpoint lastest"]),
             ("file", ["cannot read"]),
-            ("folder", ["folder is neither the folder of a run nor a checkpoint: it has no state.json"]),
+            ("folder", ["folder is not a checkpoint: it has no state.json"]),
         )
     ],
     # In a worker: the number of workers is that of the machine; and in no folder of a usual name.

@@ -100,6 +100,19 @@ def test_file_of_tasks_of_another_family_is_a_notice(navigation_runs: Path, tmp_
     assert (result.evaluations, result.sampled) == ([], None)
 
 
+def test_policy_of_a_killed_run_is_that_of_its_last_checkpoint(run: Path) -> None:
+    (*_, before, last) = sorted((run / "checkpoints").iterdir())
+    shutil.rmtree(last)
+    number = int(before.name.removeprefix("iteration-"))
+    (result,), _ = measured([run], 2)
+    assert result.evaluations[0].checkpoint == number
+    saved = dataclasses.replace(made_up(np.ones((2, 3)), run), checkpoint=number)
+    saved.save(run / "evaluation.npz")
+    (result,), notices = measured([run], 0)
+    assert not notices
+    np.testing.assert_array_equal(result.evaluations[0].returns, saved.returns)
+
+
 def test_every_altered_byte_of_an_evaluation_is_an_error_or_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "evaluation.npz"
     saved = made_up(np.array([[1.0, 2.0], [3.0, 4.0]]))
