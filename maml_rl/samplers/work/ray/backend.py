@@ -46,8 +46,12 @@ class RayBackend(RolloutBackend):
 
     def __init__(self, placement: Placement, recipe: Recipe, policy: Policy, slots_per_task: int) -> None:
         name = describe_env(recipe.env)
-        self._pickled_recipe, self._policy = pickled(recipe, f"the environment {name}", **_FOR_ACTORS), policy
+        self._pickled_recipe = pickled(recipe, f"the environment {name}", **_FOR_ACTORS)
         code = self._pickled_recipe, pickle_policy(policy, **_FOR_ACTORS)
+        # That of the last phase; and what actors have, which the first phase finds changed if it is a module: that has
+        # learned from the spaces what its distribution is.
+        self._policy: Policy | None = None
+        self._structure = _without_tensors(policy)
         self._slot: EnvDescription | None = None
         self._units_per_actor = 1
         self._retries, self._waiting_seconds = 0, 0.0
@@ -163,9 +167,10 @@ class RayBackend(RolloutBackend):
         """Give actors the policy of a phase, if it differs from theirs in more than parameters and constants."""
         if phase.policy is self._policy:
             return
-        if _without_tensors(phase.policy) != _without_tensors(self._policy):
+        self._policy, before = phase.policy, self._structure
+        self._structure = _without_tensors(phase.policy)
+        if self._structure != before:
             self._pool.take_code(self._client, (self._pickled_recipe, pickle_policy(phase.policy, **_FOR_ACTORS)))
-        self._policy = phase.policy
 
     def _choose_units(self, seconds: float) -> None:
         """Choose how many units each actor gets in the next phase, after one that took `seconds`."""

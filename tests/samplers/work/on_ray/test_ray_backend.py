@@ -22,7 +22,7 @@ from faulty_sampler import digests, faulty_sampler
 
 from maml_rl import LinearFeatureBaseline, MultiTaskSampler
 from maml_rl.errors import ChildEnvError
-from maml_rl.policies import NormalMLPPolicy
+from maml_rl.policies import NormalMLPPolicy, as_policy
 from maml_rl.profiling import StageTimer
 from maml_rl.samplers import PopulationEvaluator
 
@@ -53,13 +53,26 @@ def undisturbed() -> list[str]:
 # The same episodes.
 
 
-def test_policy_of_another_kind_that_replaces_the_first_acts_on_the_actors() -> None:
-    policies = [NormalMLPPolicy(2, 2, (8,), name) for name in ("tanh", "tanh", "relu")]
-    with torch.no_grad():
-        policies[1].sigma += 1.0
+class Scaling(torch.nn.Module):
+    """A policy that only its first phase knows the kind of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, observations: torch.Tensor) -> torch.distributions.Normal:
+        return torch.distributions.Normal(self.factors * observations, 1.0)
+
+
+def test_module_and_policies_of_other_kinds_that_replace_it_act_on_the_actors() -> None:
     found: dict[str, list[str]] = {}
     for backend in ("in-process", "ray"):
         num_workers = 0 if backend == "in-process" else 2
+        others = (NormalMLPPolicy(2, 2, (8,), name, seed=0) for name in ("tanh", "tanh", "relu"))
+        # The module has not acted anywhere before.
+        policies = [as_policy(Scaling()), *others]
+        with torch.no_grad():
+            policies[2].get_parameter("sigma").add_(1.0)
         with MultiTaskSampler(
             "2DNavigation-v0", policy=policies[0], batch_size=2, seed=0, backend=backend, num_workers=num_workers
         ) as sampler:
@@ -70,9 +83,9 @@ def test_policy_of_another_kind_that_replaces_the_first_acts_on_the_actors() -> 
                 found.setdefault(backend, []).append(sampler.rollout(tasks).digest())
                 pids.append(set(sampler.pids))
     assert found["ray"] == found["in-process"]
-    assert len(set(found["ray"])) == 3
+    assert len(set(found["ray"])) == 4
     # Parameters and policies reach the same actors.
-    assert pids[0] & pids[1] & pids[2]
+    assert set.intersection(*pids)
 
 
 def navigation(backend: str, num_workers: int, **options: Any) -> list[str]:
