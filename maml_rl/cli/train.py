@@ -216,8 +216,13 @@ def _where(wanted: Path, folder: Path, seeds: list[list[int]] | None) -> str:
 def _describe(config: Config, options: argparse.Namespace, device: Any, *, continues: bool) -> None:
     """Print every setting with its source; for a dry run also what the run will take, measured."""
     from maml_rl.experiment.build import make_experiment
+    from maml_rl.runs.run_folder import check_resumable
 
     experiment = make_experiment(config, device)
+    for seed, run in _run_folders(options.output_folder, options.seeds).items() if continues else ():
+        if (run / "config.json").is_file():
+            own = experiment if seed is None else make_experiment(config.override({"seed": seed}), device)
+            check_resumable(run, own.config, own.metalearner)
     if options.init is not None and not continues:
         experiment.begin_with(options.init, policy_alone=not options.init_learner)
     print("\n".join(experiment.config.with_sources()))

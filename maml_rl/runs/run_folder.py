@@ -265,18 +265,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         replace_file(self.path / SUMS, _text(replaced))
 
     def _resume(self) -> None:
-        before = load_config(self.path / CONFIG)
-        if before.algorithm == self._config.algorithm:
-            settings = self._learner.complete(before.check_section(SECTION, self._learner.Settings), before)
-            before = before.with_section(SECTION, settings)
-        may_change = _MAY_CHANGE | ({"evaluation-tasks"} if before.evaluate_every is None else set())
-        changed = [key for key in self._config.differences(before) if key not in may_change]
-        if changed:
-            raise ConfigError(
-                f"the run in {self.path} was made with another {' and '.join(map(repr, changed))}; "
-                "resume it with its own config, or begin another run with its policy: "
-                f"--init {shlex.quote(str(self.path))} and another --output-folder"
-            )
+        check_resumable(self.path, self._config, self._learner)
         warn_of_changed_files(self.path, load_system(self.path), self._origin)
         path, checkpoint = latest_intact(self.path / CHECKPOINTS, self._load_experience)
         if self._learner.experience:
@@ -305,6 +294,22 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                     f"experience {name!r}; train again with --overwrite"
                 ) from None
             replay.load(state)
+
+
+def check_resumable(path: Path, config: Config, learner: Learner) -> None:
+    """Refuse to continue a run with a config that would change its results."""
+    before = load_config(path / CONFIG)
+    if before.algorithm == config.algorithm:
+        settings = learner.complete(before.check_section(SECTION, learner.Settings), before)
+        before = before.with_section(SECTION, settings)
+    may_change = _MAY_CHANGE | ({"evaluation-tasks"} if before.evaluate_every is None else set())
+    changed = [key for key in config.differences(before) if key not in may_change]
+    if changed:
+        raise ConfigError(
+            f"the run in {path} was made with another {' and '.join(map(repr, changed))}; "
+            "resume it with its own config, or begin another run with its policy: "
+            f"--init {shlex.quote(str(path))} and another --output-folder"
+        )
 
 
 def load_run_config(folder: Path) -> Config:

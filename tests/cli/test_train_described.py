@@ -118,14 +118,16 @@ def test_dry_run_writes_nothing(config: Path, capsys: pytest.CaptureFixture[str]
 def test_described_run_goes_where_the_run_would_or_is_refused_as_the_run(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (config.parent / "runs" / "small").mkdir(parents=True)
-    (config.parent / "runs" / "small" / "config.json").write_text("{}")
+    assert train_with("--quiet", "--num-batches", "1") == 0
     assert train_with("--dry-run") == 0
     assert "The run would be in runs/small-2; " in capsys.readouterr().out
     assert [path.name for path in (config.parent / "runs").iterdir()] == ["small"]
     for option in ("--dry-run", "--print-config"):
         assert train_with(option, "--output-folder", "runs/small") == 2
         assert "runs/small holds another run; continue it with --resume" in capsys.readouterr().err
+        assert train_with(option, "--resume", "--output-folder", "runs/small", "--gamma", "0.5") == 2
+        assert "the run in runs/small was made with another 'gamma'" in capsys.readouterr().err
+    assert train_with("--print-config", "--resume") == 0
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--print-config"])
