@@ -7,7 +7,7 @@ import pytest
 
 from maml_rl.envs.global_generators import KeptGenerators
 
-pytestmark = [pytest.mark.jax, pytest.mark.nightly, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.jax, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 
 def test_sampling_is_compared_with_a_loop_by_hand_and_written(tmp_path: Path) -> None:

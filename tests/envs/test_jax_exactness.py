@@ -26,11 +26,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 # Largest difference by rounding: of Brax, XLA rounds a step otherwise as a part of a larger function.
 ROUNDING = {"BraxHalfCheetahVel-v0": 2e-3}
+# That a worker compiles counts as a call, which takes minutes on a busy core.
+WORKERS = {"num_workers": 2, "step_timeout": 600.0}
 PLACES: dict[str, dict[str, Any]] = {
     "in this process": {"num_workers": 0},
     "on a device": {"backend": "device"},
-    "in two workers": {"num_workers": 2},
-    "in two workers, with central inference": {"num_workers": 2, "inference": "central"},
+    "in two workers": WORKERS,
+    "in two workers, with central inference": {**WORKERS, "inference": "central"},
 }
 
 pytestmark = [pytest.mark.jax, pytest.mark.timeout(300)]
