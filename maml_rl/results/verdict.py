@@ -129,6 +129,15 @@ def cautions(results: Sequence[GroupResult]) -> list[str]:
     sentences = [f"{result.group.name}: {result.group.counted}." for result in results if result.group.failed]
     if any(result.group.failed for result in results):
         sentences.append("A run that failed is in no mean, so that means favor what fails.")
+    repeated = [
+        result.group.name
+        for result in results
+        if len({run.config.seed for run in result.group.runs}) < len(result.group.runs)
+    ]
+    if repeated:
+        sentences.append(
+            f"Several runs of {listed(repeated)} have one seed: they are not independent, and intervals are too narrow."
+        )
     single = [result.group.name for result in results if len(result.group.runs) == 1]
     if single and len(results) > 1:
         sentences.append(

@@ -18,7 +18,7 @@ from maml_rl.report.paper import caption
 from maml_rl.results.comparable import RunGroup, common_steps, read_runs
 from maml_rl.results.evaluation import Evaluation, difference_interval
 from maml_rl.results.scales import readable, readable_interval
-from maml_rl.results.verdict import GroupResult
+from maml_rl.results.verdict import GroupResult, cautions
 from tests.report.conftest import NAVIGATION, make_run, measured
 
 
@@ -582,6 +582,14 @@ def test_verdict_says_whose_runs_have_different_tasks(
     text = words(read(verdict(results))).replace("  ", " ")
     assert f"on 20 new tasks, different ones for each {phrase} (2 runs each)" in text
     assert f"new tasks (different ones for each {phrase}) of " in caption(results)
+
+
+def test_runs_of_one_seed_are_named_beside_the_verdict(navigation: GroupResult) -> None:
+    runs = [navigation.group.runs[0], navigation.group.runs[0]]
+    other = replace(navigation, group=replace(navigation.group, name="twice", runs=runs))
+    sentence = "Several runs of twice have one seed: they are not independent, and intervals are too narrow."
+    assert sentence in cautions([navigation, other])
+    assert cautions([navigation, navigation]) == []
 
 
 def test_verdict_on_unequal_steps_is_about_what_training_recorded_at_common_steps(navigation: GroupResult) -> None:
