@@ -52,6 +52,8 @@ def record_on_the_cpu(monkeypatch: Any) -> None:
             super().__init__(*arguments)
             self._is_ready = not self._policy.has_static_steps
 
+    # Only operations of torch are recorded.
+    monkeypatch.setattr("maml_rl.policies.layers.BY_NUMPY", ())
     monkeypatch.setattr("maml_rl.samplers.device.backend.DeviceLoop", Recording)
     monkeypatch.setattr(backend, "_recorded", recorded)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)

@@ -21,6 +21,7 @@ from maml_rl.derivatives.linearization import AutogradLinearization, Linearizati
 from maml_rl.episode.steps import Steps
 from maml_rl.policies.closed_forms import Vector
 from maml_rl.policies.distributions import DistributionParams
+from maml_rl.policies.layers import tanh_
 from maml_rl.policies.mlp import MLPPolicy
 from maml_rl.policies.module_policy import as_policy
 from maml_rl.policies.policy import Policy
@@ -52,7 +53,7 @@ def _relu_backward(gradient: Tensor, value: Tensor) -> Tensor:
 
 
 _ACTIVATIONS = {
-    torch.tanh: _Activation(torch.tanh_, _tanh_backward, -2.0),
+    torch.tanh: _Activation(tanh_, _tanh_backward, -2.0),
     torch.relu: _Activation(torch.relu_, _relu_backward, 0.0),
 }
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from maml_rl.policies.layers import tanh_
+
 # Of one GRU, in torch's order: weight_ih, weight_hh, bias_ih, bias_hh.
 Weights = Sequence[Tensor]
 # Steps whose factors are computed together: few enough for the cache.
@@ -115,7 +117,7 @@ class _Sequences(torch.autograd.Function):
         ):
             torch.baddbmm(within, before, held, out=gate)
             two.add_(sums).sigmoid_()
-            torch.addcmul(entered, reset, product, out=new).tanh_()
+            tanh_(torch.addcmul(entered, reset, product, out=new))
             torch.lerp(new, before, keep, out=after)
         ctx.save_for_backward(inputs, entering, held, states)
         ctx.owner, ctx.number, ctx.kept = owner, owner.num_calls, (gates, news)

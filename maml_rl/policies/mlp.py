@@ -23,14 +23,14 @@ from maml_rl.policies.heads import (
     Params,
     shape_of_entries,
 )
-from maml_rl.policies.layers import empty_layer
+from maml_rl.policies.layers import empty_layer, tanh_
 from maml_rl.policies.policy import Act, Acted, Memory, Policy
 from maml_rl.policies.slot_rows import StackedLayer
 
 Nonlinearity = Callable[[Tensor], Tensor]
 
 _NONLINEARITIES: dict[str, Nonlinearity] = {"relu": torch.relu, "tanh": torch.tanh}
-_IN_PLACE: dict[Nonlinearity, Nonlinearity] = {torch.relu: torch.relu_, torch.tanh: torch.tanh_}
+_IN_PLACE: dict[Nonlinearity, Nonlinearity] = {torch.relu: torch.relu_, torch.tanh: tanh_}
 
 
 class MLPOptions(TypedDict, total=False):

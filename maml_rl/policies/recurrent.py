@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import Params
-from maml_rl.policies.layers import empty_layer, orthogonal
+from maml_rl.policies.layers import empty_layer, orthogonal, tanh_
 from maml_rl.policies.memory_policy import MemoryBody
 from maml_rl.policies.policy import Memory
 from maml_rl.policies.slot_rows import SlotRows, affine, row_product
@@ -202,11 +202,11 @@ class RecurrentStep:
             gated.add_(self._further)
         torch.sigmoid_(gated)
         if self._is_gru:
-            new = (last.mul_(first).add_(third) if self._joined else third.addcmul_(first, last)).tanh_()
+            new = tanh_(last.mul_(first).add_(third) if self._joined else third.addcmul_(first, last))
             after: Memory = ((old - new).mul_(second).add_(new),)
         else:
-            carried = memory[1].reshape(old.shape) * second + first * torch.tanh(last)
-            after = third * torch.tanh(carried), carried
+            carried = memory[1].reshape(old.shape) * second + first * tanh_(last)
+            after = third * tanh_(carried.clone()), carried
         # The memory has been read: its buffer now takes the units.
         old.copy_(after[0])
         return tuple(tensor.reshape(*self._grid, -1) for tensor in after)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from maml_rl.policies.cnn import ConvLayer, InputEncoder, refuse_image_options
 from maml_rl.policies.heads import Head, Params, head_for
-from maml_rl.policies.layers import empty_layer, orthogonal, within
+from maml_rl.policies.layers import empty_layer, orthogonal, tanh_, within
 from maml_rl.policies.memory_policy import BodyPolicy, Enter, Leave, MemoryBody, MemoryStep
 from maml_rl.policies.mlp import Perceptron, register_parameters
 from maml_rl.policies.policy import Memory, Unrolled, perform
@@ -211,7 +211,7 @@ class SequencePolicy(BodyPolicy):
             if factors:
                 known, multiply = _with_products(known, step, factors)
                 calls.append(multiply)
-            compute, outputs = row_layers(known, layers, torch.tanh_)
+            compute, outputs = row_layers(known, layers, tanh_)
             calls.append(compute)
             entered, chosen_from = step.inputs[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
