@@ -307,7 +307,7 @@ FILE_CASES: list[Case] = [
             (["--output", "file"], ["file exists", "--overwrite"]),
             (["--save-tasks", "file"], ["file exists", "another --save-tasks"]),
             (["--checkpoint", "3"], ["no checkpoint of iteration 3", "kept are: 0, 1"]),
-            (["--policy", "folder"], ["folder/state.json"]),
+            (["--policy", "folder"], ["folder is not a checkpoint", "no state.json"]),
             (["--config", "wide.yaml", "--policy", POLICY], ["another architecture", "is (4,) there and (5,)"]),
             (["--config", "folder"], ["folder is not a run folder", "no config.json", "give a run"]),
             (["--tasks", "file", "--save-tasks", "more.json"], ["--tasks", "contradicts --save-tasks"]),
@@ -339,7 +339,7 @@ ZOO_CASES: list[Case] = [
     *[(["zoo", "add", "run", "--name", name], words) for name, words in (("../mine", ["is not a name for the zoo"]),)],
     (["zoo", "add", "run"], ["required: --name"]),
     (["zoo", "--name", "x"], ["unrecognized arguments: --name"]),
-    (["zoo", "add", "nowhere", "--name", "mine"], ["nowhere/config.json", "No such file"]),
+    (["zoo", "add", "nowhere", "--name", "mine"], ["there is no folder nowhere", "choose"]),
 ]
 
 # A run folder whose config has been changed.
