@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 from collections.abc import Mapping
-from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -31,35 +28,6 @@ def take_state(policy: Policy, state: Mapping[str, NDArray[Any]]) -> None:
         for name, tensor in (*policy.named_parameters(), *policy.named_buffers()):
             # The arrays may be read-only, which tensors cannot be.
             tensor.copy_(torch.tensor(state[name]))
-
-
-@cache
-def _without_tensors(kind: Any) -> Any:
-    """Return a pickler of this kind that leaves some objects out."""
-
-    class WithoutTensors(kind):
-        def __init__(self, file: io.BytesIO, left_out: Mapping[int, Any]) -> None:
-            super().__init__(file, pickle.HIGHEST_PROTOCOL)
-            self._left_out = left_out
-
-        def persistent_id(self, value: Any) -> Any:
-            """Return what stands for an object that is left out; None for others."""
-            return self._left_out.get(id(value))
-
-    return WithoutTensors
-
-
-def structure_of(policy: Policy, kind: Any = pickle.Pickler) -> bytes:
-    """Return what of a policy `take_state` leaves as it is, which may change between phases: attributes, modes, shapes.
-
-    Args:
-        policy: whose.
-        kind: of pickler.
-    """
-    tensors = (*policy.parameters(), *policy.buffers())
-    file = io.BytesIO()
-    _without_tensors(kind)(file, {id(tensor): (tuple(tensor.shape), tensor.dtype) for tensor in tensors}).dump(policy)
-    return file.getvalue()
 
 
 class PolicyAt:

@@ -23,7 +23,7 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays, Layout
 from maml_rl.samplers.importing import pickled
 from maml_rl.samplers.in_process import VectorEnvBackend
 from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, count_busiest, slots_together, units_of
-from maml_rl.samplers.policy_copies import pickle_policy, require_loadable, structure_of
+from maml_rl.samplers.policy_copies import pickle_policy, require_loadable
 from maml_rl.samplers.remote_store import Reference, RemoteBatch, RemoteStore, Request, pickle_tensors
 from maml_rl.samplers.rollout.actor import phase_parameters
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
@@ -62,8 +62,8 @@ class ProcessBackend(VectorEnvBackend):
                     raise
                 self._workers_act = False
         self.newest: RemoteBatch | None = None
-        # The policy without tensors, plan, memory, and the arguments with which workers load the policy.
-        self._loaded: tuple[bytes, PhasePlan, SharedPhase, tuple[Any, ...]] | None = None
+        # Policy, plan, memory, and the arguments with which workers load the policy.
+        self._loaded: tuple[Policy, PhasePlan, SharedPhase, tuple[Any, ...]] | None = None
 
     @property
     def num_stores(self) -> int:
@@ -186,7 +186,7 @@ class ProcessBackend(VectorEnvBackend):
     def _write_parameters(self, phase: Phase, num_phases: int) -> tuple[SharedPhase, bool]:
         """Write the parameters of a phase into the shared memory.
 
-        Workers get the policy, all of it except parameters and constants, before their next unit, if it has changed.
+        Workers get the policy, all of it except parameters and constants, before their next unit.
 
         Returns:
             The memory, the same as long as policy and plan are the same; and whether only the parameters of the first
@@ -203,11 +203,11 @@ class ProcessBackend(VectorEnvBackend):
         plan = PhasePlan(
             phase.sizes, _layout(of_phase, num_tasks if alike else None), _layout(constants), is_stacked, num_phases
         )
-        env, policy, structure = self.env, phase.policy, structure_of(phase.policy)
-        if self._loaded is None or self._loaded[:2] != (structure, plan):
+        env, policy = self.env, phase.policy
+        if self._loaded is None or self._loaded[0] is not policy or self._loaded[1] != plan:
             shared = SharedPhase(env.memory, env.shared.size, plan, EnvDescription.of(env))
             text = pickle_policy(policy)
-            self._loaded = structure, plan, shared, (plan, text, env.interpreter_for(text))
+            self._loaded = policy, plan, shared, (plan, text, env.interpreter_for(text))
         shared = self._loaded[2]
         for tensors, arrays in ((of_phase, shared.parameters), (constants, shared.constants)):
             for name, tensor in tensors.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import describe_env
 from maml_rl.samplers.importing import pickled
 from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, count_busiest, slots_together, units_of
-from maml_rl.samplers.policy_copies import pickle_policy, state_of, structure_of
+from maml_rl.samplers.policy_copies import pickle_policy, state_of
 from maml_rl.samplers.remote_store import Reference, RemoteBatch, RemoteStore, Request
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 from maml_rl.samplers.work.ray.actor import Job, PhaseData, Sampled, Stored
@@ -47,9 +48,10 @@ class RayBackend(RolloutBackend):
         name = describe_env(recipe.env)
         self._pickled_recipe = pickled(recipe, f"the environment {name}", **_FOR_ACTORS)
         code = self._pickled_recipe, pickle_policy(policy, **_FOR_ACTORS)
-        # What actors have besides its tensors. The first phase finds that changed for a module, which has learned from
-        # the spaces what its distribution is.
-        self._structure = structure_of(policy, cloudpickle.Pickler)
+        # That of the last phase; and what actors have, which the first phase finds changed if it is a module: that has
+        # learned from the spaces what its distribution is.
+        self._policy: Policy | None = None
+        self._structure = _without_tensors(policy)
         self._slot: EnvDescription | None = None
         self._units_per_actor = 1
         self._retries, self._waiting_seconds = 0, 0.0
@@ -163,7 +165,10 @@ class RayBackend(RolloutBackend):
 
     def _take_policy(self, phase: Phase) -> None:
         """Give actors the policy of a phase, if it differs from theirs in more than parameters and constants."""
-        before, self._structure = self._structure, structure_of(phase.policy, cloudpickle.Pickler)
+        if phase.policy is self._policy:
+            return
+        self._policy, before = phase.policy, self._structure
+        self._structure = _without_tensors(phase.policy)
         if self._structure != before:
             self._pool.take_code(self._client, (self._pickled_recipe, pickle_policy(phase.policy, **_FOR_ACTORS)))
 
@@ -222,3 +227,9 @@ def _work_unit(job: Job, request: Request, blocks: tuple[int, ...], batch: Remot
         unit.pieces = lambda: [_work_unit(job, request, (block,), batch, None) for block in blocks]
         unit.whole_tries = 0
     return unit
+
+
+def _without_tensors(policy: Policy) -> bytes:
+    """Return a policy as bytes, of its parameters and constants only shapes and types."""
+    pickled: bytes = cloudpickle.dumps(copy.deepcopy(policy).to("meta"))
+    return pickled

@@ -207,33 +207,6 @@ def test_workers_draw_and_act_in_the_default_type_of_the_main_process(
     assert found[0][0] == 1 / 3
 
 
-class Annealed(InDefaultType):
-    """Acts by what is neither a parameter nor a buffer."""
-
-    deviation = 1.0
-
-    def forward(self, observations: torch.Tensor) -> Any:
-        mean = self.weight + 0.0 * observations.sum(-1, keepdim=True) + float(self.training)
-        return torch.distributions.Normal(mean, self.deviation)
-
-
-@pytest.mark.slow
-def test_attribute_and_mode_that_change_between_phases_reach_the_workers() -> None:
-    found: list[list[str]] = []
-    for place in ({"num_workers": 0}, {"num_workers": 2, **IN_CHILDREN}):
-        module = Annealed()
-        with MultiTaskSampler(FaultyEnv, {}, 2, module, seed=0, max_episode_steps=3, **place) as sampler:
-            tasks = sampler.sample_tasks(2)
-            found.append([])
-            for deviation, mode in ((1.0, True), (0.5, True), (0.5, False)):
-                module.deviation = deviation
-                sampler.policy.train(mode)
-                sampler.seek(0)
-                found[-1].append(sampler.rollout(tasks).digest())
-    assert found[0] == found[1]
-    assert len({*found[0]}) == 3
-
-
 @pytest.mark.slow
 def test_policy_of_a_type_that_numpy_lacks_acts_here_and_workers_refuse_it_by_name() -> None:
     policy = NormalMLPPolicy(2, 2, (4,), seed=0).bfloat16()
