@@ -133,7 +133,7 @@ class Policy(nn.Module, ABC):
         Samplers use it. It may return actions as they are to be recorded, of which `perform` makes the environment's.
 
         A policy may compute once what depends only on the parameters. The actions are those that `act` computes for
-        all tasks of a phase, to the last bit.
+        all tasks of a phase, except that tanh may differ in its last place; see `layers.tanh_`.
 
         Parameters that all tasks share are not stacked for a policy with a memory, so that thousands of trials can
         run at once. Its result for a task must not depend on which other tasks are computed with it.
@@ -143,10 +143,11 @@ class Policy(nn.Module, ABC):
         because a slot whose step does not count keeps its other tensors, and must lose nothing.
 
         Args:
-            params: see the module.
+            params: see the module; stacked ones may be a view of what all tasks share.
             first_task: number of the first task that stacked parameters are for.
         """
-        return lambda observations, noise, memory: self.act(observations, noise, memory, params)
+        own = {name: value.contiguous() for name, value in params.items()}
+        return lambda observations, noise, memory: self.act(observations, noise, memory, own)
 
     @property
     def has_static_steps(self) -> bool:

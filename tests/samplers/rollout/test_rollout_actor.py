@@ -105,6 +105,21 @@ def test_parameters_of_all_tasks_are_one_view_whose_actions_are_those_of_copies(
     np.testing.assert_array_equal(*(play(Actor(phase, "cpu"), [ALL]) for phase in (phase_of(policy), copies)))
 
 
+class Folding(NormalMLPPolicy):
+    """Reshapes its parameters by a view, as a grouped convolution does."""
+
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Any:
+        assert params is not None
+        folded = params["layer1.weight"].view(-1, 2).unflatten(0, (len(observations), -1))
+        return super().act(observations, noise, memory, {**params, "layer1.weight": folded})
+
+
+def test_policy_with_an_act_of_its_own_gets_contiguous_parameters() -> None:
+    own, policy = Folding(2, 1, (4,), seed=3), NormalMLPPolicy(2, 1, (4,), seed=3)
+    expected = play(Actor(phase_of(policy), "cpu"), [ALL])
+    np.testing.assert_allclose(play(Actor(phase_of(own), "cpu"), [ALL]), expected, rtol=1e-6)
+
+
 class Remembering(Counting):
     """Is told which slots act; outputs what it remembers: how often each did."""
 
