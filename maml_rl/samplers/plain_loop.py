@@ -166,9 +166,11 @@ class _OwnProcess:
 def _carry_out(calls: Connection) -> None:
     """Call the functions that the parent sends, until it sends None."""
     enter_process()
-    while (call := calls.recv()) is not None:
-        function, arguments = call
-        calls.send(_outcome(function, *arguments))
+    # Interrupted while it started this process, the parent is gone before it could send None.
+    with suppress(EOFError):
+        while (call := calls.recv()) is not None:
+            function, arguments = call
+            calls.send(_outcome(function, *arguments))
 
 
 def _outcome(function: Callable[..., Any], *arguments: Any) -> bytes | Exception:

@@ -1,5 +1,6 @@
 """Sampled episodes are those of a plain loop; what makes them differ is found, and its place named."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from maml_rl.cli import main as cli
 from maml_rl.envs.meta_env import StepBuffers
 from maml_rl.envs.results import ResultWriter
 from maml_rl.errors import MamlRLError
+from maml_rl.samplers import plain_loop
 from maml_rl.samplers.plain_loop import compare_with_loop
 from tests.envs.third_party import CellEnv, DictEnv, KnobsEnv, PixelEnv, SwitchesEnv, WalkEnv
 from tests.numbered_env import NumberedEnv
@@ -237,6 +239,16 @@ def test_ended_command_leaves_no_process_and_shows_no_traceback_even_of_a_hang(
         finally:
             parent.kill()
     assert shown == ("" if number == signal.SIGKILL else "maml-rl check-env: interrupted\n")
+
+
+def test_process_whose_start_was_interrupted_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    calls, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=plain_loop._carry_out, args=(theirs,))
+    calls.close()
+    process.start()
+    theirs.close()
+    process.join(20.0)
+    assert (process.exitcode, capfd.readouterr().err) == (0, "")
 
 
 def test_environment_with_generators_of_the_process_equals_a_loop_that_seeds_them() -> None:
