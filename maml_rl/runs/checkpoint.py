@@ -66,12 +66,14 @@ class Checkpoint:
         """Return a checkpoint whose state no later update changes; tensors of earlier iterations are not copied.
 
         Raises:
-            TypeError: If it has what a file cannot hold; the message names it.
+            TypeError: If it has what a file cannot hold, except numbers of the learner that are not finite, which
+                `check_finite` refuses; the message names it.
         """
         learner = own_json(dict.fromkeys(self.learner), "learner")
         for name, value in self.learner.items():
-            copied = _own_tensor if isinstance(value, torch.Tensor) else own_json
-            learner[name] = copied(value, f"learner/{name}")
+            path = f"learner/{name}"
+            is_tensor = isinstance(value, torch.Tensor)
+            learner[name] = _own_tensor(value, path) if is_tensor else own_json(value, path, finite=False)
         tensors = {name: _own_tensor(tensor, name) for name, tensor in self.tensors.items()}
         state, score = own_json(self.state, "state"), own_json(self.score, "score")
         return replace(self, tensors=tensors, score=score, state=state, learner=learner)
@@ -385,21 +387,28 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
         "evaluated": checkpoint.evaluated,
         "state": checkpoint.state,
         # The names of tensors keep the order, in which code may go through its state.
-        "learner": {name: None if name in of_learner else value for name, value in checkpoint.learner.items()},
+        "learner": {
+            name: None if name in of_learner else own_json(value, f"learner/{name}")
+            for name, value in checkpoint.learner.items()
+        },
     }
     text = json.dumps(state, indent=2, allow_nan=False) + "\n"
     return {STATE: text.encode(), TENSORS: tensors_to_bytes({name: tensor.cpu() for name, tensor in tensors.items()})}
 
 
-def own_json(value: Any, path: str) -> Any:
-    """Return a copy of a JSON value at the place `path` of a state; a TypeError if a part of it is none."""
+def own_json(value: Any, path: str, *, finite: bool = True) -> Any:
+    """Return a copy of a JSON value at the place `path` of a state; a TypeError if a part of it is none.
+
+    JSON has no NaN and no infinity; unless `finite`, the copy may have them.
+    """
     if isinstance(value, dict):
         if wrong := [name for name in value if not isinstance(name, str)]:
             raise _no_place(f"the name {wrong[0]!r:.80} in {path}")
-        return {name: own_json(entry, f"{path}/{name}") for name, entry in value.items()}
+        return {name: own_json(entry, f"{path}/{name}", finite=finite) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [own_json(entry, path) for entry in value]
-    if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+        return [own_json(entry, path, finite=finite) for entry in value]
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    if not isinstance(value, str | int | float | None) or (finite and not is_finite):
         raise _no_place(f"{path} = {value!r:.80}")
     return value
 

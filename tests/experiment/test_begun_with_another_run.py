@@ -1,5 +1,7 @@
 """Runs that begin with the policy of another run, and the states that are not saved."""
 
+import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,12 @@ import torch
 
 from maml_rl.cli import main as cli
 from maml_rl.config import Config
+from maml_rl.derivatives import EpisodeStore
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import find_metalearner
+from maml_rl.metalearners.promp import ProMP
 from maml_rl.runs.checkpoint import Checkpoint, check_finite, latest_intact, load_checkpoint
 from tests.metalearners.small_algorithms import OF_HISTORIES, small
 from tests.small_runs import config_of, train_until, untimed
@@ -117,6 +121,24 @@ def test_last_update_that_leaves_nothing_to_train_is_one_line_and_is_not_saved(a
     with pytest.raises(ConfigError, match="'learning-rate' in the command line: expected at most 3e\\+37, got 1e\\+38"):
         make_experiment(config.override({"algorithm-settings": {key: 1e38}}))
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["iteration-000000"]
+
+
+def test_last_update_that_leaves_an_infinite_number_diverges_and_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = ProMP.update
+
+    def diverge(self: ProMP, batch: EpisodeStore) -> dict[str, Any]:
+        metrics = update(self, batch)
+        self._coefficients = [math.inf]
+        return metrics
+
+    monkeypatch.setattr(ProMP, "update", diverge)
+    config = small("promp").override({"num-batches": 1, "evaluate-every": None})
+    with pytest.raises(NonFiniteError, match="after iteration 1 the learner's 'inner_kl_coefficients' is inf, so this"):
+        train(config, tmp_path, num_workers=0)
+    assert json.loads((tmp_path / "failure.json").read_text())["reason"] == "diverged"
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iteration-000000"]
 
 
 def test_state_that_is_saved_is_finite_and_an_error_names_what_is_not() -> None:

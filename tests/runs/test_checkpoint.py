@@ -179,6 +179,7 @@ def test_broken_checkpoint_is_replaced_and_an_intact_one_never(tmp_path: Path) -
 def test_state_that_a_file_cannot_hold_leaves_nothing_behind(tmp_path: Path) -> None:
     for checkpoint, named in [
         (Checkpoint(1, {}, float("nan")), "score = nan"),
+        (Checkpoint(1, {}, learner={"scales": {"a": [float("inf")]}}), "learner/scales/a = inf"),
         (Checkpoint(1, {}, learner={"kept": [1, {"rng": {2}}]}), r"learner/kept/rng = \{2\}"),
         (Checkpoint(1, {}, state={"tasks": {(0, 1): 3}}), r"the name \(0, 1\) in state/tasks"),
         # JSON would return another name, and cannot sort two kinds of them.
