@@ -34,7 +34,7 @@ from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.named_modules import import_named, is_of_this_package
 from maml_rl.policies import Policy, as_policy
 from maml_rl.policies.cnn import InputEncoder
-from maml_rl.results.identity import sources
+from maml_rl.results.identity import sources_now
 from maml_rl.runs.checkpoint import find_checkpoint, restore
 from maml_rl.runs.run_folder import CHECKPOINTS, FIXED_TASKS, load_system, warn_of_changed_files
 from maml_rl.runs.trust import check_code
@@ -90,7 +90,8 @@ class Experiment:
         """Load the parameters of a checkpoint of a run, as `find_checkpoint` finds it; return its meta-updates."""
         # What is damaged there is reported where it is needed.
         with suppress(ConfigError):
-            warn_of_changed_files(run, load_system(run), {"sources": sources(self.config)})
+            system = load_system(run)
+            warn_of_changed_files(run, system, {"sources": sources_now(self.config, system)})
         path, saved = find_checkpoint(checkpoint, run / CHECKPOINTS)
         with self.guard:
             restore(saved, self.metalearner, self.config.algorithm, path)

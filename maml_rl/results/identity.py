@@ -32,6 +32,8 @@ NOT_THE_EXPERIMENT = {
 # Of a folder of recorded histories, the file that has the hashes of all others.
 _INDEX = Path("recording", "recording.json")
 _PACKAGE = "maml-rl"
+# Files that only training reads, of which a policy, and an evaluation of it, know nothing.
+_OF_TRAINING = {"evaluation-tasks", "histories"}
 
 
 def identity(config: Config, system: Mapping[str, Any] | None = None) -> str:
@@ -63,9 +65,14 @@ def identity(config: Config, system: Mapping[str, Any] | None = None) -> str:
 
 
 def identity_now(config: Config, system: Mapping[str, Any]) -> str:
-    """Return the identity of what a run's policy does now: that of the run, unless a file that it names has changed."""
+    """Return the identity of what a run's policy does now: that of the run, unless a file that it uses has changed."""
+    return identity(config, {**system, "sources": sources_now(config, system)})
+
+
+def sources_now(config: Config, system: Mapping[str, Any]) -> dict[str, str]:
+    """Return the sources of a run as its policy uses them now; those of its training, or missing, are as it began."""
     began, now = system.get("sources") or {}, sources(config)
-    return identity(config, {**system, "sources": {key: now.get(key, digest) for key, digest in began.items()}})
+    return {key: digest if key in _OF_TRAINING else now.get(key, digest) for key, digest in began.items()}
 
 
 def sources(config: Config) -> dict[str, str]:

@@ -180,11 +180,15 @@ def test_evaluation_before_a_change_of_the_environments_file_is_not_used(
     module = tmp_path / "of_mine.py"
     module.write_text("import gymnasium\ngymnasium.register('Mine-v0', 'tests.envs.third_party:WalkEnv')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    run = tmp_path / "run"
-    train(config_of(env_name="of_mine:Mine-v0", max_episode_steps=5, num_batches=1), run, num_workers=0)
+    run, tasks = tmp_path / "run", tmp_path / "tasks.json"
     command = [str(run), "--tasks", "2", "--num-workers", "0"]
+    given = {"evaluate_every": 1, "evaluation_tasks": str(tasks)}
+    save_tasks(tasks, "of_mine:Mine-v0", [{"slope": 1.0}])
+    train(config_of(env_name="of_mine:Mine-v0", max_episode_steps=5, num_batches=1, **given), run, num_workers=0)
     assert run_test(command) == 0
     assert "has changed" not in caplog.text
+    # The run has a copy.
+    tasks.write_text("[]")
     assert len(measured([run], 0)[0][0].evaluations) == 1
     module.write_text(module.read_text() + "# Changed.\n")
     (result,), (notice,) = measured([run], 0)
