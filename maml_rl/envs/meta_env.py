@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
@@ -148,16 +148,17 @@ def own_task(task: Task) -> Task:
 def all_drawn(tasks: Any, num_tasks: int) -> Any:
     """Return what a method has drawn; a generator draws here, under the same guarantees as the call that made it.
 
-    One that does not end draws one task too many, which `own_drawn` refuses.
+    One that does not end draws one task too many, which `own_drawn` refuses, as it refuses what is no list of tasks.
     """
-    return list(islice(tasks, num_tasks + 1)) if isinstance(tasks, Iterator) else tasks
+    is_series = isinstance(tasks, Iterable) and not isinstance(tasks, Mapping | str)
+    return list(islice(tasks, num_tasks + 1)) if is_series else tasks
 
 
 def own_drawn(drawn: Any, num_tasks: int, name: str, who: object) -> list[Task]:
     """Return copies of the tasks that a method `name` of an environment, or of a task distribution, has drawn."""
-    if not isinstance(drawn, Iterable) or isinstance(drawn, Mapping | str):
+    tasks = all_drawn(drawn, num_tasks)
+    if not isinstance(tasks, list):
         raise TaskError(f"{name} of {who} returned {drawn!r:.80}; it must return a list of tasks")
-    tasks = list(all_drawn(drawn, num_tasks))
     if len(tasks) != num_tasks:
         found = f"more than {num_tasks}" if len(tasks) > num_tasks else len(tasks)
         raise TaskError(f"{name}({num_tasks}) of {who} returned {found} tasks")

@@ -330,6 +330,15 @@ def test_environment_that_keeps_what_it_is_given_has_copies_of_its_own(way: str)
     expect_loop(seen, KeepsAll, [shared] * SLOTS, actions)
 
 
+class Endless:
+    """Tasks without an end, in an object that is no iterator itself."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(1000):
+            yield {"slope": 1.0}
+        pytest.fail("all are drawn")
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("env", "message"),
@@ -339,6 +348,7 @@ def test_environment_that_keeps_what_it_is_given_has_copies_of_its_own(way: str)
             walk("DrawsOn", sample_tasks=lambda self, num_tasks: itertools.repeat({"slope": 1.0})),
             "returned more than 3",
         ),
+        (walk("DrawsFromAll", sample_tasks=lambda self, num_tasks: Endless()), "returned more than 3"),
         (walk("DrawsNumbers", sample_tasks=lambda self, num_tasks: [0.5] * num_tasks), "a task is a dict"),
     ],
 )
