@@ -4,7 +4,7 @@ import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import gymnasium
@@ -140,9 +140,11 @@ class ModulePolicy(Policy):
         buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         versions: dict[str, int] = {}
         calls: list[DistributionParams] = []
+        forms: list[Any] = []
         for _ in range(2):
             versions = {name: buffer._version for name, buffer in buffers.items()}
             calls.append(self._tensors_of(module, {**own, **buffers}, observations))
+            forms.append((self.distributions.kind, [(tensor.shape, tensor.dtype) for tensor in calls[-1]]))
         for name, buffer in buffers.items():
             if buffer._version != versions[name]:
                 raise ValueError(
@@ -155,7 +157,9 @@ class ModulePolicy(Policy):
                 f"forward of {self.class_name} registers the parameter {new[0]!r}, which nothing would train; register "
                 "it in __init__"
             )
-        if not all(torch.allclose(first, second, equal_nan=True) for first, second in zip(*calls, strict=True)):
+        # Rounding may differ from call to call, as that of sums on a GPU does.
+        close = partial(torch.allclose, rtol=1e-3, atol=1e-4, equal_nan=True)
+        if forms[0] != forms[1] or not all(map(close, *calls)):
             raise ValueError(
                 f"forward of {self.class_name} returns another distribution when it is called again with the same "
                 "observations, so that actions would depend on which process has computed how many before; pass what "

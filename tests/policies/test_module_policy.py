@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Laplace, Normal
 
 from maml_rl import MAMLTRPO, LinearFeatureBaseline, MultiTaskSampler, adapt
 from maml_rl.envs.global_generators import KeptGenerators
@@ -83,6 +83,29 @@ class Counts(Gaussian):
         return Normal(self.body(observations) + self.calls, torch.exp(self.log_std))
 
 
+class Widens(Counts):
+    """Returns more actions from its second call on."""
+
+    def forward(self, observations: Tensor) -> Normal:
+        mean = super().forward(observations).mean
+        return Normal(mean if self.calls == 1 else mean.repeat(1, 2), 1.0)
+
+
+class Switches(Counts):
+    """Returns another kind of distribution from its second call on."""
+
+    def forward(self, observations: Tensor) -> Distribution:
+        mean = super().forward(observations).mean - self.calls
+        return (Normal if self.calls == 1 else Laplace)(mean, 1.0)
+
+
+class Rounds(Counts):
+    """Rounds otherwise in every call."""
+
+    def forward(self, observations: Tensor) -> Normal:
+        return Normal(super().forward(observations).mean * 1e-6, torch.exp(self.log_std))
+
+
 class Grows(Gaussian):
     """Makes a parameter in its first call."""
 
@@ -96,12 +119,18 @@ class Grows(Gaussian):
     ("module", "message"),
     [
         (Counts, "forward of Counts returns another distribution when it is called again with the same obs"),
+        (Widens, "forward of Widens returns another distribution when it is called again"),
+        (Switches, "forward of Switches returns another distribution when it is called again"),
         (Grows, "forward of Grows registers the parameter 'late', which nothing would train; register it in __init__"),
     ],
 )
 def test_module_that_its_calls_change_is_refused(module: type[Gaussian], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         as_policy(seeded(module)).check_spaces(OBSERVATIONS, ACTIONS)
+
+
+def test_module_that_rounds_otherwise_in_every_call_is_accepted() -> None:
+    as_policy(seeded(Rounds)).check_spaces(OBSERVATIONS, ACTIONS)
 
 
 class Discrete(nn.Module):
