@@ -98,3 +98,20 @@ def test_calls_end_with_the_process_that_made_them(tmp_path: Path) -> None:
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
     child.wait(10.0)
+
+
+def test_where_fcntl_and_signals_are_missing_as_on_windows_calls_run_all_the_same() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "sys.modules['fcntl'] = None\n"
+        "for name in ('SIGRTMAX', 'SIGUSR2', 'pthread_sigmask'): delattr(signal, name)\n"
+        "from maml_rl.experiment.in_processes import _run\n"
+        "from multiprocessing import Pipe\n"
+        "from tests.experiment.test_in_processes import send_process\n"
+        "from maml_rl.samplers.work.child.process_setup import signals_blocked\n"
+        "receiver, sender = Pipe(duplex=False)\n"
+        "os.name = 'nt'\n"
+        "with signals_blocked(signal.SIGINT): _run(sender, send_process, (1,))\n"
+        "assert receiver.recv() == (1, os.getpid())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,7 +1,6 @@
 """Sets up a child process: it ends with its parent, leaves Ctrl-C to it, and shows its stack when it hangs."""
 
 import faulthandler
-import fcntl
 import gc
 import os
 import select
@@ -9,14 +8,17 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import parent_process, spawn
 from typing import Any, NamedTuple, NoReturn
 
 from maml_rl.samplers.importing import main_is_importable
 
+with suppress(ImportError):
+    import fcntl  # Windows has none, and no children.
+
 # Requests the stack of a child. A real-time signal where the system has them, because environments do not use them.
-STACK_SIGNAL: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
+STACK_SIGNAL: int = getattr(signal, "SIGRTMAX", getattr(signal, "SIGUSR2", 0))
 
 _importing_main = False
 
@@ -73,18 +75,22 @@ def leave_child(status: int = 0) -> NoReturn:
 @contextmanager
 def signals_blocked(*signals: int) -> Iterator[None]:
     """Let a new process start with some signals blocked, until it has set its own handlers."""
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    blocks = hasattr(signal, "pthread_sigmask")
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, signals) if blocks else None
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+        if old is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
 def enter_process() -> None:
     """Set up this process, just started by `multiprocessing` with SIGINT blocked, to end with its parent.
 
-    It is a process group of its own: Ctrl-C in a terminal does not reach it.
+    It is a process group of its own: Ctrl-C in a terminal does not reach it. On Windows it is left as it is.
     """
+    if os.name != "posix":
+        return
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
