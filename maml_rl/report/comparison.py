@@ -295,7 +295,8 @@ def _which_tasks(lines: Sequence[Line]) -> str:
     if share_tasks(evaluations):
         return f"On {'the same ' if len(evaluations) > 1 else ''}{len(first.tasks)} tasks {origin}, {how}."
     counts = sorted({len(evaluation.tasks) for evaluation in evaluations})
-    return f"On {' or '.join(map(str, counts))} new tasks, {whose_tasks_differ(lines)}, {how}."
+    kind = "fixed" if all(evaluation.fixed_tasks for evaluation in evaluations) else "new"
+    return f"On {' or '.join(map(str, counts))} {kind} tasks, {whose_tasks_differ(lines)}, {how}."
 
 
 def _trained_alike(results: Sequence[GroupResult]) -> bool:

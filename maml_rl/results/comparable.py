@@ -297,6 +297,7 @@ def unequal_settings(groups: Sequence[RunGroup]) -> dict[str, list[Any]]:
 
 
 def _unequal(configs: Sequence[Config]) -> dict[str, list[Any]]:
+    configs = [_without_seed_of_tasks(each) if _seed_of_tasks(each) == each.seed else each for each in configs]
     flat = [config.flat() | problem_of(config) for config in configs]
     differing = {key for one, other in combinations(configs, 2) for key in one.differences(other)}
     unequal = {

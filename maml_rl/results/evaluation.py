@@ -507,7 +507,7 @@ def interval_cautions(evaluations: Sequence[Evaluation]) -> list[str]:
 
 def intervals_cover(evaluations: Sequence[Evaluation]) -> str:
     """Return what the intervals of `pooled_intervals` are for."""
-    tasks = "these very tasks" if _fixed(evaluations) else "the family"
+    tasks = "these very tasks" if _fixed(evaluations) and share_tasks(evaluations) else "the family"
     if len(evaluations) > 1:
         seeds = "the seeds of training; where their luck is skewed, they cover the truth in fewer cases"
         return f"the intervals are for the algorithm on {tasks}, and include {seeds}"

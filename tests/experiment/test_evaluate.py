@@ -132,6 +132,8 @@ def test_interval_of_several_policies_leaves_out_one_at_a_time() -> None:
             # Leaving out one of three policies moves the interquartile mean of the others as far as their mean.
             np.testing.assert_allclose(bounds[:, 1:], [[10.0 - reach, 10.0 + reach]] * 2, rtol=1e-3)
     assert "include the seeds of training" in interval_scope(policies)
+    assert "the algorithm on these very tasks" in interval_scope(fixed)
+    assert "the algorithm on the family" in interval_scope([replace(each, fixed_tasks=True) for each in moved])
 
 
 def test_interquartile_mean_is_over_tasks_however_the_interval_is_computed() -> None:

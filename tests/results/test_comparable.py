@@ -99,6 +99,10 @@ def test_runs_whose_sets_of_tasks_follow_their_seeds_are_one_experiment(tmp_path
     assert len(only_group(tmp_path / "own").runs) == 3
     groups, _ = read_runs([tmp_path / "chosen", tmp_path / "other"])
     assert [[run.config.seed for run in group.runs] for group in groups] == [[0, 1, 2]] * 2
+    for seed in (3, 4):
+        tasks = {"distribution": "fixed", "seed": seed}
+        write_run(tmp_path / "promp" / str(seed), [1.0], seed=seed, tasks=tasks, algorithm="promp")
+    assert check_comparable(read_runs([tmp_path / "own", tmp_path / "promp"])[0]) == []
 
 
 def test_settings_of_the_machine_or_of_no_evaluations_make_no_other_experiment(tmp_path: Path) -> None:
