@@ -37,7 +37,7 @@ from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.results.identity import parameters_digest, sources
 from maml_rl.runs.checkpoint import own_json
 from maml_rl.runs.metrics import Metrics, return_keys
-from maml_rl.runs.run_folder import EVALUATION_TASKS, FIXED_TASKS, RunFolder, has_begun
+from maml_rl.runs.run_folder import EVALUATION_TASKS, FIXED_TASKS, RunFolder, has_begun, load_run_config
 from maml_rl.runs.trust import remember_code
 from maml_rl.samplers import MultiTaskSampler
 from maml_rl.task_distributions import TaskDistribution
@@ -189,12 +189,13 @@ def _held_out_tasks(experiment: Experiment, folder: Path, *, resume: bool) -> in
     num_steps = config.test_steps if experiment.metalearner.takes_steps else 0
     if config.evaluate_every is None:
         return None
+    # A resumed run keeps its tasks, even if the file has changed; one whose evaluations begin takes the file's.
+    is_kept = resume and file.is_file() and has_begun(folder) and load_run_config(folder).evaluate_every is not None
     try:
         if isinstance(config.evaluation_tasks, int):
             refuse_too_large_evaluations(experiment, config.evaluation_tasks, num_steps)
             return config.evaluation_tasks
-        # A resumed run keeps its tasks, even if the file has changed.
-        tasks = experiment.load_tasks(file if resume and file.is_file() else config.evaluation_tasks)
+        tasks = experiment.load_tasks(file if is_kept else config.evaluation_tasks)
         refuse_too_large_evaluations(experiment, len(tasks), num_steps)
     except ConfigError as error:
         raise config.error(str(error), "evaluation-tasks") from error

@@ -200,6 +200,17 @@ def test_tasks_of_a_file_are_stored_in_the_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "evaluation-tasks.json").exists()
 
 
+def test_evaluations_that_begin_again_have_the_tasks_that_the_config_names(tmp_path: Path) -> None:
+    run, configs = tmp_path / "run", []
+    for name, task in zip("ab", TASKS, strict=True):
+        save_tasks(tmp_path / name, "2DNavigation-v0", [task])
+        configs.append(config_of(num_batches=1, evaluate_every=1, evaluation_tasks=str(tmp_path / name)))
+    train(configs[0], run, num_workers=0)
+    train(configs[0].override({"evaluate-every": None}), run, num_workers=0, resume=True)
+    train(configs[1], run, num_workers=0, resume=True)
+    assert json.loads((run / "evaluation-tasks.json").read_text())["tasks"] == TASKS[1:]
+
+
 def test_means_of_recorded_infos_are_part_of_an_evaluation(tmp_path: Path) -> None:
     train(config_of(env_name="tests.lamp_env:Lamp-v0", num_batches=2), tmp_path / "run", num_workers=0)
     row = untimed(tmp_path / "run")[-1]
