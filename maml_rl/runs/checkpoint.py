@@ -62,8 +62,11 @@ class Checkpoint:
     evaluated: bool = False
     earlier: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
-    def copied(self) -> "Checkpoint":
+    def copied(self, device: str | None = None) -> "Checkpoint":
         """Return a checkpoint whose state no later update changes; tensors of earlier iterations are not copied.
+
+        Args:
+            device: of the copies of tensors; None for that of each.
 
         Raises:
             TypeError: If it has what a file cannot hold, except numbers of the learner that are not finite, which
@@ -73,8 +76,8 @@ class Checkpoint:
         for name, value in self.learner.items():
             path = f"learner/{name}"
             is_tensor = isinstance(value, torch.Tensor)
-            learner[name] = _own_tensor(value, path) if is_tensor else own_json(value, path, finite=False)
-        tensors = {name: _own_tensor(tensor, name) for name, tensor in self.tensors.items()}
+            learner[name] = _own_tensor(value, path, device) if is_tensor else own_json(value, path, finite=False)
+        tensors = {name: _own_tensor(tensor, name, device) for name, tensor in self.tensors.items()}
         state, score = own_json(self.state, "state"), own_json(self.score, "score")
         return replace(self, tensors=tensors, score=score, state=state, learner=learner)
 
@@ -374,12 +377,14 @@ def _write(checkpoint: Checkpoint, target: Path) -> None:
 
 
 def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
-    # Copies, since safetensors refuses tensors that share memory.
-    checkpoint = checkpoint.copied()
+    # Copies, since safetensors refuses tensors that share memory; on the CPU, where there is room for them.
+    checkpoint = checkpoint.copied("cpu")
     of_learner = {name: value for name, value in checkpoint.learner.items() if isinstance(value, torch.Tensor)}
     tensors = checkpoint.tensors | {f"{_LEARNER}{name}": tensor for name, tensor in of_learner.items()}
     for iteration, acting in checkpoint.earlier.items():
-        tensors |= {f"{_EARLIER}{iteration}/{name}": _own_tensor(tensor, name) for name, tensor in acting.items()}
+        tensors |= {
+            f"{_EARLIER}{iteration}/{name}": _own_tensor(tensor, name, "cpu") for name, tensor in acting.items()
+        }
     state = {
         "format": _FORMAT,
         "iteration": checkpoint.iteration,
@@ -393,7 +398,7 @@ def _contents(checkpoint: Checkpoint) -> dict[str, bytes]:
         },
     }
     text = json.dumps(state, indent=2, allow_nan=False) + "\n"
-    return {STATE: text.encode(), TENSORS: tensors_to_bytes({name: tensor.cpu() for name, tensor in tensors.items()})}
+    return {STATE: text.encode(), TENSORS: tensors_to_bytes(tensors)}
 
 
 def own_json(value: Any, path: str, *, finite: bool = True) -> Any:
@@ -413,12 +418,12 @@ def own_json(value: Any, path: str, *, finite: bool = True) -> Any:
     return value
 
 
-def _own_tensor(tensor: Any, path: str) -> torch.Tensor:
+def _own_tensor(tensor: Any, path: str, device: str | None) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise _no_place(f"{path} = {tensor!r:.80}")
     if tensor.layout != torch.strided:
         raise _no_place(f"{path} of the layout {tensor.layout}")
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    return tensor.detach().to(device or tensor.device, copy=True, memory_format=torch.contiguous_format)
 
 
 def _no_place(what: str) -> TypeError:
