@@ -19,7 +19,7 @@ from maml_rl.cli.console import (
 from maml_rl.cli.listing import readable_minutes
 from maml_rl.cli.run_options import key_values, overridden, path_or_name, refuse_untrusted_code
 from maml_rl.config.catalog import find_config, name_of
-from maml_rl.config.config import Config, load_config
+from maml_rl.config.config import TASKS, Config, load_config
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.runs.atomic_files import check_output, replace_file
@@ -207,10 +207,11 @@ def _entries(options: argparse.Namespace) -> list[_Entry]:
         if Path(name).is_dir():
             continue
         path, config = _config(name, options)
-        whose = identity(make_experiment(config).config)
+        completed = make_experiment(config).config
+        whose = identity(completed)
         usual = options.output_folder / name_of(path)
         other = usual.with_name(f"{usual.name}-{whose[:8]}")
-        folder = usual if taken.get(usual, whose) == whose and _is_of(usual, config) else other
+        folder = usual if taken.get(usual, whose) == whose and _is_of(usual, config, completed) else other
         if folder == other:
             print(
                 f"{usual} has runs of other settings, or of another version; those of {name} are in {other}", flush=True
@@ -220,18 +221,20 @@ def _entries(options: argparse.Namespace) -> list[_Entry]:
     return entries
 
 
-def _is_of(folder: Path, config: Config) -> bool:
-    """Return whether all runs in a folder, if there are any, are of a config."""
-    from maml_rl.experiment.build import make_experiment
+def _is_of(folder: Path, config: Config, completed: Config) -> bool:
+    """Return whether all runs in a folder, if there are any, are of a config, which one of its runs has `completed`."""
+    from maml_rl.experiment.build import settings_of_tasks
     from maml_rl.results.comparable import read_runs
     from maml_rl.results.identity import identity
 
+    def of_seed(seed: int) -> Config:
+        # A set of tasks may depend on it.
+        own = config.override({"seed": seed})
+        return completed if own.tasks is None else completed.with_section(TASKS, settings_of_tasks(own)[1])
+
     runs = [path.parent for path in folder.glob("seed-*/config.json")]
     known = [run for group in read_runs(runs)[0] for run in (*group.runs, *group.failed)] if runs else []
-    # A set of tasks may depend on the seed.
-    return all(
-        run.identity == identity(make_experiment(config.override({"seed": run.config.seed})).config) for run in known
-    )
+    return all(run.identity == identity(of_seed(run.config.seed)) for run in known)
 
 
 def _rate(run: Path, complete: dict[Path, float]) -> float:

@@ -278,16 +278,7 @@ def make_task_distribution(
     """Make the distribution of the section `tasks`, and return it with the config that has all its settings."""
     if config.tasks is None:
         return None, config
-    name = config.tasks.get("distribution")
-    if not isinstance(name, str):
-        names = ", ".join(task_distributions())
-        raise config.error(f"add a line `distribution: ...`, one of {names}, or module:Class", "tasks")
-    try:
-        kind = find_task_distribution(name)
-    except ValueError as error:
-        raise config.error(str(error), "tasks", "distribution") from error
-    settings = config.check_section(TASKS, kind.Settings)
-    settings = kind.complete(settings, config.seed)
+    kind, settings = settings_of_tasks(config)
     family = FamilyTasks(
         config.env_name,
         env.task_space,
@@ -302,6 +293,19 @@ def make_task_distribution(
         if samples:
             distribution.check_batch(config.meta_batch_size)
     return distribution, config.with_section(TASKS, settings)
+
+
+def settings_of_tasks(config: Config) -> tuple[type[TaskDistribution], SettingsModel]:
+    """Return the distribution that the section `tasks` names, and its settings in a run of the config's seed."""
+    name = (config.tasks or {}).get("distribution")
+    if not isinstance(name, str):
+        names = ", ".join(task_distributions())
+        raise config.error(f"add a line `distribution: ...`, one of {names}, or module:Class", "tasks")
+    try:
+        kind = find_task_distribution(name)
+    except ValueError as error:
+        raise config.error(str(error), "tasks", "distribution") from error
+    return kind, kind.complete(config.check_section(TASKS, kind.Settings), config.seed)
 
 
 def _check_policy_memory(

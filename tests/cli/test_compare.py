@@ -13,7 +13,9 @@ from scipy.stats import trim_mean
 
 from maml_rl.cli import compare
 from maml_rl.cli import main as cli
+from maml_rl.config import Config
 from maml_rl.errors import NonFiniteError
+from maml_rl.experiment import build
 from maml_rl.experiment import estimate as estimating
 from maml_rl.experiment import measure as measuring
 from maml_rl.experiment import train as training
@@ -211,12 +213,19 @@ def test_no_finished_run_is_taken_for_one_of_other_settings(copied: Path) -> Non
     assert entry.folder.name == f"one-{entry.identity[:8]}"
 
 
-def test_finished_runs_are_taken_and_another_config_of_one_name_is_kept_apart(copied: Path) -> None:
+def test_finished_runs_are_taken_and_another_config_of_one_name_is_kept_apart(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Config] = []
+    make_env = build._make_env
+    monkeypatch.setattr(build, "_make_env", lambda config, **how: made.append(config) or make_env(config, **how))
     Path("b").mkdir()
     Path("b/one.yaml").write_text(json.dumps(json.loads(Path("one.yaml").read_text()) | {"gamma": 0.5}))
     first, second = compare._entries(compare_options(["one.yaml", "b/one.yaml", "--seeds", "4"]))
     assert first.folder == Path("runs/compare/one") != second.folder
     assert [run.is_dir() for run in first.runs(4)] == [True, True, True, False]
+    # Of each config, not of each run.
+    assert len(made) == 2
 
 
 def test_no_finished_run_is_taken_for_one_of_another_version_or_learners_file(copied: Path) -> None:
@@ -231,8 +240,9 @@ def test_finished_runs_with_sets_of_tasks_by_their_seeds_are_taken_again(tmp_pat
     config = config_of(tasks={"distribution": "fixed", "train": 5, "test": 3}, num_batches=1)
     for seed in range(2):
         training.train(config.override({"seed": seed}), tmp_path / f"seed-{seed}", num_workers=0)
-    assert compare._is_of(tmp_path, config)
-    assert not compare._is_of(tmp_path, config.override({"tasks": {"distribution": "fixed", "seed": 1}}))
+    assert compare._is_of(tmp_path, config, build.make_experiment(config).config)
+    other = config.override({"tasks": {"distribution": "fixed", "seed": 1}})
+    assert not compare._is_of(tmp_path, other, build.make_experiment(other).config)
 
 
 def test_experiment_without_a_finished_run_is_named_and_not_said_to_be_the_other(
