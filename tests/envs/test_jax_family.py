@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -474,7 +475,7 @@ def test_tasks_of_a_file_of_rulesets_are_its_rows_the_last_fifth_for_tests(tmp_p
     rows = np.arange(10, dtype=np.uint8)
     goals, rules, tiles = (np.tile(rows.reshape(10, *(1,) * len(s)), (1, *s)) for s in ((5,), (2, 7), (3, 2)))
     np.savez(tmp_path / "rulesets.npz", goals=goals, rules=rules, init_tiles=tiles)
-    env = XLandVectorEnv(1, rulesets=str(tmp_path / "rulesets.npz"))
+    env = XLandVectorEnv(1, rulesets=tmp_path / "rulesets.npz")
     for evaluation, expected in ((False, set(range(8))), (True, {8, 9})):
         tasks = env.sample_tasks(100, seed=0, evaluation=evaluation)
         assert {task["goal"][0] for task in tasks} == expected
@@ -544,7 +545,7 @@ def test_objects_of_xland_and_the_agent_have_a_cell_each_or_are_refused(layout: 
         ({"size": [3]}, r"size must be an integer, got \[3\]"),
         ({"tiles": 2.5}, "tiles must be an integer, got 2.5"),
         ({"rules": -1}, "each of -1 rules needs two of 4 tiles"),
-        ({"rulesets": 3}, "rulesets must be a text, got 3"),
+        ({"rulesets": 3}, "rulesets must be text, got 3"),
         ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
     ],
     ids=["list", "fraction", "negative", "text", "least"],
@@ -552,6 +553,41 @@ def test_objects_of_xland_and_the_agent_have_a_cell_each_or_are_refused(layout: 
 def test_arguments_of_a_ready_made_family_are_refused_by_name(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         make_vector_env("XLand-v0", arguments)
+
+
+def test_arguments_of_a_ready_made_family_are_of_their_annotations_or_defaults() -> None:
+    from maml_rl.envs.jax import JaxFamily, ReadyMade
+
+    got: list[Any] = []
+
+    class Mine(ReadyMade):
+        @staticmethod
+        def make(low: float = 0, most: "float" = np.inf, path: str = "", size: int | None = 3, name="x") -> JaxFamily:  # type: ignore[no-untyped-def]
+            got.append((low, most, path, size, name))
+            return counter()
+
+    for options, expected in (
+        ({}, (0, np.inf, "", 3, "x")),
+        ({"low": np.float32(0.5), "most": 2, "path": Path("a.npz"), "size": None}, (0.5, 2.0, "a.npz", None, "x")),
+        ({"low": 1, "path": None, "name": Path("b")}, (1.0, np.inf, "", 3, "b")),
+    ):
+        Mine(1, **options)
+        assert repr(got[-1]) == repr(expected)
+    for name, value, told in (("low", "1", "a number"), ("name", 1, "text")):
+        with pytest.raises(ValueError, match=f"{name} must be {told}, got {value!r}"):
+            Mine(1, **{name: value})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Brax System")
+def test_equal_limits_of_brax_are_one_velocity_and_others_an_error() -> None:
+    pytest.importorskip("brax")
+    from maml_rl.envs.jax.brax_locomotion import BraxVelVectorEnv
+
+    family = BraxVelVectorEnv.make(low=1.5, high=1.5)
+    assert family.tasks_drawn(np.random.default_rng(0), 2)["velocity"].tolist() == [1.5, 1.5]
+    for low, high, told in ((2.0, 1.0, "low must be below high"), (np.inf, np.inf, "low must be a finite number")):
+        with pytest.raises(ValueError, match=told):
+            BraxVelVectorEnv.make(low=low, high=high)
 
 
 @pytest.mark.timeout(60)

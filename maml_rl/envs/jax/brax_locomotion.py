@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from maml_rl.arguments import check_interval
+from maml_rl.arguments import check_interval, check_number
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.jax import JaxFamily, ReadyMade, drawn_evenly, of_the_extra
 
@@ -28,6 +28,8 @@ class BraxVelVectorEnv(ReadyMade):
         """Return the family."""
         if body not in _BODIES:
             raise ValueError(f"there is no body {body!r} of Brax that runs; expected {', '.join(_BODIES)}")
+        # Equal limits are one velocity.
+        limits = check_interval(low, high) if low != high else (check_number("low", low),) * 2
         # Without wrappers, it neither begins anew nor has a time limit.
         env = envs.get_environment(body, backend=physics)
 
@@ -42,7 +44,7 @@ class BraxVelVectorEnv(ReadyMade):
             return state, state.obs, reward, state.done > 0, False, {"off_velocity": off}
 
         actions, seen = spaces.Box(-1.0, 1.0, (env.action_size,)), spaces.Box(-np.inf, np.inf, (env.observation_size,))
-        draw, own = drawn_evenly({"velocity": check_interval(low, high)})
+        draw, own = drawn_evenly({"velocity": limits})
         return JaxFamily(reset, step, draw, actions, seen, 200, None, {"off_velocity": "step"}, own)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, partial
@@ -14,7 +15,6 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.arguments import check_number
 from maml_rl.arrays import copied
 from maml_rl.envs.family import DEFAULT_TASK_SEED, BatchedFamily, FamilyOptions
 from maml_rl.envs.jax.slot_functions import Carry, SlotFunctions, begin_jax
@@ -244,7 +244,7 @@ class JaxVectorEnv(BatchedFamily):
 
 
 class ReadyMade(JaxVectorEnv):
-    """N slots of a family that `make` returns for its arguments, each of which has a default and is of its type.
+    """N slots of a family that `make` returns for its arguments, each of which has a default.
 
     Equal arguments are one family, which is compiled once, and is pickled by them.
     """
@@ -258,7 +258,7 @@ class ReadyMade(JaxVectorEnv):
         cls.__signature__ = inspect.Signature([options[0], *own, options[-1]])  # type: ignore[attr-defined]
 
     def __init__(self, num_envs: int = 1, **options: Any) -> None:
-        values = [_like(each.default, each.name, options.pop(each.name, each.default)) for each in self._parameters()]
+        values = [_like(each, options.pop(each.name, each.default)) for each in self._parameters()]
         super().__init__(num_envs, self.family_of(*values), **options)
 
     @classmethod
@@ -272,16 +272,23 @@ class ReadyMade(JaxVectorEnv):
         return replace(cls.make(*values), made_by=(cls.family_of, values))
 
 
-_TYPES = {bool: "true or false", int: "an integer", str: "a text"}
+_TYPES = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "text"}
 
 
-def _like(default: Any, name: str, value: Any) -> Any:
-    """Return the value of an argument, of the type of its default."""
-    if isinstance(default, float):
-        return check_number(name, value)
+def _like(parameter: inspect.Parameter, value: Any) -> Any:
+    """Return the value of an argument, of the type that is annotated, or of that of its default."""
+    default, kind = parameter.default, parameter.annotation
+    if value is default or (value is None and default == ""):
+        return default
+    # An annotation may be a text.
+    kind = type(default).__name__ if kind is parameter.empty else getattr(kind, "__name__", kind)
     value = value.item() if isinstance(value, np.generic) else value
-    if type(value) is not type(default) and type(default) in _TYPES:
-        raise ValueError(f"{name} must be {_TYPES[type(default)]}, got {value!r}")
+    if kind == "float" and type(value) is int:
+        value = float(value)
+    elif kind == "str" and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if kind in _TYPES and type(value).__name__ != kind:
+        raise ValueError(f"{parameter.name} must be {_TYPES[kind]}, got {value!r}")
     return value
 
 
