@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -422,16 +423,35 @@ def spaces_of(family: Any) -> Any:
     return MultiTaskSampler.spaces(family)
 
 
-def test_settings_with_which_keys_give_other_numbers_are_refused(jax: Any) -> None:
-    family = counter()
-    with jax.threefry_partitionable(False), pytest.raises(ConfigError, match="jax_threefry_partitionable is off"):
+@pytest.mark.parametrize(
+    ("name", "usual", "other", "told"),
+    [
+        ("threefry_partitionable", True, False, "off"),
+        ("enable_x64", False, True, "on"),
+        ("default_prng_impl", "threefry2x32", "rbg", "rbg"),
+    ],
+)
+def test_settings_with_which_keys_give_other_numbers_are_refused_with_the_remedy(
+    name: str, usual: Any, other: Any, told: str, jax: Any
+) -> None:
+    family, use = counter(), getattr(jax, name)
+    remedy = re.escape(f"'with jax.{name}({usual!r}):'")
+    with use(other), pytest.raises(ConfigError, match=f"jax_{name} is {told}.* within {remedy}"):
         family(1)
     family(1)
     # Also once its functions are compiled.
+    with use(other), pytest.raises(ConfigError, match=f"jax_{name} is {told}"):
+        family(1)
+    with use(other), use(usual):
+        family(1)
+
+
+def test_setting_of_jax_that_changes_between_steps_is_what_the_error_names(jax: Any) -> None:
+    slots, actions = begun(counter(), [1.0]), np.ones((1, 1), np.float32)
     with jax.enable_x64(True), pytest.raises(ConfigError, match="jax_enable_x64 is on"):
-        family(1)
-    with jax.default_prng_impl("rbg"), pytest.raises(ConfigError, match="jax_default_prng_impl is rbg"):
-        family(1)
+        slots.step(actions)
+    with jax.enable_x64(True), jax.enable_x64(False):
+        slots.step(actions)
 
 
 def test_process_that_has_used_jax_is_not_forked() -> None:

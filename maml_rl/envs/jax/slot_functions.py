@@ -20,7 +20,8 @@ from maml_rl.spaces import PackedSpace, array_layout, array_writer, category_cou
 
 Tree = Any
 Functions = tuple[Callable[..., Any], Callable[..., Any]]
-# Settings of JAX that decide which numbers a key gives, as they are by default; workers know no others.
+# Settings of JAX that decide which numbers a key gives, as they are by default; workers know of no others that a
+# program sets.
 _SETTINGS = {"jax_threefry_partitionable": True, "jax_default_prng_impl": "threefry2x32", "jax_enable_x64": False}
 _REMEDIES = {
     "Tracer": "; a function of JAX has no if, while or int() of its arrays: write jnp.where, jax.lax.cond or scan",
@@ -70,6 +71,8 @@ def _watched(name: str) -> Iterator[None]:
 
     Tracing would draw once for all episodes.
     """
+    # They may have changed since the slots were made, as what is traced again then shows.
+    _check_settings()
 
     def failed(error: BaseException) -> Exception:
         remedy = next((text for kind, text in _REMEDIES.items() if type(error).__name__.startswith(kind)), "")
@@ -240,12 +243,7 @@ def begin_jax(platform: str) -> Any:
         raise ConfigError(
             "this process was forked from one that had used JAX, where JAX would hang; start it by forkserver or spawn"
         )
-    for name, usual in _SETTINGS.items():
-        if (value := getattr(jax.config, name)) != usual:
-            shown = {True: "on", False: "off"}.get(value, value)
-            raise ConfigError(
-                f"{name} is {shown}, with which the same keys give other numbers; leave it at its default"
-            )
+    _check_settings()
     try:
         with sharing_gpus():
             return jax.devices(platform)[0]
@@ -259,6 +257,16 @@ def begin_jax(platform: str) -> Any:
                 "'jax[cuda12]', or use the CPU: device='cpu'"
             )
         raise ConfigError(told) from error
+
+
+def _check_settings() -> None:
+    for name, usual in _SETTINGS.items():
+        if (value := getattr(jax.config, name)) != usual:
+            shown = {True: "on", False: "off"}.get(value, value)
+            raise ConfigError(
+                f"{name} is {shown}, with which the same keys give other numbers; leave it at its default, or make the "
+                f"sampler and sample, without prefetch, within 'with jax.{name.removeprefix('jax_')}({usual!r}):'"
+            )
 
 
 def _key(data: Any) -> Any:
