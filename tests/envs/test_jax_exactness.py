@@ -93,7 +93,12 @@ def test_family_in_jax_equals_a_plain_loop(env_id: str, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "env_id",
-    [pytest.param(name, marks=[] if name == "GymnaxPendulum-v0" else OF_HEAVY) for name in FAMILIES],
+    [
+        pytest.param(
+            name, marks=OF_HEAVY if name in HEAVY else [] if name == "GymnaxPendulum-v0" else [pytest.mark.nightly]
+        )
+        for name in FAMILIES
+    ],
 )
 def test_workers_sample_a_family_in_jax_bit_for_bit(env_id: str) -> None:
     for place in list(PLACES)[2:]:
