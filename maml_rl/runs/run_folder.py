@@ -167,9 +167,13 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             os.close(self._lock)
 
     def settle(self) -> None:
-        """Record the settings of a resumed run, which nothing has refused; one that was meant to be longer still is."""
+        """Record the settings of a resumed run, which nothing has refused; one that was meant to be longer still is.
+
+        What ended it before no longer counts.
+        """
         length = max(self._config.num_batches, load_config(self.path / CONFIG).num_batches)
         self.write(CONFIG, self._config.model_copy(update={"num_batches": length}).to_json().encode())
+        (self.path / FAILURE).unlink(missing_ok=True)
 
     def record(self, metrics: Metrics) -> None:
         """Record one more finished iteration."""
@@ -277,7 +281,6 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.iteration, self.env_steps = checkpoint.iteration, int(checkpoint.state["env_steps"])
         self.task_state, self.earlier = checkpoint.state.get(TASKS), checkpoint.earlier
         self._saved = self.iteration
-        (self.path / FAILURE).unlink(missing_ok=True)
 
     def _load_experience(self, checkpoint: Checkpoint) -> None:
         """Give the learner the experience that a checkpoint names."""

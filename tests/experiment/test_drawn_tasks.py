@@ -192,11 +192,17 @@ def test_run_with_other_tasks_in_its_file_is_not_resumed(tmp_path: Path) -> None
     save_tasks(tmp_path / "some.json", "2DNavigation-v0", [{"goal": [0.1, 0.2]}])
     config = config_of(tasks=str(tmp_path / "some.json"), num_batches=1)
     train(config, tmp_path / "run", num_workers=0)
+    failure = tmp_path / "run" / "failure.json"
+    failure.write_text('{"iteration": 1, "reason": "diverged"}')
     save_tasks(tmp_path / "some.json", "2DNavigation-v0", [{"goal": [0.1, 0.3]}])
     with pytest.raises(Exception, match="cannot be resumed with these tasks: the tasks are not those with which"):
         train(config.override({"num-batches": 2}), tmp_path / "run", num_workers=0, resume=True)
-    # It is complete, as before.
+    # It is complete, as before, and failed as before.
     assert load_config(tmp_path / "run" / "config.json").num_batches == 1
+    assert failure.exists()
+    save_tasks(tmp_path / "some.json", "2DNavigation-v0", [{"goal": [0.1, 0.2]}])
+    train(config, tmp_path / "run", num_workers=0, resume=True)
+    assert not failure.exists()
 
 
 @pytest.mark.slow
