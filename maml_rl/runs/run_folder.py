@@ -305,7 +305,8 @@ def check_resumable(path: Path, config: Config, learner: Learner) -> None:
     if before.algorithm == config.algorithm:
         settings = learner.complete(before.check_section(SECTION, learner.Settings), before)
         before = before.with_section(SECTION, settings)
-    may_change = _MAY_CHANGE | ({"evaluation-tasks"} if before.evaluate_every is None else set())
+    evaluated = before.evaluate_every is not None and config.evaluate_every is not None
+    may_change = _MAY_CHANGE | (set() if evaluated else {"evaluation-tasks"})
     changed = [key for key in config.differences(before) if key not in may_change]
     if changed:
         raise ConfigError(

@@ -69,6 +69,15 @@ def test_resumed_run_tells_which_files_have_changed_since_it_began(
     assert f"the file of 'env-name' has changed since the run in {tmp_path} began" in record.message
 
 
+def test_tasks_of_evaluations_are_compared_only_where_both_configs_have_evaluations(tmp_path: Path) -> None:
+    write_run(tmp_path, 1, config_of(evaluate_every=1, evaluation_tasks=7))
+    with pytest.raises(ConfigError, match="was made with another 'evaluation-tasks'"):
+        RunFolder(tmp_path, config_of(evaluate_every=2), learner_of(), resume=True)
+    for config in (config_of(), config_of(evaluate_every=2)):
+        with RunFolder(tmp_path, config, learner_of(), resume=True) as run:
+            run.settle()
+
+
 @pytest.mark.parametrize("files", [["config.json"], ["config.json", "system.json"], ["config.json", "metrics.jsonl"]])
 def test_run_that_an_earlier_version_had_only_begun_starts_on_resume(tmp_path: Path, files: list[str]) -> None:
     for name in files:
