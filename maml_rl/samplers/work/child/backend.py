@@ -195,14 +195,9 @@ class ProcessBackend(VectorEnvBackend):
         num_tasks, constants = len(phase.tasks), dict(phase.policy.named_buffers())
         # The policy's own parameters are sent once, in the place of those of the first task.
         alike = phase.params is None and not phase.policy.has_memory
-        if alike:
-            of_phase, is_stacked = {name: value.unsqueeze(0) for name, value in phase.policy.named_parameters()}, True
-        else:
-            with torch.no_grad():
-                of_phase, is_stacked = phase_parameters(phase.policy, num_tasks, phase.params)
-        plan = PhasePlan(
-            phase.sizes, _layout(of_phase, num_tasks if alike else None), _layout(constants), is_stacked, num_phases
-        )
+        with torch.no_grad():
+            of_phase, is_stacked = phase_parameters(phase.policy, num_tasks, phase.params)
+        plan = PhasePlan(phase.sizes, _layout(of_phase), _layout(constants), is_stacked, num_phases)
         env, policy = self.env, phase.policy
         if self._loaded is None or self._loaded[0] is not policy or self._loaded[1] != plan:
             shared = SharedPhase(env.memory, env.shared.size, plan, EnvDescription.of(env))
@@ -211,8 +206,8 @@ class ProcessBackend(VectorEnvBackend):
         shared = self._loaded[2]
         for tensors, arrays in ((of_phase, shared.parameters), (constants, shared.constants)):
             for name, tensor in tensors.items():
-                target = arrays[name][:1] if alike and tensors is of_phase else arrays[name]
-                target[...] = tensor.detach().cpu().numpy()
+                sent = slice(1) if alike and tensors is of_phase else ...
+                arrays[name][sent] = tensor.detach()[sent].cpu().numpy()
         return shared, alike
 
     def episodes(self, number: int) -> EpisodeArrays:
@@ -245,13 +240,10 @@ def _are_uneven(seconds_of: Sequence[tuple[slice, float]], parts: Sequence[slice
     return max(loads) - mean > max(_UNEVEN_SECONDS, _UNEVEN_FRACTION * mean)
 
 
-def _layout(tensors: Mapping[str, Tensor], num_tasks: int | None = None) -> Layout:
-    """Return shapes and types of tensors; with `num_tasks` for so many tasks, where the tensors are of one."""
+def _layout(tensors: Mapping[str, Tensor]) -> Layout:
+    """Return shapes and types of tensors."""
     return {
-        name: (
-            tuple(tensor.shape) if num_tasks is None else (num_tasks, *tensor.shape[1:]),
-            torch.empty(0, dtype=tensor.dtype).numpy().dtype,
-        )
+        name: (tuple(tensor.shape), torch.empty(0, dtype=tensor.dtype).numpy().dtype)
         for name, tensor in tensors.items()
     }
 
