@@ -21,8 +21,7 @@ from maml_rl.cli.main import main
 from maml_rl.config import Config, load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.envs import FAMILIES, Task, make_vector_env
-from maml_rl.envs.metaworld import MetaWorldVectorEnv, arm
-from maml_rl.envs.metaworld.arm import Arm
+from maml_rl.envs.metaworld import Arm, MetaWorldVectorEnv, benchmark_environments
 from maml_rl.errors import TaskError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.certified import find_benchmark
@@ -179,7 +178,7 @@ def test_every_environment_of_metaworld_is_a_family(metaworld: Any) -> None:
 @pytest.mark.parametrize("benchmark", ["ML10", "ML25", "ML45"])
 def test_benchmark_has_metaworlds_environments_for_training_and_for_tests(metaworld: Any, benchmark: str) -> None:
     splits = getattr(metaworld.env_dict, f"{benchmark}_V3")
-    assert arm.benchmark_environments(benchmark) == {split: tuple(splits[split]) for split in splits}
+    assert benchmark_environments(benchmark) == {split: tuple(splits[split]) for split in splits}
 
 
 def test_environments_are_drawn_equally_often_and_no_goal_twice(metaworld: Any) -> None:
@@ -282,7 +281,7 @@ def test_there_are_never_more_than_two_environments_for_each_slot(
             super().close()
             alive -= 1
 
-    monkeypatch.setattr("maml_rl.envs.metaworld.benchmark.Arm", Counted)
+    monkeypatch.setattr("maml_rl.envs.metaworld.Arm", Counted)
     env = make_vector_env(ML10, {}, 2)
     tasks = env.sample_tasks(10, seed=0)
     for first in range(0, 10, 2):
@@ -371,7 +370,7 @@ def test_metaworld_beside_the_extra_fast_names_both_versions_of_mujoco(monkeypat
     package.env_dict = ModuleType("metaworld.env_dict")  # type: ignore[attr-defined]
     for module in (package, package.env_dict):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(arm, "requires", lambda name: ["numpy>=1", "mujoco==3.0.1"])
+    monkeypatch.setattr("maml_rl.envs.metaworld.requires", lambda name: ["numpy>=1", "mujoco==3.0.1"])
     with pytest.raises(
         DependencyNotInstalled, match=rf"needs MuJoCo 3\.0\.1, and {mujoco.__version__} is .*without the extra fast"
     ):
