@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.arrays import as_floats, as_integers, copied, write_one_hot
-from maml_rl.envs.drawing import Color, draw_grid
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import AT_MOST_1, RecordedInfos, Task, ValueRanges
 from maml_rl.envs.task_entries import TaskEntry, is_cell
@@ -25,7 +24,11 @@ from maml_rl.seeding import SlotStreams
 Floats = NDArray[np.float64]
 Cells = NDArray[np.int64]
 
-_GOAL, _KEY = (200, 60, 50), (220, 170, 40)
+Color = tuple[int, int, int]
+
+# In pictures, which have this many pixels along their longer side.
+_GOAL, _KEY, _FLOOR, _AGENT = (200, 60, 50), (220, 170, 40), (40, 40, 48), (240, 240, 240)
+_PIXELS = 256
 
 
 class GridFamily(BatchedFamily):
@@ -102,10 +105,15 @@ class GridFamily(BatchedFamily):
         return int(cell[0]), int(cell[1])
 
     def _render_slot(self, slot: int) -> NDArray[np.uint8]:
-        colors = {self._to_picture(self.tasks[name][slot]): color for name, color in self.colors.items()}
         corners = np.array([self._to_picture(np.zeros(2)), self._to_picture(self._last)])
-        rows, columns = (corners.max(axis=0) + 1).tolist()
-        return draw_grid((rows, columns), colors, np.array(self._to_picture(self._cells[slot])))
+        grid = np.full((*corners.max(axis=0) + 1, 3), _FLOOR, np.uint8)
+        for name, color in self.colors.items():
+            grid[self._to_picture(self.tasks[name][slot])] = color
+        side = _PIXELS // max(grid.shape[:2])
+        pixels = grid.repeat(side, 0).repeat(side, 1)
+        (row, column), margin = np.array(self._to_picture(self._cells[slot])) * side, side // 4
+        pixels[row + margin : row + side - margin, column + margin : column + side - margin] = _AGENT
+        return pixels
 
 
 # Stay, up, right, down, left; along x and y.

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_interval
 from maml_rl.arrays import as_floats, as_singles
-from maml_rl.envs.drawing import GOAL_COLOR, PATH_COLOR, START_COLOR, Canvas
-from maml_rl.envs.families.point import PointFamily, PointOptions
+from maml_rl.envs.families.point import GOAL_COLOR, PATH_COLOR, START_COLOR, Canvas, PointFamily, PointOptions
 from maml_rl.envs.family import FamilyOptions, one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE, RecordedInfos
 from maml_rl.envs.task_space import TaskParameter, TaskSpace

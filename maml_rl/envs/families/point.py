@@ -5,6 +5,7 @@ https://arxiv.org/abs/1810.06784, and Ni et al. 2022, https://arxiv.org/abs/2110
 with them.
 """
 
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, Unpack, get_args
 
 import numpy as np
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
 from maml_rl.arrays import as_floats, copied
-from maml_rl.envs.drawing import GOAL_COLOR, PATH_COLOR, START_COLOR, Canvas
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import AT_MOST_1, NEVER_POSITIVE, RecordedInfos, Task
 from maml_rl.envs.task_entries import TaskEntry
@@ -21,6 +21,42 @@ from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
 Floats = NDArray[np.float64]
+Color = tuple[int, int, int]
+
+START_COLOR, GOAL_COLOR, PATH_COLOR = (110, 110, 110), (200, 60, 50), (40, 90, 180)
+
+
+class Canvas:
+    """A white square picture of the plane, y upward.
+
+    Args:
+        size: pixels along each side.
+        reach: the picture shows [-reach, reach] on both axes.
+    """
+
+    def __init__(self, size: int, reach: float) -> None:
+        self.pixels = np.full((size, size, 3), 255, np.uint8)
+        self._reach = reach
+        self._rows, self._columns = np.mgrid[:size, :size]
+
+    def disc(self, center: Floats, radius: int, color: Color) -> None:
+        """Fill a disc; `radius` in pixels."""
+        row, column = self._to_pixel(center)
+        self.pixels[(self._rows - row) ** 2 + (self._columns - column) ** 2 <= radius**2] = color
+
+    def line(self, points: Floats, color: Color) -> None:
+        """Connect `points` (n, 2)."""
+        size = len(self.pixels)
+        for start, stop in pairwise(points):
+            ends = np.array([self._to_pixel(start), self._to_pixel(stop)])
+            count = int(np.abs(ends[1] - ends[0]).max()) + 1
+            rows, columns = np.rint(np.linspace(ends[0], ends[1], count)).astype(int).T
+            inside = (rows >= 0) & (rows < size) & (columns >= 0) & (columns < size)
+            self.pixels[rows[inside], columns[inside]] = color
+
+    def _to_pixel(self, point: Floats) -> tuple[float, float]:
+        scale = (len(self.pixels) - 1) / (2.0 * self._reach)
+        return (self._reach - float(point[1])) * scale, (self._reach + float(point[0])) * scale
 
 
 class PointOptions(FamilyOptions, total=False):

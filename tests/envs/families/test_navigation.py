@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maml_rl.envs.drawing import GOAL_COLOR, PATH_COLOR, START_COLOR
 from maml_rl.envs.families.navigation import Navigation2DEnv, Navigation2DVectorEnv, PixelNavigationVectorEnv
+from maml_rl.envs.families.point import GOAL_COLOR, PATH_COLOR, START_COLOR
 
 coordinates = st.floats(-0.5, 0.5)
 actions = st.tuples(st.floats(-1.0, 1.0), st.floats(-1.0, 1.0))
