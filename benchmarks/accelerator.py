@@ -34,7 +34,7 @@ from maml_rl.config.catalog import find_config, find_run
 from maml_rl.config.config import Config, load_config
 from maml_rl.config.placement import Placement
 from maml_rl.envs.make_env import Recipe
-from maml_rl.envs.mujoco.models import load_model
+from maml_rl.envs.mujoco.mujoco_family import load_model
 from maml_rl.envs.mujoco.physics import make_physics
 from maml_rl.envs.mujoco.planar import HalfCheetahFamily, Walker2DFamily
 from maml_rl.envs.mujoco.warp_physics import WarpLimits

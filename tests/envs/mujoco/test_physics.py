@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.error import DependencyNotInstalled
 
-from maml_rl.envs.mujoco.models import load_model
+from maml_rl.envs.mujoco.mujoco_family import load_model
 from maml_rl.envs.mujoco.physics import make_physics
 
 NUM_SIMS = 6

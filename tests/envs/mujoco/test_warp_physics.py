@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from maml_rl.envs.mujoco.models import load_model
+from maml_rl.envs.mujoco.mujoco_family import load_model
 from maml_rl.envs.mujoco.physics import make_physics
 from maml_rl.envs.mujoco.planar import HalfCheetahFamily, Walker2DFamily, Walker2DRandParamsVectorEnv
 from maml_rl.envs.mujoco.warp_physics import WarpLimits

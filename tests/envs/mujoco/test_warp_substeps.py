@@ -4,7 +4,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from maml_rl.envs.mujoco.models import load_model
+from maml_rl.envs.mujoco.mujoco_family import load_model
 from tests.envs.mujoco.test_warp_physics import both, visited
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
