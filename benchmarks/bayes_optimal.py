@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from maml_rl.envs.families.grids import ELSEWHERE, MOVES, ON_GOAL
-from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.observing import LastStepParts
 from maml_rl.policies.classical.counting import CountingPolicy
 from maml_rl.policies.heads import Params
 from maml_rl.policies.policy import Memory

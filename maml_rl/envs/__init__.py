@@ -2,9 +2,9 @@
 
 from maml_rl.envs.calls import Retry
 from maml_rl.envs.checking import check_meta_env
-from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaEnv, MetaVectorEnv, StepBuffers, Task
+from maml_rl.envs.observing import LastStepParts
 from maml_rl.envs.registration import FAMILIES, FamilySpec, register_families
 from maml_rl.envs.sample_task_on_reset import SampleTaskOnReset, SampleTaskOnResetVector
 from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace

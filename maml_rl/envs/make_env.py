@@ -29,9 +29,8 @@ from maml_rl.envs.calls import (
 from maml_rl.envs.checking import require_task_methods
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.global_generators import construct
-from maml_rl.envs.last_step import LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, declared
-from maml_rl.envs.observing import TaskObservationVectorEnv
+from maml_rl.envs.observing import LastStepVectorEnv, TaskObservationVectorEnv
 from maml_rl.envs.registration import FAMILIES, FamilySpec, find_spec
 from maml_rl.envs.serial import SerialVectorEnv
 from maml_rl.envs.threaded import ThreadedVectorEnv, not_thread_safe

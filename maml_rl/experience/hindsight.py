@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from maml_rl.envs.family import BatchedFamily
-from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.observing import LastStepParts
 from maml_rl.envs.task_entries import parse_tasks
 from maml_rl.episode.steps import Steps
 from maml_rl.errors import AlgorithmError

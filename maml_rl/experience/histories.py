@@ -18,9 +18,9 @@ from torch import Tensor
 
 from maml_rl.arguments import check_count
 from maml_rl.envs.family import BatchedFamily
-from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.observing import LastStepParts
 from maml_rl.envs.task_space import family_of
 from maml_rl.episode.steps import INFO, Steps
 from maml_rl.episode.task_episodes import TaskEpisodes

@@ -18,9 +18,9 @@ from maml_rl.baseline import make_baseline
 from maml_rl.config.catalog import find_run
 from maml_rl.config.config import Config
 from maml_rl.config.settings import SettingsModel
-from maml_rl.envs.last_step import LastStepParts
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import EnvDescription, Task
+from maml_rl.envs.observing import LastStepParts
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, UsersCode, explain
 from maml_rl.experience.minari_data_set import dataset_id, require_describable, require_minari, write_data_set

@@ -16,8 +16,8 @@ from torch import Tensor
 from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import EpisodeStore, cut
-from maml_rl.envs.last_step import LastStepParts, LastStepVectorEnv
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
+from maml_rl.envs.observing import LastStepParts, LastStepVectorEnv
 from maml_rl.envs.task_space import task_key
 from maml_rl.episode.steps import Steps
 from maml_rl.errors import CheckpointError, ConfigError

@@ -16,7 +16,7 @@ from maml_rl import functional
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, StepSize
 from maml_rl.derivatives import EpisodeStore
-from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.observing import LastStepParts
 from maml_rl.experience import Replay, Steps
 from maml_rl.metalearners.memory_settings import MemorySettings, refuse_hidden_rewards
 from maml_rl.metalearners.replay_learner import refuse_small_replay

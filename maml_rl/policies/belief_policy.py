@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from maml_rl.arguments import check_count
-from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.observing import LastStepParts
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, within
 from maml_rl.policies.memory_policy import Enter, Leave, MemoryStep

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.observing import LastStepParts
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, within

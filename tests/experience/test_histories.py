@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from maml_rl import MultiTaskSampler
-from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.observing import LastStepParts
 from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experience import Histories

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from maml_rl.config import Config, load_config
 from maml_rl.config.yaml_source import Mapping
 from maml_rl.envs import make_vector_env
-from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.observing import LastStepParts
 from maml_rl.errors import AlgorithmError, ConfigError
 from maml_rl.experience.hindsight import Hindsight
 from maml_rl.experiment.build import make_experiment

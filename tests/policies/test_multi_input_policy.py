@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.baseline import LinearFeatureBaseline, make_baseline
 from maml_rl.envs import make_vector_env
-from maml_rl.envs.last_step import LastStepVectorEnv
+from maml_rl.envs.observing import LastStepVectorEnv
 from maml_rl.episode import TaskEpisodes
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train

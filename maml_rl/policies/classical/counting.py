@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from maml_rl.arguments import check_count, check_number
-from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.observing import LastStepParts
 from maml_rl.policies.heads import Params
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.policy import Acted, Memory

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.arguments import check_count, check_number, check_positive
-from maml_rl.envs.last_step import LastStepParts
+from maml_rl.envs.observing import LastStepParts
 from maml_rl.policies.classical.counting import CountingPolicy, check_fraction
 from maml_rl.policies.distributions import invert_gamma, invert_normal
 from maml_rl.policies.heads import Params

@@ -10,8 +10,8 @@ from device_phases import Counting, policy_for, require_close, require_same_when
 from maml_rl import MultiTaskSampler
 from maml_rl.arrays import copied
 from maml_rl.config.placement import Placement
-from maml_rl.envs.last_step import LastStepVectorEnv
 from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, Recipe, make_vector_env
+from maml_rl.envs.observing import LastStepVectorEnv
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.errors import ConfigError, TaskError
 from maml_rl.policies import get_policy_for_env
