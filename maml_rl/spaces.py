@@ -73,20 +73,19 @@ class ArrayElements:
             path: keys and indices that lead to it, for messages.
             what: it is, for messages.
         """
-        where = f" at {_name(path)}" if path else ""
         try:
             array = np.asarray(value)
         # Lists of different lengths; and an object's own methods may raise anything.
         except Exception as error:
-            raise ValueError(f"{what}{where} that is not an array, {str(value)[:80]} ({error})") from error
+            raise ValueError(f"{what}{_at(path)} that is not an array, {str(value)[:80]} ({error})") from error
         # A plain assignment would broadcast a smaller array, and truncate floats to bytes.
         if array.shape != self._shape or not np.can_cast(array.dtype, self._dtype, "same_kind"):
             raise ValueError(
-                f"{what} of shape {array.shape} and dtype {array.dtype}{where}; its space is {self._space}"
+                f"{what} of shape {array.shape} and dtype {array.dtype}{_at(path)}; its space is {self._space}"
             )
         if not self.contain(array):
             index = tuple(np.argwhere(self._outside(array))[0].tolist())
-            at = f"{where or ' at '}{list(index)}" if index else where
+            at = f"{_at(path) or ' at '}{list(index)}" if index else _at(path)
             raise ValueError(f"{what} with {array[index]}{at}, outside of its space {self._space}")
         return array
 
@@ -155,22 +154,43 @@ class _Part:
             start += size
         return tuple(parts)
 
-    def write(self, element: Any, out: NDArray[Any]) -> None:
-        """Write the part of an element into the vector or row of the whole."""
-        raise NotImplementedError
-
-    def _where(self) -> str:
-        return f" at {_name(self.path)}" if self.path else ""
-
-
-class _FlatPart(_Part):
-    def write(self, element: Any, out: NDArray[Any]) -> None:
+    def write_numbers(self, element: Any, vector: NDArray[Any]) -> None:
+        """Write the part of an element into the vector (D,) of the whole."""
         assert self.elements is not None
-        array, vector = self.elements.array(value_at(element, self.path), self.path), out[self.place]
+        array, out = self.elements.array(value_at(element, self.path), self.path), vector[self.place]
         if isinstance(self.space, spaces.Box | spaces.MultiBinary):
-            vector[:] = array.ravel()
+            out[:] = array.ravel()
         else:
-            write_flat(self.space, array[None], vector[None])
+            write_flat(self.space, array[None], out[None])
+
+    def write_bytes(self, element: Any, row: NDArray[Any]) -> None:
+        """Write the part of an element into the row (D,) of the whole."""
+        value, out = value_at(element, self.path), row[self.place]
+        if self.elements is None:
+            assert isinstance(self.space, spaces.Text)
+            if fault := _text_fault(self.space, value):
+                raise ValueError(f"{fault}{_at(self.path)}")
+            encoded = value.encode()
+            out[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+            out[len(encoded) :] = 0
+            return
+        array = np.ascontiguousarray(self.elements.array(value, self.path, "an array"), self.space.dtype)
+        # Nobody sees the numbers among the bytes later.
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"numbers that are not finite{_at(self.path)}: {array}")
+        out[:] = array.reshape(-1).view(np.uint8)
+
+    def read_bytes(self, rows: NDArray[np.uint8], where: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """Return the part of each of `rows` (N, D), (N, ...), the caller's own."""
+        # Even of one row, whose bytes may be in memory that others overwrite.
+        own = rows[:, self.place].copy()
+        if self.elements is not None:
+            shape, dtype = array_layout(self.space)
+            return own.view(dtype).reshape(len(rows), *shape)
+        texts = np.full(len(rows), None, object)
+        for number in range(len(rows)) if where is None else np.flatnonzero(where).tolist():
+            texts[number] = own[number].tobytes().rstrip(b"\0").decode()
+        return texts
 
 
 class ObservationFlattener:
@@ -183,9 +203,8 @@ class ObservationFlattener:
     def __init__(self, space: Space) -> None:
         for path, part in leaves(space):
             if not isinstance(part, _ARRAYS):
-                where = f" at {_name(path)}" if path else ""
-                raise TypeError(f"unsupported space {part}{where}: expected {_PARTS}")
-        self._parts = _FlatPart.all_of(space, spaces.flatdim)
+                raise TypeError(f"unsupported space {part}{_at(path)}: expected {_PARTS}")
+        self._parts = _Part.all_of(space, spaces.flatdim)
         if not self._parts:
             raise TypeError(f"unsupported space {space}: it has no parts")
         flat = spaces.flatten_space(space)
@@ -195,7 +214,7 @@ class ObservationFlattener:
     def write(self, observation: Any, vector: NDArray[Any]) -> None:
         """Write an observation into `vector` (D,)."""
         for part in self._parts:
-            part.write(observation, vector)
+            part.write_numbers(observation, vector)
 
 
 def category_counts(space: Space) -> list[int]:
@@ -253,38 +272,6 @@ def mask_of(action_space: Space) -> slice | None:
     return action_space.mask if isinstance(action_space, PaddedBox) else None
 
 
-class PackedField(_Part):
-    """One part of an element of a `PackedSpace`: `path`, `space`, and `place`, its bytes in the row."""
-
-    def write(self, element: Any, out: NDArray[Any]) -> None:
-        value, row = value_at(element, self.path), out[self.place]
-        if self.elements is None:
-            assert isinstance(self.space, spaces.Text)
-            if fault := _text_fault(self.space, value):
-                raise ValueError(f"{fault}{self._where()}")
-            encoded = value.encode()
-            row[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-            row[len(encoded) :] = 0
-            return
-        array = np.ascontiguousarray(self.elements.array(value, self.path, "an array"), self.space.dtype)
-        # Nobody sees the numbers among the bytes later.
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"numbers that are not finite{self._where()}: {array}")
-        row[:] = array.reshape(-1).view(np.uint8)
-
-    def read(self, rows: NDArray[np.uint8], where: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """Return the part of each of `rows` (N, D), (N, ...), the caller's own."""
-        # Even of one row, whose bytes may be in memory that others overwrite.
-        own = rows[:, self.place].copy()
-        if self.elements is not None:
-            shape, dtype = array_layout(self.space)
-            return own.view(dtype).reshape(len(rows), *shape)
-        texts = np.full(len(rows), None, object)
-        for number in range(len(rows)) if where is None else np.flatnonzero(where).tolist():
-            texts[number] = own[number].tobytes().rstrip(b"\0").decode()
-        return texts
-
-
 class PackedSpace(spaces.Box):
     """Elements with text or images in them as bytes (D,), which is what arrays, shared memory and tensors hold.
 
@@ -297,7 +284,7 @@ class PackedSpace(spaces.Box):
     """
 
     def __init__(self, own: Space) -> None:
-        self.own, self.fields = own, PackedField.all_of(own, _num_bytes)
+        self.own, self.fields = own, _Part.all_of(own, _num_bytes)
         super().__init__(0, 255, (self.fields[-1].place.stop if self.fields else 0,), np.uint8)
 
     def __repr__(self) -> str:
@@ -311,7 +298,7 @@ class PackedSpace(spaces.Box):
     def write(self, element: Any, row: NDArray[Any]) -> None:
         """Write an element of `own` into `row` (D,)."""
         for field in self.fields:
-            field.write(element, row)
+            field.write_bytes(element, row)
 
     def read(self, rows: Any, where: NDArray[np.bool_] | None = None) -> Any:
         """Return what rows hold, as recorded episodes have them.
@@ -327,12 +314,12 @@ class PackedSpace(spaces.Box):
         array = np.asarray(rows)
         flat, lead = array.reshape(-1, array.shape[-1]), array.shape[:-1]
         of_rows = None if where is None else where.reshape(-1)
-        parts = {field.path: field.read(flat, of_rows) for field in self.fields}
+        parts = {field.path: field.read_bytes(flat, of_rows) for field in self.fields}
         return _gather(self.own, (), {path: part.reshape(*lead, *part.shape[1:]) for path, part in parts.items()})
 
     def element(self, row: NDArray[np.uint8]) -> Any:
         """Return the element of `own` that a single row (D,) holds."""
-        return _gather(self.own, (), {field.path: field.read(row[None], None)[0] for field in self.fields})
+        return _gather(self.own, (), {field.path: field.read_bytes(row[None], None)[0] for field in self.fields})
 
 
 def _gather(space: Space, path: tuple[Any, ...], parts: dict[tuple[Any, ...], Any]) -> Any:
@@ -492,3 +479,7 @@ def value_at(element: Any, path: Sequence[Any]) -> Any:
 
 def _name(path: Sequence[Any]) -> str:
     return "".join(f"[{key!r}]" for key in path)
+
+
+def _at(path: Sequence[Any]) -> str:
+    return f" at {_name(path)}" if path else ""
