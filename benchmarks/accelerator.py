@@ -37,7 +37,6 @@ from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.mujoco.mujoco_family import load_model
 from maml_rl.envs.mujoco.physics import make_physics
 from maml_rl.envs.mujoco.planar import HalfCheetahFamily, Walker2DFamily
-from maml_rl.envs.mujoco.warp_physics import WarpLimits
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.in_processes import in_processes
@@ -136,7 +135,7 @@ def agreement(session: Session) -> None:
                 states.append((qpos.copy(), qvel.copy(), controls))
             plain.step(controls, 5)
         before, speed, controls = (np.concatenate(parts) for parts in zip(*states, strict=True))
-        ours = make_physics(model, len(before), "warp", 1, WarpLimits(str(session.device)))
+        ours = make_physics(model, len(before), "warp", device=str(session.device))
         theirs = make_physics(model, len(before), "mujoco")
         found = {}
         for physics in (ours, theirs):

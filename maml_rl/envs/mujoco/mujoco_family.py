@@ -20,7 +20,6 @@ from maml_rl.arrays import copied, namespace
 from maml_rl.envs.family import BatchedFamily, FamilyOptions
 from maml_rl.envs.mujoco.physics import Floats, Mask, PhysicsOptions, make_physics
 from maml_rl.envs.mujoco.rendering import Renderer
-from maml_rl.envs.mujoco.warp_physics import WarpLimits
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.seeding import SlotStreams
 
@@ -30,11 +29,7 @@ if TYPE_CHECKING:
 _ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
 
-class _Options(FamilyOptions, PhysicsOptions, total=False):
-    """Keyword arguments of `MujocoFamily` that are for its base or its physics."""
-
-
-class MujocoOptions(_Options, total=False):
+class MujocoOptions(FamilyOptions, PhysicsOptions, total=False):
     """Keyword arguments that every MuJoCo family takes; see `MujocoFamily`."""
 
     normalization_scale: float
@@ -86,17 +81,11 @@ class MujocoFamily(BatchedFamily):
     # Of velocities along x, and then along y.
     velocity_terms: ClassVar[tuple[str, ...]] = ("x_velocity",)
 
-    def __init__(
-        self,
-        num_envs: int,
-        entries: Mapping[str, TaskEntry],
-        *,
-        normalization_scale: float = 1.0,
-        **options: Unpack[_Options],
-    ) -> None:
+    def __init__(self, num_envs: int, entries: Mapping[str, TaskEntry], **options: Unpack[MujocoOptions]) -> None:
         others: dict[str, Any] = {**options}
         physics = {name: others.pop(name) for name in options if name in PhysicsOptions.__annotations__}
-        scale, model = check_positive("normalization_scale", normalization_scale), self.body_model()
+        scale = check_positive("normalization_scale", others.pop("normalization_scale", 1.0))
+        model = self.body_model()
         super().__init__(
             num_envs,
             spaces.Box(-np.inf, np.inf, (self.observation_size,), np.float32),
@@ -106,8 +95,7 @@ class MujocoFamily(BatchedFamily):
         )
         self.model = model
         self.dt: float = model.opt.timestep * self.substeps
-        engine, num_threads = physics.pop("engine", "auto"), physics.pop("num_threads", 1)
-        self.physics = make_physics(model, num_envs, engine, num_threads, WarpLimits(**physics))
+        self.physics = make_physics(model, num_envs, **physics)
         self._bind_fields()
         self._lowest, self._highest = model.actuator_ctrlrange.T.copy()
         self._center, self._gain = (self._lowest + self._highest) / 2.0, (self._highest - self._lowest) / (2.0 * scale)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.dependencies import requirements
-from maml_rl.envs.mujoco.warp_physics import WarpLimits, WarpPhysics
+from maml_rl.envs.mujoco.warp_physics import WarpPhysics
 
 Engine = Literal["auto", "mjbatch", "mujoco", "warp"]
 Mask = NDArray[np.bool_]
@@ -44,7 +44,7 @@ _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
 class PhysicsOptions(TypedDict, total=False):
-    """Keyword arguments for the physics of a family; see `make_physics` and `WarpLimits`."""
+    """Keyword arguments for the physics of a family; see `make_physics`."""
 
     engine: Engine
     num_threads: int
@@ -58,7 +58,10 @@ def make_physics(
     num_sims: int,
     engine: Engine = "auto",
     num_threads: int = 1,
-    limits: WarpLimits = WarpLimits(),  # noqa: B008 - frozen
+    *,
+    device: str | None = None,
+    max_contacts: int | None = None,
+    max_constraints: int | None = None,
 ) -> Physics | WarpPhysics:
     """Make a batch of simulations; `set_state` them before the first step.
 
@@ -67,20 +70,23 @@ def make_physics(
         num_sims: N.
         engine: "mjbatch", "mujoco", "warp", or "auto" for mjbatch where it can be imported, else mujoco.
         num_threads: number of threads that step the simulations, for the first two.
-        limits: of "warp", which alone computes on a device.
+        device: of "warp", which alone computes on one; see `WarpPhysics`, as for the other limits.
+        max_contacts: of "warp".
+        max_constraints: of "warp".
     """
     if engine not in get_args(Engine):
         raise ValueError(f"unknown engine {engine!r}; expected one of {', '.join(get_args(Engine))}")
     num_sims, num_threads = check_count("num_sims", num_sims), check_count("num_threads", num_threads)
+    limits = device, max_contacts, max_constraints
     if engine == "warp":
         try:
-            return WarpPhysics(model, num_sims, limits)
+            return WarpPhysics(model, num_sims, *limits)
         except ImportError as error:
             raise DependencyNotInstalled(
                 f"engine 'warp' cannot be imported ({error}); run pip install 'maml-rl[gpu]', or take another engine"
             ) from error
     # With "auto" the limits count where a device is chosen.
-    if limits != WarpLimits() and engine != "auto":
+    if limits != (None, None, None) and engine != "auto":
         raise ValueError(f"device, max_contacts and max_constraints are for engine 'warp', got engine {engine!r}")
     if engine != "mujoco":
         try:

@@ -120,32 +120,26 @@ class Walker2DDirVectorEnv(DirectionTasks, Walker2DFamily):
     task_description = "direction: 1 to walk forward, -1 to walk backward, each with probability 1/2"
 
 
-class SwimmerFamily(MujocoFamily):
-    """Base of the swimmer families: everything except the task's part of the reward.
+class SwimmerVelVectorEnv(VelocityTasks):
+    """Swim at the velocity of the task: -|v - velocity| - 0.0001 |a|^2; see `VelocityTasks` for the arguments.
 
     Start states and observations are those of Gymnasium's Swimmer-v5: qpos[2:] (3) and qvel (5); the model's own state
-    with U(-0.1, 0.1) added to positions and velocities. A step is four substeps, 0.04 s. Episodes never terminate. The
-    reward is that of the task minus 0.0001 |a|^2.
+    with U(-0.1, 0.1) added to positions and velocities. A step is four substeps, 0.04 s. Episodes never terminate.
     """
-
-    model_file, observation_size = "swimmer.xml", 8
-    substeps, uniform_velocities, control_cost = 4, True, 1e-4
-
-    def _write_observations(self, out: NDArray[Any]) -> None:
-        out[:, :3] = self._qpos[:, 2:]
-        out[:, 3:] = self._qvel
-
-
-class SwimmerVelVectorEnv(VelocityTasks, SwimmerFamily):
-    """Swim at the velocity of the task: -|v - velocity| - 0.0001 |a|^2; see `VelocityTasks` for the arguments."""
 
     value_ranges = NEVER_POSITIVE
     task_description = "velocity: forward speed to keep in m/s, uniform in [0.1, 0.2]"
+    model_file, observation_size = "swimmer.xml", 8
+    substeps, uniform_velocities, control_cost = 4, True, 1e-4
 
     def __init__(
         self, num_envs: int = 1, *, low: float = 0.1, high: float = 0.2, **options: Unpack[MujocoOptions]
     ) -> None:
         super().__init__(num_envs, low=low, high=high, **options)
+
+    def _write_observations(self, out: NDArray[Any]) -> None:
+        out[:, :3] = self._qpos[:, 2:]
+        out[:, 3:] = self._qvel
 
 
 HalfCheetahVelEnv = one_slot(HalfCheetahVelVectorEnv)

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -34,21 +33,6 @@ _NOT_COMPUTED = ("qacc_smooth", "qLD", "qLDiagInv", "energy", "cam_xpos", "cam_x
 _DERIVED = ("body_subtreemass", "dof_invweight0", "body_invweight0", "actuator_acc0")
 # Devices for which this process has compiled or loaded the kernels.
 _ready: set[str] = set()
-
-
-@dataclass(frozen=True, slots=True)
-class WarpLimits:
-    """Where simulations are, and the room for their contacts.
-
-    Attributes:
-        device: where they are computed, and their fields are tensors; None for NumPy arrays and the CPU.
-        max_contacts: contacts of a simulation, on average over all of them; None for as many as there can be.
-        max_constraints: rows of constraints of each simulation; None for as many as there can be.
-    """
-
-    device: str | None = None
-    max_contacts: int | None = None
-    max_constraints: int | None = None
 
 
 class _WarpDevice:
@@ -141,20 +125,29 @@ class WarpPhysics:
     Args:
         model: of all simulations.
         num_sims: N.
-        limits: where they are, and the room for their contacts.
+        device: where they are computed, and their fields are tensors; None for NumPy arrays and the CPU.
+        max_contacts: contacts of a simulation, on average over all of them; None for as many as there can be.
+        max_constraints: rows of constraints of each simulation; None for as many as there can be.
     """
 
     engine = "warp"
 
-    def __init__(self, model: mujoco.MjModel, num_sims: int, limits: WarpLimits) -> None:
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        num_sims: int,
+        device: str | None = None,
+        max_contacts: int | None = None,
+        max_constraints: int | None = None,
+    ) -> None:
         import mujoco_warp
         import torch
         import warp
 
         self._mjw, self._wp, self._torch = mujoco_warp, warp, torch
-        self._arguments = model, num_sims, limits
-        self._warp = _WarpDevice(limits.device)
-        self.device, self._on_cuda, self._as_numpy = self._warp.device, self._warp.is_cuda, limits.device is None
+        self._arguments = model, num_sims, device, max_contacts, max_constraints
+        self._warp = _WarpDevice(device)
+        self.device, self._on_cuda, self._as_numpy = self._warp.device, self._warp.is_cuda, device is None
         # MuJoCo Warp never resets a simulation by itself.
         self._host = copy.copy(model)
         self._host.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
@@ -163,8 +156,8 @@ class WarpPhysics:
             self._host.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
         contacts, rows = _room_for(model)
         self._sizes = (
-            contacts if limits.max_contacts is None else check_count("max_contacts", limits.max_contacts),
-            rows if limits.max_constraints is None else check_count("max_constraints", limits.max_constraints),
+            contacts if max_contacts is None else check_count("max_contacts", max_contacts),
+            rows if max_constraints is None else check_count("max_constraints", max_constraints),
         )
         with self._warp.here():
             warp_model = self._put_model({})
@@ -318,16 +311,13 @@ class WarpPhysics:
         }
         return frozen, [(tensor, tensor.clone()) for tensor in live.values()]
 
-    def _restore(self, kept: tuple[Tensor, list[tuple[Tensor, Tensor]]] | None) -> None:
+    def _finish(self, kept: tuple[Tensor, list[tuple[Tensor, Tensor]]] | None) -> None:
+        """Restore what must not change; refuse an overflow where reading it waits for nothing."""
         if kept is not None:
             frozen, tensors = kept
             for tensor, before in tensors:
                 rows = frozen.reshape(-1, *(1,) * (tensor.dim() - 1))
                 tensor.copy_(self._torch.where(rows, before, tensor))
-
-    def _finish(self, kept: tuple[Tensor, list[tuple[Tensor, Tensor]]] | None) -> None:
-        """Restore what must not change; refuse an overflow where reading it waits for nothing."""
-        self._restore(kept)
         if self._as_numpy:
             self.refuse_overflow(*map(bool, self.take_overflow().tolist()))
 

@@ -118,52 +118,41 @@ class _Problem:
     overflow: wp.array[int]
 
 
-class NewtonSolver:
-    """Finds the accelerations and the forces of constraints, as `fwd_acceleration` and `solve` of MuJoCo Warp.
+def _can_solve(model: Any) -> bool:
+    """Return whether a model of MuJoCo Warp has Newton's method, pyramidal cones and dense Jacobians."""
+    return (
+        model.opt.solver == mjw.SolverType.NEWTON
+        and model.opt.cone == mjw.ConeType.PYRAMIDAL
+        and not model.is_sparse
+        and model.nv > 0
+        and not model.opt.disableflags & mjw.DisableBit.WARMSTART
+    )
 
-    Args:
-        model: of MuJoCo Warp, of which `can_solve` is true.
-        data: of MuJoCo Warp.
-    """
 
-    def __init__(self, model: Any, data: Any) -> None:
-        efc, sims, size, rows = data.efc, data.nworld, model.nv, data.njmax
-        problem: Any = _Problem()
-        self._problem, self._num_sims = problem, sims
-        problem.size, problem.most_rows = size, rows
-        problem.iterations, problem.line_iterations = model.opt.iterations, model.opt.ls_iterations
-        problem.tolerance, problem.line_tolerance = model.opt.tolerance, model.opt.ls_tolerance
-        problem.mean_inertia = model.stat.meaninertia
-        problem.inertia_start, problem.inertia_column = model.M_mulm_rowadr, model.M_mulm_col
-        problem.inertia_place, problem.inertia_element = model.M_mulm_madr, model.M_elemid
-        problem.num_equalities, problem.num_frictions, problem.num_rows = data.ne, data.nf, data.nefc
-        problem.jacobian, problem.weight, problem.reference, problem.friction = efc.J, efc.D, efc.aref, efc.frictionloss
-        problem.inertia, problem.start = data.M, data.qacc_warmstart
-        problem.passive_force, problem.bias_force = data.qfrc_passive, data.qfrc_bias
-        problem.actuator_force, problem.smooth_force = data.qfrc_actuator, data.qfrc_smooth
-        problem.residual, problem.speed, problem.active_weight = (wp.zeros((sims, rows), dtype=float) for _ in range(3))
-        problem.direction, problem.direction_force, problem.diagonal = (
-            wp.zeros((sims, size), dtype=float) for _ in range(3)
-        )
-        problem.factor = wp.zeros((sims, size + 1, size), dtype=float)
-        problem.acceleration, problem.inertia_force = data.qacc, efc.Ma
-        problem.constraint_force, problem.row_force, problem.row_state = data.qfrc_constraint, efc.force, efc.state
-        problem.num_iterations, problem.overflow = data.solver_niter, data.overflow
-
-    @staticmethod
-    def can_solve(model: Any) -> bool:
-        """Return whether a model of MuJoCo Warp has Newton's method, pyramidal cones and dense Jacobians."""
-        return (
-            model.opt.solver == mjw.SolverType.NEWTON
-            and model.opt.cone == mjw.ConeType.PYRAMIDAL
-            and not model.is_sparse
-            and model.nv > 0
-            and not model.opt.disableflags & mjw.DisableBit.WARMSTART
-        )
-
-    def solve(self) -> None:
-        """Launch the kernel."""
-        wp.launch_tiled(_solve, dim=self._num_sims, inputs=[self._problem], block_dim=_LANES)
+def _problem_of(model: Any, data: Any) -> Any:
+    """Return the simulations of MuJoCo Warp for `_solve`, which reads and writes their arrays."""
+    efc, sims, size, rows = data.efc, data.nworld, model.nv, data.njmax
+    problem: Any = _Problem()
+    problem.size, problem.most_rows = size, rows
+    problem.iterations, problem.line_iterations = model.opt.iterations, model.opt.ls_iterations
+    problem.tolerance, problem.line_tolerance = model.opt.tolerance, model.opt.ls_tolerance
+    problem.mean_inertia = model.stat.meaninertia
+    problem.inertia_start, problem.inertia_column = model.M_mulm_rowadr, model.M_mulm_col
+    problem.inertia_place, problem.inertia_element = model.M_mulm_madr, model.M_elemid
+    problem.num_equalities, problem.num_frictions, problem.num_rows = data.ne, data.nf, data.nefc
+    problem.jacobian, problem.weight, problem.reference, problem.friction = efc.J, efc.D, efc.aref, efc.frictionloss
+    problem.inertia, problem.start = data.M, data.qacc_warmstart
+    problem.passive_force, problem.bias_force = data.qfrc_passive, data.qfrc_bias
+    problem.actuator_force, problem.smooth_force = data.qfrc_actuator, data.qfrc_smooth
+    problem.residual, problem.speed, problem.active_weight = (wp.zeros((sims, rows), dtype=float) for _ in range(3))
+    problem.direction, problem.direction_force, problem.diagonal = (
+        wp.zeros((sims, size), dtype=float) for _ in range(3)
+    )
+    problem.factor = wp.zeros((sims, size + 1, size), dtype=float)
+    problem.acceleration, problem.inertia_force = data.qacc, efc.Ma
+    problem.constraint_force, problem.row_force, problem.row_state = data.qfrc_constraint, efc.force, efc.state
+    problem.num_iterations, problem.overflow = data.solver_niter, data.overflow
+    return problem
 
 
 @wp.func_native(snippet="WP_TILE_SYNC();")
@@ -450,7 +439,7 @@ class Substeps:
 
     def __init__(self, model: Any, data: Any) -> None:
         self._model, self._data = model, data
-        self._accelerate = NewtonSolver(model, data).solve if NewtonSolver.can_solve(model) else self._accelerate_theirs
+        self._problem = _problem_of(model, data) if _can_solve(model) else None
         # Forces of adhesion are passive ones, and depend on contacts.
         has_branches = data.qpos.device.is_cuda and not model.flg_adhesion
         self._branches = [wp.Stream(data.qpos.device) for _ in range(3)] if has_branches else []
@@ -497,7 +486,11 @@ class Substeps:
         if with_sensors and model.nsensor:
             mjw.sensor_acc(model, data)
 
-    def _accelerate_theirs(self) -> None:
+    def _accelerate(self) -> None:
+        """Find the accelerations and the forces of constraints."""
+        if self._problem is not None:
+            wp.launch_tiled(_solve, dim=self._data.nworld, inputs=[self._problem], block_dim=_LANES)
+            return
         mjw.fwd_acceleration(self._model, self._data, factorize=True)
         mjw.solve(self._model, self._data)
 

@@ -11,7 +11,6 @@ import torch
 from maml_rl.envs.mujoco.mujoco_family import load_model
 from maml_rl.envs.mujoco.physics import make_physics
 from maml_rl.envs.mujoco.planar import HalfCheetahFamily, Walker2DFamily, Walker2DRandParamsVectorEnv
-from maml_rl.envs.mujoco.warp_physics import WarpLimits
 from maml_rl.errors import ConfigError
 
 pytest.importorskip("mujoco_warp")
@@ -66,13 +65,13 @@ def test_too_little_room_is_an_error_and_on_a_device_known_until_asked_for(model
     height = int(np.argmax(model.qpos0[:3])) if model.qpos0.any() else 1
     low = high - (0.3 + high[0, height]) * np.eye(model.nq)[height]
     high[:, height] += 5.0
-    physics = make_physics(model, 3, "warp", 1, WarpLimits(max_constraints=8))
+    physics = make_physics(model, 3, "warp", max_constraints=8)
     physics.set_state(high, still)
     physics.step(controls, 1)
     physics.set_state(low, still)
     with pytest.raises(ConfigError, match=r"env-kwargs: \{max_constraints: 16\}"):
         physics.step(controls, 1)
-    tensors = make_physics(model, 3, "warp", 1, WarpLimits("cpu", max_constraints=8))
+    tensors = make_physics(model, 3, "warp", device="cpu", max_constraints=8)
     for state in (low, high):
         tensors.set_state(state, still)
         tensors.step(torch.from_numpy(controls), 1)
@@ -120,4 +119,4 @@ def test_a_field_that_is_not_computed_is_refused():
 
 def test_limits_of_another_engine_are_refused():
     with pytest.raises(ValueError, match="for engine 'warp', got engine 'mujoco'"):
-        make_physics(HalfCheetahFamily.body_model(), 1, "mujoco", 1, WarpLimits(max_contacts=3))
+        make_physics(HalfCheetahFamily.body_model(), 1, "mujoco", max_contacts=3)
