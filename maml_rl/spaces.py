@@ -154,7 +154,7 @@ class _Part:
             start += size
         return tuple(parts)
 
-    def write_numbers(self, element: Any, vector: NDArray[Any]) -> None:
+    def flatten(self, element: Any, vector: NDArray[Any]) -> None:
         """Write the part of an element into the vector (D,) of the whole."""
         assert self.elements is not None
         array, out = self.elements.array(value_at(element, self.path), self.path), vector[self.place]
@@ -163,7 +163,7 @@ class _Part:
         else:
             write_flat(self.space, array[None], out[None])
 
-    def write_bytes(self, element: Any, row: NDArray[Any]) -> None:
+    def pack(self, element: Any, row: NDArray[Any]) -> None:
         """Write the part of an element into the row (D,) of the whole."""
         value, out = value_at(element, self.path), row[self.place]
         if self.elements is None:
@@ -180,7 +180,7 @@ class _Part:
             raise ValueError(f"numbers that are not finite{_at(self.path)}: {array}")
         out[:] = array.reshape(-1).view(np.uint8)
 
-    def read_bytes(self, rows: NDArray[np.uint8], where: NDArray[np.bool_] | None) -> NDArray[Any]:
+    def unpack(self, rows: NDArray[np.uint8], where: NDArray[np.bool_] | None) -> NDArray[Any]:
         """Return the part of each of `rows` (N, D), (N, ...), the caller's own."""
         # Even of one row, whose bytes may be in memory that others overwrite.
         own = rows[:, self.place].copy()
@@ -214,7 +214,7 @@ class ObservationFlattener:
     def write(self, observation: Any, vector: NDArray[Any]) -> None:
         """Write an observation into `vector` (D,)."""
         for part in self._parts:
-            part.write_numbers(observation, vector)
+            part.flatten(observation, vector)
 
 
 def category_counts(space: Space) -> list[int]:
@@ -298,7 +298,7 @@ class PackedSpace(spaces.Box):
     def write(self, element: Any, row: NDArray[Any]) -> None:
         """Write an element of `own` into `row` (D,)."""
         for field in self.fields:
-            field.write_bytes(element, row)
+            field.pack(element, row)
 
     def read(self, rows: Any, where: NDArray[np.bool_] | None = None) -> Any:
         """Return what rows hold, as recorded episodes have them.
@@ -314,12 +314,12 @@ class PackedSpace(spaces.Box):
         array = np.asarray(rows)
         flat, lead = array.reshape(-1, array.shape[-1]), array.shape[:-1]
         of_rows = None if where is None else where.reshape(-1)
-        parts = {field.path: field.read_bytes(flat, of_rows) for field in self.fields}
+        parts = {field.path: field.unpack(flat, of_rows) for field in self.fields}
         return _gather(self.own, (), {path: part.reshape(*lead, *part.shape[1:]) for path, part in parts.items()})
 
     def element(self, row: NDArray[np.uint8]) -> Any:
         """Return the element of `own` that a single row (D,) holds."""
-        return _gather(self.own, (), {field.path: field.read_bytes(row[None], None)[0] for field in self.fields})
+        return _gather(self.own, (), {field.path: field.unpack(row[None], None)[0] for field in self.fields})
 
 
 def _gather(space: Space, path: tuple[Any, ...], parts: dict[tuple[Any, ...], Any]) -> Any:
