@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 
 from maml_rl.config.config import OF_LEARNERS
-from maml_rl.config.reference import CATALOG, describe_settings
+from maml_rl.config.settings import CATALOG, describe_settings
 from maml_rl.metalearners import algorithms, find_metalearner
 
 

@@ -19,7 +19,7 @@ from latex2mathml.converter import convert
 
 from maml_rl.config import Config
 from maml_rl.config.config import OF_LEARNERS
-from maml_rl.config.reference import Setting, describe_settings
+from maml_rl.config.settings import Setting, describe_settings
 from maml_rl.metalearners import find_metalearner
 from maml_rl.task_distributions import find_task_distribution
 

@@ -16,7 +16,7 @@ import psutil
 
 from maml_rl.config.catalog import full_name, shipped_configs, zoo
 from maml_rl.config.config import Config, load_config
-from maml_rl.config.reference import MEASURED
+from maml_rl.config.settings import MEASURED
 from maml_rl.errors import MamlRLError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.estimate import estimate

@@ -189,7 +189,7 @@ OTHERWISE = {
     "nothing": "samplers/work/child/process_setup.py",
     "arrays of a replay of our own": "experience/step_arrays.py",
     "cluster": "samplers/work/ray/connection.py",
-    "the package's catalog": "config/reference.py",
+    "the package's catalog": "config/settings.py",
     "the package's certified tasks": "experiment/certified.py",
     "the package's configs and zoo": "cli/listing.py",
     "the package's page": "report/page.py",

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from maml_rl.arguments import suggest
 from maml_rl.config.placement import ELSEWHERE, WAYS_OF_COLLECTING, Placement
-from maml_rl.config.reference import FLAG, LIST, Setting, algorithm_settings, describe_settings
+from maml_rl.config.settings import FLAG, LIST, Setting, algorithm_settings, describe_settings
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import CheckpointError, ConfigError, MamlRLError, TaskError
 

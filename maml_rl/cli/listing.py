@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from maml_rl.arguments import suggest
 from maml_rl.config.catalog import full_name, shipped_configs, zoo
 from maml_rl.config.config import Config, load_config
-from maml_rl.config.reference import MEASURED
+from maml_rl.config.settings import MEASURED
 from maml_rl.errors import ConfigError
 from maml_rl.results.problem import problem_of
 

@@ -35,7 +35,7 @@ from maml_rl.cli.run_options import (
 )
 from maml_rl.config.catalog import SHIPPED, name_of
 from maml_rl.config.config import OF_LEARNERS, SECTION, Config, load_config
-from maml_rl.config.reference import algorithm_settings, describe_settings, settings_in_use
+from maml_rl.config.settings import algorithm_settings, describe_settings, settings_in_use
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
 from maml_rl.runs.atomic_files import check_creatable

@@ -246,12 +246,7 @@ class Config(SettingsModel):
             raise ConfigError(
                 f"unknown key {_PLACEMENT!r} in {mapping.place(_PLACEMENT)}; its settings are keys of their own"
             )
-        try:
-            config = cls.model_validate(mapping.values)
-        except ValidationError as error:
-            raise ConfigError(
-                _explain(error.errors(include_url=False), mapping, cls, FLAT_KEYS, explain_saved_option)
-            ) from None
+        config = _checked(cls, mapping, FLAT_KEYS, explain_saved_option)
         config._source = mapping
         if config.max_episode_steps is not None and "max_episode_steps" in config.env_kwargs:
             raise config.error("two time limits; keep the key 'max-episode-steps'", "env-kwargs", "max_episode_steps")
@@ -269,13 +264,7 @@ class Config(SettingsModel):
         """
         values = (self.tasks or {}) if section == TASKS else self.algorithm_settings
         settings = {key: value for key, value in values.items() if (section, key) != _NAME}
-        mapping = self._source.below(section, settings)
-        try:
-            return model.model_validate(mapping.values)
-        except ValidationError as error:
-            raise ConfigError(
-                _explain(error.errors(include_url=False), mapping, model, explain_unknown=explain_unknown)
-            ) from None
+        return _checked(model, self._source.below(section, settings), (), explain_unknown)
 
     def with_section(self, section: str, settings: SettingsModel) -> Self:
         """Return this config with every setting of one of these sections written out."""
@@ -464,12 +453,23 @@ def _mixed(mapping: Mapping) -> Mapping:
     return replace(mapping, values=mapping.values | {"env-name": MIXTURE, "env-kwargs": mixed})
 
 
+def _checked(
+    model: type[AnySettings], mapping: Mapping, more_keys: Sequence[str], explain_unknown: Callable[[str], str]
+) -> AnySettings:
+    """Return the settings in a mapping; `more_keys` are those that it may have had besides, for suggestions."""
+    try:
+        return model.model_validate(mapping.values)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    raise ConfigError(_explain(errors, mapping, model, more_keys, explain_unknown))
+
+
 def _explain(
     errors: list[ErrorDetails],
     mapping: Mapping,
     model: type[SettingsModel],
-    more_keys: Sequence[str] = (),
-    explain_unknown: Callable[[str], str] = lambda key: "",
+    more_keys: Sequence[str],
+    explain_unknown: Callable[[str], str],
 ) -> str:
     """Describe the first error in the file in one line; unknown keys come before others."""
     for error in errors:

@@ -21,7 +21,7 @@ from maml_rl.cli import main as cli
 from maml_rl.cli.run_options import run_path
 from maml_rl.config.catalog import find_config, full_name, shipped_configs, zoo
 from maml_rl.config.config import load_config
-from maml_rl.config.reference import MEASURED
+from maml_rl.config.settings import MEASURED
 from maml_rl.envs import FAMILIES
 from maml_rl.errors import ConfigError
 from maml_rl.results.problem import refuse_different_problems

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from maml_rl.cli import main as cli
 from maml_rl.config import Config
-from maml_rl.config.reference import CATALOG, Setting, algorithm_settings, describe_settings
+from maml_rl.config.settings import CATALOG, Setting, algorithm_settings, describe_settings
 from maml_rl.metalearners import algorithms
 from scripts.describe_algorithms import catalog
 
