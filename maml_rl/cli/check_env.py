@@ -166,7 +166,7 @@ def _usage(env: Any, name: str) -> str:
 def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
     import gymnasium
 
-    from maml_rl.envs.calls import Awaited, is_async, needs_loop
+    from maml_rl.envs.calls import Awaited, async_methods, needs_loop
     from maml_rl.envs.registration import find_spec
 
     with UsersCode(lambda error: ConfigError(f"{name} cannot be made: {explain(error)}")):
@@ -184,7 +184,7 @@ def _make_env(name: str, kwargs: dict[str, Any]) -> Any:
             return Awaited.made(make)
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"{name} makes {type(env).__name__}, which is not a gymnasium.Env; derive it from that")
-    return Awaited(env) if is_async(env) else env
+    return Awaited(env) if async_methods(env) else env
 
 
 def _maker(name: str) -> Any:

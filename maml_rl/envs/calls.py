@@ -92,11 +92,6 @@ def async_methods(made: Any) -> list[str]:
     return [name for name in METHODS if iscoroutinefunction(getattr(methods, name, None))]
 
 
-def is_async(made: Any) -> bool:
-    """Return whether a method of an environment or of a class must be awaited."""
-    return bool(async_methods(made))
-
-
 def awaits_steps(made: Any) -> bool:
     """Return whether `reset` or `step` of an environment or of a class must be awaited."""
     return not {"reset", "step"}.isdisjoint(async_methods(made))

@@ -17,7 +17,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from maml_rl.arrays import as_array
-from maml_rl.envs.calls import Awaited, is_async, seeded_reset
+from maml_rl.envs.calls import Awaited, async_methods, seeded_reset
 from maml_rl.envs.global_generators import KeptGenerators, construct, seconds_of_own_generators
 from maml_rl.envs.meta_env import SEED_BITS, MetaVectorEnv, Task, declarations, declared, own_task
 from maml_rl.envs.results import read_reset, read_step
@@ -196,7 +196,7 @@ def check_meta_env(
         AssertionError: If something violates the contract; the message says what was expected.
     """
     require_meta_env(env)
-    if is_async(env) and not isinstance(env, Awaited):
+    if async_methods(env) and not isinstance(env, Awaited):
         awaited = Awaited(env)
         with closing(awaited.loop):
             check_meta_env(awaited, num_tasks, seed, make_another=make_another)

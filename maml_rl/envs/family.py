@@ -111,15 +111,16 @@ class ArrayFamily(ABC):
         self.xp = torch_arrays(device)
         move_state(self, device, single=self.single_on_device)
 
-    def begin(self, streams: Any, observations: Any) -> None:
-        """Put all slots into start states, and write their observations; for tensors, see `move_to`.
+    def begin(self, streams: Any, observations: Any, mask: NDArray[np.bool_] | None = None) -> None:
+        """Put the masked slots (None: all) into start states, and write all observations; for tensors, see `move_to`.
 
         Args:
             streams: one for each slot, as `SlotStreams`.
             observations: (N, *obs), gets the observations.
+            mask: (N,), for arrays alone.
         """
-        self._elapsed[:] = 0
-        self._reset_slots(None, streams)
+        self._elapsed[slice(None) if mask is None else mask] = 0
+        self._reset_slots(mask, streams)
         self._write_observations(observations)
 
     def advance(self, actions: Any, active: Any, streams: Any, observations: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -308,13 +309,11 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
         assert self._streams is not None
         where = slice(None) if mask is None else mask
         self._sent, self._ready = None, True
-        self._elapsed[where] = 0
-        self._reset_slots(mask, self._streams)
+        self.begin(self._streams, self.buffers.observations, mask)
         self._reward_terms = {}
         self._acted[:] = False
         self._acted[where] = True
         self.buffers.begin(where)
-        self._write_observations(self.buffers.observations)
 
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """Step all slots, and reset those whose episode is over as `autoreset_mode` says.
@@ -352,19 +351,16 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
             actions = np.where(active.reshape(-1, *(1,) * (actions.ndim - 1)), actions, np.zeros_like(actions))
         if isinstance(self.single_action_space, spaces.Discrete):
             check_choices(actions, int(self.single_action_space.n))
-        rewards, terminated = self._step_slots(actions, active, self._streams)
+        rewards, terminated, _ = self.advance(actions, active, self._streams, buffers.observations)
         if terminated is not True and terminated is not False:
             terminated = check_flags("terminated", terminated)
-        self._write_observations(buffers.observations)
         if active is None:
             buffers.rewards[:] = rewards
             if terminated is not False:
                 buffers.terminated[:] = terminated
-            self._elapsed += 1
         else:
             buffers.rewards[:] = np.where(active, rewards, 0.0)
             buffers.terminated |= active & terminated
-            self._elapsed += active
         for name, values in buffers.infos.items():
             np.copyto(values, self._reward_terms[name], where=self._acted)
         if self._time_limit is not None:

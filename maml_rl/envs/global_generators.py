@@ -345,10 +345,6 @@ class KeptGenerators:
         """Seed the generators, as those of a slot where an episode begins."""
         self.begin((seed, EPISODE))
 
-    def seed_with_task(self, task: Task) -> None:
-        """Seed the generators, as those of a slot that is given a task."""
-        self.begin(key_of_task(task))
-
     def begin(self, key: tuple[int, int]) -> None:
         """Begin streams."""
         self.drawn()

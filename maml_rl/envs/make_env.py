@@ -22,7 +22,6 @@ from maml_rl.envs.calls import (
     async_methods,
     awaits_steps,
     close_quietly,
-    is_async,
     needs_loop,
     not_awaited,
 )
@@ -73,7 +72,7 @@ def steps_in_threads(env: Any, rules: CallRules) -> bool:
     """Return whether an environment object is stepped concurrently with others: as the rules say, else as it says."""
     if rules.want_threads or rules.stepping == "serial" or not isinstance(env, gymnasium.Env):
         return rules.want_threads
-    return declared(env, "stepping") == "threads" or is_async(env)
+    return declared(env, "stepping") == "threads" or bool(async_methods(env))
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ class Recipe:
                 raise _one_batch(self.id or self.one.__name__)
             if isinstance(self.one, type) and not getattr(self.one, "thread_safe", True):
                 raise not_thread_safe(self.one.__name__)
-        elif rules.stepping == "serial" and is_async(self.one):
+        elif rules.stepping == "serial" and async_methods(self.one):
             raise not_awaited(self.one.__name__, self.one)
 
     def make(
@@ -291,7 +290,11 @@ class Recipe:
         """Return one environment object."""
         limit = self.max_episode_steps
         if self.spec is None:
-            return _make_limited(self.maker, limit, **self.env_kwargs)
+            make: Any = self.maker
+            env = make(**self.env_kwargs)
+            if limit is not None and isinstance(env, gymnasium.Env):
+                env = gymnasium.wrappers.TimeLimit(env, limit)
+            return env
         # Gymnasium's checker costs time at every step, and would warn once for every slot.
         options = {"disable_env_checker": True, **self.env_kwargs}
         return gymnasium.make(self.spec.id, **options | ({} if limit is None else {"max_episode_steps": limit}))
@@ -311,7 +314,7 @@ class Recipe:
 
         first: list[Any] = []
         try:
-            if known and rules.stepping != "serial" and (is_async(self.one) or rules.want_threads):
+            if known and rules.stepping != "serial" and (rules.want_threads or async_methods(self.one)):
                 return threaded(awaits_steps(self.one))
             first.append(_constructed(make))
             if not steps_in_threads(first[0], rules):
@@ -389,10 +392,3 @@ def _takes(made: Any, name: str) -> bool:
 def _constructed(make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Return what a constructor makes; all of them draw the same from the process's generators."""
     return construct(partial(make, *args, **kwargs))[0]
-
-
-def _make_limited(make_env: Any, max_episode_steps: int | None, **kwargs: Any) -> Any:
-    env = make_env(**kwargs)
-    if max_episode_steps is None or not isinstance(env, gymnasium.Env):
-        return env
-    return gymnasium.wrappers.TimeLimit(env, max_episode_steps)

@@ -16,9 +16,9 @@ from maml_rl.arguments import check_count
 from maml_rl.envs.calls import (
     CallRules,
     Retry,
+    async_methods,
     awaits_steps,
     close_quietly,
-    is_async,
     not_awaited,
     seeded_reset,
     without_wrappers,
@@ -80,26 +80,6 @@ class Slot:
         resetting: whether it is a reset.
         restarts: number of all restarts.
     """
-
-    __slots__ = (
-        "_again",
-        "_begin",
-        "_generators",
-        "_mask",
-        "_max_retries",
-        "_reset_task",
-        "_retries",
-        "_steps",
-        "awaited",
-        "awaits",
-        "call",
-        "env",
-        "limit",
-        "number",
-        "resetting",
-        "restarted",
-        "restarts",
-    )
 
     def __init__(self, number: int, max_retries: int, generators: SlotGenerators, *, awaited: bool = False) -> None:
         self.number, self._max_retries, self._generators, self.awaited = number, max_retries, generators, awaited
@@ -317,7 +297,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
 
     def _check(self, env: Env) -> None:
         """Refuse an environment whose methods cannot be called here."""
-        if is_async(env):
+        if async_methods(env):
             raise not_awaited(type(env.unwrapped).__name__, env)
 
     @property

@@ -20,7 +20,7 @@ from torch import Tensor
 from maml_rl.envs.calls import CallRules
 from maml_rl.envs.checking import as_sampled, find_method
 from maml_rl.envs.family import BatchOfOne
-from maml_rl.envs.global_generators import KeptGenerators, construct
+from maml_rl.envs.global_generators import KeptGenerators, construct, key_of_task
 from maml_rl.envs.make_env import EnvMaker, Recipe
 from maml_rl.envs.meta_env import declarations
 from maml_rl.envs.task_space import task_key
@@ -255,7 +255,7 @@ def _expect_equal(
     """
     kinds = {name: "step" if info.dim() == 3 else "episode" for name, info in episodes.infos.items()}
     for task, own in enumerate(episodes):
-        generators.seed_with_task(episodes.tasks[task])
+        generators.begin(key_of_task(episodes.tasks[task]))
         find_method(env, "reset_task")(copy.deepcopy(episodes.tasks[task]))
         for episode, seed in enumerate(seeds[task].tolist()):
             actions = own.actions[: int(own.lengths[episode]), episode].numpy()
