@@ -1,6 +1,7 @@
-"""MAML with a trust region as the outer optimizer."""
+"""MAML with a trust region as the outer optimizer, and the halves of its step: the direction and the length."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Unpack
 
 import torch
@@ -17,7 +18,6 @@ from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.metalearners.losses import DivisorSettings, OuterObjective, chosen_loss, likelihood_ratio, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.metalearners.metalearner import LearnerOptions, MetaLearner
-from maml_rl.metalearners.trust_region import backtracking_line_search, longest_step
 from maml_rl.policies import Policy
 
 # By the name in a config.
@@ -124,7 +124,7 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
                 damping=settings.cg_damping,
                 max_kl=settings.max_kl,
             )
-            search = backtracking_line_search(
+            taken, tries, after, kl = backtracking_line_search(
                 lambda fraction: meta.evaluate(theta + fraction * full_step),
                 loss,
                 max_kl=settings.max_kl,
@@ -132,15 +132,15 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
                 max_steps=settings.ls_max_steps if bool(full_step.any()) else 0,
                 ratio=settings.ls_backtrack_ratio,
             )
-            if search.accepted:
-                meta.write_to_policy(theta + search.fraction * full_step)
+            if taken:
+                meta.write_to_policy(theta + taken * full_step)
 
         return {
-            "kl": search.kl,
+            "kl": kl,
             "loss/before": loss,
-            "loss/after": search.loss,
-            "line_search_steps": search.steps,
-            "accepted": search.accepted,
+            "loss/after": after,
+            "line_search_steps": tries,
+            "accepted": taken > 0.0,
             "grad_norm": gradient.norm().item(),
         }
 
@@ -150,3 +150,83 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
     def adapted_to(self, train_episodes: Sequence[Episodes], *, first_order: bool) -> dict[str, Tensor]:
         train = [TaskEpisodes.stack(phase) for phase in train_episodes]
         return adapt_steps(self.policy, train, rule=self.rule, first_order=first_order)
+
+
+def longest_step(
+    product: Callable[[Tensor], Tensor], gradient: Tensor, *, iterations: int, damping: float, max_kl: float
+) -> Tensor:
+    """Return the longest step along the direction that keeps the quadratic model of the divergence within `max_kl`.
+
+    Args:
+        product: v -> A v, both (D,), with A the Hessian of the divergence.
+        gradient: (D,), of the loss.
+        iterations: of conjugate gradients.
+        damping: added to the diagonal of A.
+        max_kl: bound of the divergence, positive.
+
+    Returns:
+        (D,); zero where A is not positive definite to working precision.
+
+    Source: Schulman et al. 2015, appendix C, https://arxiv.org/abs/1502.05477
+    """
+    x, curvature = conjugate_gradient(lambda v: product(v) + damping * v, gradient, iterations=iterations)
+    length = math.sqrt(2.0 * max_kl / curvature) if curvature > 0.0 else 0.0
+    return -length * x
+
+
+def conjugate_gradient(
+    product: Callable[[Tensor], Tensor], b: Tensor, *, iterations: int, tolerance: float = 1e-10
+) -> tuple[Tensor, float]:
+    """Solve A x = b for a symmetric positive definite A that is given only by its products.
+
+    Args:
+        product: v -> A v, both (D,).
+        b: (D,).
+        iterations: maximum number of products, at least 1.
+        tolerance: stop once |b - A x|^2 is below it times |b|^2.
+
+    Returns:
+        x; and x^T A x without another product, from the residual b - A x.
+    """
+    x = torch.zeros_like(b)
+    residual, direction = b.clone(), b.clone()
+    square = first = torch.dot(b, b).item()
+    for _ in range(iterations):
+        if not square > tolerance * first:
+            break
+        image = product(direction)
+        curvature = torch.dot(direction, image).item()
+        if not curvature > 0.0:
+            # Not positive definite to working precision (or NaN): further iterations would diverge.
+            break
+        step = square / curvature
+        x = x + step * direction
+        residual = residual - step * image
+        previous, square = square, torch.dot(residual, residual).item()
+        direction = residual + (square / previous) * direction
+    return x, torch.dot(x, b - residual).item()
+
+
+def backtracking_line_search(
+    evaluate: Callable[[float], tuple[float, float]], loss: float, *, max_kl: float, max_steps: int, ratio: float
+) -> tuple[float, int, float, float]:
+    """Shorten a step until the loss falls and the divergence stays within its bound.
+
+    Args:
+        evaluate: fraction of the full step -> (loss, KL(old, new)) there.
+        loss: before the step.
+        max_kl: bound of the divergence, positive.
+        max_steps: maximum number of fractions 1, ratio, ratio^2, ... to try.
+        ratio: strictly between 0 and 1.
+
+    Returns:
+        The fraction to take, 0 if none will do; how many were tried; loss and divergence at that fraction.
+    """
+    fraction = 1.0
+    for steps in range(1, max_steps + 1):
+        new_loss, kl = evaluate(fraction)
+        # Written so that NaN is refused.
+        if new_loss < loss and kl <= max_kl:
+            return fraction, steps, new_loss, kl
+        fraction *= ratio
+    return 0.0, max_steps, loss, 0.0
