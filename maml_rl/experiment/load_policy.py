@@ -17,8 +17,7 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.machine import usual_torch
-from maml_rl.metalearners.adapted import adapt
-from maml_rl.metalearners.metalearner import MetaLearner
+from maml_rl.metalearners.metalearner import MetaLearner, adapt
 from maml_rl.plan import Plan
 from maml_rl.policies import MLPPolicy, Policy, get_policy_for_env
 from maml_rl.runs.run_folder import load_run_config

@@ -21,7 +21,7 @@ from maml_rl.envs.task_space import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
-from maml_rl.metalearners.adapted import Adapted
+from maml_rl.metalearners.metalearner import Adapted
 from maml_rl.metalearners.replay_learner import NumUpdates, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,

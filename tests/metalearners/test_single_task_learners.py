@@ -15,12 +15,12 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.metalearners.single_task import (
     QLearning,
     QLearningSettings,
+    QTablePolicy,
     SingleTaskLearner,
     SingleTaskPPO,
     SingleTaskPPOSettings,
 )
 from maml_rl.policies.layers import empty_layer
-from maml_rl.policies.q_table import QTablePolicy
 
 DARK_ROOM = gymnasium.make("DarkRoom-v0")
 

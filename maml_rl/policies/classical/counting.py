@@ -79,20 +79,6 @@ class RandomPolicy(CountingPolicy):
         self._check_actions(action_space)
 
 
-def check_countable(observation_space: gymnasium.Space[Any]) -> None:
-    """Refuse, by a TypeError, observations that are neither Discrete nor vectors of numbers in [0, 1]."""
-    space = observation_space
-    if isinstance(space, spaces.Box) and len(space.shape) == 1:
-        if bool((space.low >= 0).all() and (space.high <= 1).all()):
-            return
-    elif isinstance(space, spaces.Discrete):
-        return
-    raise TypeError(
-        f"a table needs states that can be counted, Discrete or one-hot vectors, and the observations are {space}; use "
-        "another learner"
-    )
-
-
 def check_fraction(name: str, number: Any) -> float:
     """Return a number in [0, 1] as a float; refuse others by a ValueError."""
     value = check_number(name, number)
