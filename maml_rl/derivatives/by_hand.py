@@ -4,11 +4,12 @@ Measured in docs/results/benchmark-kernels.json. Every product is computed in pl
 
 Notation: units_0 are the inputs, z_l = units_{l-1} W_l^T + b_l, units_l = f(z_l); the last z are the output units. A
 delta is the derivative of a loss with respect to a z; a tangent is the derivative along a vector of parameters. The
-derivatives of log-probabilities in the output units are the head's, `maml_rl.policies.heads`; those of the loss, a
-function of one number per sample, are left to automatic differentiation.
+derivatives of log-probabilities in the output units are those of a `LogProbability`; those of the loss, a function of
+one number per sample, are left to automatic differentiation.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,12 +20,122 @@ from maml_rl import functional
 from maml_rl.derivatives.chunks import Workspace, scratch
 from maml_rl.derivatives.linearization import AutogradLinearization, Linearization, Loss, ParameterLayout
 from maml_rl.episode.steps import Steps
-from maml_rl.policies.closed_forms import Vector
 from maml_rl.policies.distributions import DistributionParams
+from maml_rl.policies.heads import CategoricalHead, GaussianHead, Head, Params
 from maml_rl.policies.layers import tanh_
 from maml_rl.policies.mlp import MLPPolicy
 from maml_rl.policies.module_policy import as_policy
 from maml_rl.policies.policy import Policy
+
+# A (co)tangent of the output units (k, A, R), and of the head's own parameters by name.
+Vector = tuple[Tensor, dict[str, Tensor]]
+
+
+class LogProbability(ABC):
+    """log pi(a|s) of the actions taken, as a function f of output units and of the head's parameters, and derivatives.
+
+    Output units are stored as (k, A, R), entries before rows: sums over entries or rows are then sums along
+    vectors.
+
+    Attributes:
+        values: (k, R).
+    """
+
+    values: Tensor
+
+    @abstractmethod
+    def pull_back(self, weights: Tensor) -> Vector:
+        """Return the gradient of sum(weights * f), for `weights` (k, R)."""
+
+    @abstractmethod
+    def push_forward(self, tangent: Vector) -> Tensor:
+        """Return the derivative of f along a tangent, (k, R)."""
+
+    @abstractmethod
+    def prepare_hessian(self, weights: Tensor) -> None:
+        """Prepare `hessian_product` for `weights` (k, R)."""
+
+    @abstractmethod
+    def hessian_product(self, tangent: Vector) -> Vector:
+        """Multiply a tangent by the Hessian of sum(weights * f), for the weights last given to `prepare_hessian`."""
+
+    @abstractmethod
+    def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
+        """Multiply a tangent by the Fisher matrix, summed over rows with `weights` (k, R)."""
+
+
+class GaussianLogProbability(LogProbability):
+    """Of a `GaussianHead`: the output units (k, A, R) are the mean, sigma is (k, A), and actions are (k, R, A)."""
+
+    def __init__(self, head: GaussianHead, units: Tensor, params: Params, actions: Tensor) -> None:
+        log_std = head.log_std(params)
+        # Where the bound is active, sigma has no effect.
+        self._live = (params["sigma"] >= head.min_log_std).to(units.dtype)
+        self._precision = torch.exp(-2.0 * log_std).unsqueeze(-1)
+        self.values = functional.gaussian_log_prob(units.mT, log_std.unsqueeze(1), actions)
+        difference = actions.mT.reshape(units.shape) - units
+        self._score = difference * self._precision
+        self._squares = difference.mul_(self._score)
+
+    def pull_back(self, weights: Tensor) -> Vector:
+        along_rows = weights.unsqueeze(-1)
+        sigma = torch.bmm(self._squares, along_rows).squeeze(-1) - along_rows.sum(1)
+        return weights.unsqueeze(1) * self._score, {"sigma": self._live * sigma}
+
+    def push_forward(self, tangent: Vector) -> Tensor:
+        units, sigma = tangent[0], self._live * tangent[1]["sigma"]
+        return (self._score * units + (self._squares - 1.0) * sigma.unsqueeze(-1)).sum(1)
+
+    def prepare_hessian(self, weights: Tensor) -> None:
+        self._units_units = -weights.unsqueeze(1) * self._precision
+        self._units_sigma = -2.0 * weights.unsqueeze(1) * self._score
+        self._sigma_sigma = -2.0 * torch.bmm(self._squares, weights.unsqueeze(-1)).squeeze(-1)
+
+    def hessian_product(self, tangent: Vector) -> Vector:
+        units, sigma = tangent[0], self._live * tangent[1]["sigma"]
+        units_product = (self._units_units * units).addcmul_(self._units_sigma, sigma.unsqueeze(-1))
+        sigma_product = (self._units_sigma * units).sum(-1).addcmul_(self._sigma_sigma, sigma)
+        return units_product, {"sigma": self._live * sigma_product}
+
+    def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
+        units, sigma = tangent[0], tangent[1]["sigma"]
+        sigma_product = 2.0 * weights.sum(1, keepdim=True) * self._live * sigma
+        return (weights.unsqueeze(1) * units).mul_(self._precision), {"sigma": sigma_product}
+
+
+class CategoricalLogProbability(LogProbability):
+    """Of a `CategoricalHead`: the output units (k, K, R) are the logits, and actions are (k, R, 1), integers."""
+
+    def __init__(self, head: CategoricalHead, units: Tensor, params: Params, actions: Tensor) -> None:
+        self.values = functional.categorical_log_prob(units.mT, actions.squeeze(-1))
+        self._probs = torch.softmax(units, dim=1)
+        self._actions = actions.long().mT
+
+    def pull_back(self, weights: Tensor) -> Vector:
+        weights = weights.unsqueeze(1)
+        return (-weights * self._probs).scatter_add_(1, self._actions, weights), {}
+
+    def push_forward(self, tangent: Vector) -> Tensor:
+        units = tangent[0]
+        return units.gather(1, self._actions).squeeze(1) - (self._probs * units).sum(1)
+
+    def prepare_hessian(self, weights: Tensor) -> None:
+        self._weights = weights
+
+    def hessian_product(self, tangent: Vector) -> Vector:
+        """Multiply by the Hessian, which for a log-probability of logits is the negative of the Fisher matrix."""
+        return self.fisher_product(tangent, -self._weights)
+
+    def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
+        weighted = self._probs * tangent[0]
+        mean = weighted.sum(1, keepdim=True)
+        return weighted.addcmul_(self._probs, mean, value=-1.0).mul_(weights.unsqueeze(1)), {}
+
+
+_LOG_PROBABILITIES: dict[type[Head], Callable[..., LogProbability]] = {
+    GaussianHead: GaussianLogProbability,
+    CategoricalHead: CategoricalLogProbability,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +174,8 @@ def fits(policy: Policy) -> bool:
     return (
         isinstance(policy, MLPPolicy)
         and not policy.is_overridden
-        and policy.distributions.has_closed_form
+        and type(policy.distributions) in _LOG_PROBABILITIES
+        and policy.distributions.mask is None
         and policy.perceptron.nonlinearity in _ACTIVATIONS
     )
 
@@ -102,7 +214,7 @@ class Rows:
         dtype = samples.advantages.dtype
         units = policy.encode(samples.observations, dtype)
         actions = samples.actions.to(dtype) if samples.actions.is_floating_point() else samples.actions
-        # Actions are stored as (k, A, R), as the output units do; see `maml_rl.policies.heads.LogProbability`.
+        # Actions are stored as (k, A, R), as the output units do; see `LogProbability`.
         return cls(
             units=take(units).contiguous(),
             actions=take(actions).mT.contiguous().mT,
@@ -145,7 +257,8 @@ class MLPLinearization(Linearization):
         # A copy, because the distribution must outlive `workspace`.
         outputs = z.mT.clone()
         self.distribution = policy.distributions.parametrize(outputs.mT, self._others)
-        self._of_units = policy.distributions.on_samples(outputs, self._others, rows.actions)
+        head = policy.distributions
+        self._of_units = _LOG_PROBABILITIES[type(head)](head, outputs, self._others, rows.actions)
         self.log_probs = rows.to_grid(self._of_units.values)
         self._deltas: list[Tensor] = []
         self._loss_curve: tuple[Tensor, Tensor] | None = None

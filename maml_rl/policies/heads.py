@@ -1,8 +1,7 @@
 """Heads of policies: distributions of actions from the output units of a network, once for all networks.
 
 A head turns units (..., num_units) into distribution parameters, a tuple of tensors, so that hot paths never build
-distribution objects. For the policies whose derivatives are written by hand, a head has the derivatives of the
-log-probability with respect to its units in closed form; see `maml_rl.policies.closed_forms`.
+distribution objects.
 """
 
 import math
@@ -26,7 +25,6 @@ from torch.distributions import (
 )
 
 from maml_rl import functional
-from maml_rl.policies.closed_forms import CategoricalLogProbability, GaussianLogProbability, LogProbability
 from maml_rl.policies.distributions import (
     DistributionParams,
     Distributions,
@@ -128,24 +126,6 @@ class Head(Distributions):
         """
         return lambda units, noise, seen: self.record(self.masked(self.parametrize(units, params), seen), noise)
 
-    def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> LogProbability:
-        """Return the log-probabilities of actions taken, with their derivatives.
-
-        Args:
-            units: (k, A, R) output units of k tasks, entries before rows.
-            params: the head's own parameters, (k, ...) by name.
-            actions: (k, R, A), or (k, R, 1) integers.
-
-        Raises:
-            TypeError: If the head has no derivatives in closed form.
-        """
-        raise TypeError(f"no closed-form derivatives for a {type(self).__name__}")
-
-    @property
-    def has_closed_form(self) -> bool:
-        """Whether `on_samples` returns derivatives."""
-        return self.mask is None and type(self).on_samples is not Head.on_samples
-
     def check_actions(self, action_space: gymnasium.Space[Any]) -> None:
         """Refuse, by a ValueError, an action space of another shape, type or number of categories than the head's."""
         has_reals, counts = np.issubdtype(action_space.dtype, np.floating), category_counts(action_space)
@@ -234,9 +214,6 @@ class GaussianHead(Head):
         self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         return functional.gaussian_fisher_product(parameters[1], tangents[0], tangents[1], weights)
-
-    def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> GaussianLogProbability:
-        return GaussianLogProbability(units, params["sigma"], actions, self.min_log_std)
 
 
 class SquashedGaussianHead(Head):
@@ -409,9 +386,6 @@ class CategoricalHead(Head):
         self, parameters: DistributionParams, tangents: DistributionParams, weights: Tensor
     ) -> tuple[Tensor]:
         return (functional.categorical_fisher_product(parameters[0], tangents[0], weights),)
-
-    def on_samples(self, units: Tensor, params: Params, actions: Tensor) -> CategoricalLogProbability:
-        return CategoricalLogProbability(units, actions)
 
 
 class MultiCategoricalHead(Head):
