@@ -3,9 +3,10 @@
 from maml_rl.config import SettingsModel
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.metalearners.maml_trpo import MAMLTRPO
-from maml_rl.metalearners.metalearner import Adapted, MetaLearner, RecordedLearner, TrialLearner
+from maml_rl.metalearners.metalearner import Adapted, MetaLearner
 from maml_rl.metalearners.registry import algorithms, find_metalearner, register
 from maml_rl.metalearners.stepper import Stepper
+from maml_rl.metalearners.trial_learner import RecordedLearner, TrialLearner
 from maml_rl.plan import Plan
 
 register("maml-trpo", MAMLTRPO)

@@ -23,11 +23,16 @@ from maml_rl.experience import Replay, Steps
 from maml_rl.experience.hindsight import NUM_CANDIDATES, Hindsight
 from maml_rl.metalearners.history_learner import HistoryLearner, HistorySettings
 from maml_rl.metalearners.losses import filtered_imitation
-from maml_rl.metalearners.memory_settings import CellKind, MemorySettings
 from maml_rl.metalearners.metalearner import SINGLE, MetaLearner, State
-from maml_rl.metalearners.replay_learner import NumTrials, TrialReplayLearner, TrialReplaySettings
 from maml_rl.metalearners.soft_actor_critic import EnsembleMLP, masked_mean
 from maml_rl.metalearners.stepper import Input, Stepper, move_targets, records_steps
+from maml_rl.metalearners.trial_learner import (
+    CellKind,
+    MemorySettings,
+    NumTrials,
+    TrialReplayLearner,
+    TrialReplaySettings,
+)
 from maml_rl.policies import Policy, SequencePolicy
 from maml_rl.policies.distributions import DistributionParams
 from maml_rl.policies.heads import LatentGaussianHead, SquashedGaussianHead

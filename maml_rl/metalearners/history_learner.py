@@ -24,9 +24,9 @@ from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience.histories import EnvKind, Histories
 from maml_rl.experience.minari_data_set import read_data_set
 from maml_rl.experience.recording import load_histories
-from maml_rl.metalearners.memory_settings import CellKind, MemorySettings, refuse_hidden_rewards
-from maml_rl.metalearners.metalearner import RecordedLearner, State
+from maml_rl.metalearners.metalearner import State
 from maml_rl.metalearners.stepper import Input, Stepper, set_step_size
+from maml_rl.metalearners.trial_learner import CellKind, MemorySettings, RecordedLearner, refuse_hidden_rewards
 from maml_rl.policies import GRUPolicy, Policy, SequencePolicy, TransformerPolicy
 from maml_rl.policies.heads import CategoricalHead
 from maml_rl.policies.recurrent import Cell

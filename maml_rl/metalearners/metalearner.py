@@ -392,32 +392,6 @@ class MetaLearner(ABC):
         return self._first_numbers
 
 
-class TrialLearner(MetaLearner):
-    """Base of the learners of whole trials: all episodes of a task follow each other in one slot.
-
-    Only the policy's memory adapts: there is no inner loop, a test is one trial of every task, and its returns are
-    those of the trial's episodes.
-    """
-
-    instead = MappingProxyType({"num-steps": "fast-batch-size", "evaluation-steps": "fast-batch-size"})
-    columns = "episode"
-    whole_trials = True
-
-
-class RecordedLearner(TrialLearner):
-    """Base of the learners of recorded data, which never sample in training: `update` gets a batch without phases.
-
-    Returns are known from evaluations alone, in which the policy adapts by its memory.
-
-    Attributes:
-        learned_tasks: the tasks of the data, which a test must not have.
-        source_returns: (episodes,) mean return, in each episode, of the learners in the data, for comparison; None
-            where there are none.
-    """
-
-    samples = False
-
-
 def adapt(sampler: Sampler, tasks: Sequence[Task], plan: Plan) -> Adapted:
     """Adapt the sampler's policy to tasks: by the gradient steps of a plan, new episodes before each, or by a trial.
 

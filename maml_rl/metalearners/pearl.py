@@ -22,7 +22,6 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
 from maml_rl.metalearners.metalearner import Adapted
-from maml_rl.metalearners.replay_learner import NumUpdates, refuse_small_replay
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,
     SACSettings,
@@ -32,6 +31,7 @@ from maml_rl.metalearners.soft_actor_critic import (
     soft_values,
 )
 from maml_rl.metalearners.stepper import Input, Stepper
+from maml_rl.metalearners.trial_learner import NumUpdates, refuse_small_replay
 from maml_rl.plan import Sampler
 from maml_rl.policies import Policy
 from maml_rl.policies.soft_actors import CONTEXT, ContextActor

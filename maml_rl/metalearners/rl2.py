@@ -7,7 +7,7 @@ from pydantic import Field
 
 from maml_rl.config import Config
 from maml_rl.config.settings import Count
-from maml_rl.metalearners.memory_settings import MemorySettings, refuse_hidden_rewards
+from maml_rl.metalearners.trial_learner import MemorySettings, refuse_hidden_rewards
 from maml_rl.metalearners.trial_ppo import TrialPPOLearner, TrialPPOSettings
 from maml_rl.policies import Policy
 from maml_rl.policies.memory_policy import PredictsRewards

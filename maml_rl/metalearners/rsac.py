@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, Fraction
 from maml_rl.experience import Replay, Steps
-from maml_rl.metalearners.memory_settings import MemorySettings
-from maml_rl.metalearners.replay_learner import TrialReplayLearner, TrialReplaySettings
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,
     SACSettings,
@@ -26,6 +24,7 @@ from maml_rl.metalearners.soft_actor_critic import (
     soft_values_of_choices,
 )
 from maml_rl.metalearners.stepper import Input, Stepper
+from maml_rl.metalearners.trial_learner import MemorySettings, TrialReplayLearner, TrialReplaySettings
 from maml_rl.policies import Policy
 from maml_rl.policies.gru_sequences import GRUSequences
 from maml_rl.policies.heads import SquashedGaussianHead

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Fraction, Positive, StepSize
 from maml_rl.metalearners.metalearner import SINGLE, MetaLearner
-from maml_rl.metalearners.replay_learner import ReplaySettings
 from maml_rl.metalearners.stepper import move_targets
+from maml_rl.metalearners.trial_learner import ReplaySettings
 from maml_rl.policies.distributions import DistributionParams
 from maml_rl.policies.soft_actors import LAST_LAYER
 

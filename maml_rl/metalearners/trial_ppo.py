@@ -21,8 +21,9 @@ from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import Cache, ChunkResult, EpisodeStore, remembered
 from maml_rl.episode.steps import Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.metalearners.metalearner import State, TrialLearner
+from maml_rl.metalearners.metalearner import State
 from maml_rl.metalearners.stepper import Stepper, records_steps, set_step_size
+from maml_rl.metalearners.trial_learner import TrialLearner
 from maml_rl.plan import Plan
 from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.policy import Memory, Policy, Unrolled

@@ -18,9 +18,8 @@ from maml_rl.config.settings import Count, StepSize
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.envs.observing import LastStepParts
 from maml_rl.experience import Replay, Steps
-from maml_rl.metalearners.memory_settings import MemorySettings, refuse_hidden_rewards
-from maml_rl.metalearners.replay_learner import refuse_small_replay
 from maml_rl.metalearners.stepper import Input, Stepper
+from maml_rl.metalearners.trial_learner import MemorySettings, refuse_hidden_rewards, refuse_small_replay
 from maml_rl.metalearners.trial_ppo import TrialPPOLearner, TrialPPOSettings
 from maml_rl.policies import BeliefPolicy, Policy
 from maml_rl.policies.mlp import Perceptron
