@@ -54,10 +54,11 @@ class AutogradObjective:
         here = torch.device("cpu" if device is None else device)
         self._store = episodes if isinstance(episodes, EpisodeStore) else LocalStore(episodes, policy, here)
         device = self._store.device if device is None else here
-        self._learner = _Learner(policy, rule, objective, leaves, first_order=first_order, device=device)
+        self._objective = objective
+        self._learner = _Learner(policy, rule, leaves, first_order=first_order, device=device)
         # Losses may be methods of a learner with everything that it keeps: they are not copied.
-        old, loss = replace(self._learner, objective=None), rule.inner_loss
-        self._old = self._store.share(copy.deepcopy(old, {id(loss): loss}))
+        kept = {id(rule.inner_loss): rule.inner_loss}
+        self._old = self._store.share(copy.deepcopy(self._learner, kept))
 
     def backward(self) -> float:
         """Compute the objective, and put its gradient into `grad` of the parameters, replacing earlier gradients.
@@ -68,7 +69,7 @@ class AutogradObjective:
         Raises:
             NonFiniteError: If the objective or its gradient is not finite.
         """
-        result = self._store.total(_differentiate, self._old, self._learner)
+        result = self._store.total(_differentiate, self._old, self._learner, self._objective)
         losses = result.of_tasks[0].double()
         if not bool(losses.isfinite().all()):
             bad = (~losses.isfinite()).nonzero().flatten().tolist()
@@ -86,44 +87,40 @@ class AutogradObjective:
         Args:
             statistics: like an objective, but (k, n): n numbers for each task.
         """
-        numbers = torch.cat(self._store.map(_measure, self._old, replace(self._learner, objective=statistics)))
+        numbers = torch.cat(self._store.map(_measure, self._old, self._learner, statistics))
         means: list[float] = numbers.double().mean(0).tolist()
         return means
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Learner:
-    """Everything that an objective is computed of; see `AutogradObjective` for the attributes.
-
-    Attributes:
-        objective: None for the old policy and its inner loop, as they are while the learner changes.
-        leaves: that it is differentiated in, those of `policy` and `rule` themselves.
-    """
+    """What adapts; see `AutogradObjective` for the attributes. `leaves` are those of `policy` and `rule` themselves."""
 
     policy: Policy
     rule: AdaptationRule
-    objective: PhaseObjective | None
     leaves: list[Tensor]
     first_order: bool
     device: torch.device
 
 
-def _differentiate(phases: Sequence[TaskEpisodes], cache: Cache, old: _Learner, learner: _Learner) -> ChunkResult:
+def _differentiate(
+    phases: Sequence[TaskEpisodes], cache: Cache, old: _Learner, learner: _Learner, objective: PhaseObjective
+) -> ChunkResult:
     """Return the objective of each task, (k,), and the gradient of their sum in each leaf."""
     before = _old_outcomes(phases, cache, old)
-    assert learner.objective is not None
     with torch.enable_grad():
-        losses = learner.objective(_outcomes(learner, [outcome.samples for outcome in before]), before)
+        losses = objective(_outcomes(learner, [outcome.samples for outcome in before]), before)
         gradients = torch.autograd.grad(losses.sum(), learner.leaves, allow_unused=True, materialize_grads=True)
     return ChunkResult((losses.detach(),), gradients)
 
 
-def _measure(phases: Sequence[TaskEpisodes], cache: Cache, old: _Learner, learner: _Learner) -> Tensor:
+def _measure(
+    phases: Sequence[TaskEpisodes], cache: Cache, old: _Learner, learner: _Learner, objective: PhaseObjective
+) -> Tensor:
     """Return the objective of each task, which may be several numbers."""
     before = _old_outcomes(phases, cache, old)
-    assert learner.objective is not None
     present = _outcomes(learner, [outcome.samples for outcome in before])
-    return learner.objective([_detached(outcome) for outcome in present], before)
+    return objective([_detached(outcome) for outcome in present], before)
 
 
 def _old_outcomes(phases: Sequence[TaskEpisodes], cache: Cache, old: _Learner) -> list[PhaseOutcome]:

@@ -10,7 +10,6 @@ from maml_rl.config.settings import Count
 from maml_rl.metalearners.trial_learner import MemorySettings, refuse_hidden_rewards
 from maml_rl.metalearners.trial_ppo import TrialPPOLearner, TrialPPOSettings
 from maml_rl.policies import Policy
-from maml_rl.policies.memory_policy import PredictsRewards
 
 
 class RL2(TrialPPOLearner):
@@ -83,8 +82,7 @@ class RL2(TrialPPOLearner):
                 f"rl2 trains a policy with a memory, and {self.policy.class_name} has none; use GRUPolicy, or a "
                 "policy with initial_memory, act and unroll"
             )
-        predicts = isinstance(self.policy, PredictsRewards) and self.policy.predicts_rewards
-        if self.settings.reward_prediction_coefficient > 0.0 and not predicts:
+        if self.settings.reward_prediction_coefficient > 0.0 and not getattr(self.policy, "predicts_rewards", False):
             raise TypeError(
                 f"reward-prediction-coefficient is {self.settings.reward_prediction_coefficient:g}, but this "
                 f"{self.policy.class_name} predicts no rewards; make a GRUPolicy with predict_rewards=True, or set "

@@ -25,7 +25,6 @@ from maml_rl.metalearners.metalearner import State
 from maml_rl.metalearners.stepper import Stepper, records_steps, set_step_size
 from maml_rl.metalearners.trial_learner import TrialLearner
 from maml_rl.plan import Plan
-from maml_rl.policies.memory_policy import PredictsRewards
 from maml_rl.policies.policy import Memory, Policy, Unrolled
 from maml_rl.policies.sequence_policy import SequencePolicy
 from maml_rl.policies.two_hot import TwoHot
@@ -195,8 +194,8 @@ class TrialLoss:
             losses = losses + settings.value_coefficient * (unrolled.values - targets).square()
         errors = torch.zeros_like(losses)
         if self.reward_prediction > 0.0:
-            assert isinstance(self.policy, PredictsRewards)
-            errors = (self.policy.predict_rewards(unrolled, actions) - rewards).square() / reward_variance
+            predicted = self.policy.predict_rewards(unrolled, actions)  # type: ignore[operator]
+            errors = (predicted - rewards).square() / reward_variance
             losses = losses + self.reward_prediction * errors
         loss = torch.where(real, losses, 0.0).mul(weight).sum()
         with torch.no_grad():

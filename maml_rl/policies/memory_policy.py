@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import gymnasium
 import torch
@@ -16,22 +16,6 @@ from maml_rl.policies.slot_rows import SlotRows
 
 Enter: TypeAlias = Callable[[Tensor], Any]
 Leave: TypeAlias = Callable[[Any, Tensor], Tensor]
-
-
-@runtime_checkable
-class PredictsRewards(Protocol):
-    """A policy whose memory may also be trained to predict rewards, as an auxiliary task."""
-
-    predicts_rewards: bool
-
-    def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
-        """Return the predicted reward of each action, (L, N), differentiably.
-
-        Args:
-            unrolled: result of `unroll`.
-            actions: (L, N, *action shape).
-            params: of the policy's own shapes.
-        """
 
 
 class MemoryPolicy(Policy):

@@ -293,7 +293,13 @@ class SequencePolicy(BodyPolicy):
         return torch.cat((inputs, units, products), -1)
 
     def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
-        """Return the predicted reward of each action, (L, N); see `PredictsRewards`."""
+        """Return the predicted reward of each action, (L, N), differentiably.
+
+        Args:
+            unrolled: result of `unroll`.
+            actions: (L, N, *action shape).
+            params: of the policy's own shapes.
+        """
         name = type(self).__name__
         if not self.predicts_rewards or unrolled.units is None:
             raise TypeError(f"{name} predicts no rewards; make a {name} with predict_rewards=True")
