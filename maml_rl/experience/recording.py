@@ -338,34 +338,30 @@ def space_as_json(space: gymnasium.Space[Any]) -> dict[str, Any]:
 def space_from_json(saved: Mapping[str, Any]) -> gymnasium.Space[Any]:
     """Return the space that `space_as_json` has written; a ValueError if it is not one."""
     try:
-        return _space(saved)
+        match saved["kind"]:
+            case "Box":
+                shape, dtype = tuple(saved["shape"]), np.dtype(saved["dtype"])
+                if prod(shape) > _MOST_NUMBERS or dtype.kind not in "biuf":
+                    raise ValueError(dtype)
+                low, high = (np.broadcast_to(np.array(saved[name], dtype), shape).copy() for name in ("low", "high"))
+                return spaces.Box(low, high, dtype=dtype.type)
+            case "Discrete" if "own_start" in saved:
+                return stored_actions(spaces.Discrete(saved["n"], start=saved["own_start"]))
+            case "Discrete":
+                return spaces.Discrete(saved["n"], start=saved["start"])
+            case "MultiDiscrete" if "own_start" in saved:
+                return stored_actions(spaces.MultiDiscrete(saved["nvec"], start=saved["own_start"]))
+            case "MultiDiscrete":
+                return spaces.MultiDiscrete(saved["nvec"])
+            case "MultiBinary":
+                if np.prod(saved["n"]) > _MOST_NUMBERS:
+                    raise ValueError(saved["n"])
+                return spaces.MultiBinary(saved["n"])
+            case kind:
+                raise ValueError(kind)
     # Each kind of space raises its own errors, assertions among them.
     except Exception as error:
         raise ValueError(f"{ascii(saved)[:80]} is not a space ({type(error).__name__})") from None
-
-
-def _space(saved: Mapping[str, Any]) -> gymnasium.Space[Any]:
-    match saved["kind"]:
-        case "Box":
-            shape, dtype = tuple(saved["shape"]), np.dtype(saved["dtype"])
-            if prod(shape) > _MOST_NUMBERS or dtype.kind not in "biuf":
-                raise ValueError(dtype)
-            low, high = (np.broadcast_to(np.array(saved[name], dtype), shape).copy() for name in ("low", "high"))
-            return spaces.Box(low, high, dtype=dtype.type)
-        case "Discrete" if "own_start" in saved:
-            return stored_actions(spaces.Discrete(saved["n"], start=saved["own_start"]))
-        case "Discrete":
-            return spaces.Discrete(saved["n"], start=saved["start"])
-        case "MultiDiscrete" if "own_start" in saved:
-            return stored_actions(spaces.MultiDiscrete(saved["nvec"], start=saved["own_start"]))
-        case "MultiDiscrete":
-            return spaces.MultiDiscrete(saved["nvec"])
-        case "MultiBinary":
-            if np.prod(saved["n"]) > _MOST_NUMBERS:
-                raise ValueError(saved["n"])
-            return spaces.MultiBinary(saved["n"])
-        case kind:
-            raise ValueError(kind)
 
 
 def _range(space: gymnasium.Space[Any]) -> tuple[Any, Any]:

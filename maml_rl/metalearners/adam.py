@@ -16,7 +16,7 @@ from maml_rl.config import Config, SettingsModel
 from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.metalearners.autograd_objective import AutogradObjective, PhaseOutcome
-from maml_rl.metalearners.losses import DivisorSettings, chosen_loss, clipped_loss, dice, divergence
+from maml_rl.metalearners.losses import DivisorSettings, chosen_loss, clipped_surrogate, dice, divergence
 from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import MLPPolicy, Policy
 
@@ -48,7 +48,9 @@ class ClippedSettings(SettingsModel):
 
     def outer_loss(self, outcome: PhaseOutcome) -> Tensor:
         """Return the clipped surrogate loss on the episodes after adaptation, (k,)."""
-        return clipped_loss(outcome, clip=self.clip)
+        samples = outcome.samples
+        assert samples.log_probs is not None
+        return clipped_surrogate(outcome.log_probs, samples.log_probs, samples, clip=self.clip)
 
 
 class AdamLearner(MetaLearner):

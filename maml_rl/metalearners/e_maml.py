@@ -14,7 +14,6 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.functional import masked_mean, masked_normalize
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings
 from maml_rl.metalearners.autograd_objective import PhaseOutcome
-from maml_rl.metalearners.losses import sampling_log_prob
 
 
 class EMAML(AdamLearner):
@@ -37,8 +36,9 @@ class EMAML(AdamLearner):
         """Return the loss after adaptation, and the log-probability of all episodes before it times the gain, (k,)."""
         loss = reinforce(new[-1])
         for outcome in new[:-1]:
-            gains = self._gains.to(loss)[outcome.samples.tasks]
-            loss = loss - self.settings.exploration * gains * sampling_log_prob(outcome)
+            samples = outcome.samples
+            log_probs = torch.where(samples.mask > 0, outcome.log_probs, 0.0).sum((1, 2))
+            loss = loss - self.settings.exploration * self._gains.to(loss)[samples.tasks] * log_probs
         return loss
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:

@@ -136,18 +136,6 @@ def clipped_surrogate(log_probs: Tensor, old_log_probs: Tensor, samples: Any, *,
     return -functional.masked_mean(functional.clipped_gain(ratio, samples.advantages, clip), samples.mask)
 
 
-def clipped_loss(outcome: PhaseOutcome, *, clip: float) -> Tensor:
-    """Return `clipped_surrogate` of an outcome in a meta-update, whose samples have the old log-probabilities, (M,)."""
-    samples = outcome.samples
-    assert samples.log_probs is not None
-    return clipped_surrogate(outcome.log_probs, samples.log_probs, samples, clip=clip)
-
-
-def sampling_log_prob(outcome: PhaseOutcome) -> Tensor:
-    """Return the log-probability of all actions of each task's episodes, (M,)."""
-    return torch.where(outcome.samples.mask > 0, outcome.log_probs, 0.0).sum((1, 2))
-
-
 def divergence(new: PhaseOutcome, old: PhaseOutcome) -> Tensor:
     """Return KL(old, new), the mean over the real steps of each task, (M,)."""
     kl = new.policy.distributions.kl(old.distribution, new.distribution)

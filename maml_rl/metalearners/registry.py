@@ -44,7 +44,12 @@ def find_metalearner(name: str) -> type[MetaLearner]:
         module, _, attribute = learner.partition(":")
         if not attribute:
             raise ValueError(f"unknown algorithm {name!r}{suggest(name, algorithms())}")
-        with UsersCode(lambda error: _not_imported(name, error)):
+
+        def not_imported(error: BaseException) -> ValueError:
+            hint = "; put the folder of the module into PYTHONPATH" if isinstance(error, ImportError) else ""
+            return ValueError(f"cannot import the algorithm {name!r} ({explain(error)}){hint}")
+
+        with UsersCode(not_imported):
             imported = import_named(module)
         try:
             learner = getattr(imported, attribute)
@@ -56,11 +61,6 @@ def find_metalearner(name: str) -> type[MetaLearner]:
     if clash:
         raise ValueError(f"the setting {clash[0]!r} of {name!r} is a key of every config; choose another name")
     return learner
-
-
-def _not_imported(name: str, error: BaseException) -> ValueError:
-    hint = "; put the folder of the module into PYTHONPATH" if isinstance(error, ImportError) else ""
-    return ValueError(f"cannot import the algorithm {name!r} ({explain(error)}){hint}")
 
 
 def algorithm_of(config: Config) -> tuple[type[MetaLearner], SettingsModel, Config]:

@@ -44,13 +44,6 @@ class SACSettings(SettingsModel, ReplaySettings):
     ] = 0.005
 
 
-def default_target_entropy(action_space: gymnasium.Space[Any]) -> float:
-    """Return minus the number of entries of an action; for Discrete ones nearly the maximum entropy."""
-    if isinstance(action_space, spaces.Discrete):
-        return _DISCRETE_TARGET * math.log(int(action_space.n))
-    return -float(math.prod(action_space.shape or ()))
-
-
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Return the mean of values (..., L, N) over real steps of mask (L, N), summed over leading axes."""
     return (values * mask).sum() / mask.sum()
@@ -142,7 +135,8 @@ class SoftCritics(nn.Module, Generic[Critics]):
         critic: the critics, which are trained.
         target: the target critics, which begin as their copy; no gradient reaches them.
         log_temperature: (), logarithm of the weight of the entropy.
-        target_entropy: entropy that the temperature maintains: that of the settings, or by the size of an action.
+        target_entropy: entropy that the temperature maintains: that of the settings, or minus the number of entries of
+            an action; for Discrete ones nearly the maximum entropy.
     """
 
     def __init__(self, critics: Critics, action_space: gymnasium.Space[Any], settings: SACSettings) -> None:
@@ -150,9 +144,13 @@ class SoftCritics(nn.Module, Generic[Critics]):
         self.critic: Critics = critics
         self.target: Critics = copy.deepcopy(critics).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.full((), math.log(settings.initial_temperature)))
-        given = settings.target_entropy
-        self.target_entropy = default_target_entropy(action_space) if given is None else given
-        self._tau, self._by_number = settings.tau, given is None
+        self._tau, self._by_number = settings.tau, settings.target_entropy is None
+        if settings.target_entropy is not None:
+            self.target_entropy = settings.target_entropy
+        elif isinstance(action_space, spaces.Discrete):
+            self.target_entropy = _DISCRETE_TARGET * math.log(int(action_space.n))
+        else:
+            self.target_entropy = -float(math.prod(action_space.shape or ()))
 
     def target_entropy_of(self, parameters: DistributionParams, mask: Tensor) -> Tensor | float:
         """Return the target entropy of distributions (L, N, ...) at the real steps of mask (L, N).

@@ -316,17 +316,11 @@ def _convolve_each(units: Tensor, weight: Tensor, bias: Tensor, stride: int) -> 
     return torch.stack(each)
 
 
-def conv_output_size(observation_shape: Sequence[int], conv_layers: Sequence[ConvLayer]) -> int:
-    """Return how many numbers convolutions give for one image; a ValueError if a kernel is larger than its input."""
-    channels, height, width = _conv_shapes(tuple(observation_shape), conv_layers)[-1]
-    return channels * height * width
-
-
 def fitting_conv_layers(observation_shape: Sequence[int]) -> tuple[ConvLayer, ...]:
     """Return as many of the default layers as fit images of this shape."""
     for count in range(len(CONV_LAYERS), 0, -1):
         try:
-            conv_output_size(observation_shape, CONV_LAYERS[:count])
+            _conv_shapes(tuple(observation_shape), CONV_LAYERS[:count])
         except ValueError:
             continue
         return CONV_LAYERS[:count]
@@ -346,7 +340,7 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
 
 
 def _conv_shapes(shape: tuple[int, ...], conv_layers: Sequence[ConvLayer]) -> list[tuple[int, int, int]]:
-    """Return channels, height and width of the image, and after each convolution."""
+    """Return channels, height and width of the image, and after each convolution; a ValueError if one does not fit."""
     first = _channels_first(shape)
     shapes = [(shape[0], shape[1], shape[2]) if first else (shape[2], shape[0], shape[1])]
     for index, (filters, kernel, stride) in enumerate(conv_layers, start=1):

@@ -264,9 +264,7 @@ class SquashedGaussianHead(Head):
         return mean, log_std.clamp(*_LOG_STDS)
 
     def distribution(self, parameters: DistributionParams) -> TransformedDistribution:
-        return self._distribution(parameters, checked=validates(parameters[0]))
-
-    def _distribution(self, parameters: DistributionParams, *, checked: bool | None) -> TransformedDistribution:
+        checked = validates(parameters[0])
         mean, log_std = (entry.reshape(*entry.shape[:-1], *self.action_shape) for entry in parameters[:2])
         event = len(self.action_shape)
         center, half_range = (bound.reshape(self.action_shape) for bound in self.bounds(mean))

@@ -196,14 +196,13 @@ class MLPPolicy(Policy):
 
     def encode(self, observations: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return observations (..., *observation shape) as input vectors (..., input_size): flattened, or one-hot."""
-        if self.observation_start is not None:
-            lead = observations.shape[: observations.dim() - len(self.observation_shape)]
-            categories = torch.arange(self.input_size, device=observations.device) + self.observation_start
-            return (observations.reshape(*lead, 1) == categories).to(dtype)
-        if len(self.observation_shape) != 1:
-            lead = observations.shape[: observations.dim() - len(self.observation_shape)]
-            observations = observations.reshape(*lead, self.input_size)
-        return observations if observations.dtype is dtype else observations.to(dtype)
+        if self.observation_start is None and len(self.observation_shape) == 1:
+            return observations.to(dtype)
+        lead = observations.shape[: observations.dim() - len(self.observation_shape)]
+        if self.observation_start is None:
+            return observations.reshape(*lead, self.input_size).to(dtype)
+        categories = torch.arange(self.input_size, device=observations.device) + self.observation_start
+        return (observations.reshape(*lead, 1) == categories).to(dtype)
 
 
 class NormalMLPPolicy(MLPPolicy):

@@ -318,9 +318,20 @@ class Policy(nn.Module, ABC):
         Raises:
             ValueError: If a name or shape does not fit the policy.
         """
-        current = dict(self.named_parameters())
-        params = current if params is None else check_parameters(self, params)
-        return {name: _stack(name, params[name], tuple(current[name].shape), num_tasks) for name in current}
+        stacked, given = {}, {} if params is None else check_parameters(self, params)
+        for name, own in self.named_parameters():
+            param, shape = given.get(name, own), tuple(own.shape)
+            if tuple(param.shape) == shape:
+                # For a single task `contiguous` would return the parameter itself.
+                stacked[name] = param.expand(num_tasks, *shape).clone(memory_format=torch.contiguous_format)
+            elif tuple(param.shape) == (num_tasks, *shape):
+                stacked[name] = param.contiguous()
+            else:
+                raise ValueError(
+                    f"parameter {name!r} must have the shape {shape}, or {(num_tasks, *shape)} for {num_tasks} tasks, "
+                    f"got {tuple(param.shape)}"
+                )
+        return stacked
 
 
 def greedy(policy: Policy) -> Policy:
@@ -388,15 +399,3 @@ def check_parameters(policy: Policy, params: Mapping[str, Tensor | ArrayLike]) -
         else torch.as_tensor(np.asarray(value), dtype=param.dtype, device=param.device)
         for name, param in current.items()
     }
-
-
-def _stack(name: str, param: Tensor, shape: tuple[int, ...], num_tasks: int) -> Tensor:
-    if tuple(param.shape) == shape:
-        # For a single task `contiguous` would return the parameter itself.
-        return param.expand(num_tasks, *shape).clone(memory_format=torch.contiguous_format)
-    if tuple(param.shape) == (num_tasks, *shape):
-        return param.contiguous()
-    raise ValueError(
-        f"parameter {name!r} must have the shape {shape}, or {(num_tasks, *shape)} for {num_tasks} tasks, "
-        f"got {tuple(param.shape)}"
-    )

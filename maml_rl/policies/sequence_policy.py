@@ -25,7 +25,7 @@ from maml_rl.policies.mlp import Perceptron, register_parameters
 from maml_rl.policies.policy import Memory, Unrolled, perform
 from maml_rl.policies.recurrent import Cell, Recurrent, RecurrentStep, make_recurrent
 from maml_rl.policies.slot_rows import SlotRows, row_layers, row_product, through
-from maml_rl.policies.transformer import Attention, Transformer, make_transformer
+from maml_rl.policies.transformer import Attention, Transformer
 from maml_rl.policies.two_hot import OF_BINS, TwoHot, symlog
 from maml_rl.spaces import PackedSpace, category_counts, is_image, parts_of, stored_actions
 
@@ -484,6 +484,6 @@ class TransformerPolicy(SequencePolicy):
     ) -> None:
         super().__init__(observation_space, action_space, hidden_size, **options)
         generator = torch.Generator().manual_seed(seed)
-        make = partial(make_transformer, self.input_size, hidden_size, sizes, generator, token_shift=token_shift)
+        make = partial(Transformer, self.input_size, hidden_size, sizes, generator, token_shift=token_shift)
         self._make(make, values_first=False)
         self._initialize_heads(generator)

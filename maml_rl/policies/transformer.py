@@ -74,6 +74,8 @@ class Transformer(MemoryBody):
         inputs: I, size of the input of a token.
         hidden_size: H, width of a token.
         sizes: of the layers.
+        generator: draws the weights of N(0, 1 / inputs); those that add to a token are smaller the more blocks there
+            are (Radford et al. 2019, section 2.3).
         token_shift: add the previous input to each token (zeros at the start of a trial). State, action and their
             result are then in one token, and a single layer can look them up.
 
@@ -87,8 +89,17 @@ class Transformer(MemoryBody):
     """
 
     checkpoint_above: int | None = 1024
+    writes_memory = True
 
-    def __init__(self, inputs: int, hidden_size: int, sizes: Attention, *, token_shift: bool = False) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden_size: int,
+        sizes: Attention,
+        generator: torch.Generator,
+        *,
+        token_shift: bool = False,
+    ) -> None:
         super().__init__()
         self.input_size, self.hidden_size, self.sizes, self.token_shift = inputs, hidden_size, sizes, token_shift
         width, self.head_size = hidden_size, sizes.head_size(hidden_size)
@@ -108,14 +119,6 @@ class Transformer(MemoryBody):
             for _ in range(sizes.num_layers)
         )
         self.norm = nn.LayerNorm(width)
-
-    writes_memory = True
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw weights of N(0, 1 / inputs); those that add to a token are smaller the more blocks there are.
-
-        Source: Radford et al. 2019, section 2.3 (scaling by the number of residual layers)
-        """
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
                 std = 1.0 / math.sqrt(module.in_features)
@@ -357,12 +360,3 @@ def _rotate(vectors: Tensor, turn: Tensor) -> Tensor:
     first, second = vectors.chunk(2, -1)
     cosine, sine = turn
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), -1)
-
-
-def make_transformer(
-    inputs: int, hidden_size: int, sizes: Attention, generator: torch.Generator, *, token_shift: bool = False
-) -> Transformer:
-    """Return a transformer whose weights come from the generator alone."""
-    body = Transformer(inputs, hidden_size, sizes, token_shift=token_shift)
-    body.initialize(generator)
-    return body

@@ -22,7 +22,7 @@ from maml_rl.policies.memory_policy import MemoryBody
 from maml_rl.policies.policy import Memory
 from maml_rl.policies.recurrent import GRU, Cell, Products, make_recurrent, weights_of
 from maml_rl.policies.slot_rows import through
-from maml_rl.policies.transformer import Attention, make_transformer
+from maml_rl.policies.transformer import Attention, Transformer
 
 # The layers that embed the parts of an observation; in checkpoints they have the names behind them.
 _EMBEDDINGS = {"observation": "seen", "action": "did", "reward": "got"}
@@ -45,7 +45,7 @@ def make_body(
         layer = make_recurrent(kind, inputs, hidden_size, generator)
         layer.products = products
         return layer
-    return make_transformer(inputs, hidden_size, kind, generator)
+    return Transformer(inputs, hidden_size, kind, generator)
 
 
 @dataclass(frozen=True, slots=True)

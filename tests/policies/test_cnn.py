@@ -15,7 +15,6 @@ from maml_rl.episode import TaskEpisodes
 from maml_rl.episode.steps import Steps
 from maml_rl.machine import single_threaded
 from maml_rl.policies import CNNPolicy, GaussianHead, NormalMLPPolicy, get_policy_for_env
-from maml_rl.policies.cnn import conv_output_size
 from maml_rl.policies.layers import empty_layer
 from tests.synthetic import different_params
 
@@ -55,7 +54,7 @@ def test_features_are_those_of_torch_on_images_scaled_to_one(shape: tuple[int, .
         units = torch.tanh(layer(units))
     expected = units.movedim(1, -1).reshape(3, 5, -1)
     torch.testing.assert_close(policy.features(rows), expected)
-    assert expected.shape[-1] == conv_output_size(shape, layers) == policy.perceptron.sizes[0]
+    assert expected.shape[-1] == policy.perceptron.sizes[0]
     connected = NormalMLPPolicy(expected.shape[-1], 2, (6,), "tanh")
     connected.load_state_dict(policy.head.state_dict())
     torch.testing.assert_close(policy(rows).mean, connected(expected).mean)
