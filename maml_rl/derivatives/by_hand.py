@@ -4,12 +4,10 @@ Measured in docs/results/benchmark-kernels.json. Every product is computed in pl
 
 Notation: units_0 are the inputs, z_l = units_{l-1} W_l^T + b_l, units_l = f(z_l); the last z are the output units. A
 delta is the derivative of a loss with respect to a z; a tangent is the derivative along a vector of parameters. The
-derivatives of log-probabilities in the output units are those of a `LogProbability`; those of the loss, a function of
-one number per sample, are left to automatic differentiation.
+derivatives of the loss, a function of one log-probability per sample, are left to automatic differentiation.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,41 +29,15 @@ from maml_rl.policies.policy import Policy
 Vector = tuple[Tensor, dict[str, Tensor]]
 
 
-class LogProbability(ABC):
+class GaussianLogProbability:
     """log pi(a|s) of the actions taken, as a function f of output units and of the head's parameters, and derivatives.
 
-    Output units are stored as (k, A, R), entries before rows: sums over entries or rows are then sums along
-    vectors.
+    Output units are stored as (k, A, R), entries before rows: sums over entries or rows are then sums along vectors.
+    Those of a `GaussianHead` are the mean, sigma is (k, A), and actions are (k, R, A).
 
     Attributes:
         values: (k, R).
     """
-
-    values: Tensor
-
-    @abstractmethod
-    def pull_back(self, weights: Tensor) -> Vector:
-        """Return the gradient of sum(weights * f), for `weights` (k, R)."""
-
-    @abstractmethod
-    def push_forward(self, tangent: Vector) -> Tensor:
-        """Return the derivative of f along a tangent, (k, R)."""
-
-    @abstractmethod
-    def prepare_hessian(self, weights: Tensor) -> None:
-        """Prepare `hessian_product` for `weights` (k, R)."""
-
-    @abstractmethod
-    def hessian_product(self, tangent: Vector) -> Vector:
-        """Multiply a tangent by the Hessian of sum(weights * f), for the weights last given to `prepare_hessian`."""
-
-    @abstractmethod
-    def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
-        """Multiply a tangent by the Fisher matrix, summed over rows with `weights` (k, R)."""
-
-
-class GaussianLogProbability(LogProbability):
-    """Of a `GaussianHead`: the output units (k, A, R) are the mean, sigma is (k, A), and actions are (k, R, A)."""
 
     def __init__(self, head: GaussianHead, units: Tensor, params: Params, actions: Tensor) -> None:
         log_std = head.log_std(params)
@@ -78,33 +50,38 @@ class GaussianLogProbability(LogProbability):
         self._squares = difference.mul_(self._score)
 
     def pull_back(self, weights: Tensor) -> Vector:
+        """Return the gradient of sum(weights * f), for `weights` (k, R)."""
         along_rows = weights.unsqueeze(-1)
         sigma = torch.bmm(self._squares, along_rows).squeeze(-1) - along_rows.sum(1)
         return weights.unsqueeze(1) * self._score, {"sigma": self._live * sigma}
 
     def push_forward(self, tangent: Vector) -> Tensor:
+        """Return the derivative of f along a tangent, (k, R)."""
         units, sigma = tangent[0], self._live * tangent[1]["sigma"]
         return (self._score * units + (self._squares - 1.0) * sigma.unsqueeze(-1)).sum(1)
 
     def prepare_hessian(self, weights: Tensor) -> None:
+        """Prepare `hessian_product` for `weights` (k, R)."""
         self._units_units = -weights.unsqueeze(1) * self._precision
         self._units_sigma = -2.0 * weights.unsqueeze(1) * self._score
         self._sigma_sigma = -2.0 * torch.bmm(self._squares, weights.unsqueeze(-1)).squeeze(-1)
 
     def hessian_product(self, tangent: Vector) -> Vector:
+        """Multiply a tangent by the Hessian of sum(weights * f), for the weights last given to `prepare_hessian`."""
         units, sigma = tangent[0], self._live * tangent[1]["sigma"]
         units_product = (self._units_units * units).addcmul_(self._units_sigma, sigma.unsqueeze(-1))
         sigma_product = (self._units_sigma * units).sum(-1).addcmul_(self._sigma_sigma, sigma)
         return units_product, {"sigma": self._live * sigma_product}
 
     def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
+        """Multiply a tangent by the Fisher matrix, summed over rows with `weights` (k, R)."""
         units, sigma = tangent[0], tangent[1]["sigma"]
         sigma_product = 2.0 * weights.sum(1, keepdim=True) * self._live * sigma
         return (weights.unsqueeze(1) * units).mul_(self._precision), {"sigma": sigma_product}
 
 
-class CategoricalLogProbability(LogProbability):
-    """Of a `CategoricalHead`: the output units (k, K, R) are the logits, and actions are (k, R, 1), integers."""
+class CategoricalLogProbability:
+    """The same of a `CategoricalHead`: the output units (k, K, R) are the logits, actions (k, R, 1) are integers."""
 
     def __init__(self, head: CategoricalHead, units: Tensor, params: Params, actions: Tensor) -> None:
         self.values = functional.categorical_log_prob(units.mT, actions.squeeze(-1))
@@ -112,14 +89,17 @@ class CategoricalLogProbability(LogProbability):
         self._actions = actions.long().mT
 
     def pull_back(self, weights: Tensor) -> Vector:
+        """Return the gradient of sum(weights * f), for `weights` (k, R)."""
         weights = weights.unsqueeze(1)
         return (-weights * self._probs).scatter_add_(1, self._actions, weights), {}
 
     def push_forward(self, tangent: Vector) -> Tensor:
+        """Return the derivative of f along a tangent, (k, R)."""
         units = tangent[0]
         return units.gather(1, self._actions).squeeze(1) - (self._probs * units).sum(1)
 
     def prepare_hessian(self, weights: Tensor) -> None:
+        """Keep the weights (k, R) for `hessian_product`."""
         self._weights = weights
 
     def hessian_product(self, tangent: Vector) -> Vector:
@@ -127,30 +107,17 @@ class CategoricalLogProbability(LogProbability):
         return self.fisher_product(tangent, -self._weights)
 
     def fisher_product(self, tangent: Vector, weights: Tensor) -> Vector:
+        """Multiply a tangent by the Fisher matrix, summed over rows with `weights` (k, R)."""
         weighted = self._probs * tangent[0]
         mean = weighted.sum(1, keepdim=True)
         return weighted.addcmul_(self._probs, mean, value=-1.0).mul_(weights.unsqueeze(1)), {}
 
 
-_LOG_PROBABILITIES: dict[type[Head], Callable[..., LogProbability]] = {
+# Of the heads that have these derivatives.
+_LOG_PROBABILITIES: dict[type[Head], Callable[..., GaussianLogProbability | CategoricalLogProbability]] = {
     GaussianHead: GaussianLogProbability,
     CategoricalHead: CategoricalLogProbability,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Activation:
-    """An element-wise function whose derivatives can be computed from its value.
-
-    Attributes:
-        apply: computes it in place.
-        backward: (gradient, value) -> gradient * f', written into the first.
-        curvature: c where f'' = c * f * f', which holds for tanh and relu.
-    """
-
-    apply: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]
-    curvature: float
 
 
 def _tanh_backward(gradient: Tensor, value: Tensor) -> Tensor:
@@ -163,10 +130,9 @@ def _relu_backward(gradient: Tensor, value: Tensor) -> Tensor:
     return result
 
 
-_ACTIVATIONS = {
-    torch.tanh: _Activation(tanh_, _tanh_backward, -2.0),
-    torch.relu: _Activation(torch.relu_, _relu_backward, 0.0),
-}
+# Element-wise functions f whose derivatives can be computed from their values: what applies f in place; what writes
+# gradient * f' into the gradient, given the value; and c where f'' = c * f * f'.
+_ACTIVATIONS = {torch.tanh: (tanh_, _tanh_backward, -2.0), torch.relu: (torch.relu_, _relu_backward, 0.0)}
 
 
 def fits(policy: Policy) -> bool:
@@ -214,7 +180,7 @@ class Rows:
         dtype = samples.advantages.dtype
         units = policy.encode(samples.observations, dtype)
         actions = samples.actions.to(dtype) if samples.actions.is_floating_point() else samples.actions
-        # Actions are stored as (k, A, R), as the output units do; see `LogProbability`.
+        # Actions are stored as (k, A, R), as the output units do; see `GaussianLogProbability`.
         return cls(
             units=take(units).contiguous(),
             actions=take(actions).mT.contiguous().mT,
@@ -244,7 +210,7 @@ class MLPLinearization(Linearization):
         self, policy: MLPPolicy, layout: ParameterLayout, rows: Rows, parameters: Tensor, workspace: Workspace
     ) -> None:
         self._policy, self._layout, self._rows, self._kept = policy, layout, rows, workspace
-        self._activation = _ACTIVATIONS[policy.perceptron.nonlinearity]  # type: ignore[index]
+        apply, self._backward, self._curvature = _ACTIVATIONS[policy.perceptron.nonlinearity]  # type: ignore[index]
         params = layout.views(parameters)
         self._weights = [params[weight] for weight, _ in policy.perceptron.layer_names]
         in_layers = {name for names in policy.perceptron.layer_names for name in names}
@@ -253,7 +219,7 @@ class MLPLinearization(Linearization):
         for index, (_, bias) in enumerate(policy.perceptron.layer_names):
             z = self._affine(workspace, f"units{index}", index, self._weights, params[bias])
             if index < self._last:
-                self._units.append(self._activation.apply(z))
+                self._units.append(apply(z))
         # A copy, because the distribution must outlive `workspace`.
         outputs = z.mT.clone()
         self.distribution = policy.distributions.parametrize(outputs.mT, self._others)
@@ -285,9 +251,8 @@ class MLPLinearization(Linearization):
 
     def hessian_product(self, vectors: Tensor) -> Tensor:
         """Multiply vectors by the Hessian of the last loss: differentiate `_pull_back` along them, layer by layer."""
-        activation, tangents = self._activation, self._layout.views(vectors)
-        curved = activation.curvature != 0
-        output_tangent, unit_tangents, products = self._push_forward(vectors, curved=curved)
+        tangents = self._layout.views(vectors)
+        output_tangent, unit_tangents, products = self._push_forward(vectors, curved=self._curvature != 0)
         outputs, others = self._output_hessian_product(output_tangent)
         delta_tangent = outputs.mT
         product = torch.empty_like(vectors)
@@ -302,9 +267,9 @@ class MLPLinearization(Linearization):
             views[weight].baddbmm_(delta.mT, unit_tangents[index])
             below = scratch().take(f"delta{index}", self._units[index].shape, delta)
             torch.bmm(delta_tangent, self._weights[index], out=below).baddbmm_(delta, tangents[weight])
-            delta_tangent = activation.backward(below, self._units[index])
+            delta_tangent = self._backward(below, self._units[index])
             if products:
-                delta_tangent.addcmul_(self._deltas[index - 1], products[index], value=activation.curvature)
+                delta_tangent.addcmul_(self._deltas[index - 1], products[index], value=self._curvature)
         for name, other in others.items():
             views[name].copy_(other)
         return product
@@ -362,7 +327,7 @@ class MLPLinearization(Linearization):
             units = self._units[index + 1]
             if curved:
                 products.append(torch.mul(z, units, out=workspace.take(f"product{index}", units.shape, units)))
-            unit_tangents.append(self._activation.backward(z, units))
+            unit_tangents.append(self._backward(z, units))
         outputs = z.mT
         if self._last:
             outputs.baddbmm_(self._weights[-1], unit_tangents[-1].mT)
@@ -384,7 +349,7 @@ class MLPLinearization(Linearization):
             torch.sum(delta, dim=1, out=views[bias])
             if index:
                 below = workspace.take(f"delta{index}", self._units[index].shape, delta)
-                delta = self._activation.backward(torch.bmm(delta, self._weights[index], out=below), self._units[index])
+                delta = self._backward(torch.bmm(delta, self._weights[index], out=below), self._units[index])
         for name, other in others.items():
             views[name].copy_(other)
         return gradient

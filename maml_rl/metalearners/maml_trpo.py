@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -17,7 +17,7 @@ from maml_rl.derivatives import EpisodeStore
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.metalearners.losses import DivisorSettings, OuterObjective, chosen_loss, likelihood_ratio, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
-from maml_rl.metalearners.metalearner import LearnerOptions, MetaLearner
+from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.policies import Policy
 
 # By the name in a config.
@@ -85,7 +85,7 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
         inner_loss: InnerLoss | None = None,
         objective: OuterObjective = surrogate,
         curvature_fraction: float | None = None,
-        **options: Unpack[LearnerOptions],
+        **options: Any,
     ) -> None:
         given: dict[str, Any] = {"first_order": first_order, "curvature_fraction": curvature_fraction}
         if options.get("settings") is None:

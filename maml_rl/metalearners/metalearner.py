@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeAlias, TypedDict
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -38,14 +38,6 @@ State: TypeAlias = dict[str, Any]
 SINGLE = "optimizer"
 # The end of the name of an optimizer's numbers that change, such as a step size.
 _GROUPS = "groups"
-
-
-class LearnerOptions(TypedDict, total=False):
-    """Further arguments of a metalearner."""
-
-    settings: SettingsModel | None
-    plan: Plan | None
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)

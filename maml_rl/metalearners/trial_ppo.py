@@ -42,6 +42,8 @@ _SHARE = 0.1
 # What a policy makes of sequences (L, N, ...) of its inputs; and these inputs for observations, with the memory after.
 Unroll: TypeAlias = Callable[[Tensor], Unrolled]
 See: TypeAlias = Callable[[Tensor], tuple[Tensor, Memory]]
+# The unit of the values so far, in which the policy that has sampled has them; and that from now on.
+Units: TypeAlias = tuple[float, float]
 
 
 class TrialPPOSettings(SettingsModel):
@@ -204,18 +206,11 @@ class TrialLoss:
             return loss, torch.stack([loss, divergence, entropy, errors])
 
 
-class Units(NamedTuple):
-    """The unit of the values so far, in which the policy that has sampled has them; and that from now on."""
-
-    before: float
-    now: float
-
-
 class Scales(NamedTuple):
     """What a step needs to know of the whole batch.
 
     Attributes:
-        units: of the values.
+        units: see `Units`.
         mean: of the advantages.
         divisor: of the centered advantages, their deviation; infinity where the rewards have no signal.
         coefficients: of the entropy, and the unit of the rewards' squared error; see `TrialLoss`.
@@ -278,13 +273,13 @@ def _estimates(phases: Sequence[TaskEpisodes], cache: Cache, old: TrialLoss, uni
 
     def compute() -> tuple[Tensor, Tensor]:
         trials, _, values, final = _old_trials(phases, cache, old)
-        plan, value_lambda = old.plan, old.settings.value_lambda
-        values, final = values * units.before, None if final is None else final * units.before
+        plan, value_lambda, (before, now) = old.plan, old.settings.value_lambda, units
+        values, final = values * before, None if final is None else final * before
         advantages = trials.trial_advantages(values, plan.gamma, plan.gae_lambda, final)
         errors = (
             advantages if value_lambda is None else trials.trial_advantages(values, plan.gamma, value_lambda, final)
         )
-        return advantages, (values + errors) / units.now
+        return advantages, (values + errors) / now
 
     return remembered(cache, "estimates", (old, units), compute)
 
@@ -367,7 +362,7 @@ def _spread(
     sums = _sums(
         trials,
         advantages,
-        (returns - values * units.before).double().square(),
+        (returns - values * units[0]).double().square(),
         (returns.double() - mean_return).square(),
         (trials.rewards.double() - mean_reward).square(),
     )
@@ -530,7 +525,7 @@ class TrialPPOLearner(TrialLearner):
         self.return_square.add(of_squares / count)
         unit = math.sqrt(self.return_square.mean)
         by_classes = isinstance(self.policy, SequencePolicy) and self.policy.value == "two-hot"
-        units = Units(1.0, 1.0) if by_classes else Units(unit_before or unit, unit)
+        units = (1.0, 1.0) if by_classes else (unit_before or unit, unit)
         means = of_returns / count, of_rewards / count, of_observations / count
         spreads, of_observations = batch.total(_spread, old, units, *means).sums
         if self._observed is not None:
