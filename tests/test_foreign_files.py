@@ -187,7 +187,7 @@ OTHERWISE = {
     "atomic files": "runs/atomic_files.py",
     "locks of trials": "experiment/search.py",
     "nothing": "samplers/work/child/process_setup.py",
-    "arrays of a replay of our own": "experience/step_arrays.py",
+    "arrays of a replay of our own": "experience/replay.py",
     "cluster": "samplers/work/ray/connection.py",
     "the package's catalog": "config/settings.py",
     "the package's certified tasks": "experiment/certified.py",

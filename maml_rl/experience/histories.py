@@ -25,7 +25,7 @@ from maml_rl.envs.task_space import family_of
 from maml_rl.episode.steps import INFO, Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
-from maml_rl.experience.step_arrays import reward_scales
+from maml_rl.experience.replay import reward_scales
 from maml_rl.runs.trust import check_family
 from maml_rl.spaces import own_actions, own_space, read_flat, write_flat
 

@@ -551,7 +551,7 @@ def test_steps_drawn_from_a_copy_on_a_device_are_those_of_the_buffer(monkeypatch
     plain, rng = Replay(40), np.random.default_rng(0)
     batches = [make_batch(rng) for _ in range(8)]
     plain.append(batches[0])
-    monkeypatch.setattr("maml_rl.experience.step_arrays._COPIED_TO", ("cpu",))
+    monkeypatch.setattr("maml_rl.experience.replay._COPIED_TO", ("cpu",))
     copied = Replay(40)
     # Past the end of the buffer, too.
     for number, batch in enumerate(batches):

@@ -86,7 +86,7 @@ def make(name: str, device: str = "cpu") -> tuple[MetaLearner, EpisodeStore]:
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Take the steps of new learners as on a device, by the same buffers, but without graphs."""
     monkeypatch.setattr(stepper, "_KINDS", ("cpu", "cuda"))
-    monkeypatch.setattr("maml_rl.experience.step_arrays._COPIED_TO", ("cpu",))
+    monkeypatch.setattr("maml_rl.experience.replay._COPIED_TO", ("cpu",))
     return monkeypatch
 
 
