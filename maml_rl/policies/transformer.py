@@ -5,7 +5,7 @@ only. In the update one pass goes through whole sequences. The two agree to roun
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
@@ -17,7 +17,7 @@ from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, within
 from maml_rl.policies.memory_policy import MemoryBody
 from maml_rl.policies.policy import Memory
-from maml_rl.policies.slot_rows import ROWS, SlotRows, aligned, row_product
+from maml_rl.policies.slot_rows import ROWS, SlotRows, aligned, row_product, through
 
 # A token attends to a multiple of this many places, which depends only on its own step: the same bits in any batch.
 _PLACES = 64
@@ -92,13 +92,7 @@ class Transformer(MemoryBody):
     writes_memory = True
 
     def __init__(
-        self,
-        inputs: int,
-        hidden_size: int,
-        sizes: Attention,
-        generator: torch.Generator,
-        *,
-        token_shift: bool = False,
+        self, inputs: int, hidden_size: int, sizes: Attention, generator: torch.Generator, *, token_shift: bool = False
     ) -> None:
         super().__init__()
         self.input_size, self.hidden_size, self.sizes, self.token_shift = inputs, hidden_size, sizes, token_shift
@@ -158,10 +152,11 @@ class Transformer(MemoryBody):
             at = positions if ring is None else torch.cat((written, positions), 1)
             behind = positions.unsqueeze(2) - at.unsqueeze(1)
             mask = ((behind >= 0) & (behind < context)).unsqueeze(1)
-        tokens = F.linear(inputs.transpose(0, 1), params["embed.weight"], params["embed.bias"])
+        tokens = through(inputs.transpose(0, 1), params, "embed")
         kept = []
         again = self.checkpoint_above is not None and length > self.checkpoint_above and torch.is_grad_enabled()
-        for layer, block in enumerate(_blocks(params, self.sizes.num_layers)):
+        for layer in range(self.sizes.num_layers):
+            block = within(params, f"blocks.{layer}.")
             known = None if ring is None else ring[:, layer]
             if again:
                 tokens, new = checkpoint(
@@ -170,7 +165,7 @@ class Transformer(MemoryBody):
             else:
                 tokens, new = self._block(tokens, block, known, turn, mask)
             kept.append(new)
-        units = _normalize(tokens, params["norm.weight"], params["norm.bias"])
+        units = _normalize(tokens, params, "norm")
         # Of more tokens than there are places the last ones stay.
         fresh = torch.stack(kept, 1)[..., -context:, :]
         if ring is None:
@@ -186,9 +181,8 @@ class Transformer(MemoryBody):
         self, tokens: Tensor, block: dict[str, Tensor], before: Tensor | None, turn: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return tokens (N, L, H) after a block, and their keys and values (N, 2, key-value heads, L, H / heads)."""
-        seen = _normalize(tokens, block["attention_norm.weight"], block["attention_norm.bias"])
-        mixed = F.linear(seen, block["queries_keys_values.weight"], block["queries_keys_values.bias"])
-        queries, new = self.split(mixed, turn)
+        seen = _normalize(tokens, block, "attention_norm")
+        queries, new = self.split(through(seen, block, "queries_keys_values"), turn)
         keys, values = (new if before is None else torch.cat((before, new), -2)).unbind(1)
         shares = keys.shape[1] < queries.shape[1]
         if shares and queries.device.type != "cpu":
@@ -200,11 +194,9 @@ class Transformer(MemoryBody):
         attended = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=shares
         )
-        joined = attended.transpose(1, 2).flatten(2)
-        tokens = tokens + F.linear(joined, block["attended.weight"], block["attended.bias"])
-        seen = _normalize(tokens, block["network_norm.weight"], block["network_norm.bias"])
-        hidden = F.gelu(F.linear(seen, block["hidden.weight"], block["hidden.bias"]))
-        return tokens + F.linear(hidden, block["output.weight"], block["output.bias"]), new
+        tokens = tokens + through(attended.transpose(1, 2).flatten(2), block, "attended")
+        hidden = F.gelu(through(_normalize(tokens, block, "network_norm"), block, "hidden"))
+        return tokens + through(hidden, block, "output"), new
 
     def step(self, params: Params, rows: SlotRows) -> "TokenStep":
         return TokenStep(self, params, rows)
@@ -229,7 +221,7 @@ class TokenStep:
         self._transformer, self._own = transformer, rows.own
         # Rows of padding fill the last block; then no array has a rest that vector instructions leave over.
         self._shape = (*rows.shape[:-1], -(-rows.shape[-1] // ROWS) * ROWS)
-        self._blocks = list(_blocks(params, transformer.sizes.num_layers))
+        self._blocks = [within(params, f"blocks.{layer}.") for layer in range(transformer.sizes.num_layers)]
         self._params = params
         weight, width = params["embed.weight"], transformer.hidden_size
         self._seen, self.units, self._joined, self._hidden = (
@@ -249,7 +241,7 @@ class TokenStep:
 
     def __call__(self, memory: Memory) -> Memory:
         """Compute the units of the next tokens; write their keys and values into the ring (M, S, ...) of the memory."""
-        transformer, params = self._transformer, self._params
+        transformer = self._transformer
         ring, count, *last = (kept.flatten(0, 1) for kept in memory)
         if last:
             before = self._before[..., self._own, :]
@@ -262,7 +254,7 @@ class TokenStep:
         tokens = self._embed().clone()
         for layer, (mix, attend, expand, contract) in enumerate(self._layers):
             block = self._blocks[layer]
-            self.units.copy_(self._normalized(tokens, block, "attention_norm"))
+            self.units.copy_(_normalize(tokens, block, "attention_norm"))
             queries, new = transformer.split(mix()[..., self._own, :].reshape(len(count), 1, -1), turn)
             kept = ring[:, layer]
             kept[torch.arange(len(count), device=kept.device), :, :, places] = new.squeeze(-2)
@@ -270,10 +262,10 @@ class TokenStep:
             joined = self._joined[..., self._own, :]
             joined.copy_(attended.reshape(joined.shape))
             tokens += attend()
-            self.units.copy_(self._normalized(tokens, block, "network_norm"))
+            self.units.copy_(_normalize(tokens, block, "network_norm"))
             self._hidden.copy_(F.gelu(expand()))
             tokens += contract()
-        self.units.copy_(self._normalized(tokens, params, "norm"))
+        self.units.copy_(_normalize(tokens, self._params, "norm"))
         return memory[0], memory[1] + 1, *last
 
     def _layer(self, units: Tensor, params: Params, name: str) -> Callable[[], Tensor]:
@@ -287,9 +279,6 @@ class TokenStep:
             return out
 
         return multiply
-
-    def _normalized(self, tokens: Tensor, params: Params, name: str) -> Tensor:
-        return _normalize(tokens, params[f"{name}.weight"], params[f"{name}.bias"])
 
 
 def _buckets(count: Tensor, context: int) -> list[tuple[Tensor | None, int, Tensor]]:
@@ -334,14 +323,9 @@ def _alike(values: Tensor) -> Tensor:
     return rows
 
 
-def _blocks(params: Params, num_layers: int) -> Iterator[dict[str, Tensor]]:
-    """Yield the parameters of each block by their names within it."""
-    for layer in range(num_layers):
-        yield within(params, f"blocks.{layer}.")
-
-
-def _normalize(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Normalize tokens (..., H), or (M, rows, H) of tasks that have their own weights (M, H)."""
+def _normalize(tokens: Tensor, params: Params, name: str) -> Tensor:
+    """Normalize tokens (..., H) by a layer, or (M, rows, H) of tasks that have their own weights (M, H)."""
+    weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
     if weight.dim() == 2:
         return torch.addcmul(bias.unsqueeze(1), F.layer_norm(tokens, tokens.shape[-1:]), weight.unsqueeze(1))
     return F.layer_norm(tokens, tokens.shape[-1:], weight, bias)
