@@ -153,12 +153,7 @@ class Replay:
         self._segments.cut(self._first, self._lengths, self._steps.row_bytes)
 
     def sample_transitions(
-        self,
-        rng: np.random.Generator,
-        num: int,
-        *,
-        tasks: Sequence[Task] | None = None,
-        newest: int | None = None,
+        self, rng: np.random.Generator, num: int, *, tasks: Sequence[Task] | None = None, newest: int | None = None
     ) -> Steps:
         """Draw single steps uniformly, with replacement: a batch, or a context set for each task.
 

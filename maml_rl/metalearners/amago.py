@@ -50,11 +50,7 @@ class TrialCritics(nn.Module):
     """
 
     def __init__(
-        self,
-        policy: SequencePolicy,
-        settings: "CriticSettings",
-        num_discounts: int,
-        generator: torch.Generator,
+        self, policy: SequencePolicy, settings: "CriticSettings", num_discounts: int, generator: torch.Generator
     ) -> None:
         super().__init__()
         space = policy.action_space

@@ -210,14 +210,7 @@ class MetaLearner(ABC):
             raise config.error(
                 f"{config.algorithm} adapts without gradient steps, in training as afterwards; leave it out", "method"
             )
-        return cls(
-            policy,
-            rule,
-            settings=settings,
-            plan=Plan.of(config),
-            device=device,
-            seed=config.seed,
-        )
+        return cls(policy, rule, settings=settings, plan=Plan.of(config), device=device, seed=config.seed)
 
     def open_data(self, config: Config, env: MetaVectorEnv) -> None:
         """Open recorded data for environments like `env`, before a training; a ConfigError if they do not fit."""

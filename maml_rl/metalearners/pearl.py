@@ -178,11 +178,7 @@ class PEARL(SoftActorCritic):
         }
         self.optimizers = {name: torch.optim.Adam(params, lr=size) for name, (params, size) in trained.items()}
         self.stepper = Stepper(
-            self.loss,
-            *self.optimizers.values(),
-            name="pearl",
-            after=self.networks.update_targets,
-            chunks=self._cut,
+            self.loss, *self.optimizers.values(), name="pearl", after=self.networks.update_targets, chunks=self._cut
         )
         storage: dict[str, Any] = {"memory_bytes": settings.mapped_bytes, "device": self.device}
         self.experience = {

@@ -54,8 +54,7 @@ class RL2(TrialPPOLearner):
             ),
         ] = 0
         embedding_size: Annotated[
-            Count | None,
-            Field(description="units of a linear layer between observations and all else; null: none"),
+            Count | None, Field(description="units of a linear layer between observations and all else; null: none")
         ] = None
         reward_prediction_coefficient: Annotated[
             float,
@@ -66,12 +65,7 @@ class RL2(TrialPPOLearner):
 
     uses = frozenset({"gamma", "gae-lambda", "meta-batch-size", "conv-layers", "image-scale"})
     instead = MappingProxyType(
-        {
-            "hidden-sizes": "hidden-size",
-            "memory": "cell",
-            "baseline": "value",
-            "bootstrap": "bootstrap-trials",
-        }
+        {"hidden-sizes": "hidden-size", "memory": "cell", "baseline": "value", "bootstrap": "bootstrap-trials"}
     )
     settings: Settings
 

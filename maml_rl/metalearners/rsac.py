@@ -161,7 +161,7 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
         self.stepper = Stepper(self.loss, self.optimizer, name="rsac", after=after)
         self._sequences, self._target_sequences = GRUSequences(), GRUSequences()
         self.experience = {
-            "trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes, device=self.device),
+            "trials": Replay(self.settings.buffer_steps, memory_bytes=self.settings.mapped_bytes, device=self.device)
         }
 
     @classmethod

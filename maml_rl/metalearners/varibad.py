@@ -63,10 +63,7 @@ class VariBAD(TrialPPOLearner):
         ] = "network"
         decoder_sizes: Annotated[
             tuple[Count, ...], Field(strict=False, description="units of the decoder's layers")
-        ] = (
-            32,
-            32,
-        )
+        ] = (32, 32)
         state_coefficient: Annotated[
             float, Field(ge=0, description="weight of the predicted observations' squared error; 0: not predicted")
         ] = 0.0

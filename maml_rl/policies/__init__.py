@@ -5,14 +5,7 @@ from maml_rl.policies.cnn import CNNPolicy, MultiInputPolicy
 from maml_rl.policies.distributions import DistributionParams, Distributions, MultiCategorical
 from maml_rl.policies.external_policy import ExternalPolicy, ForeignPolicy
 from maml_rl.policies.get_policy import get_policy_for_env
-from maml_rl.policies.heads import (
-    BernoulliHead,
-    CategoricalHead,
-    GaussianHead,
-    Head,
-    MultiCategoricalHead,
-    Params,
-)
+from maml_rl.policies.heads import BernoulliHead, CategoricalHead, GaussianHead, Head, MultiCategoricalHead, Params
 from maml_rl.policies.memory_policy import MemoryPolicy
 from maml_rl.policies.mlp import (
     BernoulliMLPPolicy,

@@ -106,10 +106,7 @@ class BeliefPolicy(SequencePolicy):
                 [*(f"{kind}_{index}" for index in range(len(hidden_sizes))), last],
                 nonlinearity,
             )
-            for kind, last, outputs in (
-                ("actor", "head", self.distributions.num_units),
-                ("critic", "value_head", 1),
-            )
+            for kind, last, outputs in (("actor", "head", self.distributions.num_units), ("critic", "value_head", 1))
         )
         self.reward_head = None
         for layers in (self._actor, self._critic):

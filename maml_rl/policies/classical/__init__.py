@@ -18,14 +18,7 @@ from maml_rl.policies.classical.bandits import (
     gittins_indices,
 )
 from maml_rl.policies.classical.counting import CountingPolicy, RandomPolicy
-from maml_rl.policies.classical.tabular import (
-    BEB,
-    PSRL,
-    UCRL2,
-    TabularEpsilonGreedy,
-    TabularPolicy,
-    value_iteration,
-)
+from maml_rl.policies.classical.tabular import BEB, PSRL, UCRL2, TabularEpsilonGreedy, TabularPolicy, value_iteration
 
 __all__ = [
     "BEB",

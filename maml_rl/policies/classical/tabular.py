@@ -20,11 +20,7 @@ from maml_rl.seeding import expand_noise
 
 
 def value_iteration(
-    rewards: Tensor,
-    transitions: Tensor,
-    horizon: int,
-    radii: Tensor | None = None,
-    bonuses: Tensor | None = None,
+    rewards: Tensor, transitions: Tensor, horizon: int, radii: Tensor | None = None, bonuses: Tensor | None = None
 ) -> Tensor:
     """Compute the optimal action values of a finite horizon.
 
@@ -180,12 +176,7 @@ class TabularEpsilonGreedy(TabularPolicy):
     """
 
     def __init__(
-        self,
-        num_states: int,
-        num_actions: int,
-        horizon: int,
-        epsilon: float = 0.0,
-        **prior: Unpack[Prior],
+        self, num_states: int, num_actions: int, horizon: int, epsilon: float = 0.0, **prior: Unpack[Prior]
     ) -> None:
         weak: Prior = {"reward_prior": (0.0, 1e-4), "transition_prior": 1e-4}
         super().__init__(num_states, num_actions, horizon, further_noise=1, **(weak | prior))
@@ -210,13 +201,7 @@ class PSRL(TabularPolicy):
     """
 
     def __init__(
-        self,
-        num_states: int,
-        num_actions: int,
-        horizon: int,
-        *,
-        num_draws: int = 1,
-        **prior: Unpack[Prior],
+        self, num_states: int, num_actions: int, horizon: int, *, num_draws: int = 1, **prior: Unpack[Prior]
     ) -> None:
         self._sizes = num_states * num_actions, num_states * num_actions * num_states
         super().__init__(num_states, num_actions, horizon, further_noise=4, **prior)
@@ -290,14 +275,7 @@ class BEB(TabularPolicy):
     Source: Kolter and Ng 2009, https://doi.org/10.1145/1553374.1553441
     """
 
-    def __init__(
-        self,
-        num_states: int,
-        num_actions: int,
-        horizon: int,
-        beta: float,
-        **prior: Unpack[Prior],
-    ) -> None:
+    def __init__(self, num_states: int, num_actions: int, horizon: int, beta: float, **prior: Unpack[Prior]) -> None:
         super().__init__(num_states, num_actions, horizon, **prior)
         self.beta = check_number("beta", beta)
         if beta < 0.0:
