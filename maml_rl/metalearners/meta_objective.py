@@ -60,7 +60,6 @@ class MetaObjective:
         first_order: ignore second derivatives of the inner loss.
         curvature_fraction: share of each task's episodes that the curvature is computed from.
         device: where to compute.
-        automatic: always differentiate automatically, even if the policy has hand-written derivatives.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class MetaObjective:
         first_order: bool = False,
         curvature_fraction: float = 1.0,
         device: torch.device,
-        automatic: bool = False,
     ) -> None:
         self._policy, self._device, self._store = policy, device, store
         self._layout = ParameterLayout(policy)
@@ -88,7 +86,6 @@ class MetaObjective:
                 first_order=first_order,
                 curvature_fraction=curvature_fraction,
                 device=device,
-                automatic=automatic,
                 old=self._inside(self.initial_parameters()),
             )
         )
@@ -174,7 +171,6 @@ class _Problem:
     first_order: bool
     curvature_fraction: float
     device: torch.device
-    automatic: bool
     old: Tensor
 
 
@@ -262,17 +258,16 @@ def _tasks(phases: Sequence[TaskEpisodes], cache: Cache, problem: _Problem, frac
     layout = ParameterLayout(problem.policy)
     dtype = next(problem.policy.parameters()).dtype
 
-    def on_samples(episodes: TaskEpisodes, *, automatic: bool) -> PolicyOnSamples:
+    def on_samples(episodes: TaskEpisodes, *, automatic: bool = False) -> PolicyOnSamples:
         columns = every_nth(episodes.rewards.shape[2], fraction)
         samples = Steps.of_tasks(episodes, slice(None), columns=columns, dtype=dtype, device=problem.device)
         return PolicyOnSamples(problem.policy, layout, samples, automatic=automatic)
 
     def prepare() -> _Tasks:
         # Only losses of log-probabilities are differentiated by hand.
-        automatic = problem.automatic or not is_of_log_probs(problem.inner_loss)
-        steps = [on_samples(episodes, automatic=automatic) for episodes in phases[:-1]]
+        steps = [on_samples(episodes, automatic=not is_of_log_probs(problem.inner_loss)) for episodes in phases[:-1]]
         inner = InnerLoop(steps, problem.step_sizes, problem.inner_loss, first_order=problem.first_order)
-        return inner, on_samples(phases[-1], automatic=problem.automatic)
+        return inner, on_samples(phases[-1])
 
     return remembered(cache, f"tasks with {fraction} of their episodes", problem, prepare)
 

@@ -1,5 +1,6 @@
 """The meta-objective: its gradient and curvature against finite differences and the straightforward version."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners.losses import likelihood_ratio, likelihood_ratio_and_divisor, surrogate
 from maml_rl.metalearners.meta_objective import MetaObjective
-from maml_rl.policies import Policy
+from maml_rl.policies import MLPPolicy, Policy
 from tests.metalearners.reference_update import ReferenceUpdate
 from tests.synthetic import KINDS, direction, make_problem
 
@@ -30,9 +31,18 @@ def meta_objective(
     valid: TaskEpisodes,
     tasks_per_chunk: int | None = None,
     room: int = KEPT_BYTES,
+    *,
+    automatic: bool = False,
     **options: Any,
 ) -> MetaObjective:
     cpu = torch.device("cpu")
+    if automatic:
+        # A subclass may compute anything: it has no derivatives by hand.
+        act = {"act": lambda self, *arguments: MLPPolicy.act(self, *arguments)}
+        policy = copy.copy(policy)
+        policy.__class__ = type("Overridden", (type(policy),), act)
+        assert isinstance(policy, MLPPolicy)
+        assert policy.is_overridden
     hosts = LocalStore([*train, valid], policy, cpu, tasks_per_chunk=tasks_per_chunk, room=room)
     settings: dict[str, Any] = {"rule": AdaptationRule(STEP_SIZES[: len(train)]), "device": cpu}
     return MetaObjective(policy, hosts, **{"objective": surrogate, **settings, **options})
