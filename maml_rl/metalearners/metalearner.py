@@ -356,7 +356,10 @@ class MetaLearner(ABC):
             now = _numbers(optimizer)
             # A learner may add groups of parameters.
             then = [*first.get(prefix, []), *[{} for _ in now]]
-            changed = [_changed(*each) for each in zip(now, then, strict=False)]
+            changed = [
+                {name: value for name, value in numbers.items() if name not in before or before[name] != value}
+                for numbers, before in zip(now, then, strict=False)
+            ]
             if any(changed):
                 states[f"{prefix}.{_GROUPS}"] = changed
         return states | ({} if self.networks is None else self.networks.state_dict())
@@ -445,10 +448,6 @@ def _numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
     groups = [{name: number(value) for name, value in group.items()} for group in optimizer.param_groups]
     return [{name: value for name, value in group.items() if _is_number(value)} for group in groups]
-
-
-def _changed(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in now.items() if name not in then or then[name] != value}
 
 
 def _is_number(value: Any) -> bool:

@@ -100,20 +100,17 @@ class ExternalPolicy(MemoryPolicy):
         if not taken.any():
             self._policy.reset(len(rows))
             self._asked = np.zeros(len(rows), np.int64)
-        if (anew := acting & (taken < self._asked)).any():
-            self._begin_anew(np.flatnonzero(anew))
+        if (anew := np.flatnonzero(acting & (taken < self._asked))).size:
+            if not hasattr(self._policy, "begin_anew"):
+                raise ValueError(
+                    f"the episode of task {anew[0]} was restarted, since its environment raised Retry, and "
+                    f"{type(self._policy).__name__} may remember the abandoned episode; give it a method "
+                    "begin_anew(tasks)"
+                )
+            self._policy.begin_anew(anew)
         self._asked[acting] = taken[acting] + 1
         answers = self._policy.act(*self._observed(rows, acting))
         return torch.from_numpy(self._actions(answers, acting)).unflatten(0, observations.shape[:2]), (steps + 1,)
-
-    def _begin_anew(self, tasks: NDArray[np.intp]) -> None:
-        begin_anew = getattr(self._policy, "begin_anew", None)
-        if begin_anew is None:
-            raise ValueError(
-                f"the episode of task {tasks[0]} was restarted, since its environment raised Retry, and "
-                f"{type(self._policy).__name__} may remember the abandoned episode; give it a method begin_anew(tasks)"
-            )
-        begin_anew(tasks)
 
     def _observed(
         self, rows: NDArray[Any], acting: NDArray[np.bool_]
