@@ -235,11 +235,20 @@ class SequencePolicy(BodyPolicy):
             return super().unroll_tasks(observations, params, memory)
         inputs = self._encode(observations, params)
         units, after = body.run(inputs, memory, within(params, f"{self.body_name}."))
-        of_values = None if self.value_head is None else units
+        of_values = units
         if self.value == "network":
             of_values, _ = body.run(inputs, None, within(params, f"value_{self.body_name}."))
-        unrolled = self._through_heads(inputs, units, of_values, params, after)
-        return replace(unrolled, distribution=self.distributions.masked(unrolled.distribution, observations))
+        known = self._known(inputs, units, params)
+        distribution = self.distributions.parametrize(self._through_head("head", known, params), params)
+        distribution = self.distributions.masked(distribution, observations)
+        unrolled = Unrolled(distribution, None, after, known if "reward_head" in self._layers else units)
+        if self.value_head is None:
+            return unrolled
+        known = known if of_values is units else self._known(inputs, of_values, params)
+        values = self._through_head("value_head", known, params)
+        if self._is_two_hot:
+            return replace(unrolled, values=TwoHot().decode(values), value_logits=values)
+        return replace(unrolled, values=values.squeeze(-1))
 
     def unroll_tasks(self, observations: Tensor, params: Params, memory: Memory | None = None) -> Unrolled:
         return self.unroll(observations, memory, params)
@@ -259,21 +268,6 @@ class SequencePolicy(BodyPolicy):
                 f"has {spaces.flatdim(observation_space)} and {action_space}; with observe_last=True the last action "
                 "and reward are among them"
             )
-
-    def _through_heads(
-        self, inputs: Tensor, units: Tensor, of_values: Tensor | None, params: Params, memory: Memory
-    ) -> Unrolled:
-        """Return the outputs of the heads for inputs (L, N, I), units (L, N, H), and the units for values."""
-        seen = self._known(inputs, units, params)
-        distribution = self.distributions.parametrize(self._through_head("head", seen, params), params)
-        shown = seen if "reward_head" in self._layers else units
-        if of_values is None:
-            return Unrolled(distribution, None, memory, shown)
-        known = seen if of_values is units else self._known(inputs, of_values, params)
-        values = self._through_head("value_head", known, params)
-        if self._is_two_hot:
-            return Unrolled(distribution, TwoHot().decode(values), memory, shown, values)
-        return Unrolled(distribution, values.squeeze(-1), memory, shown)
 
     def _through_head(self, head: str, known: Tensor, params: Params) -> Tensor:
         return self._layers[head].units(known, params) if head in self._layers else through(known, params, head)
