@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 # Attributes of these types, and no others, are looked into for state.
 CONTAINERS = (dict, list)
 # Attributes whose arrays stay on the host, or are results of one step.

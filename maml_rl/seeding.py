@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.arrays import Floats, Mask
+
 if TYPE_CHECKING:
     import torch
 
@@ -315,10 +317,10 @@ class SlotStreams:
         self._drawn: NDArray[np.uint64] = np.zeros_like(self._seeds)
         # Pairs of numbers (N, pairs, 2) that were drawn ahead, from the place `_first` of each slot on, and how many of
         # them are used: a call for few numbers costs as much as one for many.
-        self._ahead: NDArray[np.float64] = np.empty((len(self._seeds), 0, 2))
+        self._ahead: Floats = np.empty((len(self._seeds), 0, 2))
         self._first, self._used, self._next_pairs = self._drawn.copy(), 0, 1
 
-    def reseed(self, seeds: ArrayLike, mask: NDArray[np.bool_] | None = None) -> None:
+    def reseed(self, seeds: ArrayLike, mask: Mask | None = None) -> None:
         """Restart the streams of the masked slots (all by default) from `seeds` (one per masked slot)."""
         where = slice(None) if mask is None else mask
         self._seeds[where] = np.asarray(seeds, dtype=np.uint64)
@@ -326,7 +328,7 @@ class SlotStreams:
         # A slot that draws only when it is reset never draws ahead.
         self._ahead, self._used, self._next_pairs = self._ahead[:, :0], 0, 1
 
-    def next_episodes(self, mask: NDArray[np.bool_] | None = None) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    def next_episodes(self, mask: Mask | None = None) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
         """Return all seeds (N,) and places (N,) in their streams, and advance the masked ones by one.
 
         For generators of other libraries, which make a key of both.
@@ -335,11 +337,11 @@ class SlotStreams:
         self._drawn[slice(None) if mask is None else mask] += np.uint64(1)
         return self._seeds, places
 
-    def uniform(self, size: int, mask: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    def uniform(self, size: int, mask: Mask | None = None) -> Floats:
         """Draw `size` numbers from U[0, 1) for every masked slot; (N or masked, size) float64."""
         return self._doubles(size, mask)[:, :size]
 
-    def normal(self, size: int, mask: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    def normal(self, size: int, mask: Mask | None = None) -> Floats:
         """Draw `size` numbers from N(0, 1) for every masked slot; (N or masked, size) float64."""
         numbers = self._doubles(size, mask)
         radius = np.sqrt(-2.0 * np.log1p(-numbers[:, 0::2]))
@@ -347,7 +349,7 @@ class SlotStreams:
         pairs = np.stack((radius * np.cos(angle), radius * np.sin(angle)), axis=2)
         return pairs.reshape(numbers.shape)[:, :size]
 
-    def _doubles(self, size: int, mask: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    def _doubles(self, size: int, mask: Mask | None) -> Floats:
         """Return an even number, at least `size`, of 53-bit uniforms per masked slot."""
         where = slice(None) if mask is None else mask
         pairs, drawn = -(-size // 2), self._drawn[where]
@@ -361,7 +363,7 @@ class SlotStreams:
         self._used += pairs
         return numbers
 
-    def _compute(self, pairs: int) -> NDArray[np.float64]:
+    def _compute(self, pairs: int) -> Floats:
         """Return the next uniforms of every slot, (N, pairs, 2)."""
         index = np.add(self._drawn[:, None], np.arange(pairs), dtype=np.uint64, casting="unsafe")
         low, high = (self._seeds & _LOW)[:, None], (self._seeds >> _SHIFT)[:, None]

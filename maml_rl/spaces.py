@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from maml_rl.arrays import write_one_hot
+from maml_rl.arrays import Mask, write_one_hot
 
 Space = spaces.Space[Any]
 
@@ -109,7 +109,7 @@ class ArrayElements:
         numbers = array.ravel().tolist() if array.size <= _FEW else [array.min(), array.max()]
         return bool(low <= min(numbers) and max(numbers) <= high)
 
-    def _outside(self, array: NDArray[Any]) -> NDArray[np.bool_]:
+    def _outside(self, array: NDArray[Any]) -> Mask:
         assert self._limits is not None
         return np.asarray((array < self._limits[0]) | (array > self._limits[1]))
 
@@ -180,7 +180,7 @@ class _Part:
             raise ValueError(f"numbers that are not finite{_at(self.path)}: {array}")
         out[:] = array.reshape(-1).view(np.uint8)
 
-    def unpack(self, rows: NDArray[np.uint8], where: NDArray[np.bool_] | None) -> NDArray[Any]:
+    def unpack(self, rows: NDArray[np.uint8], where: Mask | None) -> NDArray[Any]:
         """Return the part of each of `rows` (N, D), (N, ...), the caller's own."""
         # Even of one row, whose bytes may be in memory that others overwrite.
         own = rows[:, self.place].copy()
@@ -300,7 +300,7 @@ class PackedSpace(spaces.Box):
         for field in self.fields:
             field.pack(element, row)
 
-    def read(self, rows: Any, where: NDArray[np.bool_] | None = None) -> Any:
+    def read(self, rows: Any, where: Mask | None = None) -> Any:
         """Return what rows hold, as recorded episodes have them.
 
         Args:

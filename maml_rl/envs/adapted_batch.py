@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.arrays import Mask
 from maml_rl.envs.calls import close_quietly, seeded_reset
 from maml_rl.envs.checking import refuse_statistics, seed_draws
 from maml_rl.envs.global_generators import SharedGenerators
@@ -64,7 +65,7 @@ class _BatchOfOthers(MetaVectorEnv):
         self._generators = SharedGenerators(env.num_envs, (), remedy)
         self._limit, self._steps = limit, np.zeros(env.num_envs, np.int64)
 
-    def _count(self, stepped: NDArray[np.bool_]) -> None:
+    def _count(self, stepped: Mask) -> None:
         """Count a step of slots (N,), and truncate episodes at the limit as Gymnasium's TimeLimit does."""
         if self._limit is not None:
             self._steps += stepped
@@ -156,9 +157,7 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
                 "'np_random = None' to the class, which makes it an attribute"
             ) from None
 
-    def _reset(
-        self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
-    ) -> None:
+    def _reset(self, seeds: Sequence[int | None], mask: Mask | None, options: dict[str, Any] | None) -> None:
         if mask is not None and not mask.all():
             raise ValueError(f"{self._name} resets all its slots together; leave reset_mask out")
         low = None if None in seeds else low_seeds(seeds, self._seed_mask)  # type: ignore[arg-type]
@@ -217,7 +216,7 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
             )
         return values
 
-    def _write(self, observations: Any, where: NDArray[np.bool_]) -> None:
+    def _write(self, observations: Any, where: Mask) -> None:
         """Write the observations of the slots `where` (N,)."""
         out, slot = self.buffers.observations, -1
         try:
@@ -235,7 +234,7 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
                     self._refuse_outside(self._writer, rows)
             raise ValueError(f"{self._name} returned {error}") from error
 
-    def _write_final(self, infos: dict[str, Any], ended: NDArray[np.bool_]) -> None:
+    def _write_final(self, infos: dict[str, Any], ended: Mask) -> None:
         """Write the last observations of the episodes that have just ended, where the slots have gone on."""
         if "final_obs" not in infos:
             self._current_slots[0] = int(ended.argmax())
@@ -252,9 +251,7 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
                 self._current_slots[0] = slot
                 raise ValueError(f"{self._name} returned {error}, as a final_obs") from error
 
-    def _write_info(
-        self, name: str, infos: dict[str, Any], active: NDArray[np.bool_], ended: NDArray[np.bool_]
-    ) -> None:
+    def _write_info(self, name: str, infos: dict[str, Any], active: Mask, ended: Mask) -> None:
         """Write a recorded info of the slots that have stepped; NaN where a time limit has ended an episode without."""
         values, kind = self.buffers.infos[name], self.recorded_infos[name]
         for slot in np.flatnonzero(active if kind == "step" else active & self.buffers.over).tolist():

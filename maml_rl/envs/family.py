@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_choices, check_count
-from maml_rl.arrays import move_state, torch_arrays
+from maml_rl.arrays import Floats, Mask, move_state, torch_arrays
 from maml_rl.envs.meta_env import MetaEnv, OneBatchVectorEnv, Task, check_flags
 from maml_rl.envs.task_entries import TaskArrays, TaskEntry, parse_tasks
 from maml_rl.envs.task_space import TaskSpace
@@ -64,7 +64,7 @@ class ArrayFamily(ABC):
     task_space: TaskSpace | None
     _time_limit: int | None
     _elapsed: NDArray[np.int64]
-    _reward_terms: dict[str, NDArray[np.float64]]
+    _reward_terms: dict[str, Floats]
 
     def draw_tasks(self, random: np.random.Generator, num_tasks: int) -> list[Task]:
         """Draw tasks from the distribution of the family: by default from its `task_space`."""
@@ -73,13 +73,13 @@ class ArrayFamily(ABC):
         return self.task_space.tasks_at(random.random((num_tasks, len(self.task_space.parameters))))
 
     @abstractmethod
-    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+    def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         """Put the masked slots (None: all) into start states."""
 
     @abstractmethod
     def _step_slots(
-        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_] | bool]:
+        self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
+    ) -> tuple[Floats, Mask | bool]:
         """Step the active slots (None: all), and do not change the state of the others.
 
         A slot must draw from its own stream, and only in steps in which it is active.
@@ -111,7 +111,7 @@ class ArrayFamily(ABC):
         self.xp = torch_arrays(device)
         move_state(self, device, single=self.single_on_device)
 
-    def begin(self, streams: Any, observations: Any, mask: NDArray[np.bool_] | None = None) -> None:
+    def begin(self, streams: Any, observations: Any, mask: Mask | None = None) -> None:
         """Put the masked slots (None: all) into start states, and write all observations; for tensors, see `move_to`.
 
         Args:
@@ -285,9 +285,7 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
     def reset_task(self, tasks: Sequence[Task]) -> None:
         self.take_tasks(parse_tasks(tasks, self.entries, self.num_envs))
 
-    def _reset(
-        self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
-    ) -> None:
+    def _reset(self, seeds: Sequence[int | None], mask: Mask | None, options: dict[str, Any] | None) -> None:
         first = next((entry for entry in seeds if entry is not None), None)
         if first is not None:
             self._np_random, self._np_random_seed = seeding.np_random(first)
@@ -304,7 +302,7 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
         self._streams = SlotStreams(seeds)
         self._restart(None)
 
-    def _restart(self, mask: NDArray[np.bool_] | None) -> None:
+    def _restart(self, mask: Mask | None) -> None:
         """Put slots (None: all) into start states, and write their buffers."""
         assert self._streams is not None
         where = slice(None) if mask is None else mask
@@ -379,7 +377,7 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
         """Return reward terms and tasks in Gymnasium's way: `_name` marks the slots that have a `name`."""
         return self._describe(self._acted, self._acted)
 
-    def _describe(self, stepped: NDArray[np.bool_], told: NDArray[np.bool_]) -> dict[str, Any]:
+    def _describe(self, stepped: Mask, told: Mask) -> dict[str, Any]:
         """Return the reward terms of the slots that have `stepped`, and the tasks of those that are `told` theirs."""
         terms = with_masks(self._reward_terms, dict.fromkeys(self._reward_terms, stepped)) if stepped.any() else {}
         return {**terms, "task": with_masks(self.tasks, dict.fromkeys(self.tasks, told)), "_task": told.copy()}
@@ -464,7 +462,7 @@ def _first_slot(infos: Mapping[str, Any]) -> dict[str, Any]:
     return first
 
 
-def with_masks(values: Mapping[str, NDArray[Any]], masks: Mapping[str, NDArray[np.bool_]]) -> dict[str, NDArray[Any]]:
+def with_masks(values: Mapping[str, NDArray[Any]], masks: Mapping[str, Mask]) -> dict[str, NDArray[Any]]:
     """Return arrays (N, ...) by name, zero (text: None) outside of their masks, each with its mask as `_name`."""
     masked: dict[str, NDArray[Any]] = {}
     for name, value in values.items():
@@ -475,7 +473,7 @@ def with_masks(values: Mapping[str, NDArray[Any]], masks: Mapping[str, NDArray[n
     return masked
 
 
-def to_all_slots(numbers: NDArray[np.float64], active: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+def to_all_slots(numbers: Floats, active: Mask | None) -> Floats:
     """Return what was drawn for the active slots (None: all) as (N, ...), with zeros for the others."""
     if active is None or len(numbers) == len(active):
         return numbers

@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
+from maml_rl.arrays import Floats, Mask
 from maml_rl.envs.task_space import Task as Task
 from maml_rl.envs.task_space import TaskSpace
 from maml_rl.errors import TaskError, explain
@@ -56,11 +57,11 @@ class StepBuffers:
     """
 
     observations: NDArray[Any]
-    rewards: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    restarted: NDArray[np.bool_]
-    infos: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    rewards: Floats
+    terminated: Mask
+    truncated: Mask
+    restarted: Mask
+    infos: dict[str, Floats] = field(default_factory=dict)
 
     @classmethod
     def allocate(
@@ -83,7 +84,7 @@ class StepBuffers:
         )
 
     @property
-    def over(self) -> NDArray[np.bool_]:
+    def over(self) -> Mask:
         """(N,) whether the episode of each slot is over."""
         return self.terminated | self.truncated
 
@@ -230,7 +231,7 @@ def declarations(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Dec
     return Declarations(dict(infos), task_space, limits, 2**bits - 1)
 
 
-def check_flags(name: str, flags: Any) -> NDArray[np.bool_]:
+def check_flags(name: str, flags: Any) -> Mask:
     """Return the environment's flags for the ends of its episodes, as an array of bool.
 
     Args:
@@ -318,7 +319,7 @@ class MetaVectorEnv(VectorEnv[Any, Any, Any], ABC):
     recorded_infos: RecordedInfos = {}  # noqa: RUF012 - read-only by its type
     task_space: TaskSpace | None = None
     value_ranges: ValueRanges = {}  # noqa: RUF012 - read-only by its type
-    physics_seconds: NDArray[np.float64]
+    physics_seconds: Floats
 
     @property
     def retries(self) -> int:
@@ -458,9 +459,7 @@ class OneBatchVectorEnv(MetaVectorEnv):
     def reset_buffers(self, seeds: ArrayLike) -> None:
         self._reset(np.asarray(seeds).tolist(), None, None)
 
-    def _reset(
-        self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
-    ) -> None:
+    def _reset(self, seeds: Sequence[int | None], mask: Mask | None, options: dict[str, Any] | None) -> None:
         """Reset the slots of the mask (None: all), each with its seed, and write their buffers."""
         raise NotImplementedError(f"{type(self).__name__} resets all its slots together; use reset_buffers")
 
@@ -590,7 +589,7 @@ def slot_seeds(seed: Seeds, num_envs: int) -> list[int | None]:
     return [None if entry is None else int(entry) for entry in seeds]
 
 
-def read_reset_mask(options: Mapping[str, Any] | None, num_envs: int) -> NDArray[np.bool_] | None:
+def read_reset_mask(options: Mapping[str, Any] | None, num_envs: int) -> Mask | None:
     """Return `options["reset_mask"]`, which slots to reset; None for all."""
     if not options or options.get("reset_mask") is None:
         return None

@@ -25,6 +25,7 @@ from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
+from maml_rl.arrays import Floats, Mask
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import RecordedInfos, Task, ValueRanges
 from maml_rl.envs.mujoco.rendering import Renderer
@@ -33,7 +34,6 @@ from maml_rl.errors import TaskError
 from maml_rl.seeding import SlotStreams, check_seed
 
 Split = Literal["train", "test"]
-Floats = NDArray[np.float64]
 
 
 def benchmark_environments(benchmark: str) -> dict[Split, tuple[str, ...]]:
@@ -444,16 +444,14 @@ class MetaWorldVectorEnv(BatchedFamily):
         self._observations[slot] = state.observation
         self._moved[slot] = False
 
-    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+    def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         start = perf_counter()
         for slot in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
             self._place(slot)
             self._succeeded[slot] = 0.0
         self.physics_seconds[0] += perf_counter() - start
 
-    def _step_slots(
-        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[Floats, bool]:
+    def _step_slots(self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams) -> tuple[Floats, bool]:
         start = perf_counter()
         rewards = np.zeros(self.num_envs)
         terms = {name: np.zeros(self.num_envs) for name in _NUMBERS}

@@ -11,6 +11,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
+from maml_rl.arrays import Floats, Mask
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot, with_masks
 from maml_rl.envs.meta_env import Task, ValueRanges, require_one_each
 from maml_rl.envs.registration import FAMILIES, find_spec
@@ -72,7 +73,7 @@ class MixtureVectorEnv(BatchedFamily):
             if name not in weights:
                 raise ValueError(f"arguments of {name!r}, which is not among the families {', '.join(weights)}")
         shares = np.array([check_positive(f"the weight of {name}", weight) for name, weight in weights.items()])
-        self.weights: NDArray[np.float64] = shares / shares.sum()
+        self.weights: Floats = shares / shares.sum()
         physics, limit = {"engine": engine, "num_threads": num_threads}, options.pop("max_episode_steps", None)
         self.families = {
             name: _make_family(name, num_envs, (arguments or {}).get(name, {}), limit, physics) for name in weights
@@ -87,8 +88,8 @@ class MixtureVectorEnv(BatchedFamily):
         self.value_ranges = _common_ranges(members)
         # The family of each slot, as a number.
         self._number = np.zeros(num_envs, np.int64)
-        self._has_entry: dict[str, NDArray[np.bool_]] = {}
-        self._has_term: dict[str, NDArray[np.bool_]] = {}
+        self._has_entry: dict[str, Mask] = {}
+        self._has_term: dict[str, Mask] = {}
         self._seconds = np.zeros(1)
         own = self._padding
         super().__init__(
@@ -105,12 +106,12 @@ class MixtureVectorEnv(BatchedFamily):
         self._limits = [steps if limit is None else min(limit, steps) for limit in self._limits]
 
     @property
-    def physics_seconds(self) -> NDArray[np.float64]:
+    def physics_seconds(self) -> Floats:
         """(1,) seconds that the physics of all families took."""
         return self._seconds
 
     @physics_seconds.setter
-    def physics_seconds(self, seconds: NDArray[np.float64]) -> None:
+    def physics_seconds(self, seconds: Floats) -> None:
         self._seconds = seconds
         for family in self.families.values():
             family.physics_seconds = seconds
@@ -156,14 +157,12 @@ class MixtureVectorEnv(BatchedFamily):
         own = {entry: value for entry, value in task.items() if entry != "family"}
         return list(self.families).index(name), parse_task(own, self.families[name].entries)
 
-    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+    def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         self._truncated = False if mask is None else self._truncated & ~mask
         for family, mine in self._parts(mask):
             family._reset_slots(mine, streams)
 
-    def _step_slots(
-        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def _step_slots(self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams) -> tuple[Floats, Mask]:
         rewards, (terminated, truncated) = np.zeros(self.num_envs), np.zeros((2, self.num_envs), np.bool_)
         self._reward_terms, self._has_term = {}, {}
         for family, mine in self._parts(active):
@@ -191,14 +190,14 @@ class MixtureVectorEnv(BatchedFamily):
             else:
                 out[where] = self._padding.padded(own, family)
 
-    def _describe(self, stepped: NDArray[np.bool_], told: NDArray[np.bool_]) -> dict[str, Any]:
+    def _describe(self, stepped: Mask, told: Mask) -> dict[str, Any]:
         terms = with_masks(self._reward_terms, {name: has & stepped for name, has in self._has_term.items()})
         tasks = with_masks(self.tasks, {"family": told} | {name: has & told for name, has in self._has_entry.items()})
         return {**(terms if stepped.any() else {}), "task": tasks, "_task": told.copy()}
 
-    def _parts(self, mask: NDArray[np.bool_] | None) -> list[tuple[BatchedFamily, NDArray[np.bool_] | None]]:
+    def _parts(self, mask: Mask | None) -> list[tuple[BatchedFamily, Mask | None]]:
         """Return the families that have slots in the mask (None: all slots), each with its own (None: all)."""
-        found: list[tuple[BatchedFamily, NDArray[np.bool_] | None]] = []
+        found: list[tuple[BatchedFamily, Mask | None]] = []
         for number, family in enumerate(self.families.values()):
             mine = self._number == number if mask is None else (self._number == number) & mask
             if mine.all():
@@ -246,9 +245,9 @@ def _make_family(
 
 def _merge(
     into: dict[str, NDArray[Any]],
-    has: dict[str, NDArray[np.bool_]],
+    has: dict[str, Mask],
     values: Mapping[str, NDArray[Any]],
-    mine: NDArray[np.bool_] | None,
+    mine: Mask | None,
 ) -> None:
     """Write the rows `mine` (None: all) of arrays by name, and note in `has` who has them.
 

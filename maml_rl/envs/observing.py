@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from maml_rl.arrays import as_bytes, namespace
+from maml_rl.arrays import Floats, Mask, as_bytes, namespace
 from maml_rl.envs.meta_env import MetaVectorEnv, MetaVectorWrapper, Seeds, StepBuffers, Task, read_reset_mask
 from maml_rl.envs.task_entries import as_numbers, for_each_task
 from maml_rl.errors import TaskError
@@ -159,7 +159,7 @@ def _layout(task: Task) -> dict[str, tuple[int, ...]]:
     return {name: _numbers(name, task[name]).shape for name in sorted(task)}
 
 
-def _flatten(task: Task, layout: Mapping[str, tuple[int, ...]]) -> NDArray[np.float64]:
+def _flatten(task: Task, layout: Mapping[str, tuple[int, ...]]) -> Floats:
     """Return the numbers of a task as one vector."""
     if set(task) != set(layout):
         raise TaskError(f"an observed task has the entries {sorted(layout)}, got {sorted(task)}")
@@ -174,7 +174,7 @@ def _flatten(task: Task, layout: Mapping[str, tuple[int, ...]]) -> NDArray[np.fl
     return np.concatenate([array.ravel() for array in arrays])
 
 
-def _numbers(name: str, value: Any) -> NDArray[np.float64]:
+def _numbers(name: str, value: Any) -> Floats:
     array = as_numbers(value, "biuf")
     if array is None:
         raise TaskError(f"entry {name!r} of a task cannot be observed: expected numbers, got {value!r}")
@@ -238,7 +238,7 @@ class LastStepVectorEnv(ObservingVectorEnv):
             # Actions that are text are not shown: a policy that writes text can remember what it wrote.
             action = spaces.Box(0.0, 0.0, (0,))
         self._last = np.zeros((env.num_envs, action.shape[0] + 2), np.float32)
-        self._sent: dict[int, tuple[NDArray[Any], NDArray[np.bool_]]] = {}
+        self._sent: dict[int, tuple[NDArray[Any], Mask]] = {}
         low, high = np.append(action.low, [-np.inf, 0.0]), np.append(action.high, [np.inf, 1.0])
         # Zeros, where there is no last action.
         super().__init__(env, np.minimum(low, 0.0), np.maximum(high, 0.0), np.dtype(np.float32))
@@ -272,7 +272,7 @@ class LastStepVectorEnv(ObservingVectorEnv):
         ended = self._begun if slots is None else self._begun & slots
         self._last[:, -1] = namespace(self._last).where(ended, 1.0, self._last[:, -1])
 
-    def _begin(self, slots: NDArray[np.bool_] | None = None) -> None:
+    def _begin(self, slots: Mask | None = None) -> None:
         """Begin another episode in slots, which may begin anew from what they show now."""
         self.begin_episodes(slots)
         for kept, now in zip(self._at_start, (self._last, self._begun), strict=True):

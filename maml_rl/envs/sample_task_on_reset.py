@@ -8,6 +8,7 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
+from maml_rl.arrays import Mask
 from maml_rl.envs.checking import find_method, seed_draws
 from maml_rl.envs.meta_env import MetaVectorEnv, Task, own_drawn, own_task, read_reset_mask
 
@@ -95,7 +96,7 @@ class SampleTaskOnResetVector(VectorWrapper):
             self._draw(over)
         return self.env.step(actions)
 
-    def _draw(self, slots: NDArray[np.bool_]) -> None:
+    def _draw(self, slots: Mask) -> None:
         num_tasks = int(slots.sum())
         drawn = iter(own_drawn(self._family.sample_tasks(num_tasks), num_tasks, "sample_tasks", self._family))
         self.tasks = [next(drawn) if slots[slot] else self.tasks[slot] for slot in range(self.num_envs)]

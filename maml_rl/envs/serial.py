@@ -13,6 +13,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
+from maml_rl.arrays import Mask
 from maml_rl.envs.calls import (
     CallRules,
     Retry,
@@ -349,9 +350,7 @@ class SerialVectorEnv(OneBatchVectorEnv):
             sleep(min(left, _PAUSE_SECONDS))
         self.current_slots[0] = number
 
-    def _reset(
-        self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
-    ) -> None:
+    def _reset(self, seeds: Sequence[int | None], mask: Mask | None, options: dict[str, Any] | None) -> None:
         start = perf_counter()
         self._sent, self._writer.infos = None, {}
         for number in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.arrays import as_array
+from maml_rl.arrays import Floats, as_array
 from maml_rl.envs.meta_env import Task, require_one_each
 from maml_rl.errors import TaskError
 
@@ -18,7 +18,7 @@ TaskArrays = dict[str, NDArray[Any]]
 Read = TypeVar("Read")
 
 
-def _any_numbers(array: NDArray[np.float64]) -> bool:
+def _any_numbers(array: Floats) -> bool:
     return True
 
 
@@ -36,11 +36,11 @@ class TaskEntry:
 
     shape: tuple[int, ...] = ()
     requirement: str = ""
-    fulfills: Callable[[NDArray[np.float64]], bool] = _any_numbers
+    fulfills: Callable[[Floats], bool] = _any_numbers
     choices: tuple[str, ...] = ()
 
 
-def is_cell(shape: tuple[int, ...], cell: NDArray[np.float64]) -> bool:
+def is_cell(shape: tuple[int, ...], cell: Floats) -> bool:
     """Return whether an array is a cell of a grid of this shape: whole numbers within it."""
     return bool(((cell == np.floor(cell)) & (cell >= 0) & (cell < np.array(shape))).all())
 
@@ -76,7 +76,7 @@ def _parse_entry(name: str, task: Mapping[str, Any], entry: TaskEntry) -> NDArra
     return array
 
 
-def as_numbers(value: Any, kinds: str = "iuf") -> NDArray[np.float64] | None:
+def as_numbers(value: Any, kinds: str = "iuf") -> Floats | None:
     """Return `value` as an array; None if it is not of these kinds of NumPy, by default real numbers."""
     array = as_array(value)
     return None if array is None or array.dtype.kind not in kinds else array.astype(np.float64)

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.arguments import suggest
+from maml_rl.arrays import Floats
 
 Task = dict[str, Any]
-Floats = NDArray[np.float64]
 # The uniform quantity: the number, its logarithm, or its square (for the distance from the center of a disk).
 Scale = Literal["linear", "log", "square"]
 

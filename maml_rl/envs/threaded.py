@@ -22,6 +22,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
+from maml_rl.arrays import Mask
 from maml_rl.envs.calls import close_quietly
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
 from maml_rl.envs.meta_env import SlotCounts, Task, declared, require_one_each
@@ -103,9 +104,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
             for number, outcome in self._calls.wait(inf):
                 self._result(number, outcome)
 
-    def _reset(
-        self, seeds: Sequence[int | None], mask: NDArray[np.bool_] | None, options: dict[str, Any] | None
-    ) -> None:
+    def _reset(self, seeds: Sequence[int | None], mask: Mask | None, options: dict[str, Any] | None) -> None:
         self._settle()
         slots = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         for slot in slots:

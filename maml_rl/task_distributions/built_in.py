@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, JsonValue
 
 from maml_rl.arguments import check_count
+from maml_rl.arrays import Floats
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Count, Fraction
 from maml_rl.envs.meta_env import Task
@@ -247,7 +248,7 @@ class Grid(TaskDistribution):
         points = np.meshgrid(*columns.values(), indexing="ij")
         return family.space.to_tasks({name: array.ravel() for name, array in zip(columns, points, strict=True)})
 
-    def _columns(self, family: FamilyTasks) -> dict[str, NDArray[np.float64]]:
+    def _columns(self, family: FamilyTasks) -> dict[str, Floats]:
         space = family.space
         given = {name: _values(name, space.find(name), values) for name, values in self.values.items()}
         missing = [name for name in space.parameters if name not in given]
@@ -263,7 +264,7 @@ class Grid(TaskDistribution):
         return {name: given[name] for name in space.parameters}
 
 
-def _values(name: str, parameter: TaskParameter, values: Any) -> NDArray[np.float64]:
+def _values(name: str, parameter: TaskParameter, values: Any) -> Floats:
     """Return the values of one parameter of a grid."""
     if isinstance(values, int) and not isinstance(values, bool):
         most = len(parameter.values) or _LARGEST_GRID
@@ -317,9 +318,7 @@ class Stratified(TaskDistribution):
         return names
 
 
-def _quantiles(
-    space: TaskSpace, num_tasks: int, rng: np.random.Generator, stratified: Sequence[str] = ()
-) -> NDArray[np.float64]:
+def _quantiles(space: TaskSpace, num_tasks: int, rng: np.random.Generator, stratified: Sequence[str] = ()) -> Floats:
     """Draw quantiles (M, number of parameters), of some parameters one from each of M strata."""
     parameters = list(space.parameters)
     quantiles = rng.random((num_tasks, len(parameters)))
@@ -329,10 +328,10 @@ def _quantiles(
     return quantiles
 
 
-def _within_parts(quantiles: NDArray[np.float64], parts: NDArray[Any], count: int) -> NDArray[np.float64]:
+def _within_parts(quantiles: Floats, parts: NDArray[Any], count: int) -> Floats:
     """Return quantiles (n,) of a whole as those of its parts, of `count` equal ones, that have the numbers `parts`."""
     # Rounding must not lead into the next part.
-    moved: NDArray[np.float64] = np.minimum((parts + quantiles) / count, np.nextafter((parts + 1) / count, 0.0))
+    moved: Floats = np.minimum((parts + quantiles) / count, np.nextafter((parts + 1) / count, 0.0))
     return moved
 
 
@@ -450,7 +449,7 @@ class Curriculum(TaskDistribution):
         self._averages: list[list[float] | None] = [None] * parts
         self._space: TaskSpace | None = None
 
-    def probabilities(self) -> NDArray[np.float64]:
+    def probabilities(self) -> Floats:
         """Return the share of each part, (parts,), in the next draws."""
         known = [abs(fast - slow) for fast, slow in filter(None, self._averages)]
         best = max(known, default=0.0)
@@ -472,7 +471,7 @@ class Curriculum(TaskDistribution):
         self._name(family.space)
         return []
 
-    def update(self, tasks: Sequence[Task], returns: NDArray[np.float64]) -> None:
+    def update(self, tasks: Sequence[Task], returns: Floats) -> None:
         """Move the averages of the tasks' parts toward their returns after adaptation."""
         if self._space is None:
             raise ValueError("a curriculum can only be updated with tasks that it has drawn; call sample first")

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from maml_rl.arguments import suggest
+from maml_rl.arrays import Floats
 from maml_rl.config import SettingsModel
 from maml_rl.envs.global_generators import refusing_draws
 from maml_rl.envs.meta_env import Task
@@ -153,7 +153,7 @@ class TaskDistribution(ABC):
         """Restore the sets of a run."""
         return
 
-    def update(self, tasks: Sequence[Task], returns: NDArray[np.float64]) -> None:
+    def update(self, tasks: Sequence[Task], returns: Floats) -> None:
         """Receive the returns of an iteration; called before the next tasks are drawn.
 
         Args:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count, check_number
-from maml_rl.arrays import as_floats
+from maml_rl.arrays import Floats, Mask, as_floats
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot, to_all_slots
 from maml_rl.envs.meta_env import AT_MOST_1, Task
 from maml_rl.envs.task_entries import TaskEntry
@@ -49,17 +49,13 @@ class _BanditFamily(BatchedFamily):
         return [{"mean": mean} for mean in random.uniform(size=(num_tasks, self.k))]
 
     @abstractmethod
-    def _pull(
-        self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> NDArray[np.float64]:
+    def _pull(self, means: Floats, active: Mask | None, streams: SlotStreams) -> Floats:
         """Return one reward per slot from the means of the pulled arms."""
 
-    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+    def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         pass
 
-    def _step_slots(
-        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def _step_slots(self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams) -> tuple[Floats, Mask]:
         means = self.tasks["mean"][self._slots, actions]
         rewards = self._pull(means, active, streams)
         self._reward_terms = {"reward_arm": rewards}
@@ -86,10 +82,8 @@ class BernoulliBanditVectorEnv(_BanditFamily):
     def _mean_of(k: int) -> TaskEntry:
         return TaskEntry((k,), "probabilities in [0, 1]", _are_probabilities)
 
-    def _pull(
-        self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> NDArray[np.float64]:
-        rewards: NDArray[np.float64] = as_floats(to_all_slots(streams.uniform(1, active), active)[:, 0] < means)
+    def _pull(self, means: Floats, active: Mask | None, streams: SlotStreams) -> Floats:
+        rewards: Floats = as_floats(to_all_slots(streams.uniform(1, active), active)[:, 0] < means)
         return rewards
 
 
@@ -117,13 +111,11 @@ class GaussianBanditVectorEnv(_BanditFamily):
         self.std = float(std)
         super().__init__(num_envs, k=k, pulls=pulls, **options)
 
-    def _pull(
-        self, means: NDArray[np.float64], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> NDArray[np.float64]:
+    def _pull(self, means: Floats, active: Mask | None, streams: SlotStreams) -> Floats:
         return means + self.std * to_all_slots(streams.normal(1, active), active)[:, 0]
 
 
-def _are_probabilities(means: NDArray[np.float64]) -> bool:
+def _are_probabilities(means: Floats) -> bool:
     return bool(((means >= 0.0) & (means <= 1.0)).all())
 
 

@@ -14,14 +14,13 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.arrays import as_floats, as_integers, copied, write_one_hot
+from maml_rl.arrays import Floats, Mask, as_floats, as_integers, copied, write_one_hot
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import AT_MOST_1, RecordedInfos, Task, ValueRanges
 from maml_rl.envs.task_entries import TaskEntry, is_cell
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
-Floats = NDArray[np.float64]
 Cells = NDArray[np.int64]
 
 Color = tuple[int, int, int]
@@ -67,27 +66,25 @@ class GridFamily(BatchedFamily):
         self._cells = np.zeros((num_envs, 2), np.int64)
 
     @abstractmethod
-    def _arrive(self) -> tuple[Floats, NDArray[np.bool_]]:
+    def _arrive(self) -> tuple[Floats, Mask]:
         """Return the rewards (N,) for being at `self._cells`, and whether the task is now fulfilled."""
 
     @abstractmethod
     def _cells_of(self, observations: NDArray[Any]) -> Cells:
         """Return the cells (N, 2) of observations (N, *obs)."""
 
-    def _is_at(self, name: str) -> NDArray[np.bool_]:
-        there: NDArray[np.bool_] = (self._cells == self.tasks[name]).all(axis=1)
+    def _is_at(self, name: str) -> Mask:
+        there: Mask = (self._cells == self.tasks[name]).all(axis=1)
         return there
 
-    def _starts(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> Any:
+    def _starts(self, mask: Mask | None, streams: SlotStreams) -> Any:
         """Return the cells (masked, 2) where the masked slots start, or one cell for all."""
         return 0
 
-    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+    def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         self._cells[slice(None) if mask is None else mask] = self._starts(mask, streams)
 
-    def _step_slots(
-        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[Floats, bool]:
+    def _step_slots(self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams) -> tuple[Floats, bool]:
         # The action of a slot that is not stepped is 0: it stays, and finds nothing new.
         xp = self.xp
         self._cells = xp.minimum(xp.maximum(self._cells + self._moves[actions], 0), self._last)
@@ -185,7 +182,7 @@ class GridNaviVectorEnv(GridFamily):
         chosen = self._goals[random.integers(len(self._goals), size=num_tasks)]
         return [{"goal": goal} for goal in chosen.astype(np.float64)]
 
-    def _arrive(self) -> tuple[Floats, NDArray[np.bool_]]:
+    def _arrive(self) -> tuple[Floats, Mask]:
         there = self._is_at("goal")
         return self.xp.where(there, ON_GOAL, ELSEWHERE), there
 
@@ -240,10 +237,10 @@ class DarkRoomVectorEnv(DarkFamily):
     task_description = "goal (2,): row and column of the cell that pays, all equally likely"
     default_steps = 20
 
-    def _starts(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> Any:
+    def _starts(self, mask: Mask | None, streams: SlotStreams) -> Any:
         return self.size // 2
 
-    def _arrive(self) -> tuple[Floats, NDArray[np.bool_]]:
+    def _arrive(self) -> tuple[Floats, Mask]:
         there = self._is_at("goal")
         return as_floats(there), there
 
@@ -276,12 +273,12 @@ class DarkKeyDoorVectorEnv(DarkFamily):
         super().__init__(num_envs, size=size, **options)
         self._has_key, self._opened = np.zeros((2, num_envs), np.bool_)
 
-    def _starts(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> Any:
+    def _starts(self, mask: Mask | None, streams: SlotStreams) -> Any:
         where = slice(None) if mask is None else mask
         self._has_key[where] = self._opened[where] = False
         return as_integers(streams.uniform(2, mask) * self.size)
 
-    def _arrive(self) -> tuple[Floats, NDArray[np.bool_]]:
+    def _arrive(self) -> tuple[Floats, Mask]:
         finds = self._is_at("key") & ~self._has_key
         self._has_key |= finds
         opens = self._is_at("door") & self._has_key & ~self._opened

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_interval
-from maml_rl.arrays import as_floats, as_singles
+from maml_rl.arrays import Floats, Mask, as_floats, as_singles
 from maml_rl.envs.families.point import GOAL_COLOR, PATH_COLOR, START_COLOR, Canvas, PointFamily, PointOptions
 from maml_rl.envs.family import FamilyOptions, one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE, RecordedInfos
@@ -53,10 +53,10 @@ class Navigation2DVectorEnv(PointFamily):
         self.task_space = TaskSpace({"goal": (TaskParameter.between(self.low, self.high), (2,))})
         super().__init__(num_envs, **options)
         # Where all slots were after every step, and at which of these entries each slot's episode began.
-        self._paths: list[NDArray[np.float64]] = []
+        self._paths: list[Floats] = []
         self._path_starts = np.zeros(num_envs, np.int64)
 
-    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+    def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         super()._reset_slots(mask, streams)
         if self.render_mode:
             where = slice(None) if mask is None else mask
@@ -66,9 +66,7 @@ class Navigation2DVectorEnv(PointFamily):
             self._path_starts -= oldest
             del self._paths[:oldest]
 
-    def _step_slots(
-        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def _step_slots(self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams) -> tuple[Floats, Mask]:
         xp = self.xp
         # np.clip has a Python layer that costs more than these two calls.
         moves = as_floats(actions) * self._move_gain

@@ -13,14 +13,13 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
-from maml_rl.arrays import as_floats, copied
+from maml_rl.arrays import Floats, Mask, as_floats, copied
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import AT_MOST_1, NEVER_POSITIVE, RecordedInfos, Task
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
-Floats = NDArray[np.float64]
 Color = tuple[int, int, int]
 
 START_COLOR, GOAL_COLOR, PATH_COLOR = (110, 110, 110), (200, 60, 50), (40, 90, 180)
@@ -128,11 +127,11 @@ class PointFamily(BatchedFamily):
         """The goals (N, 2)."""
         return self.tasks["goal"]
 
-    def _starts(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> Floats | float:
+    def _starts(self, mask: Mask | None, streams: SlotStreams) -> Floats | float:
         """Return where the masked slots start, (masked, 2); 0 for the origin."""
         return self.farthest_start * (2.0 * streams.uniform(2, mask) - 1.0) if self.farthest_start else 0.0
 
-    def _move(self, moves: Floats, active: NDArray[np.bool_] | None) -> None:
+    def _move(self, moves: Floats, active: Mask | None) -> None:
         """Move the points by `moves` (N, 2), zero where a slot is not active."""
         self._position += moves
 
@@ -145,14 +144,14 @@ class PointFamily(BatchedFamily):
         length: Floats = self.xp.sqrt(offsets[:, 0] * offsets[:, 0] + offsets[:, 1] * offsets[:, 1])
         return length
 
-    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+    def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         where = slice(None) if mask is None else mask
         self._position[where] = self._starts(mask, streams)
         self._start[where] = self._position[where]
 
     def _step_slots(
-        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[Floats, NDArray[np.bool_] | bool]:
+        self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
+    ) -> tuple[Floats, Mask | bool]:
         before = copied(self._position)
         moves = self.xp.clip(as_floats(actions) * self._move_gain, -self.largest_move, self.largest_move)
         self._move(moves, active)
@@ -249,7 +248,7 @@ class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
         # Of the rectangle of starts.
         self._sides, self._corner = np.array([3.0, 2.0]), np.array([1.5, 0.5])
 
-    def _starts(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> Floats | float:
+    def _starts(self, mask: Mask | None, streams: SlotStreams) -> Floats | float:
         if not self._start_anywhere:
             return 0.0
         places: Floats = self._sides * streams.uniform(2, mask) - self._corner
@@ -261,8 +260,8 @@ class SemiCircleVectorEnv(SparsePointGoalVectorEnv):
         return self._nearness() if self._reward == "nearness" else -self._distance(self._position)
 
     def _step_slots(
-        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[Floats, NDArray[np.bool_] | bool]:
+        self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
+    ) -> tuple[Floats, Mask | bool]:
         rewards, terminated = super()._step_slots(actions, active, streams)
         if self._reward == "distance":
             self._reward_terms["sparse_reward"] = self._nearness()
@@ -299,7 +298,7 @@ class WindVectorEnv(PointFamily):
         goals: Floats = self.xp.broadcast_to(self._target, self._position.shape)
         return goals
 
-    def _move(self, moves: Floats, active: NDArray[np.bool_] | None) -> None:
+    def _move(self, moves: Floats, active: Mask | None) -> None:
         wind = self.tasks["wind"]
         self._position += moves + (wind if active is None else wind * active[:, None])
 

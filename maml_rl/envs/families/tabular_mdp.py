@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
-from maml_rl.arrays import write_one_hot
+from maml_rl.arrays import Floats, Mask, write_one_hot
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot, to_all_slots
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.task_entries import TaskEntry
@@ -18,7 +18,7 @@ from maml_rl.machine import refuse_if_too_large
 from maml_rl.seeding import SlotStreams
 
 
-def _is_transition_table(transitions: NDArray[np.float64]) -> bool:
+def _is_transition_table(transitions: Floats) -> bool:
     # JSON written with few digits still sums to one within this.
     return bool((transitions >= 0).all()) and np.allclose(transitions.sum(-1), 1.0, rtol=0.0, atol=1e-6)
 
@@ -82,12 +82,10 @@ class TabularMDPVectorEnv(BatchedFamily):
         # Rounded tables sum to nearly one; divided by the sum, a state of probability zero is never entered.
         self._cumulative = cumulative / cumulative[..., -1:]
 
-    def _reset_slots(self, mask: NDArray[np.bool_] | None, streams: SlotStreams) -> None:
+    def _reset_slots(self, mask: Mask | None, streams: SlotStreams) -> None:
         self._states[slice(None) if mask is None else mask] = 0
 
-    def _step_slots(
-        self, actions: NDArray[Any], active: NDArray[np.bool_] | None, streams: SlotStreams
-    ) -> tuple[NDArray[np.float64], bool]:
+    def _step_slots(self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams) -> tuple[Floats, bool]:
         where = self._slots, self._states, actions
         rewards = self.tasks["rewards_mean"][where] + to_all_slots(streams.normal(1, active), active)[:, 0]
         following = (self._cumulative[where] <= to_all_slots(streams.uniform(1, active), active)).sum(-1)

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_interval, check_positive
+from maml_rl.arrays import Floats, Mask
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE, Task
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
-from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.shared_tasks import AngleTasks, DirectionTasks, RandomParameters, VelocityTasks
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace

@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 import mujoco
 from numpy.typing import NDArray
 
-from maml_rl.arrays import copied
+from maml_rl.arrays import Floats, Mask, copied
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE
 from maml_rl.envs.mujoco.ant import AntDirVectorEnv, AntFamily, AntPosVectorEnv, AntVelVectorEnv
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily
-from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.planar import HalfCheetahFamily
 from maml_rl.envs.mujoco.shared_tasks import DirectionTasks, VelocityTasks
 from maml_rl.seeding import SlotStreams

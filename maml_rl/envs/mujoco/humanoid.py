@@ -7,10 +7,9 @@ from typing import Any, Unpack
 
 from numpy.typing import NDArray
 
-from maml_rl.arrays import as_floats
+from maml_rl.arrays import Floats, Mask, as_floats
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.mujoco.mujoco_family import MujocoOptions, sum_of_squares
-from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.shared_tasks import AngleTasks
 
 _FORWARD_REWARD = 1.25

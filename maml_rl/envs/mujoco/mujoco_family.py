@@ -16,9 +16,9 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_positive
-from maml_rl.arrays import copied, namespace
+from maml_rl.arrays import Floats, Mask, copied, namespace
 from maml_rl.envs.family import BatchedFamily, FamilyOptions
-from maml_rl.envs.mujoco.physics import Floats, Mask, PhysicsOptions, make_physics
+from maml_rl.envs.mujoco.physics import PhysicsOptions, make_physics
 from maml_rl.envs.mujoco.rendering import Renderer
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.seeding import SlotStreams
@@ -170,7 +170,7 @@ class MujocoFamily(BatchedFamily):
         """Return rewards (N,) for forward velocities (N,) in m/s."""
         return velocity
 
-    def _survival(self) -> tuple[Floats | float | None, NDArray[np.bool_] | bool]:
+    def _survival(self) -> tuple[Floats | float | None, Mask | bool]:
         """Return the reward for not having fallen, (N,) or one, and who has (N,); None and False if a body cannot."""
         return None, False
 
@@ -180,7 +180,7 @@ class MujocoFamily(BatchedFamily):
 
     def _step_slots(
         self, actions: NDArray[Any], active: Mask | None, streams: SlotStreams
-    ) -> tuple[Floats, NDArray[np.bool_] | bool]:
+    ) -> tuple[Floats, Mask | bool]:
         controls = self.controls(actions)
         velocity = self._move(controls, active)
         rewards, (survive, fallen) = self._task_reward(velocity), self._survival()

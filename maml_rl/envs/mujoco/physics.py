@@ -21,12 +21,11 @@ from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
+from maml_rl.arrays import Floats, Mask
 from maml_rl.dependencies import requirements
 from maml_rl.envs.mujoco.warp_physics import WarpPhysics
 
 Engine = Literal["auto", "mjbatch", "mujoco", "warp"]
-Mask = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 # Fields that `mj_setConst` derives from masses, inertias and the like, and that the simulation uses.
 _DERIVED_CONSTANTS = (

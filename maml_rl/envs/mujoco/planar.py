@@ -9,11 +9,10 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from maml_rl.arrays import as_floats
+from maml_rl.arrays import Floats, Mask, as_floats
 from maml_rl.envs.family import one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions
-from maml_rl.envs.mujoco.physics import Floats, Mask
 from maml_rl.envs.mujoco.shared_tasks import DirectionTasks, RandomParameters, VelocityTasks
 
 _FASTEST_SHOWN = 10.0

@@ -13,6 +13,8 @@ import numpy as np
 from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
+from maml_rl.arrays import Floats
+
 _SIZE = 480
 _MAX_SHAPES = 1000
 
@@ -60,7 +62,7 @@ class Renderer:
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._camera.fixedcamid = model.camera(camera).id
 
-    def draw(self, qpos: NDArray[np.float64]) -> NDArray[np.uint8]:
+    def draw(self, qpos: Floats) -> NDArray[np.uint8]:
         """Return a picture (480, 480, 3) of the joint positions (nq,)."""
         model, data, scene = self._model, self._data, self._scene
         data.qpos[:] = qpos

@@ -4,12 +4,11 @@ from typing import Unpack
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
 from maml_rl.arguments import check_interval, check_positive
+from maml_rl.arrays import Floats
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions
-from maml_rl.envs.mujoco.physics import Floats
 from maml_rl.envs.task_entries import TaskEntry
 from maml_rl.envs.task_space import TaskParameter, TaskSpace
 
@@ -17,7 +16,7 @@ from maml_rl.envs.task_space import TaskParameter, TaskSpace
 _BASES = {"body_mass": 1.5, "body_inertia": 1.5, "geom_friction": 1.5, "dof_damping": 1.3}
 
 
-def _is_direction(number: NDArray[np.float64]) -> bool:
+def _is_direction(number: Floats) -> bool:
     return bool(np.abs(number) == 1.0)
 
 
@@ -107,7 +106,7 @@ class RandomParameters(MujocoFamily):
     def __init__(self, num_envs: int = 1, *, log_scale_limit: float = 3.0, **options: Unpack[MujocoOptions]) -> None:
         self.log_scale_limit = check_positive("log_scale_limit", log_scale_limit)
         model: mujoco.MjModel = self.body_model()
-        self._own_parameters: dict[str, NDArray[np.float64]] = {name: getattr(model, name).copy() for name in _BASES}
+        self._own_parameters: dict[str, Floats] = {name: getattr(model, name).copy() for name in _BASES}
         entries = {
             name: TaskEntry(values.shape, "positive factors", _are_positive)
             for name, values in self._own_parameters.items()
@@ -137,10 +136,10 @@ class RandomParameters(MujocoFamily):
         if hasattr(self, "physics"):
             self.physics.set_model(self.model_fields())
 
-    def model_fields(self) -> dict[str, NDArray[np.float64]]:
+    def model_fields(self) -> dict[str, Floats]:
         """Return the fields in which the slots' models differ, (N, ...) by name."""
         return {name: own * self.tasks[name] for name, own in self._own_parameters.items()}
 
 
-def _are_positive(factors: NDArray[np.float64]) -> bool:
+def _are_positive(factors: Floats) -> bool:
     return bool((factors > 0.0).all())
