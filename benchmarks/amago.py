@@ -21,7 +21,7 @@ from maml_rl.cli.console import Parser
 from maml_rl.config import load_config
 from maml_rl.envs.family import BatchedFamily, one_slot
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.task_entries import TaskEntry
+from maml_rl.envs.tasks import TaskEntry
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.runs.run_folder import CONFIG

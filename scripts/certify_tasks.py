@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from maml_rl.envs.make_env import make_vector_env
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.tasks import task_key
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.certified import FOLDER, REGISTRY
 from maml_rl.task_distributions.task_files import save_tasks

@@ -7,7 +7,7 @@ from maml_rl.envs.meta_env import MetaEnv, MetaVectorEnv, StepBuffers, Task
 from maml_rl.envs.observing import LastStepParts
 from maml_rl.envs.registration import FAMILIES, FamilySpec, register_families
 from maml_rl.envs.sample_task_on_reset import SampleTaskOnReset, SampleTaskOnResetVector
-from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
+from maml_rl.envs.tasks import PolarTaskSpace, TaskParameter, TaskSpace
 
 __all__ = [
     "FAMILIES",

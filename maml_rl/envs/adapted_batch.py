@@ -23,18 +23,15 @@ from maml_rl.envs.meta_env import (
     OneBatchVectorEnv,
     Seeds,
     Task,
-    all_drawn,
     check_flags,
     declarations,
     declared,
     low_seeds,
-    own_drawn,
-    own_task,
     read_reset_mask,
-    require_one_each,
     slot_seeds,
 )
 from maml_rl.envs.results import five_parts, read_reset, recorded_number
+from maml_rl.envs.tasks import all_drawn, own_drawn, own_task, require_one_each
 from maml_rl.spaces import ArrayElements, array_writer, own_actions, require_numbers, stored_actions
 
 _TASK_METHODS = ("sample_tasks", "reset_task")

@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from maml_rl.arguments import check_choices, check_count
 from maml_rl.arrays import Floats, Mask, move_state, torch_arrays
 from maml_rl.envs.meta_env import MetaEnv, OneBatchVectorEnv, Task, check_flags
-from maml_rl.envs.task_entries import TaskArrays, TaskEntry, parse_tasks
-from maml_rl.envs.task_space import TaskSpace
+from maml_rl.envs.tasks import TaskArrays, TaskEntry, TaskSpace, parse_tasks
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.seeding import SlotStreams
 

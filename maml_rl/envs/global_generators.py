@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maml_rl.envs.calls import close_quietly
-from maml_rl.envs.task_space import Task, task_key
+from maml_rl.envs.tasks import Task, task_key
 from maml_rl.seeding import global_generators
 
 if TYPE_CHECKING:

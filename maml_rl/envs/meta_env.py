@@ -6,12 +6,10 @@ arrays.
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -24,9 +22,8 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arrays import Floats, Mask
-from maml_rl.envs.task_space import Task as Task
-from maml_rl.envs.task_space import TaskSpace
-from maml_rl.errors import TaskError, explain
+from maml_rl.envs.tasks import Task as Task
+from maml_rl.envs.tasks import TaskSpace
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.spaces import array_layout
 
@@ -128,48 +125,6 @@ class SlotCounts:
     def __str__(self) -> str:
         slowest = f", slot {self.slowest} for {self.seconds:.1f} s" if self.slowest >= 0 else ""
         return f"{self.waiting} slots wait{slowest}, {self.acting} act, {self.done} done"
-
-
-def own_task(task: Task) -> Task:
-    """Return a deep copy of a task, for code that may change it."""
-    if not isinstance(task, Mapping):
-        raise TaskError(f"a task is a dict of numbers and arrays, got {task!r}")
-    own = {}
-    for name, value in task.items():
-        try:
-            own[name] = copy.deepcopy(value)
-        # An object's own methods may raise anything.
-        except Exception as error:
-            raise TaskError(
-                f"the entry {name!r} of a task cannot be copied ({explain(error)}); a task holds numbers and arrays"
-            ) from error
-    return own
-
-
-def all_drawn(tasks: Any, num_tasks: int) -> Any:
-    """Return what a method has drawn; a generator draws here, under the same guarantees as the call that made it.
-
-    One that does not end draws one task too many, which `own_drawn` refuses, as it refuses what is no list of tasks.
-    """
-    is_series = isinstance(tasks, Iterable) and not isinstance(tasks, Mapping | str)
-    return list(islice(tasks, num_tasks + 1)) if is_series else tasks
-
-
-def own_drawn(drawn: Any, num_tasks: int, name: str, who: object) -> list[Task]:
-    """Return copies of the tasks that a method `name` of an environment, or of a task distribution, has drawn."""
-    tasks = all_drawn(drawn, num_tasks)
-    if not isinstance(tasks, list):
-        raise TaskError(f"{name} of {who} returned {drawn!r:.80}; it must return a list of tasks")
-    if len(tasks) != num_tasks:
-        found = f"more than {num_tasks}" if len(tasks) > num_tasks else len(tasks)
-        raise TaskError(f"{name}({num_tasks}) of {who} returned {found} tasks")
-    for task in tasks:
-        if not isinstance(task, Mapping):
-            shown = f"{task!r:.80}"
-            raise TaskError(
-                f"{name} of {who} drew {shown}; a task is a dict of numbers and arrays, as {{'task': {shown}}}"
-            )
-    return [own_task(task) for task in tasks]
 
 
 def declared(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any], name: str, default: Any = None) -> Any:
@@ -562,12 +517,6 @@ class EnvDescription:
                 raise ValueError(
                     f"all slots must have the same {kind.replace('_', ' ')}: {who} has {one}, {whose} has {two}"
                 )
-
-
-def require_one_each(tasks: Sequence[Task], num_envs: int) -> None:
-    """Refuse another number of tasks than slots."""
-    if len(tasks) != num_envs:
-        raise TaskError(f"expected one task for each of the {num_envs} slots, got {len(tasks)}")
 
 
 def low_seeds(seeds: ArrayLike, mask: int = SEED_BITS) -> list[int]:

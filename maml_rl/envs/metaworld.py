@@ -29,7 +29,7 @@ from maml_rl.arrays import Floats, Mask
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import RecordedInfos, Task, ValueRanges
 from maml_rl.envs.mujoco.rendering import Renderer
-from maml_rl.envs.task_entries import TaskArrays, TaskEntry
+from maml_rl.envs.tasks import TaskArrays, TaskEntry
 from maml_rl.errors import TaskError
 from maml_rl.seeding import SlotStreams, check_seed
 

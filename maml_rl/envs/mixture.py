@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from maml_rl.arguments import check_positive
 from maml_rl.arrays import Floats, Mask
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot, with_masks
-from maml_rl.envs.meta_env import Task, ValueRanges, require_one_each
+from maml_rl.envs.meta_env import Task, ValueRanges
 from maml_rl.envs.registration import FAMILIES, find_spec
-from maml_rl.envs.task_entries import TaskArrays, for_each_task, parse_task, stack_tasks
-from maml_rl.envs.task_space import apportion
+from maml_rl.envs.tasks import TaskArrays, apportion, for_each_task, parse_task, require_one_each, stack_tasks
 from maml_rl.errors import TaskError
 from maml_rl.seeding import SlotStreams
 from maml_rl.spaces import PaddedBox, is_image, write_flat

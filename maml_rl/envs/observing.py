@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arrays import Floats, Mask, as_bytes, namespace
 from maml_rl.envs.meta_env import MetaVectorEnv, MetaVectorWrapper, Seeds, StepBuffers, Task, read_reset_mask
-from maml_rl.envs.task_entries import as_numbers, for_each_task
+from maml_rl.envs.tasks import as_numbers, for_each_task
 from maml_rl.errors import TaskError
 from maml_rl.spaces import PackedSpace, has_text, is_image, require_numbers, write_flat
 

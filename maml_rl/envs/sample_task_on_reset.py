@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from maml_rl.arrays import Mask
 from maml_rl.envs.checking import find_method, seed_draws
-from maml_rl.envs.meta_env import MetaVectorEnv, Task, own_drawn, own_task, read_reset_mask
+from maml_rl.envs.meta_env import MetaVectorEnv, Task, read_reset_mask
+from maml_rl.envs.tasks import own_drawn, own_task
 
 
 class SampleTaskOnReset(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):

@@ -36,19 +36,9 @@ from maml_rl.envs.global_generators import (
     key_of_seed,
     key_of_task,
 )
-from maml_rl.envs.meta_env import (
-    EnvDescription,
-    MetaVectorEnv,
-    OneBatchVectorEnv,
-    StepBuffers,
-    Task,
-    all_drawn,
-    declarations,
-    own_drawn,
-    own_task,
-    require_one_each,
-)
+from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, OneBatchVectorEnv, StepBuffers, Task, declarations
 from maml_rl.envs.results import ResultWriter, collect_infos, time_limit
+from maml_rl.envs.tasks import all_drawn, own_drawn, own_task, require_one_each
 from maml_rl.spaces import own_actions, stored_actions
 
 Env = gymnasium.Env[Any, Any]

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from maml_rl.arrays import Mask
 from maml_rl.envs.calls import close_quietly
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
-from maml_rl.envs.meta_env import SlotCounts, Task, declared, require_one_each
+from maml_rl.envs.meta_env import SlotCounts, Task, declared
 from maml_rl.envs.serial import Outcome, SerialVectorEnv, Slot
+from maml_rl.envs.tasks import require_one_each
 from maml_rl.spaces import own_actions
 
 # Seconds that calls, and closing what is awaited, may take when the slots are closed.

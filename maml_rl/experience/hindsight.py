@@ -13,7 +13,7 @@ from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.observing import LastStepParts
-from maml_rl.envs.task_entries import parse_tasks
+from maml_rl.envs.tasks import parse_tasks
 from maml_rl.episode.steps import Steps
 from maml_rl.errors import AlgorithmError
 from maml_rl.spaces import read_flat

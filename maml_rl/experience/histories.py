@@ -21,7 +21,7 @@ from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.observing import LastStepParts
-from maml_rl.envs.task_space import family_of
+from maml_rl.envs.tasks import family_of
 from maml_rl.episode.steps import INFO, Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError

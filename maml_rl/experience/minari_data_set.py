@@ -27,7 +27,7 @@ from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
 from maml_rl.envs.registration import find_spec
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.tasks import task_key
 from maml_rl.episode.steps import INFO
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience.histories import Block, Distinct, EnvKind, Histories

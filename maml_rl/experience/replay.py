@@ -20,7 +20,7 @@ from torch import Tensor
 from maml_rl.arguments import check_count
 from maml_rl.arrays import to_device
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.task_space import family_of, task_key
+from maml_rl.envs.tasks import family_of, task_key
 from maml_rl.episode.steps import INFO, Steps, trial_places
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError

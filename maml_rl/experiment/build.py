@@ -23,7 +23,7 @@ from maml_rl.envs.global_generators import seeded_generators
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, ObservedTask, make_vector_env
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.registration import FAMILIES, find_spec
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.tasks import task_key
 from maml_rl.episode.task_episodes import Baseline
 from maml_rl.errors import AlgorithmError, ConfigError, MamlRLError, TaskError, UsersCode, explain
 from maml_rl.experience import Replay

@@ -18,7 +18,7 @@ import numpy as np
 from maml_rl.arguments import suggest
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.task_space import family_of, task_key
+from maml_rl.envs.tasks import family_of, task_key
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
 from maml_rl.experiment.evaluate import evaluate_trials

@@ -19,7 +19,8 @@ from torch import Tensor
 from maml_rl.config.config import TASKS, Config
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.envs.global_generators import refusing_draws
-from maml_rl.envs.meta_env import SlotCounts, Task, own_task
+from maml_rl.envs.meta_env import SlotCounts, Task
+from maml_rl.envs.tasks import own_task
 from maml_rl.errors import CheckpointError, ConfigError, NonFiniteError
 from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread, share_without_signal
 from maml_rl.experiment.build import Experiment, make_experiment, make_task_distribution

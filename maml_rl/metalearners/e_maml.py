@@ -9,7 +9,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import reinforce
 from maml_rl.derivatives import Cache, EpisodeStore
-from maml_rl.envs.task_space import family_of
+from maml_rl.envs.tasks import family_of
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.functional import masked_mean, masked_normalize
 from maml_rl.metalearners.adam import AdamLearner, AdamSettings

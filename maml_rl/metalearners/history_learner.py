@@ -18,7 +18,7 @@ from maml_rl.config.settings import Count, Positive, StepSize
 from maml_rl.derivatives import EpisodeStore, cut
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.observing import LastStepParts, LastStepVectorEnv
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.tasks import task_key
 from maml_rl.episode.steps import Steps
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience.histories import EnvKind, Histories

@@ -17,7 +17,7 @@ from maml_rl.config.settings import Count, Positive
 from maml_rl.derivatives import EpisodeStore, cut
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.registration import FAMILIES
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.tasks import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.config.config import Config
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.tasks import task_key
 from maml_rl.report.curves import group_css
 from maml_rl.report.figures import Series, figure, legend, named, numbers, table
 from maml_rl.report.markup import Markup, element

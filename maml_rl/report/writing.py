@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.tasks import task_key
 from maml_rl.errors import ConfigError, MamlRLError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.measure import measure

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from maml_rl.config.config import Config
 from maml_rl.envs.meta_env import Task, ValueRanges
-from maml_rl.envs.task_space import family_of, task_key
+from maml_rl.envs.tasks import family_of, task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.foreign_files import read_arrays

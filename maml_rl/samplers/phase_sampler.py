@@ -16,7 +16,8 @@ from maml_rl.config.placement import Placement, PlacementOptions
 from maml_rl.envs.checking import DrawsBySeed
 from maml_rl.envs.global_generators import refusing_draws
 from maml_rl.envs.make_env import EnvMaker, ObservedLastStep, Recipe
-from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task, own_drawn
+from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
+from maml_rl.envs.tasks import own_drawn
 from maml_rl.episode.task_episodes import Baseline, TaskEpisodes
 from maml_rl.errors import ChildLost, ConfigError, TaskError
 from maml_rl.machine import single_threaded

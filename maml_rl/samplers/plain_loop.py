@@ -23,7 +23,7 @@ from maml_rl.envs.family import BatchOfOne
 from maml_rl.envs.global_generators import KeptGenerators, construct, key_of_task
 from maml_rl.envs.make_env import EnvMaker, Recipe
 from maml_rl.envs.meta_env import declarations
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.tasks import task_key
 from maml_rl.episode.task_episodes import BatchEpisodes, TaskEpisodes
 from maml_rl.errors import MamlRLError, UsersCode, explain
 from maml_rl.policies import Memory, Policy

@@ -15,7 +15,7 @@ from maml_rl.arrays import Floats
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Count, Fraction
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.task_space import TaskParameter, TaskSpace, apportion, family_of, task_key
+from maml_rl.envs.tasks import TaskParameter, TaskSpace, apportion, family_of, task_key
 from maml_rl.seeding import Purpose, StreamKey, generator
 from maml_rl.task_distributions.task_distribution import FamilyTasks, TaskDistribution, TaskSplit
 from maml_rl.task_distributions.task_files import read_tasks

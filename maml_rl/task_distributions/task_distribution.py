@@ -18,7 +18,7 @@ from maml_rl.arrays import Floats
 from maml_rl.config import SettingsModel
 from maml_rl.envs.global_generators import refusing_draws
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.task_space import TaskSpace
+from maml_rl.envs.tasks import TaskSpace
 from maml_rl.errors import UsersCode, explain
 from maml_rl.named_modules import import_named
 

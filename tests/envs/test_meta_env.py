@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from maml_rl.envs.meta_env import StepBuffers, low_seeds, own_drawn, own_task, read_reset_mask, slot_seeds
-from maml_rl.errors import TaskError
+from maml_rl.envs.meta_env import StepBuffers, low_seeds, read_reset_mask, slot_seeds
 
 
 def test_slot_seeds_follow_gymnasium() -> None:
@@ -41,17 +40,3 @@ def test_episode_begins_in_the_buffers_of_its_slots_alone() -> None:
     buffers.begin(0)
     assert buffers.restarted.tolist() == [False, True, True]
     np.testing.assert_array_equal(buffers.infos["success"], [np.nan, np.nan, 1.0])
-
-
-def test_own_tasks_share_nothing_and_what_is_no_task_is_refused() -> None:
-    walls = [np.zeros(2)]
-    drawn = own_drawn([{"walls": walls}] * 2, 2, "sample_tasks", "an env")
-    walls[0][:] = 1.0
-    drawn[0]["walls"][0][1] = 2.0
-    assert [task["walls"][0].tolist() for task in drawn] == [[0.0, 2.0], [0.0, 0.0]]
-    with pytest.raises(TaskError, match=r"sample_tasks\(3\) of an env returned 1 tasks"):
-        own_drawn([{}], 3, "sample_tasks", "an env")
-    with pytest.raises(TaskError, match=r"drew 0.5; a task is a dict of numbers and arrays, as {'task': 0.5}"):
-        own_drawn([0.5], 1, "sample_tasks", "an env")
-    with pytest.raises(TaskError, match=r"the entry 'lock' of a task cannot be copied .*TypeError"):
-        own_task({"lock": (each for each in "a")})

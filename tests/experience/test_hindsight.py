@@ -13,7 +13,7 @@ from maml_rl.config import load_config
 from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.envs.families.point import SparsePointGoalVectorEnv
 from maml_rl.envs.family import BatchedFamily
-from maml_rl.envs.task_entries import TaskEntry
+from maml_rl.envs.tasks import TaskEntry
 from maml_rl.errors import AlgorithmError, ConfigError
 from maml_rl.experience import Replay, Steps
 from maml_rl.experience.hindsight import Hindsight

@@ -15,7 +15,7 @@ from maml_rl.cli.main import run_report
 from maml_rl.cli.train import run_train
 from maml_rl.config import load_config
 from maml_rl.envs import make_vector_env
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.tasks import task_key
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate

@@ -9,7 +9,7 @@ import torch
 from maml_rl import MultiTaskSampler
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.make_env import make_vector_env
-from maml_rl.envs.task_entries import TaskEntry
+from maml_rl.envs.tasks import TaskEntry
 from maml_rl.policies import get_policy_for_env
 from tests.recorded_steps import record_on_the_cpu
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maml_rl.envs import Task, make_vector_env
-from maml_rl.envs.task_space import task_key
+from maml_rl.envs.tasks import task_key
 from maml_rl.task_distributions import (
     Curriculum,
     FamilyTasks,

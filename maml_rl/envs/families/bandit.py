@@ -14,8 +14,7 @@ from maml_rl.arguments import check_count, check_number
 from maml_rl.arrays import Floats, Mask, as_floats
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot, to_all_slots
 from maml_rl.envs.meta_env import AT_MOST_1, Task
-from maml_rl.envs.task_entries import TaskEntry
-from maml_rl.envs.task_space import TaskParameter, TaskSpace
+from maml_rl.envs.tasks import TaskEntry, TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
 

@@ -17,8 +17,7 @@ from maml_rl.arguments import check_count
 from maml_rl.arrays import Floats, Mask, as_floats, as_integers, copied, write_one_hot
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import AT_MOST_1, RecordedInfos, Task, ValueRanges
-from maml_rl.envs.task_entries import TaskEntry, is_cell
-from maml_rl.envs.task_space import TaskParameter, TaskSpace
+from maml_rl.envs.tasks import TaskEntry, TaskParameter, TaskSpace, is_cell
 from maml_rl.seeding import SlotStreams
 
 Cells = NDArray[np.int64]

@@ -14,7 +14,7 @@ from maml_rl.arrays import Floats, Mask, as_floats, as_singles
 from maml_rl.envs.families.point import GOAL_COLOR, PATH_COLOR, START_COLOR, Canvas, PointFamily, PointOptions
 from maml_rl.envs.family import FamilyOptions, one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE, RecordedInfos
-from maml_rl.envs.task_space import TaskParameter, TaskSpace
+from maml_rl.envs.tasks import TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
 _ARRIVED = 0.01

@@ -16,8 +16,7 @@ from maml_rl.arguments import check_positive
 from maml_rl.arrays import Floats, Mask, as_floats, copied
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot
 from maml_rl.envs.meta_env import AT_MOST_1, NEVER_POSITIVE, RecordedInfos, Task
-from maml_rl.envs.task_entries import TaskEntry
-from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
+from maml_rl.envs.tasks import PolarTaskSpace, TaskEntry, TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
 Color = tuple[int, int, int]

@@ -13,7 +13,7 @@ from maml_rl.arguments import check_count
 from maml_rl.arrays import Floats, Mask, write_one_hot
 from maml_rl.envs.family import BatchedFamily, FamilyOptions, one_slot, to_all_slots
 from maml_rl.envs.meta_env import Task
-from maml_rl.envs.task_entries import TaskEntry
+from maml_rl.envs.tasks import TaskEntry
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.seeding import SlotStreams
 

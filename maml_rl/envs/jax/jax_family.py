@@ -19,8 +19,7 @@ from maml_rl.arrays import copied
 from maml_rl.envs.family import DEFAULT_TASK_SEED, BatchedFamily, FamilyOptions
 from maml_rl.envs.jax.slot_functions import Carry, SlotFunctions, begin_jax
 from maml_rl.envs.meta_env import RecordedInfos, Task, ValueRanges
-from maml_rl.envs.task_entries import TaskEntry
-from maml_rl.envs.task_space import TaskParameter, TaskSpace
+from maml_rl.envs.tasks import TaskEntry, TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from maml_rl.envs.family import one_slot
 from maml_rl.envs.meta_env import NEVER_POSITIVE, Task
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions, sum_of_squares
 from maml_rl.envs.mujoco.shared_tasks import AngleTasks, DirectionTasks, RandomParameters, VelocityTasks
-from maml_rl.envs.task_entries import TaskEntry
-from maml_rl.envs.task_space import PolarTaskSpace, TaskParameter, TaskSpace
+from maml_rl.envs.tasks import PolarTaskSpace, TaskEntry, TaskParameter, TaskSpace
 from maml_rl.seeding import SlotStreams
 
 _CONTACT_COST = 0.0005

@@ -20,7 +20,7 @@ from maml_rl.arrays import Floats, Mask, copied, namespace
 from maml_rl.envs.family import BatchedFamily, FamilyOptions
 from maml_rl.envs.mujoco.physics import PhysicsOptions, make_physics
 from maml_rl.envs.mujoco.rendering import Renderer
-from maml_rl.envs.task_entries import TaskEntry
+from maml_rl.envs.tasks import TaskEntry
 from maml_rl.seeding import SlotStreams
 
 if TYPE_CHECKING:

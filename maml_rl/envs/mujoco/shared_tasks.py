@@ -9,8 +9,7 @@ from maml_rl.arguments import check_interval, check_positive
 from maml_rl.arrays import Floats
 from maml_rl.envs.meta_env import Task
 from maml_rl.envs.mujoco.mujoco_family import MujocoFamily, MujocoOptions
-from maml_rl.envs.task_entries import TaskEntry
-from maml_rl.envs.task_space import TaskParameter, TaskSpace
+from maml_rl.envs.tasks import TaskEntry, TaskParameter, TaskSpace
 
 # Fields of the model, and the base of their factors.
 _BASES = {"body_mass": 1.5, "body_inertia": 1.5, "geom_friction": 1.5, "dof_damping": 1.3}

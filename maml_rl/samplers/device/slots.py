@@ -15,7 +15,7 @@ from maml_rl.arrays import CONTAINERS, NO_STATE, move_state, state_of, to_device
 from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.observing import ObservingVectorEnv
-from maml_rl.envs.task_entries import TaskArrays, parse_tasks
+from maml_rl.envs.tasks import TaskArrays, parse_tasks
 from maml_rl.errors import ConfigError, TaskError
 from maml_rl.samplers.device.streams import DeviceSlotStreams
 from maml_rl.spaces import array_layout

@@ -12,7 +12,7 @@ from maml_rl.arrays import copied
 from maml_rl.config.placement import Placement
 from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, Recipe, make_vector_env
 from maml_rl.envs.observing import LastStepVectorEnv
-from maml_rl.envs.task_entries import TaskEntry
+from maml_rl.envs.tasks import TaskEntry
 from maml_rl.errors import ConfigError, TaskError
 from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers.device.slots import reason_against

@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from maml_rl.arguments import check_count
 from maml_rl.config.placement import Placement, PlacementOptions
 from maml_rl.envs.make_env import Recipe
-from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, SlotCounts, Task, require_one_each, slot_seeds
+from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, SlotCounts, Task, slot_seeds
+from maml_rl.envs.tasks import require_one_each
 from maml_rl.errors import ChildEnvError, ChildLost
 from maml_rl.samplers.closing import ClosesAtExit
 from maml_rl.samplers.env_recipe import pickled_recipe, placed
