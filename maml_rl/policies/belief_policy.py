@@ -97,7 +97,7 @@ class BeliefPolicy(SequencePolicy):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
         # In the order of all checkpoints.
-        self.core = make_body(sizes.cell, sum(sizes.embeddings), sizes.hidden_size, generator, "separate")
+        self.core = make_body(sizes.cell, sum(sizes.embeddings), sizes.hidden_size, generator)
         self.latent = latent
         inputs = self.own_size + 2 * latent_size
         self._actor, self._critic = (

@@ -18,7 +18,6 @@ from maml_rl.policies.policy import Memory
 from maml_rl.policies.slot_rows import SlotRows, affine, row_product
 
 Cell = Literal["gru", "lstm"]
-Products = Literal["joined", "separate", "plain"]
 
 
 class Recurrent(MemoryBody, nn.RNNBase):
@@ -26,13 +25,10 @@ class Recurrent(MemoryBody, nn.RNNBase):
 
     Attributes:
         num_states: tensors of a memory.
-        products: how a step of slots multiplies; the three round differently. "joined" multiplies inputs and memory
-            side by side, "separate" a GRU's in two products, and "plain" creates its arrays at every call.
     """
 
     num_states: ClassVar[int]
     runs_tasks = True
-    products: Products = "joined"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -110,30 +106,20 @@ class Recurrent(MemoryBody, nn.RNNBase):
             memory: (..., H) before the step.
         """
 
-    def step(self, params: Params, rows: SlotRows) -> "RecurrentStep | PlainStep":
-        return (PlainStep if self.products == "plain" else RecurrentStep)(self, params, rows)
+    def step(self, params: Params, rows: SlotRows) -> "RecurrentStep":
+        return RecurrentStep(self, params, rows)
 
     def joined_gates(self, params: Params) -> tuple[Tensor, Tensor]:
         """Return one matrix (..., I + H, gates) and one bias (..., gates) for inputs and memory side by side.
 
-        Those of a GRU are (reset, keep, new from the inputs, new from the memory); of an LSTM, (enter, keep, leave,
-        new), because sigmoids apply to adjacent gates.
+        Those of a GRU are (reset, keep); of an LSTM, (enter, keep, leave, new), because sigmoids apply to adjacent
+        gates.
         """
         from_input, from_memory, input_bias, memory_bias = weights_of(params)
-        size = self.hidden_size
-        if isinstance(self, GRU):
-            both, new = slice(0, 2 * size), slice(2 * size, None)
-            from_input = torch.cat((from_input, torch.zeros_like(from_input[..., new, :])), -2)
-            of_gates, of_new = from_memory[..., both, :], from_memory[..., new, :]
-            from_memory = torch.cat((of_gates, torch.zeros_like(of_new), of_new), -2)
-            bias = torch.cat(
-                (input_bias[..., both] + memory_bias[..., both], input_bias[..., new], memory_bias[..., new]), -1
-            )
-            return torch.cat((from_input, from_memory), -1).mT.contiguous(), bias
-        places = torch.arange(size, device=from_input.device)
-        order = torch.cat([places + size * gate for gate in (0, 1, 3, 2)])
-        weights = torch.cat((from_input, from_memory), -1).index_select(-2, order)
-        return weights.mT.contiguous(), (input_bias + memory_bias).index_select(-1, order)
+        order = torch.arange(from_input.shape[-2], device=from_input.device).unflatten(0, (-1, self.hidden_size))
+        chosen = order[:2] if isinstance(self, GRU) else order[[0, 1, 3, 2]]
+        weights = torch.cat((from_input, from_memory), -1).index_select(-2, chosen.flatten())
+        return weights.mT.contiguous(), (input_bias + memory_bias).index_select(-1, chosen.flatten())
 
 
 class GRU(Recurrent, nn.GRU):
@@ -164,45 +150,41 @@ class RecurrentStep:
     """The next step of M x S slots under fixed parameters, shared or stacked (M, ...); see `MemoryStep`.
 
     Attributes:
-        seen: (rows, I + H) inputs and units side by side, if `layer.products` are "joined".
+        seen: (rows, I + H) inputs and units side by side.
     """
 
     def __init__(self, layer: Recurrent, params: Params, rows: SlotRows) -> None:
-        self._grid, size, inputs, self._is_gru = rows.grid, layer.hidden_size, layer.input_size, isinstance(layer, GRU)
-        self._joined = layer.products == "joined" or not self._is_gru
+        size, self._grid, self._is_gru = layer.hidden_size, rows.grid, isinstance(layer, GRU)
         of_inputs, of_memory, *biases = weights_of(params)
         # Rows of padding stay zero.
-        self.seen = of_inputs.new_zeros(*rows.shape, inputs + size)
-        self.inputs, self.units = self.seen.split((inputs, size), -1)
-        if self._joined:
-            weights, bias = layer.joined_gates(params)
-            pairs = [(self.seen, weights, bias)]
-        else:
-            self.inputs, self.units = self.inputs.contiguous(), self.units.contiguous()
-            matrices = of_inputs.mT.contiguous(), of_memory.mT.contiguous()
-            pairs = list(zip((self.inputs, self.units), matrices, biases, strict=True))
-        sums = [self.seen.new_zeros(*rows.shape, bias.shape[-1]) for *_, bias in pairs]
-        self._products = [row_product(*pair, out) for pair, out in zip(pairs, sums, strict=True)]
-        self._old, parts = self.units[..., rows.own, :], [total[..., rows.own, :] for total in sums]
-        self._gates = [gate for part in parts for gate in part.split(size, -1)]
-        self._gated = parts[0][..., : (2 if self._is_gru else 3) * size]
-        self._further = None if self._joined else parts[1][..., : 2 * size]
-        if not self._joined:
-            # As side by side: the parts of the memory are summed into those of the inputs.
-            self._gates = [*self._gates[:3], self._gates[-1]]
+        self.seen = of_inputs.new_zeros(*rows.shape, layer.input_size + size)
+        self.inputs, self.units = self.seen.split((layer.input_size, size), -1)
+        weights, bias = layer.joined_gates(params)
+        num_gates = bias.shape[-1]
+        # With a gap behind the gates of each row, so that sigmoids round the same in every row, however many there are.
+        sums = [self.seen.new_zeros(*rows.shape, num_gates + size)[..., :num_gates]]
+        self._products = [row_product(self.seen, weights, bias, sums[0])]
+        if self._is_gru:
+            # The new units come of two sums.
+            for part, weights, bias in zip((self.inputs, self.units), (of_inputs, of_memory), biases, strict=True):
+                sums.append(self.seen.new_zeros(*rows.shape, size))
+                new = weights[..., -size:, :].mT.contiguous()
+                self._products.append(row_product(part, new, bias[..., -size:], sums[-1]))
+        gates, *new_units = [total[..., rows.own, :] for total in sums]
+        self._old, self._gated = self.units[..., rows.own, :], gates[..., : (2 if self._is_gru else 3) * size]
+        # Of a GRU: reset, keep, new from the inputs, and new from the memory; of an LSTM: enter, keep, leave, new.
+        self._gates = [*gates.split(size, -1), *new_units]
 
     def __call__(self, memory: Memory) -> Memory:
         """Take the step from `inputs` and a memory (M, S, H) to `units`, and return the memory after it."""
-        old, gated = self._old, self._gated
+        old = self._old
         first, second, third, last = self._gates
         old.copy_(memory[0].reshape(old.shape))
         for product in self._products:
             product()
-        if self._further is not None:
-            gated.add_(self._further)
-        torch.sigmoid_(gated)
+        torch.sigmoid_(self._gated)
         if self._is_gru:
-            new = tanh_(last.mul_(first).add_(third) if self._joined else third.addcmul_(first, last))
+            new = tanh_(last.mul_(first).add_(third))
             after: Memory = ((old - new).mul_(second).add_(new),)
         else:
             carried = memory[1].reshape(old.shape) * second + first * tanh_(last)
@@ -210,28 +192,6 @@ class RecurrentStep:
         # The memory has been read: its buffer now takes the units.
         old.copy_(after[0])
         return tuple(tensor.reshape(*self._grid, -1) for tensor in after)
-
-
-class PlainStep:
-    """The same by the operations of a sequence, which create their arrays at every call."""
-
-    def __init__(self, layer: Recurrent, params: Params, rows: SlotRows) -> None:
-        self._layer, self._weights, self._rows = layer, weights_of(params), rows
-        self.inputs, self.units = (
-            self._weights[0].new_zeros(*rows.shape, size) for size in (layer.input_size, layer.hidden_size)
-        )
-        self._inputs, self._units = rows.blocks(self.inputs), rows.blocks(self.units)
-
-    def __call__(self, memory: Memory) -> Memory:
-        from_input, from_memory, input_bias, memory_bias = self._weights
-        rows, after = self._rows, []
-        for inputs, *before in zip(self._inputs, *map(rows.split, memory), strict=True):
-            of_input = affine(inputs, from_input, input_bias)
-            of_memory = affine(before[0], from_memory, memory_bias)
-            after.append(self._layer.next_memory(of_input, of_memory, tuple(before)))
-        for units, (new, *_) in zip(self._units, after, strict=True):
-            units.copy_(new)
-        return tuple(rows.join(parts) for parts in zip(*after, strict=True))
 
 
 def weights_of(params: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -133,17 +133,18 @@ def row_product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Ca
             return partial(torch.baddbmm, bias.unsqueeze(1), units, weights, out=out)
         layer = StackedLayer.of(weights.mT, bias)
         return lambda: out.copy_(layer(units))
-    if units.device.type != "cpu":
-        blocks = units.unflatten(0, (-1, ROWS))
-        shared = weights.expand(len(blocks), *weights.shape)
-        return partial(torch.baddbmm, bias, blocks, shared, out=out.unflatten(0, (-1, ROWS)))
-    pairs = list(zip(units.split(ROWS), out.split(ROWS), strict=True))
+    if weights.shape[1] == 1 and units.device.type == "cpu":
+        # A product with a vector, which other kernels compute where there are several blocks.
+        pairs = list(zip(units.split(ROWS), out.split(ROWS), strict=True))
 
-    def multiply() -> None:
-        for block, into in pairs:
-            torch.addmm(bias, block, weights, out=into)
+        def multiply() -> None:
+            for block, into in pairs:
+                torch.addmm(bias, block, weights, out=into)
 
-    return multiply
+        return multiply
+    blocks = units.unflatten(0, (-1, ROWS))
+    shared = weights.expand(len(blocks), *weights.shape)
+    return partial(torch.baddbmm, bias, blocks, shared, out=out.unflatten(0, (-1, ROWS)))
 
 
 def row_layers(

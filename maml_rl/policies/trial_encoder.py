@@ -20,7 +20,7 @@ from maml_rl.policies.heads import Params
 from maml_rl.policies.layers import empty_layer, within
 from maml_rl.policies.memory_policy import MemoryBody
 from maml_rl.policies.policy import Memory
-from maml_rl.policies.recurrent import GRU, Cell, Products, make_recurrent, weights_of
+from maml_rl.policies.recurrent import GRU, Cell, make_recurrent, weights_of
 from maml_rl.policies.slot_rows import through
 from maml_rl.policies.transformer import Attention, Transformer
 
@@ -37,15 +37,11 @@ def make_linear(inputs: int, outputs: int, generator: torch.Generator, bound: fl
     return layer
 
 
-def make_body(
-    kind: Cell | Attention, inputs: int, hidden_size: int, generator: torch.Generator, products: Products
-) -> MemoryBody:
+def make_body(kind: Cell | Attention, inputs: int, hidden_size: int, generator: torch.Generator) -> MemoryBody:
     """Return a recurrent layer, or a transformer of these sizes; its weights come from the generator alone."""
-    if not isinstance(kind, Attention):
-        layer = make_recurrent(kind, inputs, hidden_size, generator)
-        layer.products = products
-        return layer
-    return Transformer(inputs, hidden_size, kind, generator)
+    if isinstance(kind, Attention):
+        return Transformer(inputs, hidden_size, kind, generator)
+    return make_recurrent(kind, inputs, hidden_size, generator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ class TrialEncoder(nn.Module):
         for name, inputs, units in zip(_EMBEDDINGS.values(), entries, embeddings, strict=True):
             if units:
                 self.add_module(name, make_linear(inputs, units, generator))
-        self.core = make_body(sizes.cell, sum(embeddings), sizes.hidden_size, generator, "plain")
+        self.core = make_body(sizes.cell, sum(embeddings), sizes.hidden_size, generator)
 
     def see(self, observations: Tensor) -> Tensor:
         """Return the environment's own part of observations (..., size), and whether an episode has just ended."""
