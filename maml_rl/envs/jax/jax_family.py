@@ -148,7 +148,7 @@ class JaxVectorEnv(BatchedFamily):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name not in _COMPILED}
-        return kept | {name: jax.tree.map(_on_host, kept[name]) for name in ("_carry", "_seen")}
+        return kept | {name: jax.tree.map(np.array, kept[name]) for name in ("_carry", "_seen")}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         vars(self).update(kept)
@@ -213,8 +213,8 @@ class JaxVectorEnv(BatchedFamily):
     def state_numbers(self) -> NDArray[Any]:
         """Return the numbers in the states of the slots, (N, numbers), for checks."""
         assert self._carry is not None
-        numbers = [leaf for leaf in self._carry.state if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)]
-        return np.concatenate([np.asarray(leaf, np.float64).reshape(self.num_envs, -1) for leaf in numbers], 1)
+        numbers = [np.asarray(leaf, np.float64).reshape(self.num_envs, -1) for leaf in self._carry.state]
+        return np.concatenate(numbers, 1)
 
     def refuse_faults(self) -> None:
         unread, self._unread = [*self._unread, *([] if self._carry is None else [self._carry.faults])], []
@@ -309,11 +309,6 @@ def _draw_evenly(ranges: Mapping[str, tuple[float, float]], random: np.random.Ge
 
 # What a copy makes anew.
 _COMPILED = ("_functions", "_device", "_everyone", "_given")
-
-
-def _on_host(leaf: Any) -> Any:
-    # JAX knows how to pickle its keys, which NumPy does not have.
-    return leaf if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.array(leaf)
 
 
 def _has(kept: np.dtype[Any], values: NDArray[np.float64]) -> bool:

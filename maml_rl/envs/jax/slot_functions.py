@@ -139,11 +139,14 @@ class SlotFunctions:
     def _begin_one(self, key: Any, task: Tree) -> tuple[Tree, Any, Any]:
         state, observation = _pair(self._reset(key, task))
         leaves_of, self._structure = jax.tree.flatten(state)
-        return list(map(_without_weak_type, leaves_of)), *self._as_array(observation)
+        self._key_impls = [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves_of]
+        return list(map(_plain, leaves_of)), *self._as_array(observation)
 
     @_watched("step")
     def _step_one(self, key: Any, own: list[Any], action: Any, task: Tree) -> Any:
-        state = jax.tree.unflatten(self._structure, own)
+        keyed = zip(own, self._key_impls, strict=True)
+        parts = [leaf if impl is None else jax.random.wrap_key_data(leaf, impl=impl) for leaf, impl in keyed]
+        state = jax.tree.unflatten(self._structure, parts)
         result = self._step(key, state, action, task)
         if not isinstance(result, tuple | list) or len(result) != 6:
             raise TypeError(
@@ -294,11 +297,14 @@ def _number(name: str, value: Any) -> Any:
     return array
 
 
-def _without_weak_type(value: Any) -> Any:
+def _is_key(value: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.asarray(value).dtype, jax.dtypes.prng_key))
+
+
+def _plain(value: Any) -> Any:
+    """Return a leaf of a state without a weak type, and the words of keys, which leave a compiled function faster."""
     array = jnp.asarray(value)
-    return (
-        array if jnp.issubdtype(array.dtype, jax.dtypes.extended) else jax.lax.convert_element_type(array, array.dtype)
-    )
+    return jax.random.key_data(array) if _is_key(array) else jax.lax.convert_element_type(array, array.dtype)
 
 
 def _same_kind(new: Tree, old: Tree) -> list[Any]:
@@ -312,7 +318,7 @@ def _same_kind(new: Tree, old: Tree) -> list[Any]:
                 f"state{jax.tree_util.keystr(path)} is {after.dtype}{list(after.shape)} after a step, and "
                 f"{before.dtype}{list(before.shape)} before it; both must be of one shape and type"
             )
-    return list(map(_without_weak_type, jax.tree.leaves(new)))
+    return list(map(_plain, jax.tree.leaves(new)))
 
 
 def _where(mask: Any, new: Tree, old: Tree) -> Tree:
