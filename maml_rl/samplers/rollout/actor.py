@@ -300,17 +300,19 @@ class Actor:
     def _remember(self, tasks: slice, before: Memory, after: Memory, *acting: Tensor) -> None:
         """Keep the memory after a step of a range of tasks, in the slots that take it: `acting`, (tasks, S)."""
         check_carried_memory(self._policy, after, before)
-        (acts,) = acting
-        if tasks == slice(0, self._grid[0]) and bool(acts.all()):
+        (acts,), is_all = acting, tasks == slice(0, self._grid[0])
+        if is_all and bool(acts.all()):
             self.memory = after
             return
-        acts = acts.to(self._device)
-        self.memory = tuple(
+        acts, memory = acts.to(self._device), list[Tensor]()
+        for whole, old, new in zip(self.memory, before, after, strict=True):
             # What was written into it counts only where the rest of the memory says so; see `Policy.actor`. Otherwise
             # another tensor than before: the policy may have returned its argument.
-            whole if new is old else torch.cat((whole[: tasks.start], chosen(acts, new, old), whole[tasks.stop :]))
-            for whole, old, new in zip(self.memory, before, after, strict=True)
-        )
+            if new is not old:
+                kept = chosen(acts, new, old)
+                whole = kept if is_all else torch.cat((whole[: tasks.start], kept, whole[tasks.stop :]))
+            memory.append(whole)
+        self.memory = tuple(memory)
 
     def _actor_of(self, tasks: slice) -> Callable[..., tuple[Tensor, Memory]]:
         """Return the function that acts for a range of tasks."""
